@@ -35,6 +35,16 @@ Arguments: x, first, last, cos and sin (T, 1, D) float32, kv (layers, blocks, bl
 and the numbers of the rows whose results are returned, (rows,) int64, ascending; None: all T.
 """
 
+Mixture = Callable[[Tensor, Tensor, int, Tensor | None], Tensor]
+"""Computes a mixture of experts: y (T, hidden) = sum of scale * expert(x) over the chosen experts + residual.
+
+The experts with the highest logits are chosen. Scales are probabilities over all experts, divided by the sum of
+the chosen ones.
+
+Arguments: x (T, hidden), the router's logits (T, experts), the number of experts per row, and the residual
+(T, hidden) or None.
+"""
+
 
 class TableProduct(Protocol):
     """A product whose weight can also be read by row."""
@@ -125,6 +135,13 @@ class Kernels(Protocol):
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         """Return a function that computes a run of decoder layers; None: the layers are called one by one."""
+        ...
+
+    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product]) -> Mixture | None:
+        """Return a function that computes a mixture of experts; None: they are called one by one.
+
+        gate_up: the product of each expert's gate and up, with a gated activation. down: its second product.
+        """
         ...
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fovea.engine.layers.config import Attention, DecoderConfig, Dense
+from fovea.engine.layers.experts import ExpertsBlock
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import Embedding, Linear
 from fovea.engine.layers.memory import DecoderMemory
@@ -98,7 +99,10 @@ class Decoder(nn.Module):
         return x
 
     def use_stack(self, kernels: Kernels) -> None:
-        """Run the layers as one call from now on, if the kernels have such a call for these layers."""
+        """Run the layers as one call from now on, or else the experts of each layer, if the kernels can."""
+        for layer in cast("Sequence[Layer]", self.layers):
+            if isinstance(layer.mlp, ExpertsBlock):
+                layer.mlp.use_mixture(kernels)
         shape = self._stack_shape()
         on_cpu = self.embed_tokens.weight.device.type == "cpu"
         if shape is not None and (on_cpu or self.config.query_scaling is None):

@@ -12,7 +12,7 @@ from fovea.engine.layers.config import Experts
 from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.kernels.activation import finish
-from fovea.kernels.base import Kernels, Product
+from fovea.kernels.base import Kernels, Mixture, Product
 from fovea.kernels.quantize import Format
 
 
@@ -113,25 +113,32 @@ class ExpertsBlock(nn.Module):
         self.experts = ExpertBank(hidden, config)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: Linear | None = None
+        self._mixture: Mixture | None = None
         if config.shared:
             self.shared_expert = GatedMLP(hidden, config.shared, config.activation, bias=False)
             self.shared_expert_gate = Linear(hidden, 1, bias=False)
 
+    def use_mixture(self, kernels: Kernels) -> None:
+        """Compute the experts as one call from now on, if the kernels have such a call. They must be packed."""
+        self._mixture = kernels.mixture(self.experts.gate_up.products, self.experts.down.products)
+
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        out = self._routed(x)
-        if self.shared_expert is not None and self.shared_expert_gate is not None:
-            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x, None)
+        if self.shared_expert is None or self.shared_expert_gate is None:
+            return self._routed(x, residual)
+        out = self._routed(x, None) + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x, None)
         return out if residual is None else residual + out
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose experts for rows x (T, hidden). Returns weights and numbers of experts, (T, active)."""
-        chances = self.gate(x).softmax(dim=-1, dtype=torch.float32)
-        weights, chosen = chances.topk(self.active, dim=-1)
-        return (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype), chosen
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose experts by the router's logits (T, experts). Returns weights and numbers, (T, active)."""
+        weights, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(self.active, dim=-1)
+        return (weights / weights.sum(dim=-1, keepdim=True)).to(logits.dtype), chosen
 
-    def _routed(self, x: Tensor) -> Tensor:
-        """Sum over the chosen experts. Rows with the same expert are computed together."""
-        weights, chosen = self.route(x)
+    def _routed(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Residual and sum over the chosen experts. Rows with the same expert are computed together."""
+        logits = self.gate(x)
+        if self._mixture is not None:
+            return self._mixture(x, logits, self.active, residual)
+        weights, chosen = self.choose(logits)
         rows, width = x.shape
         order = chosen.flatten().argsort(stable=True)
         counts = torch.zeros(self.experts.gate_up.count, dtype=torch.int32, device=x.device)
@@ -139,4 +146,5 @@ class ExpertsBlock(nn.Module):
         outputs = x.new_empty((rows * self.active, width))
         outputs[order] = self.experts(x[order // self.active], counts)
         # Summed in the order of the router's choice, so that a row's result depends on that row alone.
-        return (outputs.view(rows, self.active, width) * weights[..., None]).sum(1)
+        out = (outputs.view(rows, self.active, width) * weights[..., None]).sum(1)
+        return out if residual is None else residual + out
