@@ -1,4 +1,4 @@
-"""Shared code of the decoders' benchmark: decoders with random weights, and steps on them, without an engine."""
+"""Decoders with random weights, and timed steps on them, without an engine: shared code of decoders.py."""
 
 from __future__ import annotations
 
@@ -178,14 +178,14 @@ def one_by_one(subject: Subject, call: Callable[[], None]) -> Callable[[], None]
     blocks = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, ExpertsBlock)]
 
     def run() -> None:
-        stack, mixtures = decoder._stack, [block._mixture for block in blocks]
+        stack, mixtures = decoder._stack, [block.mixture for block in blocks]
         decoder._stack = None
         for block in blocks:
-            block._mixture = None
+            block.mixture = None
         call()
         decoder._stack = stack
         for block, mixture in zip(blocks, mixtures, strict=True):
-            block._mixture = mixture
+            block.mixture = mixture
 
     return run
 
@@ -231,7 +231,10 @@ def interleaved(calls: dict[str, Callable[[], None]], repeats: int, each: int = 
 
 @torch.inference_mode()
 def shares(kernels: NativeKernels, call: Callable[[], None], calls: int) -> dict[str, float]:
-    """Shares of a call's time in each function of C++. "python" is the rest: Python and small operations of torch."""
+    """Shares of a call's time in each function of C++.
+
+    "python" is the rest: Python and small operations of torch. That of layers in one call is not known.
+    """
     timed_library = kernels.library
     assert isinstance(timed_library, TimedLibrary)
     call()

@@ -1,18 +1,22 @@
-"""Count what checkpoints of states save, and what a sliding window saves of the KV cache.
+"""Count what checkpoints of states save, and what sliding windows save of the KV cache.
 
-    python benchmarks/decoder_memory.py [--spacings 0,256,1024,4096] [--state-mib 512,2048] [--windows 8192,32768]
+    python benchmarks/decoder_memory.py [--spacings 0,256,1024,4096] [--state-mib 512,1024,2048,4096]
+        [--windows 8192,32768]
 
-The scheduler, the KV manager and the slots are those of the engine; nothing is computed, so the counts are
+The scheduler, the KV manager and the slots are those of the engine. Nothing is computed, so the counts are
 exact and do not depend on the machine.
 
-states    a model of the proportions of Qwen3.5 0.8B (a state of 19.5 MiB), 1 GiB of KV blocks, 4 requests at a
-          time, answers of 40 tokens. Workloads: chats (40 chats of 5 turns in turns), images (30 images of 256
-          to 1,024 tokens, 4 questions each), diverging (60 prompts that share a part of random length of one of
-          4 system prompts of 6,000 tokens), repeated (24 prompts, 3 times each), and all of these mixed.
-          "recomputed" are tokens that an unlimited prefix cache would not compute, as a share of those that
-          it would save.
-windows   a cache of the shape of Gemma 3 4B (34 layers, 5 with a window of 1,024 tokens to 1 without), with and
-          without the return of blocks behind the window: MiB for a sequence, and sequences in 4 GiB.
+states    a model with the proportions of Qwen3.5 (18.6 MiB per state), as many MiB for KV blocks as for
+          states, which is the engine's default, 4 requests at a time, answers of 40 tokens. Workloads:
+          chats      40 chats of 5 turns, in turns
+          images     30 images of 256 to 1,024 tokens, 4 questions each
+          diverging  60 prompts, each with a part of random length of one of 4 system prompts of 6,000 tokens
+          repeated   24 prompts of 100 to 3,000 tokens, 3 times each
+          mixed      all of these
+          "savable" are the tokens that a prefix cache without any limit would not compute, "recomputed" those
+          of them that were computed.
+windows   a cache of the shape of Gemma 3 4B (34 layers; 5 with a window of 1,024 tokens to 1 without), with
+          and without the return of blocks behind the window: MiB for a sequence, and sequences in 4 GiB.
 
 The last line is JSON.
 """
@@ -44,8 +48,7 @@ from fovea.engine.layers.config import Attention, DecoderConfig, Dense
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence
 
-BLOCK, ANSWER, CLIENTS = 16, 40, 4
-KV_MIB, POOL_MIB = 1024, 4096
+BLOCK, ANSWER, CLIENTS, POOL_MIB = 16, 40, 4, 4096
 GREEDY = SamplingParams(temperature=0.0)
 Piece = list[int] | tuple[str, int]
 """Token ids, or key and number of tokens of an image."""
@@ -195,14 +198,14 @@ def hybrid_config() -> DecoderConfig:
 def states(spacings: list[int], sizes: list[int]) -> list[dict[str, Any]]:
     decoder = hybrid_config()
     state = decoder.state_bytes(2)
-    blocks = KV_MIB * MIB // (decoder.kv_bytes_per_token(2) * BLOCK)
-    print(f"a state is {state / MIB:.1f} MiB; {blocks * BLOCK:,} tokens of KV")
+    token = decoder.kv_bytes_per_token(2)
+    print(f"a state is {state / MIB:.1f} MiB, the KV of a token {token / 1024:.0f} KiB")
     found = []
     for size in sizes:
-        count = size * MIB // state
-        print(f"{size} MiB of states: {count} slots")
+        count, blocks = size * MIB // state, size * MIB // (token * BLOCK)
+        print(f"{size} MiB of states, {count} slots, and {size} MiB of KV, {blocks * BLOCK:,} tokens")
         print(
-            f"  {'workload':10}{'spacing':>8}{'prompts':>10}{'savable':>10}{'computed':>10}{'recomputed':>12}"
+            f"  {'workload':10}{'spacing':>8}{'prompts':>10}{'savable':>10}{'recomputed':>14}"
             f"{'hit rate':>10}{'saved':>7}{'evicted':>8}{'seconds':>8}"
         )
         for name in WORKLOADS:
@@ -222,8 +225,8 @@ def states(spacings: list[int], sizes: list[int]) -> list[dict[str, Any]]:
                 }  # fmt: skip
                 found.append(row)
                 print(
-                    f"  {name:10}{spacing:8}{counts['prompt']:10,}{savable:10,}{counts['computed']:10,}"
-                    f"{again:7,}{again / savable:5.0%}{row['hit_rate']:10.1%}{slots.saved:7}{slots.evictions:8}"
+                    f"  {name:10}{spacing:8}{counts['prompt']:10,}{savable:10,}"
+                    f"{again:9,}{again / savable:5.0%}{row['hit_rate']:10.1%}{slots.saved:7}{slots.evictions:8}"
                     f"{time.perf_counter() - started:8.1f}",
                     flush=True,
                 )
@@ -277,7 +280,9 @@ def fill(kv: KVManager, tokens: int, step: int, most: int) -> tuple[list[Sequenc
 def windows(lengths: list[int]) -> list[dict[str, Any]]:
     config = EngineConfig.of(kv_cache_mib=POOL_MIB)
     found = []
-    print(f"{'tokens':>7} {'blocks behind the window':26}{'MiB at most':>12}{'MiB after':>11}{'in 4 GiB':>10}")
+    print(
+        f"{'tokens':>7} {'blocks behind the window':26}{'MiB at most':>12}{'MiB after':>11}{'in 4 GiB':>10}"
+    )
     for tokens in lengths:
         for returned in (True, False):
             decoder = gemma(1024 if returned else None)
@@ -293,8 +298,14 @@ def windows(lengths: list[int]) -> list[dict[str, Any]]:
             name = "are returned" if returned else "are kept"
             print(f"{tokens:7,} {name:26}{most:12.0f}{rest:11.0f}{len(sequences):10}")
             found.append(
-                {"tokens": tokens, "returned": returned, "most_mib": most, "after_mib": rest, "fit": len(sequences)}
-            )  # fmt: skip
+                {
+                    "tokens": tokens,
+                    "returned": returned,
+                    "most_mib": most,
+                    "after_mib": rest,
+                    "fit": len(sequences),
+                }
+            )
     return found
 
 
@@ -303,7 +314,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--spacings", default="0,256,1024,4096", help="values of state_spacing, by commas")
-    parser.add_argument("--state-mib", default="512,2048", help="MiB of states, by commas")
+    parser.add_argument("--state-mib", default="512,1024,2048,4096", help="MiB of states, by commas")
     parser.add_argument("--windows", default="8192,32768", help="lengths of sequences, by commas")
     args = parser.parse_args()
 

@@ -1,10 +1,11 @@
-"""Measure decoders with experts and with states against plain ones, layers alone, random weights.
+"""Measure decoders with experts and with states against plain ones: layers alone, with random weights.
 
-    python benchmarks/decoders.py [--threads 2] [--repeats 15] [--parts experts,hybrid] [--formats none,int8,int4]
+    python benchmarks/decoders.py [--threads 2] [--repeats 15] [--parts experts,hybrid]
+        [--formats none,int8,int4]
 
-experts   a decode step of 64 experts of width 384 with 8 active ones per row, against a dense decoder of width
-          8 * 384: one row should cost the bytes of its own experts. Hidden size 1024, 12 layers, 128 tokens of
-          context. "one by one" is the same decoder, but Python calls every layer, and every expert.
+experts   a decode step with 64 experts of width 384, of which a row uses 8, against a dense decoder of width
+          8 * 384: one row should cost the bytes of its own experts. Hidden size 1024, 12 layers, 128 tokens
+          of context. "one by one" is the same decoder, but Python calls every layer and every expert.
 hybrid    a decoder with the proportions of Qwen3.5 (three layers of Gated DeltaNet to one of gated attention,
           hidden size 1024, 24 layers) against plain attention with as many bytes of weights: decode steps of
           one row after 512 tokens, and prompts in steps of 512 tokens.
@@ -22,9 +23,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import fovea  # before torch: it sets how torch's threads wait
 import torch
 
+import fovea  # before torch: it sets how torch's threads wait
 from decoder_build import (
     Subject,
     Times,
@@ -57,7 +58,9 @@ def table(times: dict[str, Times], against: str) -> dict[str, Any]:
     rows = {}
     for name, found in times.items():
         ratio, low, high = found.over(times[against])
-        print(f"    {name:28}{1e3 * found.median:9.2f} ms{ratio:8.2f}x  ({low:.2f} to {high:.2f})", flush=True)
+        print(
+            f"    {name:28}{1e3 * found.median:9.2f} ms{ratio:8.2f}x  ({low:.2f} to {high:.2f})", flush=True
+        )
         rows[name] = {"ms": 1e3 * found.median, "ratio": ratio, "quartiles": [low, high]}
     return rows
 
@@ -90,7 +93,8 @@ def experts(kernels: NativeKernels, formats: list[str], repeats: int) -> dict[st
             print(f"  {rows} rows")
             found: dict[str, Any] = table(interleaved(calls, repeats, 4), "dense")
             found["shares"] = {
-                each: print_shares(kernels, each, calls[each], 20) for each in ("experts", "dense, one by one")
+                each: print_shares(kernels, each, calls[each], 20)
+                for each in ("experts", "dense, one by one")
             }
             results[f"{name}, {rows} rows"] = found
     return results
@@ -136,7 +140,9 @@ def main() -> None:
     torch.manual_seed(0)
     kernels, instructions = native_kernels(), chosen()
     assert instructions is not None
-    print(f"Fovea {fovea.__version__}, {instructions.name}, {args.threads} threads, {args.repeats} repetitions")
+    print(
+        f"Fovea {fovea.__version__}, {instructions.name}, {args.threads} threads, {args.repeats} repetitions"
+    )
     results: dict[str, Any] = {"instructions": instructions.name, "threads": args.threads}
     parts = args.parts.split(",")
     if "experts" in parts:

@@ -7,9 +7,13 @@ import ctypes
 import pytest
 import torch
 
-from fovea.engine.layers.config import Experts
+from fovea.engine.layers.config import Attention, DecoderConfig, Experts, LayerConfig, Rotary
+from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.experts import ExpertsBlock
-from fovea.engine.layers.linear import Linear
+from fovea.engine.layers.linear import Linear, use_kernels
+from fovea.engine.layers.memory import DecoderMemory
+from fovea.engine.layers.step import DecoderPlan
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.quantize import INT4, INT8, Format
 from fovea.kernels.torch.kernels import TorchKernels
@@ -37,15 +41,15 @@ def block(
         if isinstance(module, Linear):
             module.pack(native, format)
     made.use_mixture(native)
-    assert made._mixture is not None
+    assert made.mixture is not None
     return made
 
 
 def one_by_one(made: ExpertsBlock, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
     """The same block with a call for each expert, and everything else in torch."""
-    mixture, made._mixture = made._mixture, None
+    mixture, made.mixture = made.mixture, None
     out: torch.Tensor = made(x, residual)
-    made._mixture = mixture
+    made.mixture = mixture
     return out
 
 
@@ -94,17 +98,20 @@ def test_the_number_of_threads_changes_no_bit(native: NativeKernels) -> None:
 
 
 def test_the_highest_logits_choose_and_the_first_of_equal_ones(native: NativeKernels) -> None:
-    """Each expert multiplies by a number of its own, so that the output tells which experts were chosen."""
-    made = block(native, hidden=64, config=Experts(8, 2, 32, "silu"))
+    one, two = (block(native, hidden=64, config=Experts(8, active, 32, "silu")) for active in (1, 2))
+    assert one.mixture is not None
+    assert two.mixture is not None
     x = torch.randn(5, 64).to(BF16)
-    outputs = []
-    for expert in range(8):
+
+    def alone(expert: int) -> torch.Tensor:
         logits = torch.full((5, 8), -100.0)
         logits[:, expert] = 0.0
-        outputs.append(made._mixture(x, logits.to(BF16), 1, None))
+        assert one.mixture is not None
+        return one.mixture(x, logits.to(BF16), None).float()
+
     logits = torch.tensor([0.0, 3.0, 3.0, 3.0, -1.0, float("-inf"), 1.0, 2.0]).repeat(5, 1).to(BF16)
-    both = (outputs[1].float() + outputs[2].float()) / 2
-    torch.testing.assert_close(made._mixture(x, logits, 2, None).float(), both, atol=0.02, rtol=0.02)
+    found = two.mixture(x, logits, None).float()
+    torch.testing.assert_close(found, (alone(1) + alone(2)) / 2, atol=0.02, rtol=0.02)
 
 
 def test_numbers_that_are_no_numbers_stay_in_their_row(native: NativeKernels) -> None:
@@ -132,5 +139,46 @@ def test_products_that_are_not_cpp_have_no_such_call(native: NativeKernels) -> N
             module.pack(kernels)
     for each in (kernels, native):
         made.use_mixture(each)
-        assert made._mixture is None
+        assert made.mixture is None
     assert made(torch.randn(2, 64), None).shape == (2, 64)
+
+
+@FORMATS
+def test_layers_with_experts_in_one_call_equal_those_one_by_one(
+    native: NativeKernels, format: Format | None
+) -> None:
+    """A prompt, of which two rows are read, and then decodes of two sequences."""
+    attention = Attention(heads=2, kv_heads=1, head_dim=32, scale=0.2, qk_norm=True)
+    config = DecoderConfig(
+        vocab_size=8,
+        hidden=64,
+        layers=(LayerConfig(attention, Experts(6, 2, 48, "silu")),) * 3,
+        rotaries=(Rotary((1.0,) * 16),),
+        eps=1e-6,
+        tied=False,
+        max_positions=64,
+    )
+    torch.manual_seed(0)
+    decoder = Decoder(config).to(BF16)
+    for module in decoder.modules():
+        for parameter in module.parameters(recurse=False):
+            parameter.data.normal_(std=0.2)
+        if isinstance(module, Linear):
+            module.pack(native, format)
+    use_kernels(decoder, native)
+    decoder.use_stack(native)
+    stack = decoder._stack
+    assert stack is not None
+    x, table = torch.randn(12, 64).to(BF16), torch.arange(4)
+    prompt = AttentionPlan(torch.arange(10), (), (Chunk(0, 10, 0, table),))
+    group = Decodes(0, table.expand(2, 4).contiguous(), torch.tensor([11, 12]), 12, None)
+    decodes = AttentionPlan(torch.tensor([10, 11]), (group,), ())
+    found = []
+    for each in (stack, None):
+        decoder._stack = each
+        memory = DecoderMemory.allocate(config, (4,), 4, 0, BF16, torch.device("cpu"))
+        read = torch.tensor([3, 9])
+        first = decoder(x[:10], torch.arange(10), memory, DecoderPlan((prompt,)), read=read)
+        second = decoder(x[10:], torch.tensor([10, 11]), memory, DecoderPlan((decodes,)))
+        found.append(torch.cat((first, second)))
+    assert torch.equal(found[0], found[1])

@@ -104,7 +104,10 @@ class ExpertBank(nn.Module):
 
 
 class ExpertsBlock(nn.Module):
-    """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts."""
+    """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts.
+
+    mixture: the experts as one call of the kernels; None: they are called one by one.
+    """
 
     def __init__(self, hidden: int, config: Experts) -> None:
         super().__init__()
@@ -113,19 +116,24 @@ class ExpertsBlock(nn.Module):
         self.experts = ExpertBank(hidden, config)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: Linear | None = None
-        self._mixture: Mixture | None = None
+        self.mixture: Mixture | None = None
         if config.shared:
             self.shared_expert = GatedMLP(hidden, config.shared, config.activation, bias=False)
             self.shared_expert_gate = Linear(hidden, 1, bias=False)
 
     def use_mixture(self, kernels: Kernels) -> None:
-        """Compute the experts as one call from now on, if the kernels have such a call. They must be packed."""
-        self._mixture = kernels.mixture(self.experts.gate_up.products, self.experts.down.products)
+        """Compute the experts as one call from now on, if the kernels have such a call.
+
+        The experts must be packed.
+        """
+        first, second = self.experts.gate_up.products, self.experts.down.products
+        self.mixture = kernels.mixture(first, second, self.active)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         if self.shared_expert is None or self.shared_expert_gate is None:
             return self._routed(x, residual)
-        out = self._routed(x, None) + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x, None)
+        out: Tensor = self._routed(x, None)
+        out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x, None)
         return out if residual is None else residual + out
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,8 +144,8 @@ class ExpertsBlock(nn.Module):
     def _routed(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Residual and sum over the chosen experts. Rows with the same expert are computed together."""
         logits = self.gate(x)
-        if self._mixture is not None:
-            return self._mixture(x, logits, self.active, residual)
+        if self.mixture is not None:
+            return self.mixture(x, logits, residual)
         weights, chosen = self.choose(logits)
         rows, width = x.shape
         order = chosen.flatten().argsort(stable=True)

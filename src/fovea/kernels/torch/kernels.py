@@ -57,7 +57,7 @@ class TorchKernels:
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return None
 
-    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product]) -> Mixture | None:
+    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product], active: int) -> Mixture | None:
         return None
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:

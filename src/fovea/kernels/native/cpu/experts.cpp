@@ -71,14 +71,14 @@ void multiply_sorted(Room& room, const Weight* const* weights, const bf16* x, in
 
 extern "C" {
 
-// out (rows, hidden) = sum of scale * expert(x) over the `active` experts that are chosen by logits (rows, experts)
-// [+ residual]. x, residual (rows, hidden). gate_up and down: the weights of each expert; kind: the gated `Activation`
-// between them.
-void fovea_experts(const Weight* const* gate_up, const Weight* const* down, int64_t experts, int64_t active, int kind,
-                   const bf16* x, int64_t rows, const bf16* logits, const bf16* residual, bf16* out, int threads) {
+// out (rows, hidden) = sum of scale * expert(x) over the experts that are chosen by logits (rows, experts)
+// [+ residual]. x, residual (rows, hidden); out may be the residual.
+void fovea_experts(const Mixture* mixture, const bf16* x, int64_t rows, const bf16* logits, const bf16* residual,
+                   bf16* out, int threads) {
     if (rows == 0) return;
     thread_local Room room;
-    const int64_t hidden = gate_up[0]->k, width = down[0]->k, count = rows * active;
+    const int64_t experts = mixture->experts, active = mixture->active, count = rows * active;
+    const int64_t hidden = mixture->gate_up[0]->k, width = mixture->down[0]->k;
     int64_t* chosen = grown(room.chosen, count);
     float* scales = grown(room.scales, count);
     each_row(threads, rows, active * experts, [&](int64_t row) {
@@ -91,9 +91,9 @@ void fovea_experts(const Weight* const* gate_up, const Weight* const* down, int6
         std::memcpy(inputs + places[i] * hidden, x + i / active * hidden, hidden * sizeof(bf16));
     });
     bf16* inner = grown(room.inner, count * width);
-    multiply_sorted(room, gate_up, inputs, count, kind, inner, threads);
+    multiply_sorted(room, mixture->gate_up, inputs, count, static_cast<int>(mixture->activation), inner, threads);
     bf16* outputs = grown(room.outputs, count * hidden);
-    multiply_sorted(room, down, inner, count, NONE, outputs, threads);
+    multiply_sorted(room, mixture->down, inner, count, NONE, outputs, threads);
     each_row(threads, rows, active * hidden, [&](int64_t row) {
         for (int64_t at = 0; at < hidden; at += LANES) {
             const int64_t left = hidden - at;
