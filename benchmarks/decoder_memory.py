@@ -95,7 +95,8 @@ class Tokens:
 def workload(name: str, seed: int = 1) -> list[Talk]:
     new = Tokens(seed)
     if name == "chats":
-        return [Talk([[new(200, 1500)], *([new(20, 120)] for _ in range(4))], keep=True) for _ in range(40)]
+        lengths = ((200, 1500), *[(20, 120)] * 4)
+        return [Talk([[new(*length)] for length in lengths], keep=True) for _ in range(40)]
     if name == "images":
         system, random = new(60), new.random
         images = [(f"image {number}", random.randint(256, 1024)) for number in range(30)]
@@ -226,7 +227,8 @@ def states(spacings: list[int], sizes: list[int]) -> list[dict[str, Any]]:
                 found.append(row)
                 print(
                     f"  {name:10}{spacing:8}{counts['prompt']:10,}{savable:10,}"
-                    f"{again:9,}{again / savable:5.0%}{row['hit_rate']:10.1%}{slots.saved:7}{slots.evictions:8}"
+                    f"{again:9,}{again / savable:5.0%}{row['hit_rate']:10.1%}"
+                    f"{slots.saved:7}{slots.evictions:8}"
                     f"{time.perf_counter() - started:8.1f}",
                     flush=True,
                 )
