@@ -35,6 +35,15 @@ Arguments: x, first, last, cos and sin (T, 1, D) float32, kv (layers, blocks, bl
 and the numbers of the rows whose results are returned, (rows,) int64, ascending; None: all T.
 """
 
+Mixture = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Computes a mixture of experts: y (T, hidden) = residual + sum of scale * expert(x) over the chosen experts.
+
+The experts with the highest logits are chosen. Scales are probabilities over all experts, divided by the sum
+of the chosen ones.
+
+Arguments: x (T, hidden), the router's logits (T, experts), and the residual (T, hidden) or None.
+"""
+
 
 class TableProduct(Protocol):
     """A product whose weight can also be read by row."""
@@ -52,7 +61,7 @@ class StackShape:
     hidden: width of a row between layers.
     heads, kv_heads: query heads, and KV heads, which divide them.
     head_dim: numbers per head.
-    intermediate: width of the MLP after the gate.
+    intermediate: width of the MLP after the gate; 0: the layers have experts.
     eps: constant of the norms.
     scale: factor of the attention scores.
     """
@@ -73,7 +82,8 @@ class StackLayer:
     input_norm, post_norm: norms before attention and before the MLP, (hidden,).
     q_norm, k_norm: norms of queries and keys, (D,); None: the layer has none.
     qkv, out, gate_up, down: the products; gate and up are one, with a gated activation. None: the layer
-        uses its plain weight.
+        uses its plain weight, or it has experts instead of gate_up and down.
+    router, mixture: the router's product and the experts; None: the layer has none.
     """
 
     input_norm: Tensor
@@ -82,8 +92,10 @@ class StackLayer:
     k_norm: Tensor | None
     qkv: Product | None
     out: Product | None
-    gate_up: Product | None
-    down: Product | None
+    gate_up: Product | None = None
+    down: Product | None = None
+    router: Product | None = None
+    mixture: Mixture | None = None
 
 
 class Kernels(Protocol):
@@ -125,6 +137,14 @@ class Kernels(Protocol):
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         """Return a function that computes a run of decoder layers; None: the layers are called one by one."""
+        ...
+
+    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product], active: int) -> Mixture | None:
+        """Return a function that computes a mixture of experts; None: they are called one by one.
+
+        gate_up: the product of each expert's gate and up, with a gated activation. down: its second product.
+        active: number of experts per row.
+        """
         ...
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:

@@ -38,9 +38,10 @@ class WindowBlocks:
         """Number of the first block that the token at `position` sees."""
         return max(0, position - self.window + 1) // self._size
 
-    def blocks_at_once(self, tokens: int) -> int:
-        """The most blocks that a sequence of `tokens` tokens uses at any time."""
-        return -(-min(tokens, self.window + self._most_new + self._size) // self._size)
+    def blocks_at_once(self, tokens: int, left: int) -> int:
+        """The most blocks that a sequence of `tokens` tokens uses from now on. left: tokens to compute."""
+        visible = self.window + min(left, self._most_new) + self._size
+        return -(-min(tokens, visible) // self._size)
 
     def usable(self, names: list[bytes], count: int) -> int:
         """The longest prefix of at most `count` whole blocks whose window is cached, in blocks.
@@ -66,11 +67,13 @@ class WindowBlocks:
         """
         shared = list(shared)
         locked = sum(self.pool.is_free(block) for block in shared)
-        needed = sum(
-            max(0, self.blocks_at_once(seq.length) - sum(block != GONE for block in seq.window_blocks))
-            for seq in others
-        )
-        return self.blocks_at_once(tokens) - len(shared) <= self.pool.free - locked - needed
+        needed = sum(max(0, self._most_needed(seq)) for seq in others)
+        return self.blocks_at_once(tokens, tokens) - len(shared) <= self.pool.free - locked - needed
+
+    def _most_needed(self, seq: Sequence) -> int:
+        """The most blocks that a sequence will need for its tokens, beside those that it has."""
+        have = sum(block != GONE for block in seq.window_blocks)
+        return self.blocks_at_once(seq.length, seq.length - seq.computed_tokens) - have
 
     def shared(self, names: list[bytes], count: int, position: int) -> list[int]:
         """The cached blocks that the token at `position` sees, of a prefix of `count` whole blocks."""

@@ -12,8 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.config import Attention, CrossAttention, DecoderConfig, Dense
+from fovea.engine.layers.config import Attention, CrossAttention, DecoderConfig, Dense, Experts
 from fovea.engine.layers.cross import CrossLayer
+from fovea.engine.layers.experts import ExpertsBlock
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import Embedding, Linear
 from fovea.engine.layers.memory import DecoderMemory
@@ -114,20 +115,34 @@ class Decoder(nn.Module):
         return x
 
     def use_stack(self, kernels: Kernels) -> None:
-        """Run the layers as one call from now on, if the kernels have such a call for these layers."""
+        """Run the layers as one call, or at least the experts of each layer, if the kernels can."""
+        for layer in cast("Sequence[Layer]", self.layers):
+            if isinstance(layer.mlp, ExpertsBlock):
+                layer.mlp.use_mixture(kernels)
         shape = self._stack_shape()
         on_cpu = self.embed_tokens.weight.device.type == "cpu"
         if shape is not None and (on_cpu or self.config.query_scaling is None):
             layers = cast("Sequence[Layer]", self.layers)
             self._stack = kernels.stack(shape, [layer.stack_layer() for layer in layers])
 
+    def _joins_experts(self) -> bool:
+        """Whether the experts of every layer are one call, and no layer has one that all rows use."""
+        blocks = [layer.mlp for layer in cast("Sequence[Layer]", self.layers)]
+        return all(
+            isinstance(block, ExpertsBlock) and block.mixture is not None and block.shared_expert is None
+            for block in blocks
+        )
+
     def _stack_shape(self) -> StackShape | None:
-        """Sizes of the layers if all of them are alike and plain: attention and a dense block; else None."""
+        """Sizes of the layers if all of them are alike and plain; else None.
+
+        A plain layer has attention, and a dense block or experts that are one call.
+        """
         config, first = self.config, self.config.layers[0]
         mixer, block = first.mixer, first.feed_forward
         if any(layer != first for layer in config.layers) or first.sandwich or config.centered_norms:
             return None
-        if not isinstance(mixer, Attention) or not isinstance(block, Dense):
+        if not isinstance(mixer, Attention) or (isinstance(block, Experts) and not self._joins_experts()):
             return None
         if mixer.gated or mixer.window or 2 * len(config.rotaries[0].inverse) != mixer.head_dim:
             return None
@@ -136,7 +151,7 @@ class Decoder(nn.Module):
             mixer.heads,
             mixer.kv_heads,
             mixer.head_dim,
-            block.intermediate,
+            block.intermediate if isinstance(block, Dense) else 0,
             config.eps,
             mixer.scale,
         )

@@ -13,7 +13,7 @@ from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm, UnitNorm
 from fovea.kernels.activation import finish
-from fovea.kernels.base import Kernels, Product
+from fovea.kernels.base import Kernels, Mixture, Product
 from fovea.kernels.quantize import Format
 
 
@@ -119,7 +119,10 @@ class ExpertBank(nn.Module):
 
 
 class ExpertsBlock(nn.Module):
-    """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts."""
+    """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts.
+
+    mixture: the experts as one call of the kernels; None: they are called one by one.
+    """
 
     def __init__(self, hidden: int, config: Experts) -> None:
         super().__init__()
@@ -128,26 +131,45 @@ class ExpertsBlock(nn.Module):
         self.experts = ExpertBank(hidden, config)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: Linear | None = None
+        self.mixture: Mixture | None = None
         if config.shared:
             self.shared_expert = GatedMLP(hidden, config.shared, config.activation, bias=False)
             self.shared_expert_gate = Linear(hidden, 1, bias=False) if config.shared_gate else None
 
+    def use_mixture(self, kernels: Kernels) -> None:
+        """Compute the experts as one call from now on, if the kernels have such a call.
+
+        The experts must be packed.
+        """
+        if not self.normalized:
+            return
+        first, second = self.experts.gate_up.products, self.experts.down.products
+        self.mixture = kernels.mixture(first, second, self.active)
+
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        out = self.experts.mix(x, *self.route(x))
-        if self.shared_expert is not None:
-            shared = self.shared_expert(x, None)
-            gate = self.shared_expert_gate
-            out = out + (shared if gate is None else gate(x).sigmoid() * shared)
+        if self.shared_expert is None:
+            return self._routed(x, residual)
+        shared = self.shared_expert(x, None)
+        gate = self.shared_expert_gate
+        out = self._routed(x, None) + (shared if gate is None else gate(x).sigmoid() * shared)
         return out if residual is None else residual + out
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose experts for rows x (T, hidden). Returns weights and numbers of experts, (T, active)."""
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose experts by the router's logits (T, experts). Returns weights and numbers, (T, active)."""
         if self.normalized:
-            weights, chosen = most_probable(self.gate(x), self.active)
+            weights, chosen = most_probable(logits, self.active)
         else:
-            weights, chosen = self.gate(x).softmax(dim=-1, dtype=torch.float32).topk(self.active, dim=-1)
+            weights, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(self.active, dim=-1)
             weights = weights * self.scaling
-        return weights.to(x.dtype), chosen
+        return weights.to(logits.dtype), chosen
+
+    def _routed(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Residual and sum over the chosen experts."""
+        logits = self.gate(x)
+        if self.mixture is not None:
+            return self.mixture(x, logits, residual)
+        out = self.experts.mix(x, *self.choose(logits))
+        return out if residual is None else residual + out
 
 
 class ScaledRouter(nn.Module):

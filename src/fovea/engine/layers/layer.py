@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -96,18 +98,19 @@ class Layer(nn.Module):
 
     def stack_layer(self) -> StackLayer:
         """Return the layer's weights and products, from which kernels run a stack of layers as one call."""
-        attention, mlp = self.self_attn, self.mlp
-        assert isinstance(mlp, GatedMLP)
-        return StackLayer(
+        attention, block = self.self_attn, self.mlp
+        parts = StackLayer(
             self.input_layernorm.weight,
             self.post_attention_layernorm.weight,
             None if attention.q_norm is None else attention.q_norm.weight,
             None if attention.k_norm is None else attention.k_norm.weight,
             attention.qkv.product,
             attention.o_proj.product,
-            mlp.gate_up.product,
-            mlp.down_proj.product,
         )
+        if isinstance(block, ExpertsBlock):
+            return replace(parts, router=block.gate.product, mixture=block.mixture)
+        assert isinstance(block, GatedMLP)
+        return replace(parts, gate_up=block.gate_up.product, down=block.down_proj.product)
 
 
 def _feed_forward(config: DecoderConfig, block: FeedForward) -> nn.Module:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan
-from fovea.kernels.base import Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.native.experts import NativeExperts
 from fovea.kernels.native.product import NativeProduct, fuses
-from fovea.kernels.native.stack import NativeStack, native_products, shares_struct
+from fovea.kernels.native.stack import NativeStack, is_native, shares_struct
 from fovea.kernels.native.weights import PackedWeight, QuantizedWeight
 from fovea.kernels.quantize import Format
 from fovea.kernels.states import StatePlan
@@ -29,6 +30,7 @@ SIGNATURES = {
     "fovea_quantize": [_P, _L, _P, _L, _L, _P, _I],
     "fovea_rows": [_P, _P, _L, _P],
     "fovea_product": [_P, _P, _L, _L, _I, _P, _P, _I],
+    "fovea_experts": [_P, _P, _L, _P, _P, _P, _I],
     "fovea_rms_norm": [_P, _L, _L, _P, _F, _I, _P, _I],
     "fovea_gated_norm": [_P, _P, _L, _L, _L, _P, _F, _P, _I],
     "fovea_short_conv": [_P, _L, _L, _L, _L, _P, _P, _I, _P, _P, _P, _P, _L, _P, _I],
@@ -93,10 +95,16 @@ class NativeKernels:
         )
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
-        fits = self.attends_in_place(shape.head_dim)
-        if not fits or not all(len(native_products(layer)) == 4 for layer in layers):
+        if not self.attends_in_place(shape.head_dim) or not all(map(is_native, layers)):
             return None
         return NativeStack(self.library, shape, layers)
+
+    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product], active: int) -> Mixture | None:
+        first = [p for p in gate_up if isinstance(p, NativeProduct) and p.kind]
+        second = [p for p in down if isinstance(p, NativeProduct) and p.kind == 0]
+        if not first or len(first) != len(gate_up) or len(second) != len(down):
+            return None
+        return NativeExperts(self.library, first, second, active)
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         return head_dim % 32 == 0 and head_dim <= MAX_HEAD_DIM

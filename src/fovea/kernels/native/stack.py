@@ -11,14 +11,16 @@ from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Decodes
 from fovea.kernels.base import StackLayer, StackShape
+from fovea.kernels.native.experts import NativeExperts
 from fovea.kernels.native.product import NativeProduct
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        (name, c_void_p)
-        for name in ("input_norm", "post_norm", "q_norm", "k_norm", "qkv", "out", "gate_up", "down")
-    ] + [("activation", c_int64)]
+        ("input_norm", c_void_p), ("post_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("qkv", c_void_p), ("out", c_void_p), ("gate_up", c_void_p), ("down", c_void_p),
+        ("activation", c_int64), ("router", c_void_p), ("mixture", c_void_p),
+    ]  # fmt: skip
 
 
 class _Shape(ctypes.Structure):
@@ -60,6 +62,15 @@ def native_products(layer: StackLayer) -> list[NativeProduct]:
     return [p for p in products if isinstance(p, NativeProduct) and p.kind is not None]
 
 
+def is_native(layer: StackLayer) -> bool:
+    """Whether C++ computes all products of a layer and their activations."""
+    if layer.mixture is None:
+        return len(native_products(layer)) == 4
+    router = layer.router
+    plain = isinstance(router, NativeProduct) and isinstance(layer.mixture, NativeExperts)
+    return plain and len(native_products(layer)) == 2
+
+
 class NativeStack:
     """Decoder layers as one call. This is a `kernels.base.Stack`.
 
@@ -83,7 +94,10 @@ class NativeStack:
             values += [product.weight.address for product in products]
             for field, value in zip(_Layer._fields_, values, strict=False):
                 setattr(layer, field[0], value)
-            layer.activation = products[2].kind
+            if isinstance(part.router, NativeProduct) and isinstance(part.mixture, NativeExperts):
+                layer.router, layer.mixture = part.router.weight.address, part.mixture.address
+            else:
+                layer.activation = products[2].kind
 
     def __call__(
         self,

@@ -11,7 +11,7 @@ from torch.nn import functional
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, attend, store
-from fovea.kernels.base import Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.fp8 import FP8, Fp8Product
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.quantize import Format, TorchQuantizedProduct
@@ -55,6 +55,9 @@ class TorchKernels:
         return TorchQuantizedProduct(weight, bias, activation, gated, format)
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
+        return None
+
+    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product], active: int) -> Mixture | None:
         return None
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:

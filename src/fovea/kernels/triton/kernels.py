@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
-from fovea.kernels.base import Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.quantize import Format
 from fovea.kernels.states import StatePlan
 from fovea.kernels.torch.kernels import TorchKernels
@@ -71,6 +71,9 @@ class TritonKernels:
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return TritonStack(self, shape, layers)
+
+    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product], active: int) -> Mixture | None:
+        return None
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         return not window

@@ -11,8 +11,10 @@ using namespace fovea;
 // order.
 struct DecoderLayer {
     const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: may be null
-    const Weight *qkv, *out, *gate_up, *down;
+    const Weight *qkv, *out, *gate_up, *down;  // gate_up, down: null in layers with experts
     int64_t activation;
+    const Weight* router;    // null in layers without experts
+    const Mixture* mixture;
 };
 
 struct DecoderShape {
@@ -50,7 +52,7 @@ extern "C" {
 // computes only the wanted rows after its attention; they become the first rows of x.
 void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape* shape, const DecoderAttention* plan,
                    bf16* x, int64_t rows, bf16* kv, int threads) {
-    thread_local std::vector<bf16> normed, qkv, mixed, inner;
+    thread_local std::vector<bf16> normed, qkv, mixed, inner, logits;
     const DecoderShape& s = *shape;
     const int64_t heads = s.heads + 2 * s.kv_heads;
     normed.resize(rows * s.hidden);
@@ -80,6 +82,12 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
         }
         fovea_product(layer.out, mixed.data(), s.heads * s.dim, rows, NONE, x, x, threads);
         fovea_rms_norm(x, rows, s.hidden, layer.post_norm, s.eps, 0, normed.data(), threads);
+        if (layer.router) {
+            logits.resize(rows * layer.router->n);
+            fovea_product(layer.router, normed.data(), s.hidden, rows, NONE, nullptr, logits.data(), threads);
+            fovea_experts(layer.mixture, normed.data(), rows, logits.data(), x, x, threads);
+            continue;
+        }
         fovea_product(layer.gate_up, normed.data(), s.hidden, rows, static_cast<int>(layer.activation), nullptr,
                       inner.data(), threads);
         fovea_product(layer.down, inner.data(), s.intermediate, rows, NONE, x, x, threads);

@@ -29,6 +29,13 @@ struct DecodeShares {
     const int64_t *members, *lengths;
 };
 
+// The experts of a layer. The fields have the order of `MixtureStruct` in experts.py.
+struct Mixture {
+    const Weight *const *gate_up, *const *down;  // the weights of each expert
+    int64_t experts, active;                     // their number, and how many each row uses
+    int64_t activation;                          // the gated `Activation` between both weights
+};
+
 enum Format : int64_t { BF16, INT8, INT4 };
 
 enum Activation : int { NONE, SILU_GATED, GELU_TANH_GATED, GELU_GATED, GELU_TANH, GELU, QUICK_GELU, SILU };
@@ -37,6 +44,8 @@ enum Activation : int { NONE, SILU_GATED, GELU_TANH_GATED, GELU_GATED, GELU_TANH
 
 extern "C" {
 void fovea_product(const fovea::Weight* w, const fovea::bf16* x, int64_t ldx, int64_t rows, int kind,
+                   const fovea::bf16* residual, fovea::bf16* out, int threads);
+void fovea_experts(const fovea::Mixture* mixture, const fovea::bf16* x, int64_t rows, const fovea::bf16* logits,
                    const fovea::bf16* residual, fovea::bf16* out, int threads);
 void fovea_rms_norm(const fovea::bf16* x, int64_t rows, int64_t width, const fovea::bf16* weight, float eps,
                     int centered, fovea::bf16* out, int threads);

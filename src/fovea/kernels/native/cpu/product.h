@@ -1,0 +1,19 @@
+// Products of rows with weights, for the files that multiply several weights in one call.
+#pragma once
+
+#include "formats.h"
+
+namespace fovea {
+
+// Rows [start, start + rows) of x, which are multiplied with one weight.
+struct Share {
+    const Weight* weight;
+    int64_t start, rows;
+};
+
+// out (rows, n) = activation(x W^T + bias) [+ residual] for x (rows, k; `ldx` values from row to row). Each share of
+// the rows has a weight of its own. There is at least one share, and all weights have one shape and one format.
+void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, int64_t rows, int kind,
+              const bf16* residual, bf16* out, int threads);
+
+}  // namespace fovea
