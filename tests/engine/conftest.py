@@ -42,6 +42,12 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def crossing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama 3.2 Vision: text attends to the states of images outside of the prompt."""
+    return write("mllama", tmp_path_factory.mktemp("mllama"))
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folders of tiny models by architecture; Qwen's have room for regions."""
 

@@ -43,7 +43,7 @@ def together(machine: Engine, names: Sequence[str]) -> list[tuple[int, ...]]:
         return list(pool.map(lambda name: one(machine, name), names))
 
 
-@pytest.fixture(scope="module", params=["qwen", "tiled", "hybrid", "windowed"])
+@pytest.fixture(scope="module", params=["qwen", "tiled", "hybrid", "windowed", "crossing"])
 def folder(request: pytest.FixtureRequest) -> Path:
     path: Path = request.getfixturevalue(request.param)
     return path

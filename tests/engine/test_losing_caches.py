@@ -63,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 # Models with sliding windows do not keep KV in host memory.
 CASES = [
     pytest.param(model, settings, id=f"{model}-{name}")
-    for model in ("qwen", "hybrid", "windowed")
+    for model in ("qwen", "hybrid", "windowed", "crossing")
     for name, settings in SETTINGS.items()
     if model != "windowed" or "kv_host_mib" not in settings
 ]

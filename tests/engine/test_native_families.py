@@ -25,7 +25,7 @@ PROMPTS = [
     ask("compare", picture(1), picture(3, 64, 128)),
     ask("and here?", picture(4, 224, 192)),
 ]
-FAMILIES = ("qwen3_5", "qwen3_5_moe", "lfm2_vl", "gemma3")
+FAMILIES = ("qwen3_5", "qwen3_5_moe", "lfm2_vl", "gemma3", "gemma4", "mllama")
 """Tiny checkpoints whose heads have 32 numbers. For smaller heads the C++ kernels call those of torch."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "together": {},

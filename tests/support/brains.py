@@ -202,7 +202,8 @@ class SlotRunner:
         for place in range(start, stop):
             self.slots[places[place]] = truth[place]
         self._compute_window(seq, truth, start, stop)
-        for span in seq.spans_between(start, stop):
+        lasting = self.scheduler.images.lasting
+        for span in seq.spans_between(0 if lasting else start, stop):
             assert self.scheduler.embeddings.get(span.key) == span.key
         assert [self.slots.get(p) for p in places] == truth[:stop], f"{seq.id} reads KV that is not its own"
 
@@ -265,6 +266,7 @@ def scheduler(
     window: int = 0,
     window_blocks: int = 0,
     whole_images: bool = False,
+    lasting_images: bool = False,
     **settings: Any,
 ) -> Scheduler:
     config = EngineConfig.of(block_size=block_size, **settings)
@@ -280,4 +282,10 @@ def scheduler(
         window=WindowBlocks(BlockPool(window_blocks), block_size, window, most) if window else None,
         whole_images=whole_images,
     )
-    return Scheduler(config.schedule, kv, EmbeddingCache(embed_bytes), whole_images=whole_images)
+    return Scheduler(
+        config.schedule,
+        kv,
+        EmbeddingCache(embed_bytes),
+        whole_images=whole_images,
+        lasting_images=lasting_images,
+    )

@@ -471,7 +471,7 @@ def _gemma4(ids: dict[str, int]) -> Any:
         "subsampling_conv_channels": [8, 4],
     }  # fmt: skip
     text = _text(
-        num_hidden_layers=5, head_dim=16, global_head_dim=32, sliding_window=24, num_kv_shared_layers=2,
+        num_hidden_layers=5, head_dim=32, global_head_dim=64, sliding_window=24, num_kv_shared_layers=2,
         layer_types=["sliding_attention", *["sliding_attention", "full_attention"] * 2],
         hidden_size_per_layer_input=12, vocab_size_per_layer_input=VOCABULARY, use_double_wide_mlp=True,
         final_logit_softcapping=30.0,
@@ -517,7 +517,8 @@ def _mllama(ids: dict[str, int]) -> Any:
     }  # fmt: skip
     # The image token's id is the size of the vocabulary: the table has a row for it, the head has none.
     text = _text(
-        vocab_size=image, bos_token_id=1, cross_attention_layers=[1], rope_parameters=rope,
+        vocab_size=image, bos_token_id=1, num_attention_heads=2, num_key_value_heads=1,
+        cross_attention_layers=[1], rope_parameters=rope,
         tie_word_embeddings=False,
     )  # fmt: skip
     config = hf.MllamaConfig(vision_config=vision, text_config=text, image_token_index=image)

@@ -151,7 +151,8 @@ class ExpertsBlock(nn.Module):
             return self._routed(x, residual)
         shared = self.shared_expert(x, None)
         gate = self.shared_expert_gate
-        out = self._routed(x, None) + (shared if gate is None else gate(x).sigmoid() * shared)
+        out: Tensor = self._routed(x, None)
+        out = out + (shared if gate is None else gate(x).sigmoid() * shared)
         return out if residual is None else residual + out
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:

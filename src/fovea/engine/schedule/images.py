@@ -27,7 +27,7 @@ class ImageRequests:
         """
         self.embeddings = embeddings
         self.token_bytes = token_bytes
-        self._lasting = lasting
+        self.lasting = lasting
         self._first: Sequence | None = None
 
     def begin(self, running: list[Sequence], waiting: list[Sequence]) -> None:
@@ -36,7 +36,7 @@ class ImageRequests:
         It is the oldest running sequence with an image that it still reads, or, if there is none, the
         sequence that has waited longest.
         """
-        reading = [s for s in running if s.spans and (self._lasting or s.spans[-1].end > s.computed_tokens)]
+        reading = [s for s in running if s.spans and (self.lasting or s.spans[-1].end > s.computed_tokens)]
         self._first = min(reading or waiting[:1], key=lambda s: (s.arrival, s.id), default=None)
 
     def tokens_before_unencoded_image(self, seq: Sequence, count: int, budget: Budget) -> int:
@@ -47,7 +47,7 @@ class ImageRequests:
         """
         stop = seq.computed_tokens + count
         for span in seq.spans:
-            if span.end <= seq.computed_tokens and not self._lasting:
+            if span.end <= seq.computed_tokens and not self.lasting:
                 continue
             if span.start >= stop:
                 if span.key not in self.embeddings:
@@ -65,7 +65,7 @@ class ImageRequests:
         """
         for span in seq.spans:
             is_next = span.end > computed
-            if not is_next and not self._lasting:
+            if not is_next and not self.lasting:
                 continue
             if not self.hold(span, seq, budget):
                 self.request(span, seq, budget)
@@ -131,7 +131,7 @@ class ImageRequests:
 
         An image that occurs again later in the prompt stays held.
         """
-        if self._lasting:
+        if self.lasting:
             return
         needed = {span.key for span in seq.spans if span.end > seq.computed_tokens}
         for span in seq.spans:
