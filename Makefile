@@ -5,7 +5,8 @@
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make check  lint, types, import walls (seconds)
-# make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
+# make bench  every figure of README.md, and experts, states and windows (benchmarks/results/decoders.md); the first time
+#             installs the engines to compare with (an hour, 12 GB)
 # make attack attack a running server in every known way, and measure what other clients see (6 minutes);
 #             PAGE=benchmarks/results/attack.md writes the page of results
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
@@ -82,6 +83,8 @@ serve: $(VENV)/.installed
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/quick.py
 	$(BIN)/python benchmarks/stall.py
+	$(BIN)/python benchmarks/decoders.py --parts experts --formats none --repeats 7
+	$(BIN)/python benchmarks/decoder_memory.py
 	$(BIN)/python benchmarks/peers/run.py --instructions all,avx2
 
 bench-relevance: $(VENV)/.installed-dev

@@ -94,7 +94,7 @@ def experts(kernels: NativeKernels, formats: list[str], repeats: int) -> dict[st
             found: dict[str, Any] = table(interleaved(calls, repeats, 4), "dense")
             found["shares"] = {
                 each: print_shares(kernels, each, calls[each], 20)
-                for each in ("experts", "dense, one by one")
+                for each in ("experts, one by one", "dense, one by one")
             }
             results[f"{name}, {rows} rows"] = found
     return results
