@@ -704,6 +704,9 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
         ids["video_token_id"] = words.convert_tokens_to_ids(VIDEO_MARKERS[architecture])
     torch.manual_seed(seed)
     model = randomise(builder(ids).eval())
+    if architecture == "gemma4":
+        # transformers takes image tokens that a model chooses for images. With a row of zeros none is chosen.
+        model.get_input_embeddings().weight.data[ids["image_token_id"]] = 0
     model.to(dtype).save_pretrained(folder)
     words.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
