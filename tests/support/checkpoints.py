@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -456,8 +456,8 @@ def _gemma3(ids: dict[str, int]) -> Any:
     return model
 
 
-def _gemma4(ids: dict[str, int]) -> Any:
-    """A model with an audio tower, whose tensors Fovea does not load.
+def _gemma4(ids: dict[str, int], **changes: Any) -> Any:
+    """A model with an audio tower, whose tensors Fovea does not load. changes: of the text configuration.
 
     The tokens of videos and audio have no ids: transformers would replace their embeddings in answers, too.
     """
@@ -470,12 +470,13 @@ def _gemma4(ids: dict[str, int]) -> Any:
         "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 24,
         "subsampling_conv_channels": [8, 4],
     }  # fmt: skip
-    text = _text(
+    shape = _text(
         num_hidden_layers=5, head_dim=32, global_head_dim=64, sliding_window=24, num_kv_shared_layers=2,
         layer_types=["sliding_attention", *["sliding_attention", "full_attention"] * 2],
         hidden_size_per_layer_input=12, vocab_size_per_layer_input=VOCABULARY, use_double_wide_mlp=True,
         final_logit_softcapping=30.0,
     )  # fmt: skip
+    text = shape | changes
     image = ids["image_token_id"]
     config = hf.Gemma4Config(
         vision_config=vision, text_config=text, audio_config=audio, boi_token_id=image - 2,
@@ -676,6 +677,13 @@ def write(architecture: str, folder: Path, *, seed: int = 0, dtype: torch.dtype 
     return folder
 
 
+def write_gemma4(folder: Path, **changes: Any) -> Path:
+    """Write a tiny Gemma 4. changes: of its text configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _, processor, marker = ARCHITECTURES["gemma4"]
+    return _write("gemma4", folder, 0, torch.float32, (partial(_gemma4, **changes), processor, marker))
+
+
 @cache
 def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dict[str, bytes]:
     """Return the files of a checkpoint by their names. They are made once per process."""
@@ -684,8 +692,14 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
         return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
-    builder, processor, marker = ARCHITECTURES[architecture]
+def _write(
+    architecture: str,
+    folder: Path,
+    seed: int,
+    dtype: torch.dtype,
+    parts: tuple[Builder, dict[str, Any], str] | None = None,
+) -> Path:
+    builder, processor, marker = parts or ARCHITECTURES[architecture]
     template = OWN_TEMPLATES.get(architecture, TEMPLATES[marker])
     words = tokenizer(template, MORE_SPECIALS.get(architecture, ()), LAST_SPECIALS.get(architecture, ()))
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
