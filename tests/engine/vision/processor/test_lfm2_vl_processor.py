@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support import lfm2_reference as reference
 
@@ -171,14 +171,17 @@ def test_max_pixels_bounds_tiles_and_view(width, height, most):
     assert all(math.prod(size) <= most for size in plan.sizes)
 
 
-@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 400_000))
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 400_000) | st.integers(1, 3_000_000))
+@example(2000, 1000, 10_000_000)
 def test_min_pixels_is_met_or_refused(width, height, least):
+    """It had no effect on pictures in tiles, however large it was."""
     if max(height, width) > 20 * min(height, width):
         return
     processor = ours()
     budget, tiled = PixelBudget(min_pixels=least), processor.plan(width, height, PixelBudget()).grid[1]
-    if least > 256 * 32 * 32 and not tiled:
-        with pytest.raises(InvalidRequest, match="262144 pixels at most") as caught:
+    most = 10 * 512 * 512 if tiled else 256 * 32 * 32
+    if least > most:
+        with pytest.raises(InvalidRequest, match=f"{most} pixels at most") as caught:
             processor.plan(width, height, budget)
         assert caught.value.param == "min_pixels"
         return

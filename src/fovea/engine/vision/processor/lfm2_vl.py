@@ -81,7 +81,8 @@ class Lfm2VLProcessor:
 
     Budgets: "low" is at most 64 tokens and "medium" at most 256, both without tiles. `max_pixels` bounds the
         picture that is cut into tiles; if no number of tiles is within the bound, there are none, and it
-        bounds the view of the whole. `min_pixels` bounds the larger of the two from below.
+        bounds the view of the whole. `min_pixels` bounds the picture in tiles, or, if there are none, that
+        view from below.
 
     palette: normalisation of the pixels.
     resample: the filter of all resizes.
@@ -155,13 +156,21 @@ class Lfm2VLProcessor:
         return patches.reshape(count, -1, size * size * 3)
 
     def _grid(self, height: int, width: int, bounds: Bounds) -> Pair:
-        """(rows, columns) of tiles; (0, 0): the picture is not cut."""
+        """(rows, columns) of tiles; (0, 0): the picture is not cut. Raises InvalidRequest."""
         if self.tiles is None or bounds.level != "high":
             return 0, 0
         sides = (max(self.patch, round(edge / self.factor) * self.factor) for edge in (height, width))
         if math.prod(sides) <= self.most * self.factor**2 * self.tolerance:
             return 0, 0
         fewest, most = self.tiles
+        if bounds.minimum is not None:
+            if bounds.minimum > most * self.tile**2:
+                raise InvalidRequest(
+                    f"min_pixels is {bounds.minimum}; this model encodes this image in tiles of "
+                    f"{most * self.tile**2} pixels at most",
+                    param="min_pixels",
+                )
+            fewest = max(fewest, -(-bounds.minimum // self.tile**2))
         if bounds.maximum is not None:
             most = min(most, bounds.maximum // self.tile**2)
         return choose_grid(height, width, self.tile, fewest, most) if fewest <= most else (0, 0)
