@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fovea import Engine
+from fovea.engine.config import EngineConfig
+from fovea.engine.load import load_model
 from tests.engine.models.test_parity import TOKENS, assert_same, chat, picture
 from tests.support.checkpoints import write_gemma4
 from tests.support.reference import Reference
@@ -61,3 +63,21 @@ def test_log_probabilities_agree(pair: tuple[Engine, Reference]) -> None:
     rows = reference.logits(ids, [image], list(done.token_ids[0])).log_softmax(-1)
     for row, entry in zip(rows, done.logprobs[0], strict=True):
         assert float(row[entry.id]) == pytest.approx(entry.logprob, abs=1e-3)
+
+
+def test_layers_without_own_keys_compute_only_rows_that_are_read(tmp_path: Path) -> None:
+    """Of a prompt that is the last row, and of a part of a prompt none."""
+    config = EngineConfig.of(dtype="float32", kv_cache_mib=64, threads=1, max_step_tokens=16)
+    loaded = load_model(str(write_gemma4(tmp_path)), config)
+    rows: list[list[int]] = [[], []]
+    for counts, layer in zip(
+        rows, (loaded.model.decoder.layers[2], loaded.model.decoder.layers[3]), strict=True
+    ):
+        layer.register_forward_pre_hook(lambda _, args, counts=counts: counts.append(len(args[0])))
+    with Engine(loaded, config) as engine:
+        prompt = chat(("user", [], "the red circle is left of the blue square " * 3))
+        length = len(engine._preparer.builder.build(prompt).ids)
+        engine.generate(prompt, temperature=0, max_tokens=3, ignore_eos=True)
+    assert length > 2 * 16
+    assert sum(rows[0]) == length + 2
+    assert rows[1] == [1, 1, 1]

@@ -40,6 +40,7 @@ class DecoderPlanner:
     ) -> None:
         self._device = device
         self._stateful = config.stateful
+        self._reads_apart = config.writing_layers < len(config.layers)
         self._groups = [
             GroupPlanner(
                 kernels, group, config.whole_images > 0 and not group.causal, block_size, device, dtype
@@ -47,10 +48,18 @@ class DecoderPlanner:
             for group in config.kv_groups
         ]
 
-    def plan(self, work: Sequence[Work]) -> DecoderPlan:
-        """Return the plan of a step. work: single tokens first, as `by_length` sorts them."""
+    def plan(self, work: Sequence[Work], read: Sequence[int] = ()) -> DecoderPlan:
+        """Return the plan of a step.
+
+        work: single tokens first, as `by_length` sorts them.
+        read: numbers of the rows that are read. They are planned apart if some layers write no memory.
+        """
         attention = tuple(group.plan(work) for group in self._groups)
-        return DecoderPlan(attention, self._states(work) if self._stateful else None)
+        singles = _singles(work, read) if self._reads_apart else []
+        apart = tuple(group.plan(singles) for group in self._groups) if singles else attention
+        return DecoderPlan(
+            attention, self._states(work) if self._stateful else None, apart if self._reads_apart else ()
+        )
 
     def _states(self, work: Sequence[Work]) -> StatePlan:
         """The runs of each sequence: its known tokens, and then its drafts one by one."""
@@ -188,6 +197,16 @@ class GroupPlanner:
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _singles(work: Sequence[Work], rows: Sequence[int]) -> list[Work]:
+    """The work of single rows of a step, each by itself."""
+    ends = np.cumsum([item.count for item in work])
+    numbers = np.searchsorted(ends, rows, side="right")
+    return [
+        Work(work[number].seq, work[number].stop - int(ends[number]) + row, 1)
+        for number, row in zip(numbers, rows, strict=True)
+    ]
 
 
 def _first(part: tuple[int, StateRun]) -> int:

@@ -250,6 +250,7 @@ class Runner:
         if self._padded is not None and (size := self._padded.padding.size(work)):
             return self._padded.run(size, work, ids, positions)
         tokens = torch.from_numpy(ids).to(device)
+        only_decodes = len(work) == len(ids) and rows == list(range(len(ids)))
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
@@ -257,10 +258,10 @@ class Runner:
             x,
             torch.from_numpy(positions).to(device),
             self.memory,
-            self._planner.plan(work),
+            self._planner.plan(work, rows),
             visual_rows,
             deepstack,
-            None if rows == list(range(len(ids))) else row_index(rows, device),
+            None if only_decodes else row_index(rows, device),
             self.model.decoder.layer_embeddings(tokens, x, visual_rows),
             image_rows(work, self._image_states) if self._cross is not None else (),
         )

@@ -287,6 +287,18 @@ class DecoderConfig:
         return tuple(places[number] for number in range(len(self.layers)))
 
     @property
+    def writing_layers(self) -> int:
+        """How many layers there are up to the last that writes memory.
+
+        Those after it read keys and values of earlier layers, so of a prompt they compute only the rows that
+        are read. In a decoder of `whole_images` all layers count, because rows of images see later ones.
+        """
+        last = len(self.layers)
+        while last and not self.whole_images and _only_reads(self.layers[last - 1]):
+            last -= 1
+        return last
+
+    @property
     def window(self) -> KVGroup | None:
         """The layers with a sliding window; None: there are none."""
         groups = self.kv_groups
@@ -343,3 +355,7 @@ class DecoderConfig:
                     numbers *= side
                 total += numbers * (4 if exact else itemsize)
         return total
+
+
+def _only_reads(layer: LayerConfig) -> bool:
+    return isinstance(layer.mixer, Attention) and layer.mixer.source is not None

@@ -91,9 +91,15 @@ class Decoder(nn.Module):
             for index, features in enumerate(deepstack):
                 x = self._run(x, index, index + 1, step).index_add(0, visual_rows, features)
                 first = index + 1
-        if first == len(self.layers):
+        last = len(self.layers)
+        if first == last:
             return x if read is None else x[read]
-        return self._run(x, first, len(self.layers), step, read)
+        if read is not None and plan.read:
+            x = self._run(x, first, self.config.writing_layers, step, read)
+            if not len(read):
+                return x
+            first, step, read = self.config.writing_layers, step.of_read_rows(read), None
+        return self._run(x, first, last, step, read)
 
     def _query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The scale of each row's queries, (T, 1, 1); None: it is 1 for all rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -17,10 +17,13 @@ class DecoderPlan:
 
     attention: for each KV group, which rows attend to which blocks.
     states: which rows read and write which states; None: no layer has a state.
+    read: for each KV group, what the rows attend to that are read, as if each were a decode. For layers that
+        write no memory. Empty: these layers compute all rows.
     """
 
     attention: tuple[AttentionPlan, ...]
     states: StatePlan | None = None
+    read: tuple[AttentionPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +58,13 @@ class Step:
     query_scale: Tensor | None = None
     per_layer: Tensor | None = None
     images: tuple[ImageRows, ...] = ()
+
+    def of_read_rows(self, rows: Tensor) -> Step:
+        """The input of layers that compute only the rows that are read. rows: their numbers."""
+        return replace(
+            self,
+            angles=tuple((cos[rows], sin[rows]) for cos, sin in self.angles),
+            plan=DecoderPlan(self.plan.read),
+            query_scale=None if self.query_scale is None else self.query_scale[rows],
+            per_layer=None if self.per_layer is None else self.per_layer[rows],
+        )
