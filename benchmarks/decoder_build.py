@@ -173,7 +173,7 @@ class Subject:
 
 
 def one_by_one(subject: Subject, call: Callable[[], None]) -> Callable[[], None]:
-    """The same call with layers and experts that Python calls one by one."""
+    """Return a call that computes as `call` does, with layers and experts that Python calls one by one."""
     decoder = subject.decoder
     blocks = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, ExpertsBlock)]
 

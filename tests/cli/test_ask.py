@@ -170,7 +170,7 @@ WRONG = [
     (("what?", "--model", "./nothere"), "'./nothere' is neither a folder"),
     (("what?", "--model", "own/er"), "'own/er' could not be downloaded: "),
     (("what?", "--model", "empty"), "empty has no config.json"),
-    (("what?", "--model", "bert"), "model_type 'bert' is not supported; supported: qwen3_vl, "),
+    (("what?", "--model", "bert"), "model_type 'bert' is not supported; supported: qwen3_5, "),
     (("what?", "--model", "broken"), "broken/config.json is not JSON"),
     (("what?", "--config", "bad.toml"), "bad.toml is not TOML: "),
     (("what?", "--config", "none.toml"), "none.toml cannot be read: No such file or directory"),

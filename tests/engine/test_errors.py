@@ -175,7 +175,7 @@ def test_an_encoder_with_a_wrong_number_of_tokens_is_detected(
     monkeypatch.setattr(model, "encode_slices", short)
     with pytest.raises(EngineError, match="failed inside the engine"):
         machine.generate(ask("?", picture(1)), **GREEDY)
-    assert "5 visual tokens encoded, 6 planned" in caplog.text
+    assert "5 rows encoded, 6 planned" in caplog.text
     monkeypatch.undo()
     still_answers(machine)
 

@@ -46,7 +46,7 @@ def block(
 
 
 def one_by_one(made: ExpertsBlock, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    """The same block with a call for each expert, and everything else in torch."""
+    """Compute the block with a call for each expert, and everything else in torch."""
     mixture, made.mixture = made.mixture, None
     out: torch.Tensor = made(x, residual)
     made.mixture = mixture

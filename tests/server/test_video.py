@@ -170,5 +170,5 @@ def test_model_without_video_names_models_with_it(tmp_path: Path) -> None:
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["code"] == "video_not_supported"
-        assert "models that do: Qwen3-VL, Qwen2.5-VL, Qwen2-VL" in error["message"]
+        assert "models that do: Qwen3.5, Qwen3.5-MoE, Qwen3-VL, " in error["message"]
         assert engine.stats()["integrity_errors"] == 0

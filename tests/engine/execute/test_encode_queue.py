@@ -217,5 +217,5 @@ def test_an_image_that_fails_fails_alone(stream: EncoderStream) -> None:
     assert (list(result.failures), list(result.images)) == (["broken"], ["a"])
     tower.rows = 1
     result = tower.encoder.step([job("b")], 60.0, alone=True)
-    assert "1 visual tokens encoded, 2 planned" in str(result.failures["b"])
+    assert "1 rows encoded, 2 planned" in str(result.failures["b"])
     assert not tower.encoder.working

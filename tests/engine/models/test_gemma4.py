@@ -66,7 +66,7 @@ def test_log_probabilities_agree(pair: tuple[Engine, Reference]) -> None:
 
 
 def test_layers_without_own_keys_compute_only_rows_that_are_read(tmp_path: Path) -> None:
-    """Of a prompt that is the last row, and of a part of a prompt none."""
+    """These are the last row of a prompt, and no row of a part of a prompt that others follow."""
     config = EngineConfig.of(dtype="float32", kv_cache_mib=64, threads=1, max_step_tokens=16)
     loaded = load_model(str(write_gemma4(tmp_path)), config)
     rows: list[list[int]] = [[], []]

@@ -113,7 +113,7 @@ def _check_template(builder: PromptBuilder, tokenizer: ChatTokenizer, report: Re
 
 def _check_ids(folder: Path, tokenizer: ChatTokenizer, model: VisionLanguageModel, report: Report) -> None:
     """Check that the ids of tokens are rows of the embedding table."""
-    rows = model.decoder.config.vocab_size
+    rows = model.decoder.config.vocab_size + model.decoder.config.extra_embeddings
     for name in ("image_token_id", "video_token_id"):
         token: int | None = getattr(model, name)
         if token is not None and token >= rows:
