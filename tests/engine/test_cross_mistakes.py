@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,11 +15,15 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from fovea import Engine
+from fovea.core.answer_format import AnswerFormat
 from fovea.core.image import PixelBudget
 from fovea.engine.cache.write_queue import WriteQueue
 from fovea.engine.check import check_checkpoint
 from fovea.engine.config import EngineConfig
+from fovea.engine.layers.cross import CrossLayer
+from fovea.engine.layers.linear import Linear
 from fovea.engine.load import load_model
+from fovea.engine.models.mllama import Mllama
 from fovea.engine.profile.roofline import ModelRoofline, linears
 from fovea.kernels.calibrate import PLAIN
 from tests.engine.models.test_parity import assert_same, chat
@@ -51,6 +57,20 @@ def test_the_prompt_of_a_question_about_an_image_is_scored(crossing: Path) -> No
         assert all(entry.id == token for token, entry in entries if entry is not None)
         assert machine.stats()["failed_steps"] == 0
         assert_idle(machine)
+
+
+def test_answers_about_images_follow_a_format(crossing: Path) -> None:
+    """The tokenizer has one token more than the head: the image's. Drafts do not change the answer."""
+    form = AnswerFormat("regex", "the red circle is (left|right) of the blue square")
+    question = ask("What is it?", picture(1), picture(2))
+    answers = set()
+    for drafts in (0, 16):
+        with engine(crossing, max_draft_tokens=drafts) as machine:
+            answers |= set(machine.generate(question, temperature=0, max_tokens=64, format=form).texts)
+            assert bool(machine.stats()["accepted_draft_tokens"]) == bool(drafts)
+            assert_idle(machine)
+    assert len(answers) == 1
+    assert re.fullmatch(form.definition, answers.pop())
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +149,16 @@ def test_a_step_does_not_count_the_keys_and_values_of_images(crossing: Path) -> 
     """The maps of cross layers that compute keys and values get rows only while an image is encoded."""
     loaded = shared_model(crossing)
     model, processor = loaded.model, loaded.processor
-    roofline = ModelRoofline(model)
-    cross = [model.decoder.layers[number].cross_attn for number in model.decoder.config.cross_layers]
-    maps = [layer for mixer in cross for layer in (mixer.k_proj, mixer.v_proj)]  # type: ignore[union-attr]
-    size = sum(layer.in_features * layer.out_features for layer in maps)  # type: ignore[operator,misc]
-    of_layers = sum(layer.in_features * layer.out_features for layer in linears(model.decoder.layers))
-    assert roofline.step(rows=1, keys=0, pairs=0).operations[PLAIN] == 2 * (of_layers - size)
+    assert isinstance(model, Mllama)
+    roofline, decoder = ModelRoofline(model), model.decoder
+    cross = [cast(CrossLayer, decoder.layers[number]).cross_attn for number in decoder.config.cross_layers]
+    images = parameters(layer for mixer in cross for layer in (mixer.k_proj, mixer.v_proj))
+    steps = parameters(linears(decoder.layers)) - images
+    assert roofline.step(rows=1, keys=0, pairs=0).operations == {PLAIN: 2 * steps}
     plan = processor.plan(96, 64, PixelBudget())
-    projector = model.projector.in_features * model.projector.out_features  # type: ignore[operator]
-    assert roofline.image(plan, 1)["projector"].operations[PLAIN] == 2 * plan.states * (projector + size)
+    demand = roofline.image(plan, 1)["projector"]
+    assert demand.operations == {PLAIN: 2 * plan.states * (parameters([model.projector]) + images)}
+
+
+def parameters(maps: Iterable[Linear]) -> int:
+    return sum(layer.in_features * layer.out_features for layer in maps)

@@ -39,10 +39,16 @@ def test_answers_equal_those_of_transformers(window: int, tmp_path: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config))
     reference, model = Reference(folder), load_model(str(folder), EngineConfig.of(**SETTINGS))
     first, second = picture(140, 80, 1), picture(70, 190, 2)
-    turns = ("user", [first], "what is it?"), ("assistant", [], "a circle"), ("user", [second], "here?")
     cases = [
         (chat(("user", [first, second], "compare them")), [first, second]),
-        (chat(*turns), [first, second]),
+        (
+            chat(
+                ("user", [first], "what is it?"),
+                ("assistant", [], "a circle"),
+                ("user", [second], "here?"),
+            ),
+            [first, second],
+        ),
         (chat(("user", [second], "what is it?")), [second]),
     ]
     prompts = [prompt for prompt, _ in cases] * 2
