@@ -43,7 +43,7 @@ class WriteQueue(Generic[Value]):
         """tick: called when the thread starts, and after every `every_s` seconds without a write.
 
         name: name of the thread, also in the log.
-        limit: ceiling of waiting values, in bytes.
+        limit: ceiling of waiting values, in bytes. A single value may exceed it.
         """
         self._write = write
         self._tick = tick
@@ -72,8 +72,9 @@ class WriteQueue(Generic[Value]):
         """
         with self._changed:
             old = self._queue.get(key)
-            total = self._bytes + value.nbytes - (old.nbytes if old is not None else 0)
-            if self._closing or total > self._limit:
+            others = self._bytes - (old.nbytes if old is not None else 0)
+            total = others + value.nbytes
+            if self._closing or (others and total > self._limit):
                 # The older value must not be written after a newer one was refused.
                 self._forget(key)
                 return False

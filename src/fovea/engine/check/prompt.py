@@ -113,7 +113,8 @@ def _check_template(builder: PromptBuilder, tokenizer: ChatTokenizer, report: Re
 
 def _check_ids(folder: Path, tokenizer: ChatTokenizer, model: VisionLanguageModel, report: Report) -> None:
     """Check that the ids of tokens are rows of the embedding table."""
-    rows = model.decoder.config.vocab_size + model.decoder.config.extra_embeddings
+    config = model.decoder.config
+    choices, rows = config.vocab_size, config.vocab_size + config.extra_embeddings
     for name in ("image_token_id", "video_token_id"):
         token: int | None = getattr(model, name)
         if token is not None and token >= rows:
@@ -127,9 +128,9 @@ def _check_ids(folder: Path, tokenizer: ChatTokenizer, model: VisionLanguageMode
             f"from {rows} on are refused",
         )
     ends = sorted(tokenizer.eos_ids)
-    if not any(end < rows for end in ends):
+    if not any(end < choices for end in ends):
         report.add_warning(
             "prompt",
-            f"no token ends an answer: eos_token_id is {ends[:5]}, and the model has {rows} tokens; answers "
-            "end at max_tokens",
+            f"no token ends an answer: eos_token_id is {ends[:5]}, and the model has {choices} tokens; "
+            "answers end at max_tokens",
         )

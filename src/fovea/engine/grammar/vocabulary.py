@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,7 +37,8 @@ class GrammarTokenizer(Protocol):
 def load_vocabulary(tokenizer: GrammarTokenizer, size: int) -> LLTokenizer:
     """Return the vocabulary. For a large one it takes about a second.
 
-    size: number of the model's logits. Ids that the tokenizer lacks are never allowed.
+    size: number of the model's logits. Ids that the tokenizer lacks are never allowed. Special tokens of the
+        tokenizer after those, such as the image token of Llama 3.2 Vision, are left out.
 
     Raises InvalidRequest if the library cannot read the tokenizer.
     """
@@ -44,7 +46,7 @@ def load_vocabulary(tokenizer: GrammarTokenizer, size: int) -> LLTokenizer:
 
     ends = sorted(token for token in tokenizer.eos_ids if token < size)
     try:
-        return LLTokenizer(_source(tokenizer, ends), n_vocab=size, eos_token=ends)
+        return LLTokenizer(_source(tokenizer, size, ends), n_vocab=size, eos_token=ends)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the library's Rust code is no Exception
@@ -54,19 +56,26 @@ def load_vocabulary(tokenizer: GrammarTokenizer, size: int) -> LLTokenizer:
         ) from error
 
 
-def _source(tokenizer: GrammarTokenizer, ends: Sequence[int]) -> Any:
+def _source(tokenizer: GrammarTokenizer, size: int, ends: Sequence[int]) -> Any:
     if tokenizer.backend is not None:
         import tokenizers
 
         copy = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
         copy.no_padding()
         copy.no_truncation()
-        return copy.to_str()
+        content = json.loads(copy.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < size]
+        return json.dumps(content)
     from llguidance import TokenizerWrapper
 
-    tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    tokens = [tokenizer.token_bytes(token) for token in range(min(size, tokenizer.vocab_size))]
     return TokenizerWrapper(
-        PlainTokens(tokens, ends[0], sorted(tokenizer.special_ids), tokenizer.encode_plain)
+        PlainTokens(
+            tokens,
+            ends[0],
+            sorted(token for token in tokenizer.special_ids if token < size),
+            tokenizer.encode_plain,
+        )
     )
 
 

@@ -58,7 +58,16 @@ class Mllama(VisionLanguageModel):
         return self.vision.shape(plan.grid[1] * plan.grid[2])
 
     def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]
+        return [self.projector, *self._key_value_modules()]
+
+    def encoder_modules(self) -> list[nn.Module]:
+        return [*super().encoder_modules(), *self._key_value_modules()]
+
+    def _key_value_modules(self) -> list[nn.Module]:
+        """The modules of the decoder that compute keys and values of image states, once with the image."""
+        layers = [cast(CrossLayer, self.decoder.layers[n]) for n in self.decoder.config.cross_layers]
+        mixers = [layer.cross_attn for layer in layers]
+        return [module for mixer in mixers for module in (mixer.k_proj, mixer.v_proj, mixer.k_norm)]
 
     @property
     def visual_token_bytes(self) -> int:

@@ -140,7 +140,10 @@ class ModelRoofline:
         self._model = model
         self._patch = next(layer for layer in encoder if isinstance(layer, PatchLinear))
         self.formats = {layer.format for layer in linears(model)}
-        self.decoder = LinearMaps.of(linears(model.decoder.layers))
+        # Keys and values of image states are computed once with the image, not in the steps of the decoder.
+        self.decoder = LinearMaps.of(
+            layer for layer in linears(model.decoder.layers) if layer not in projectors
+        )
         self.head = LinearMaps.of([model.head.lm_head])
         self.embed = LinearMaps.of([self._patch])
         merged = {layer for part in model.merged_modules() for layer in linears(part)}

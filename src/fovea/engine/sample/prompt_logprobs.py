@@ -28,6 +28,8 @@ def score_prompt(
 ) -> list[PromptToken]:
     """Return the log probability and rank of each token, and the most likely tokens of its place.
 
+    A token that the model cannot choose, such as the image token of some models, has the lowest probability.
+
     hidden: (len(places), hidden), the states before the tokens.
     places: positions of the tokens in the prompt.
     ids: the tokens.
@@ -39,7 +41,8 @@ def score_prompt(
         values = torch.log_softmax(logits(hidden[at : at + ROWS]), -1)
         values = values.nan_to_num(nan=LOWEST_LOGPROB, neginf=LOWEST_LOGPROB).clamp(min=LOWEST_LOGPROB)
         wanted = torch.tensor(list(ids[at : at + ROWS]), device=values.device)[:, None]
-        own = values.gather(1, wanted)
+        size = values.shape[1]
+        own = values.gather(1, wanted.clamp(max=size - 1)).masked_fill(wanted >= size, LOWEST_LOGPROB)
         ranks = (values > own).sum(-1) + 1
         best = values.topk(min(most, values.shape[1]), dim=-1)
         rows = zip(

@@ -18,7 +18,8 @@ class SeenTokens:
     def __init__(self, prompt: Seq[int], vocabulary: int, device: torch.device) -> None:
         """Read the prompt.
 
-        vocabulary: number of ids; prompt and answer hold none that is as large.
+        vocabulary: number of ids that the model can choose. Larger ids of the prompt, which some models have
+            for images, are left out: there is nothing to penalize.
         device: device of the returned ids.
         """
         self._known = bytearray(vocabulary)
@@ -38,7 +39,7 @@ class SeenTokens:
     def _add(self, tokens: Seq[int]) -> None:
         new = []
         for token in tokens:
-            if not self._known[token]:
+            if token < len(self._known) and not self._known[token]:
                 self._known[token] = 1
                 new.append(token)
         if new:
