@@ -1,6 +1,6 @@
 """Checks a whole checkpoint in seconds. It uses the steps of loading, with a model whose tensors are empty.
 
-The model is built on torch's meta device, so the largest one needs no memory. Every step reports its errors.
+The model is built on torch's meta device, so its weights take no memory. Every step reports its errors.
 The next step is done all the same, unless it needs the result.
 """
 

@@ -293,11 +293,10 @@ class DecoderConfig:
 
     @property
     def writing_layers(self) -> int:
-        """Number of layers up to the last one that does more than read keys and values of another layer.
+        """Number of layers without the last ones that only read keys and values of earlier layers.
 
-        Nothing later reads what the layers after it compute, except the rows that are returned. So they
-        compute only these rows of a prompt. With `whole_images` all layers count, because rows of an image
-        see later rows.
+        These last layers write nothing that later steps read. So of a prompt they compute only the rows that
+        are returned. With `whole_images` all layers count, because rows of an image see later rows.
         """
         last = len(self.layers)
         while last and not self.whole_images and _only_reads(self.layers[last - 1]):
