@@ -1,7 +1,7 @@
 """Checks a whole checkpoint in seconds. It uses the steps of loading, with a model whose tensors are empty.
 
-The model is built on torch's meta device, so the largest one needs no memory. Every step reports its errors
-and the next one goes on, unless it needs the result.
+The model is built on torch's meta device, so its weights take no memory. Every step reports its errors.
+The next step is done all the same, unless it needs the result.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_checkpoint(name: str, revision: str = "") -> Report:
     if model is not None and not any(path.name == HEAD for path in refused):
         width = model.decoder.config.hidden
         report.attempt("relevance", lambda: read_head(folder, width))
-    # Libraries read files by themselves, so none of these may be one that must not be opened.
+    # Libraries open these files themselves. So the check ends here if one of them must not be opened.
     if unsafe := [path.name for path in refused if path.suffix != WEIGHTS]:
         report.skip("prompt", f"images and prompt: {', '.join(unsafe[:3])} must not be opened")
         return report

@@ -59,7 +59,7 @@ class Report:
         self.unchecked.append(Finding(part, reason))
 
     def attempt(self, part: str, work: Callable[[], T]) -> T | None:
-        """Return the result of a step of loading. If it fails, that is an error of the part: None."""
+        """Return the result of a step of loading. If it fails, note an error of the part and return None."""
         try:
             return work()
         except FoveaError as error:

@@ -22,7 +22,7 @@ PADDING_RATIO, PADDING_SLACK = 2, 64
 
 
 class DecoderPlanner:
-    """Turns the work of a step into the inputs of the layers that exchange information between rows.
+    """Turns the work of a step into the plan that mixers read.
 
     kernels: the kernels in use.
     config: shape of the decoder.
@@ -52,7 +52,8 @@ class DecoderPlanner:
         """Return the plan of a step.
 
         work: single tokens first, as `by_length` sorts them.
-        read: numbers of the rows that are read. They are planned apart if some layers write no memory.
+        read: numbers of the rows that are returned. Layers after `DecoderConfig.writing_layers` get a plan of
+            these rows alone.
         """
         attention = tuple(group.plan(work) for group in self._groups)
         singles = _singles(work, read) if self._reads_apart else []

@@ -17,7 +17,7 @@ def image_rows(
 ) -> tuple[ImageRows, ...]:
     """Return the rows of a step that see images.
 
-    keys_values: returns those of an image, see `ImageRows`.
+    keys_values: returns the keys and values of an image, see `ImageRows`.
     """
     found, base = [], 0
     for item in work:
@@ -34,8 +34,8 @@ def visible_images(
 ) -> Iterator[tuple[int, int, tuple[ImageSpan, ...]]]:
     """Yield (first position, position after the last, images) for positions that see the same images.
 
-    A token sees the newest image before it, or that is itself, and the images whose tokens stand directly
-    before that one. Positions that see no image are left out.
+    A token sees the newest image that is not after it, and the images whose tokens stand directly before that
+    one. (The token of an image sees this image.) Positions that see no image are left out.
     """
     for number, span in enumerate(spans):
         end = spans[number + 1].start if number + 1 < len(spans) else stop

@@ -23,7 +23,7 @@ Shorter sequences leave blocks without a window unused, longer ones blocks with 
 STATE_SHARE = 0.5
 """Share of the memory for KV that states get if their ceiling is not configured, in models that have any."""
 CHECKPOINTS = 8
-"""Most checkpoints per running sequence for which slots are made if their ceiling is not configured."""
+"""Most checkpoints per running sequence for which slots are made, also if a ceiling is configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ def pool_sizes(config: EngineConfig, model: VisionLanguageModel) -> PoolSizes:
     block = decoder.kv_bytes_per_token(itemsize) * size - windowed
     states = state_slots(config, model) * decoder.state_bytes(itemsize)
     budget = config.kv.kv_cache_mib * MIB or _automatic(model.device) - states
-    # Blocks with a window per block without: equal for short sequences, fewer the longer they are.
+    # Window blocks per block without a window. Short sequences need as many of both kinds, longer ones fewer
+    # window blocks.
     ratio = 0.0 if group is None else (group.window or 0) / (BALANCED_WINDOWS * (group.window or 1))
     blocks = int(budget / (block + ratio * windowed))
     if blocks < 1:

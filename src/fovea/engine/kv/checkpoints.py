@@ -1,9 +1,10 @@
 """States of sequences beside their KV blocks: which checkpoints to save, and which to continue from.
 
-KV has a row for every token, so a sequence can continue after any prefix whose blocks are cached. A state has
-none: it can be continued only after prefixes for which a copy was saved. These are the end of each image,
-the prompt without its last token (a repeated prompt computes that token again, a follow-up continues it),
-multiples of `StateSlots.spacing`, and the place where a sequence ended or was preempted.
+KV has rows for every token, so a sequence can continue after any prefix whose blocks are cached. A state
+contains no earlier state: a sequence can continue only after prefixes for which a copy was saved. These end
+at the end of each image, before the last token of a prompt (a repeated prompt computes that token again, a
+follow-up continues from there), at multiples of `StateSlots.spacing`, and where a sequence ended or was
+preempted.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ class StateSlots:
     """The account of all slots: free, in use by a sequence, or a checkpoint. Not thread-safe.
 
     size: number of slots.
-    spacing: prompts are saved every so many tokens, beside the ends of images and of the prompt.
+    spacing: tokens between two checkpoints of a prompt, beside those at the ends of images and of the prompt;
+        0: only those at the ends.
     evictions: checkpoints whose slot was taken for something else.
     """
 
@@ -100,7 +101,7 @@ class StateSlots:
     def note_part(self, parent: bytes, rows: int, name: bytes) -> None:
         """Remember that `name` belongs to the first `rows` rows of a block after the block named `parent`.
 
-        A sequence cannot know where others ended their prompts. By this it finds the places to look at.
+        A sequence cannot know where other prompts ended. `parts_after` tells it which prefixes to look up.
         """
         if name not in self._part_of:
             self._part_of[name] = parent, rows

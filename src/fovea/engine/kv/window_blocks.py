@@ -1,10 +1,10 @@
 """Blocks of layers with a sliding window: they return to their pool when no later token sees them.
 
 Layers with a window have a pool of their own. A sequence's table has an entry for every block of its tokens,
-as in the pool of the layers that see everything. But the entries that are behind the window are GONE.
+like the table of the layers that see all tokens. But entries of blocks behind the window are GONE.
 
-A cached prefix can be reused if, beside the blocks of all other layers, the blocks in the window before its
-end are there.
+A cached prefix can be reused if two things are cached: its blocks of all other layers, and the window blocks
+that the next token sees.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WindowBlocks:
     """
 
     def __init__(self, pool: BlockPool, block_size: int, window: int, most_new: int) -> None:
-        """most_new: most tokens of a sequence that a step computes. Otherwise see above."""
+        """most_new: most tokens of a sequence that a step computes. The others are as above."""
         self.pool = pool
         self._size = block_size
         self.window = window

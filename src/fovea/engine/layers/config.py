@@ -41,7 +41,7 @@ class Attention:
     gated: the output is multiplied by the sigmoid of a gate, which the input projection computes, too.
     rotary: number of its rotary positions in `DecoderConfig.rotaries`.
     window: a token sees this many tokens, itself included; None: all tokens before it.
-    causal: the tokens of an image do not see each other, even in a decoder of `whole_images`.
+    causal: the tokens of an image do not see each other, even if the decoder has `whole_images`.
     value_norm: values are normalised, without a weight.
     shared_values: values are the keys before their norm and rotation; there is no projection of values.
     source: number of an earlier layer whose keys and values this layer reads; None: it has its own.
@@ -86,7 +86,7 @@ class GatedDelta:
 
     @property
     def channels(self) -> int:
-        """Number of queries, keys and values of a token, which the convolution smooths."""
+        """Channels of the convolution: the widths of queries, keys and values of all heads, added up."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
@@ -117,7 +117,12 @@ class CrossAttention:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A gated feed-forward block. activation: applied to the gate. bias: whether its maps have biases."""
+    """A gated feed-forward block.
+
+    intermediate: width of the gate.
+    activation: applied to the gate.
+    bias: whether its linear maps have biases.
+    """
 
     intermediate: int
     activation: str
@@ -220,8 +225,8 @@ class DecoderConfig:
     embedding_scale: factor of the embeddings of text; embeddings of images are not scaled.
     query_scaling: (beta, period) of the scale 1 + beta * log(1 + floor(position / period)) of queries
         (Ministral 3); None: queries are not scaled.
-    whole_images: most tokens of an image whose tokens all see each other (Gemma); 0: every token sees only
-        those before it.
+    whole_images: most tokens of an image, if the tokens of an image see each other (Gemma); 0: every token
+        sees only itself and those before it.
     logit_cap: logits x become cap * tanh(x / cap); 0: they stay.
     per_layer: the per-layer embeddings; None: there are none.
     extra_embeddings: rows of the embedding table after those of the vocabulary. Prompts may hold their ids,
@@ -245,7 +250,7 @@ class DecoderConfig:
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """The KV groups. The first has no window; it may have no layers. At most one other has a window.
+        """The KV groups: one without a window, which may have no layers, and at most one with a window.
 
         Raises UnsupportedModel if the layers need other groups.
         """
@@ -288,10 +293,10 @@ class DecoderConfig:
 
     @property
     def writing_layers(self) -> int:
-        """How many layers there are up to the last that writes memory.
+        """Number of layers without the last ones that only read keys and values of earlier layers.
 
-        Those after it read keys and values of earlier layers, so of a prompt they compute only the rows that
-        are read. In a decoder of `whole_images` all layers count, because rows of images see later ones.
+        These last layers write nothing that later steps read. So of a prompt they compute only the rows that
+        are returned. With `whole_images` all layers count, because rows of an image see later rows.
         """
         last = len(self.layers)
         while last and not self.whole_images and _only_reads(self.layers[last - 1]):
@@ -328,8 +333,8 @@ class DecoderConfig:
         """Shapes of the states of one sequence: for each layer with a state, (shape, exact) of its tensors.
 
         The inputs that the convolution still reads come first, (kernel - 1, channels); they have the model's
-        type. A matrix per head, (value_heads, key_dim, value_dim), follows for Gated DeltaNet. exact: it is
-        float32 in every model.
+        type. A matrix per head, (value_heads, key_dim, value_dim), follows for Gated DeltaNet. exact: the
+        tensor is float32, whatever the model's type is.
         """
         shapes: list[tuple[tuple[tuple[int, ...], bool], ...]] = []
         for layer in self.layers:

@@ -61,7 +61,7 @@ class CrossAttentionMixer(nn.Module):
 
 
 class CrossLayer(nn.Module):
-    """A layer with cross-attention: both of its parts are scaled by the tanh of a number.
+    """A layer with cross-attention. Learned gates scale the outputs of attention and MLP by their tanh.
 
     place: number of the layer among those with cross-attention.
     """

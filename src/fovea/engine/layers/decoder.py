@@ -106,7 +106,7 @@ class Decoder(nn.Module):
         if self.config.query_scaling is None:
             return None
         beta, period = self.config.query_scaling
-        # Layers in one call cannot scale queries. On a CPU a look at values is fast.
+        # A stack cannot scale queries. Reading the values of a tensor is fast on a CPU.
         if self._stack is not None and not bool((positions >= period).any()):
             return None
         scale = 1 + beta * torch.log(1 + torch.floor(positions / period))

@@ -41,7 +41,7 @@ class ExpertLinear(Linear):
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:  # type: ignore[override]
         """Map rows x (T, in), sorted by expert. counts: (experts,) int32, rows of each expert."""
         if not self.products:
-            # All experts in one call, without a look at the counts on the host.
+            # All experts in one call, which needs no copy of the counts on the host.
             ends = counts.cumsum(0, dtype=torch.int32)
             y = functional.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
             return finish(y, self.activation, self.gated, None)
@@ -193,7 +193,7 @@ class ScaledRouter(nn.Module):
 
 
 class DenseBesideExperts(nn.Module):
-    """A dense block and experts of the same rows, each between norms of its own (Gemma 4)."""
+    """A dense block and experts that compute the same rows, each between norms of its own (Gemma 4)."""
 
     def __init__(self, hidden: int, config: Experts, eps: float) -> None:
         super().__init__()

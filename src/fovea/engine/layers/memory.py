@@ -40,7 +40,7 @@ class DecoderMemory:
     ) -> DecoderMemory:
         """Allocate memory that is zero.
 
-        blocks: number of blocks of each KV group. slots: number of states.
+        blocks: number of blocks of each KV group. slots: number of state slots.
         pinned: in memory from which a GPU can copy directly.
         """
         # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.

@@ -38,7 +38,7 @@ class Mixer(Protocol):
 
 
 class QueryKeyValue(FusedLinear):
-    """The input projection of attention: queries, keys and values, as far as there are any, and then gates.
+    """The input projection of attention: queries, keys, values and gates, as far as the layer has them.
 
     With gates, a checkpoint's q_proj holds the queries and the gates of each head next to each other.
 
@@ -76,9 +76,9 @@ class QueryKeyValue(FusedLinear):
     def _in_pairs(self, rows: Tensor) -> Tensor:
         """View the rows of queries or keys in a checkpoint's order: (groups, pairs, 2, ...).
 
-        The numbers of a head are groups of as many as are rotated. Only the first group is rotated. The
-        others are reordered like it, so that one view is enough. Scores are the same in any order that
-        queries and keys share.
+        A head consists of groups, each as long as the rotated part. Only the first group is rotated. The
+        others are reordered like it, so that one view is enough. This does not change scores, because queries
+        and keys have the same order.
         """
         return rows.view(-1, 2, self.pairs, *rows.shape[1:]).transpose(1, 2)
 

@@ -1,6 +1,7 @@
 """Per-layer embeddings (Gemma 4): every layer gets a small input of its own for each row.
 
-A table holds, for each token, one embedding per layer. What the row's input embedding contributes is added.
+A table holds one embedding per token and layer. A normalised linear map of the row's input embedding is
+added to it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class DecoderPlan:
 
     attention: for each KV group, which rows attend to which blocks.
     states: which rows read and write which states; None: no layer has a state.
-    read: for each KV group, what the rows attend to that are read, as if each were a decode. For layers that
-        write no memory. Empty: these layers compute all rows.
+    read: for each KV group, the attention of the rows that are returned, each planned like a decode. Layers
+        after `DecoderConfig.writing_layers` compute only these rows. Empty: they compute all rows.
     """
 
     attention: tuple[AttentionPlan, ...]
@@ -60,7 +60,10 @@ class Step:
     images: tuple[ImageRows, ...] = ()
 
     def of_read_rows(self, rows: Tensor) -> Step:
-        """The input of layers that compute only the rows that are read. rows: their numbers."""
+        """Return the input of layers that compute only some rows.
+
+        rows: numbers of these rows, those that `plan.read` was made for.
+        """
         return replace(
             self,
             angles=tuple((cos[rows], sin[rows]) for cos, sin in self.angles),

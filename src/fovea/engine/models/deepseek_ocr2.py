@@ -96,7 +96,7 @@ class DeepseekOcr2(VisionLanguageModel):
         sides = [TILE_SIDE] * (plan.grid[1] * plan.grid[2]) + [view]
         tokens = sum(side**2 for side in sides)
         pairs = sum(sam.pairs(side * SHRINK) for side in sides)
-        # The second encoder has another width, by which its pairs are weighed.
+        # The second encoder has another width, so its pairs count in proportion to that.
         later = sum(encoder.pairs(side**2, side**2) for side in sides)
         pairs += later * encoder.config.hidden // sam.hidden
         patches = tokens * SHRINK**2

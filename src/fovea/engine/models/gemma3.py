@@ -1,4 +1,4 @@
-"""Gemma 3: SigLIP features of one square image, averaged to a smaller grid, and a decoder with windows."""
+"""Gemma 3: SigLIP features of one square image, averaged to a smaller grid, and sliding windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 4: averages of squares of patches, and a decoder with windows and inputs per layer.
+"""Gemma 4: averages of squares of patches, and a decoder with windows and per-layer embeddings.
 
 The audio tower that some checkpoints have is not loaded.
 """

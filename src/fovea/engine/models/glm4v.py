@@ -48,7 +48,7 @@ class Glm4v(VisionLanguageModel):
         return [self.vision.downsample, self.vision.merger]
 
     def fused_tensors(self) -> Mapping[str, FusedTensor]:
-        """Gate and up of the decoder's MLPs, which are one tensor."""
+        """Gate and up of the decoder's MLPs, which checkpoints store as one tensor."""
         fused = {}
         for number, layer in enumerate(self.decoder.config.layers):
             assert isinstance(layer.feed_forward, Dense)

@@ -51,7 +51,7 @@ class Mllama(VisionLanguageModel):
         return VisualFeatures(parts[0], tuple(parts[1:]))
 
     def visual(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """No token: the image's token has an embedding like every other."""
+        """Mark no token as visual: an image's token has an embedding like every other."""
         return np.zeros(ids.shape, dtype=np.bool_)
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:

@@ -171,7 +171,7 @@ def assign(
 
 
 class _Table:
-    """The targets, and how many numbers of each are filled."""
+    """The targets, and how many numbers of each are still to be filled."""
 
     def __init__(self, targets: Mapping[str, Shape]) -> None:
         self._targets = targets
@@ -221,7 +221,7 @@ def _expert(name: str) -> tuple[str, int, str]:
 
 
 def _mismatch(entry: TensorEntry, expected: Shape, file: str) -> Problem | None:
-    """Return the problem of a tensor whose type or shape is wrong. Nothing is known of names in an index."""
+    """Return the problem of a tensor whose type or shape is wrong; None: both fit, or are not known."""
     if entry.shape is None:
         return None
     if entry.dtype not in FLOATS:
@@ -240,8 +240,9 @@ def _mismatch(entry: TensorEntry, expected: Shape, file: str) -> Problem | None:
 def _is_transposed(entry: TensorEntry, expected: Shape) -> bool:
     """Whether a tensor of experts has its last two axes swapped.
 
-    Qwen3-VL-MoE stores them as (experts, inputs, outputs), unless transformers has written them. Where
-    both are equal, nobody can tell; like transformers, the tensor is then taken as it is.
+    Qwen3-VL-MoE stores them as (experts, inputs, outputs), unless transformers has written them. If
+    inputs and outputs are equal in number, the layout is unknown. Then the tensor is taken as it is, as in
+    transformers.
     """
     shape = entry.shape
     if shape is None or len(shape) != 3 or shape == expected or ".experts." not in entry.name:

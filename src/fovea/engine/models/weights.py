@@ -1,7 +1,7 @@
 """Reads safetensors files directly into the model's own storage.
 
 No tensor is in memory twice: each is read from its place in the file into the rows of its parameter. Only if
-the type or the device differs does a tensor pass through a buffer of its own size.
+the type, the device or the layout differs does a tensor pass through a buffer of its own size.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MAX_HEADER = 100 * 1024 * 1024
 class Shards:
     """The weight files of a checkpoint.
 
-    files: those that are there, by name.
+    files: the files that are there, sorted by name.
     missing: names of files that the index names and the folder lacks.
-    index: name of the file of each tensor by the tensor's name, as model.safetensors.index.json has them;
-        empty without such a file.
+    index: for each tensor's name the name of its file, from model.safetensors.index.json; empty if there is
+        no such file.
     """
 
     files: tuple[Path, ...]

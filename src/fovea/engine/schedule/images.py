@@ -1,8 +1,8 @@
 """The choice of images that a step encodes, and the holds of sequences on encoder outputs.
 
-A sequence holds the outputs that it is about to read, so they are not evicted before. Held outputs and the
-outputs of the images that a step requests stay below the ceiling of the cache. Only the images of one
-sequence may exceed it, so that at least one sequence always advances.
+A sequence holds the outputs that it is about to read, so they are not evicted before it has read them. Held
+outputs and the outputs of the images that a step requests stay below the ceiling of the cache. Only the
+images of one sequence may exceed it, so that at least one sequence always advances.
 """
 
 from __future__ import annotations

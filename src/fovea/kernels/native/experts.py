@@ -25,9 +25,10 @@ class NativeExperts:
     """The experts of a layer as one call. This is a `kernels.base.Mixture`.
 
     library: the compiled kernels.
-    gate_up, down: both products of each expert. All of one kind have the same shape and the same format.
+    gate_up, down: both products of each expert. All gate_up have one shape and one format, and so have all
+        down.
     active: experts per row.
-    address: of the structure that C++ reads. It is valid as long as this object lives.
+    address: address of the structure that C++ reads. It is valid as long as this object lives.
     """
 
     def __init__(

@@ -123,8 +123,8 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     """Compute T consecutive tokens of one sequence with products of matrices (arXiv 2412.06464, section 3.3).
 
-    Token i corrects the state by what it has not predicted yet, so the corrections of a chunk depend on each
-    other. They are the solution of a triangular system.
+    Each token corrects the state by the part of its value that the state does not predict yet. So a
+    correction depends on those of earlier tokens, and together they solve a triangular system.
 
     query, key: (T, heads, key_dim). value: (T, heads, value_dim). beta, decay: (T, heads).
     state: (heads, key_dim, value_dim).

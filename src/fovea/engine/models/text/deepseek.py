@@ -1,4 +1,4 @@
-"""The decoder of DeepSeek-OCR 2: plain attention; after the first layers, experts beside a shared one."""
+"""The decoder of DeepSeek-OCR 2: plain attention, and in most layers experts beside a shared expert."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _windows(text: Any) -> tuple[int | None, ...]:
 
 
 def _axes(text: Any, size: int, layout: str | None) -> tuple[int, ...] | None:
-    """The coordinate of each frequency. layout: how M-RoPE divides them; None: positions are plain."""
+    """The coordinate of each frequency. layout: how M-RoPE assigns them; None: plain positions."""
     if layout is None:
         return None
     sections = text.rope_parameters.get("mrope_section", DEFAULT_SECTIONS.get(text.model_type))

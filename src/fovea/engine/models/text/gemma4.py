@@ -118,7 +118,7 @@ def _feed_forward(text: Any, width: int) -> FeedForward:
 
 
 def _sources(text: Any) -> list[int | None]:
-    """The layer whose keys and values each layer reads; None: its own."""
+    """For each layer, the layer whose keys and values it reads; None: it has its own."""
     own = text.num_hidden_layers - text.num_kv_shared_layers
     last = {kind: number for number, kind in enumerate(text.layer_types[:own])}
     missing = sorted(set(text.layer_types[own:]) - set(last))

@@ -13,8 +13,8 @@ from fovea.engine.layers.rope import mrope_axes
 from fovea.engine.models.text.parts import rotary
 from fovea.engine.models.text.registry import Renames
 
-# GLM's post_attention_layernorm stands before the MLP, so it gets another name before the norm that stands
-# after the attention gets this one.
+# In GLM, post_attention_layernorm is the norm before the MLP. It is renamed first, so that the norm after
+# attention can get its name.
 RENAMES: Renames = (
     (r"^(decoder\.layers\.\d+)\.post_attention_layernorm\.", r"\1.pre_feedforward_layernorm."),
     (r"^(decoder\.layers\.\d+)\.post_self_attn_layernorm\.", r"\1.post_attention_layernorm."),

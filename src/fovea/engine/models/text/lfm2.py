@@ -54,7 +54,7 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
 
 
 def _intermediate(text: Any) -> int:
-    """Width of the feed-forward block: two thirds of the configured width, rounded up to a multiple."""
+    """Width of the feed-forward block. It may be two thirds of the configured width, rounded up."""
     width: int = text.intermediate_size
     if not text.block_auto_adjust_ff_dim:
         return width

@@ -10,7 +10,7 @@ from fovea.engine.layers.rope import mrope_axes
 from fovea.engine.models.text.parts import feed_forward, head_dim, rotary
 
 SECTIONS = (11, 11, 10)
-"""Frequencies of each coordinate, if the configuration does not say it."""
+"""The numbers of `mrope_section` for configurations that omit them."""
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
