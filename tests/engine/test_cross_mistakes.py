@@ -162,3 +162,16 @@ def test_a_step_does_not_count_the_keys_and_values_of_images(crossing: Path) -> 
 
 def parameters(maps: Iterable[Linear]) -> int:
     return sum(layer.in_features * layer.out_features for layer in maps)
+
+
+def test_a_ceiling_that_makes_answers_wait_for_each_other_is_reported(
+    crossing: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each answer holds the outputs of its images, so with the default few large images fit; nobody was told."""
+    with engine(crossing, embed_cache_mib=0):
+        assert re.search(
+            r"embed_cache_mib is 0: answers about 1 different large images run at a time", caplog.text
+        )
+    caplog.clear()
+    with engine(crossing, embed_cache_mib=64):
+        assert "embed_cache_mib" not in caplog.text

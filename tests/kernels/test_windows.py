@@ -126,3 +126,23 @@ def test_wide_heads_on_native_kernels(native: NativeKernels, dim: int, window: i
         for seq, start in zip(sequences(lengths, window, starts), starts, strict=True)
     ]
     check(native, torch.bfloat16, Heads(2, 1, dim), window, work, images=False)
+
+
+@pytest.mark.parametrize("window", [5, 24, 70])
+def test_a_row_has_the_same_bits_wherever_its_chunk_begins(native: NativeKernels, window: int) -> None:
+    """Tables began where the window does, so the order of a sum depended on the first token of the chunk."""
+    heads, length = Heads(4, 2, 32), 150
+    (seq,) = sequences([length], window, [0])
+    group = KVGroup((0,), window, heads)
+    planner = GroupPlanner(native, group, False, BLOCK, torch.device("cpu"), torch.bfloat16)
+    random = torch.Generator().manual_seed(3)
+    kv = torch.randn(POOL, BLOCK, 2, heads.kv, heads.dim, generator=random).bfloat16()
+    query = torch.randn(length, heads.query, heads.dim, generator=random).bfloat16()
+    whole = native.attend(query, kv, planner.plan([Work(seq, 0, length)]), 1.0)
+    for size in (7, 33):
+        for start in range(0, length - 1, size):
+            count = min(size, length - start)
+            if count > 1:
+                part = query[start : start + count].contiguous()
+                plan = planner.plan([Work(seq, start, count)])
+                assert torch.equal(native.attend(part, kv, plan, 1.0), whole[start : start + count])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from functools import partial
 
 from fovea.core.errors import ConfigError
-from fovea.core.image import VisualTokens
+from fovea.core.image import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
@@ -48,6 +49,10 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.visual_budget.detail import DetailPolicy, DetailRule
 from fovea.engine.visual_budget.methods import parse_visual_tokens
 
+log = logging.getLogger("fovea.engine")
+LARGE_PICTURE = 4096
+"""Side in pixels of a picture that no usual model encodes without making it smaller."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
@@ -86,6 +91,8 @@ def assemble(
         max_context=_context(config, loaded.info, rows),
         max_running=config.schedule.max_running,
     )
+    if decoder.cross_layers:
+        _warn_if_few_images_fit(config, loaded)
     ttl_s = config.outputs.embed_ttl_s or None
     shares = CacheShares()
     slower = slower_tiers(config.outputs, loaded.fingerprint, model.device, shares)
@@ -158,6 +165,23 @@ def assemble(
     return Assembly(
         embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info
     )
+
+
+def _warn_if_few_images_fit(config: EngineConfig, loaded: LoadedModel) -> None:
+    """Log a warning if few answers can run beside each other, because they hold their images' outputs."""
+    rows = loaded.processor.plan(LARGE_PICTURE, LARGE_PICTURE, PixelBudget()).rows
+    size = rows * loaded.model.visual_token_bytes
+    fitting = config.outputs.embed_cache_mib * MIB // size
+    if fitting < config.schedule.max_running:
+        log.warning(
+            "embed_cache_mib is %d: answers about %d different large images run at a time, because each holds "
+            "%.1f MiB of encoder output until it ends; for max_running (%d) answers it would be %d",
+            config.outputs.embed_cache_mib,
+            max(1, fitting),
+            size / MIB,
+            config.schedule.max_running,
+            -(-config.schedule.max_running * size // MIB),
+        )
 
 
 def _window(config: EngineConfig, decoder: DecoderConfig, sizes: PoolSizes) -> WindowBlocks | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,8 @@ from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
 from fovea.kernels.base import Kernels
 from fovea.kernels.states import StatePlan, StateRun, state_plan
 
+PANEL = 64
+"""Keys that the C++ kernels handle together."""
 PADDING_RATIO, PADDING_SLACK = 2, 64
 """Limits of a group of decodes that share a padded length: ratio of their contexts, and extra tokens."""
 
@@ -93,6 +96,7 @@ class GroupPlanner:
         dtype: torch.dtype,
     ) -> None:
         self._window = group.window
+        self._stride = PANEL // math.gcd(PANEL, block_size)
         self._whole_images = whole_images
         self._block_size, self._device, self._dtype = block_size, device, dtype
         self._in_place = kernels.attends_in_place(group.heads.dim, window=group.window is not None)
@@ -119,7 +123,7 @@ class GroupPlanner:
             row,
             item.count,
             item.start - before,
-            self._tensor(np.array(blocks)),
+            self._tensor(np.maximum(blocks, 0)),  # no row sees blocks that are GONE
             None if limits is None else self._tensor(limits - before),
         )
 
@@ -141,8 +145,15 @@ class GroupPlanner:
         return limits
 
     def _begin(self, position: int) -> int:
-        """Number of the first block that the token at `position` sees."""
-        return 0 if self._window is None else max(0, position - self._window + 1) // self._block_size
+        """Number of the block with which the table for the token at `position` begins.
+
+        It is the first block that the token sees, or one before it: the order in which the C++ kernels add
+        the sums of a row depends on the place of each key in the table modulo PANEL.
+        """
+        if self._window is None:
+            return 0
+        first = max(0, position - self._window + 1) // self._block_size
+        return first - first % self._stride
 
     def _groups(self, singles: Sequence[Work]) -> tuple[Decodes, ...]:
         if not self._in_place:
@@ -245,7 +256,7 @@ def fill_tables(
     for number, item in enumerate(work):
         begin = 0 if begins is None else int(begins[number])
         blocks = table(item, windowed=windowed)[begin : -(-item.stop // block_size)]
-        tables[number, : len(blocks)] = blocks
+        tables[number, : len(blocks)] = np.maximum(blocks, 0)
 
 
 def by_length(work: Sequence[Work]) -> list[Work]:
