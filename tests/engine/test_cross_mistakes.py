@@ -167,7 +167,7 @@ def parameters(maps: Iterable[Linear]) -> int:
 def test_a_ceiling_that_makes_answers_wait_for_each_other_is_reported(
     crossing: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each answer holds the outputs of its images, so with the default few large images fit; nobody was told."""
+    """Each answer holds the outputs of its images, so few large images fit by default; nobody was told."""
     with engine(crossing, embed_cache_mib=0):
         assert re.search(
             r"embed_cache_mib is 0: answers about 1 different large images run at a time", caplog.text

@@ -174,7 +174,7 @@ def _warn_if_few_images_fit(config: EngineConfig, loaded: LoadedModel) -> None:
     fitting = config.outputs.embed_cache_mib * MIB // size
     if fitting < config.schedule.max_running:
         log.warning(
-            "embed_cache_mib is %d: answers about %d different large images run at a time, because each holds "
+            "embed_cache_mib is %d: answers about %d different large images run at a time; each holds "
             "%.1f MiB of encoder output until it ends; for max_running (%d) answers it would be %d",
             config.outputs.embed_cache_mib,
             max(1, fitting),
