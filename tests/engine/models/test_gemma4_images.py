@@ -30,7 +30,7 @@ def answer(machine: Engine, prompt: ChatPrompt) -> tuple[int, ...]:
     return machine.generate(prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True).token_ids[0]
 
 
-@pytest.mark.parametrize("window", [7, 24, 200])
+@pytest.mark.parametrize("window", [24, *(pytest.param(size, marks=pytest.mark.slow) for size in (7, 200))])
 def test_answers_equal_those_of_transformers(window: int, tmp_path: Path) -> None:
     """The images have 65 and 66 tokens: more than two of the windows. Steps are shorter than the images."""
     folder = write("gemma4", tmp_path)
