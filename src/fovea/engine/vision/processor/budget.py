@@ -74,6 +74,15 @@ def expect_dimensions(width: int, height: int, *, aspect: bool = False) -> None:
         )
 
 
+def expect_area(area: int, bounds: Bounds) -> None:
+    """Raise InvalidRequest if an image that is not resized has more or fewer pixels than asked for."""
+    if not (bounds.minimum or 1) <= area <= (bounds.maximum or area):
+        raise InvalidRequest(
+            f"the image has {area} pixels and this model does not resize (do_resize is false)",
+            param="max_pixels" if bounds.maximum and area > bounds.maximum else "min_pixels",
+        )
+
+
 def expect_fixed(bounds: Bounds, pixels: int, architecture: str) -> None:
     """Raise InvalidRequest for a bound that excludes the only number of pixels.
 

@@ -18,7 +18,13 @@ from PIL.Image import Resampling
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
+from fovea.engine.vision.processor.budget import (
+    Bounds,
+    expect_area,
+    expect_dimensions,
+    geometric_mean,
+    read_bounds,
+)
 from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
@@ -196,12 +202,7 @@ class Gemma4Processor:
                 f"it is {width}x{height} pixels, which are {tokens} tokens; this model does not resize "
                 f"(do_resize is false) and accepts {self.tokens}"
             )
-        area = height * width
-        if not (bounds.minimum or 1) <= area <= (bounds.maximum or area):
-            raise InvalidRequest(
-                f"the image has {area} pixels and this model does not resize (do_resize is false)",
-                param="max_pixels" if bounds.maximum and area > bounds.maximum else "min_pixels",
-            )
+        expect_area(height * width, bounds)
         return height, width
 
 

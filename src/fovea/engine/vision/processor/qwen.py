@@ -24,7 +24,13 @@ from fovea.engine.vision.processor.base import (
     begins_with_attention,
     expect_planned,
 )
-from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read_bounds
+from fovea.engine.vision.processor.budget import (
+    LEVEL_TOKENS,
+    Bounds,
+    expect_area,
+    expect_dimensions,
+    read_bounds,
+)
 from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
@@ -158,12 +164,7 @@ class QwenProcessor:
                 f"it is {width}x{height} pixels; this model does not resize (do_resize is false), so both "
                 f"edges must be multiples of {self.factor}"
             )
-        area = height * width
-        if not (bounds.minimum or 1) <= area <= (bounds.maximum or area):
-            raise InvalidRequest(
-                f"the image has {area} pixels and this model does not resize (do_resize is false)",
-                param="max_pixels" if bounds.maximum and area > bounds.maximum else "min_pixels",
-            )
+        expect_area(height * width, bounds)
         return height, width
 
 
