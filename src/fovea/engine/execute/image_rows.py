@@ -10,6 +10,7 @@ from torch import Tensor
 from fovea.engine.layers.step import ImageRows
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import ImageSpan
+from fovea.kernels.attention import AttentionPlan, Chunk
 
 
 def image_rows(
@@ -24,9 +25,20 @@ def image_rows(
         for start, stop, spans in visible_images(item.seq.spans, item.start, item.stop):
             parts = [keys_values(span) for span in spans]
             joined = parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
-            found.append(ImageRows(base + start - item.start, stop - start, joined))
+            rows = range(base + start - item.start, base + stop - item.start)
+            found.append(_rows(rows, joined))
         base += item.count
     return tuple(found)
+
+
+def _rows(rows: range, keys_values: tuple[Tensor, ...]) -> ImageRows:
+    """The rows and the plan of their attention, which all layers share."""
+    states, device = len(keys_values[0]), keys_values[0].device
+    table = torch.zeros(1, dtype=torch.int64, device=device)
+    limits = torch.tensor([[0, states]], device=device).repeat(len(rows), 1)
+    chunk = Chunk(0, len(rows), states - len(rows), table, limits)
+    numbers = torch.arange(rows.start, rows.stop, device=device)
+    return ImageRows(numbers, AttentionPlan(table[:0], (), (chunk,)), keys_values)
 
 
 def visible_images(

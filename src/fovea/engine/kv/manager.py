@@ -148,7 +148,7 @@ class KVManager:
         return self._outside_images(seq, PrefixMatch(before))
 
     def _find_rows(self, name: bytes) -> Part | None:
-        """Where the first rows of a block with that name are; None: they are not cached."""
+        """Find the first rows of the block of that name. Returns None if they are not cached."""
         cached, saved = self.pool.find_part(name), self.host.find_part(name)
         if cached:
             return ("copy", *cached)

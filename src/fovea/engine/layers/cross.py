@@ -14,7 +14,6 @@ from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.step import ImageRows, Step
-from fovea.kernels.attention import AttentionPlan, Chunk
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch.kernels import PLAIN
 
@@ -49,14 +48,9 @@ class CrossAttentionMixer(nn.Module):
         query = self.q_norm(self.q_proj(x).view(len(x), self.shape.heads, self.shape.head_dim))
         parts, first = [], 0
         for run in runs:
-            # The states are one block of a page table, which every row sees from the first state to the last.
-            kv = run.keys_values[place][None]
-            count, states = run.count, kv.shape[1]
-            table = torch.zeros(1, dtype=torch.int64, device=x.device)
-            limits = torch.tensor([[0, states]], device=x.device).repeat(count, 1)
-            plan = AttentionPlan(table[:0], (), (Chunk(0, count, states - count, table, limits),))
-            parts.append(self.kernels.attend(query[first : first + count], kv, plan, self.shape.scale))
-            first += count
+            part, kv = query[first : first + len(run.rows)], run.keys_values[place][None]
+            parts.append(self.kernels.attend(part, kv, run.plan, self.shape.scale))
+            first += len(run.rows)
         return self.o_proj(torch.cat(parts).flatten(1))  # type: ignore[no-any-return]
 
 
@@ -79,8 +73,7 @@ class CrossLayer(nn.Module):
     def forward(self, x: Tensor, step: Step, read: Tensor | None = None) -> Tensor:
         """Compute the layer on rows x (T, hidden). read: as in `Layer.forward`."""
         if step.images:
-            parts = [torch.arange(run.row, run.row + run.count, device=x.device) for run in step.images]
-            rows = torch.cat(parts)
+            rows = torch.cat([run.rows for run in step.images])
             seeing = x[rows]
             mixed = self.cross_attn(self.input_layernorm(seeing), step.images, self.place)
             seeing = seeing + self.cross_attn_attn_gate.tanh() * mixed

@@ -30,13 +30,14 @@ class DecoderPlan:
 class ImageRows:
     """Consecutive rows of a step whose cross-attention sees the same images.
 
-    row, count: the first row, and how many.
+    rows: (count,), their numbers.
+    plan: of their attention. The states are one block of a page table, and every row sees all of them.
     keys_values: for each layer with cross-attention (states, 2, kv_heads, head_dim), keys and values of all
         states of these images.
     """
 
-    row: int
-    count: int
+    rows: Tensor
+    plan: AttentionPlan
     keys_values: tuple[Tensor, ...]
 
 
