@@ -44,7 +44,8 @@ from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.state_slots import StateSlots
 from fovea.engine.kv.window_blocks import GONE, WindowBlocks
-from fovea.engine.layers.config import Attention, DecoderConfig, Dense
+from fovea.engine.layers.config import Attention, Dense
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence
 

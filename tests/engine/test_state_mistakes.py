@@ -13,20 +13,12 @@ from safetensors.torch import save_file
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.execute import memory
-from fovea.engine.layers.config import (
-    Attention,
-    DecoderConfig,
-    Dense,
-    GatedDelta,
-    LayerConfig,
-    Mixer,
-    Rotary,
-    ShortConv,
-)
+from fovea.engine.layers.config import Attention, Dense, GatedDelta, LayerConfig, Mixer, Rotary, ShortConv
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.memory import DecoderMemory
 from fovea.engine.layers.mixers import DeltaMixer
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.layers.step import DecoderPlan, Step
 from fovea.engine.models.text.registry import decoder_config
 from fovea.engine.models.weights import load_weights

@@ -22,7 +22,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
 from fovea.engine.execute import attention_plan
 from fovea.engine.execute.attention_plan import GroupPlanner
-from fovea.engine.layers.config import KVGroup
+from fovea.engine.layers.shape import KVGroup
 from fovea.engine.schedule import shares
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence

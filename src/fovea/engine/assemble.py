@@ -30,7 +30,7 @@ from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.state_slots import StateSlots
 from fovea.engine.kv.window_blocks import WindowBlocks
-from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.load import LoadedModel
 from fovea.engine.models.registry import video_model_names
 from fovea.engine.models.relevance_head import head_digest

@@ -19,7 +19,7 @@ from fovea import Engine
 from fovea.core.errors import UnsupportedModel
 from fovea.core.types import ChatPrompt
 from fovea.engine.config import EngineConfig
-from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.load import load_model
 from fovea.engine.models.text.registry import decoder_config
 from fovea.engine.reduce.probe import run_probe

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.engine.layers.config import DecoderConfig, KVGroup
+from fovea.engine.layers.shape import DecoderConfig, KVGroup
 from fovea.engine.layers.step import DecoderPlan
 from fovea.engine.schedule.plan import Work
 from fovea.engine.schedule.shares import find_shares, write_shares

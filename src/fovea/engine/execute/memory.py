@@ -9,7 +9,7 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.core.hardware import available_memory
 from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.layers.config import DecoderConfig, KVGroup
+from fovea.engine.layers.shape import DecoderConfig, KVGroup
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.schedule.padding import Padding, padded_sizes
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.config import CrossAttention, DecoderConfig, Dense
+from fovea.engine.layers.config import CrossAttention, Dense
 from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.layers.step import ImageRows, Step
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch.kernels import PLAIN

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fovea.engine.layers.config import (
     Attention,
-    DecoderConfig,
     Dense,
     Experts,
     FeedForward,
@@ -22,6 +21,7 @@ from fovea.engine.layers.mixers import AttentionMixer, ConvMixer, DeltaMixer, Mi
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.per_layer import PerLayerInput
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.layers.step import Step
 from fovea.kernels.base import StackLayer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.shape import DecoderConfig
 
 States = tuple[Tensor, ...]
 """The state tensors of one layer, (slots, ...) each."""

@@ -13,9 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, ShortConv
+from fovea.engine.layers.config import Attention, GatedDelta, ShortConv
 from fovea.engine.layers.linear import FusedLinear, Linear
 from fovea.engine.layers.norm import RMSNorm, UnitNorm
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.layers.step import Step
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch.kernels import PLAIN

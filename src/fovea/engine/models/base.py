@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.linear import checkpoint_targets, use_kernels
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.models.fused_tensors import FusedTensor
 from fovea.engine.models.text import Renames
 from fovea.engine.vision.any_size import AnySizeTower

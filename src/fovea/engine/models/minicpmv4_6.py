@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.norm import LayerNorm
+from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import siglip_tower
