@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.server.access.keyfile import digest, read_key_file
+from fovea.access.keyfile import digest, read_key_file
 from fovea.server.access.limits import Limits
 from tests.cli.support import Caller
 
@@ -24,10 +24,10 @@ def test_a_new_key_is_printed_once_and_stored_as_a_hash(file: Path, fovea: Calle
     assert (outcome.code, len(key)) == (0, 46)
     assert key not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    (record,) = read_key_file(file).records
+    (record,) = read_key_file(file, Limits).records
     assert (record.name, record.digest) == ("alice", digest(key.encode()))
     assert record.limits == Limits(requests_per_minute=60)
-    assert len(read_key_file(file).cache_secret) == 32
+    assert len(read_key_file(file, Limits).cache_secret) == 32
 
 
 def test_a_rotation(file: Path, fovea: Caller) -> None:
@@ -35,7 +35,7 @@ def test_a_rotation(file: Path, fovea: Caller) -> None:
     file.write_text("# ours\n[default]\nmax_n = 2\n" + file.read_text().partition("\n")[2] + "# the end\n")
     new = fovea("keys", "new", "--name", "alice", "--expires", "2099-01-31").out.strip()
     fovea("keys", "new", "--name", "bob")
-    old, young, bob = read_key_file(file).records
+    old, young, bob = read_key_file(file, Limits).records
     assert (old.limits, old.roles) == (young.limits, young.roles)
     assert young.limits == Limits(places=3, max_n=2)
     listed = fovea("keys", "list").out.splitlines()
@@ -43,11 +43,14 @@ def test_a_rotation(file: Path, fovea: Caller) -> None:
         listed[1] == f"alice  {young.fingerprint}  admin,api  until 2099-01-31 00:00 UTC  places=3  max_n=2"
     )
     assert fovea("keys", "revoke", "alice", "--older").out == f"revoked: alice {old.fingerprint}\n"
-    assert [record.digest for record in read_key_file(file).records] == [digest(new.encode()), bob.digest]
+    assert [record.digest for record in read_key_file(file, Limits).records] == [
+        digest(new.encode()),
+        bob.digest,
+    ]
     assert file.read_text().startswith("# ours\n[default]")
     assert fovea("keys", "revoke", bob.fingerprint).code == 0
     assert fovea("keys", "revoke", "alice").code == 0
-    assert read_key_file(file).records == ()
+    assert read_key_file(file, Limits).records == ()
     assert list(file.parent.iterdir()) == [file], "no temporary file is left"
 
 
@@ -89,12 +92,12 @@ def test_a_further_key_with_other_limits_says_how_to_change_them(file: Path, fov
 def test_revoking_what_is_not_there_or_cannot_be_cut_out(file: Path, fovea: Caller) -> None:
     fovea("keys", "new", "--name", "alice")
     assert "has no such key to revoke: 'bob'" in fovea("keys", "revoke", "bob").error_line
-    record = read_key_file(file).records[0]
+    record = read_key_file(file, Limits).records[0]
     file.write_text(f'key = [{{name = "alice", hash = "sha256:{record.digest.hex()}"}}]\n')
     assert (
         "is laid out in a way that this command cannot change" in fovea("keys", "revoke", "alice").error_line
     )
-    assert len(read_key_file(file).records) == 1
+    assert len(read_key_file(file, Limits).records) == 1
 
 
 def test_a_file_of_others_is_refused(file: Path, fovea: Caller) -> None:

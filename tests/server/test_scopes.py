@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fovea import Engine
+from fovea.access.keys import tenant_of_key
 from fovea.core.errors import ConfigError
 from fovea.media.limits import MediaLimits
-from fovea.server.access.keys import tenant_of_key
 from fovea.server.access.settings import AccessSettings
 from fovea.server.settings import ServerSettings
 from tests.server.conftest import Web

@@ -15,10 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fovea.cli import options
-from fovea.core.errors import ConfigError
-from fovea.core.settings import flat_values
-from fovea.server.access.keyfile import (
+from fovea.access.keyfile import (
     PREFIX,
     ROLES,
     KeyFile,
@@ -28,6 +25,9 @@ from fovea.server.access.keyfile import (
     parse_key_file,
     read_key_file,
 )
+from fovea.cli import options
+from fovea.core.errors import ConfigError
+from fovea.core.settings import flat_values
 from fovea.server.access.limits import Limits
 
 _ENTRY = re.compile(r"\[\[\s*key\s*\]\]")
@@ -84,7 +84,7 @@ def _new(args: argparse.Namespace) -> int:
     given = [entry for entry in flat_values(Limits()) if getattr(args, entry) is not None]
     limits = flat_values(options.settings(Limits, args, {}, only=given))
     if args.file.exists():
-        text, known = _text(args.file), read_key_file(args.file)
+        text, known = _text(args.file), read_key_file(args.file, Limits)
     else:
         text, known = f'cache_secret = "{secrets.token_hex(16)}"\n', KeyFile()
     old = [record for record in known.records if record.name == args.name]
@@ -106,7 +106,7 @@ def _new(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_same(args: argparse.Namespace, limits: Limits, old: KeyRecord) -> None:
+def _check_same(args: argparse.Namespace, limits: Limits, old: KeyRecord[Limits]) -> None:
     """Raise ConfigError unless the limits of a new key are those of the client's other keys."""
     if limits == old.limits:
         return
@@ -121,7 +121,7 @@ def _check_same(args: argparse.Namespace, limits: Limits, old: KeyRecord) -> Non
 
 
 def _list(args: argparse.Namespace) -> int:
-    file = read_key_file(args.file)
+    file = read_key_file(args.file, Limits)
     usual = flat_values(Limits())
     for record in file.records:
         expires = "" if record.expires is None else f"  until {_shown(record.expires)}"
@@ -132,7 +132,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    text, file = _text(args.file), read_key_file(args.file)
+    text, file = _text(args.file), read_key_file(args.file, Limits)
     doomed = [record for record in file.records if args.key in (record.name, record.fingerprint)]
     if args.older:
         doomed = doomed[:-1]
@@ -142,7 +142,7 @@ def _revoke(args: argparse.Namespace) -> int:
     blocks = _blocks(text)
     kept = "".join(block for block in blocks if not _holds(block, hashes))
     expected = tuple(record for record in file.records if record.digest not in hashes)
-    if parse_key_file(kept) != KeyFile(expected, file.cache_secret):
+    if parse_key_file(kept, Limits) != KeyFile(expected, file.cache_secret):
         raise ConfigError(
             f"{args.file} is laid out in a way that this command cannot change; use an editor",
             param="file",
@@ -170,7 +170,7 @@ def _holds(block: str, hashes: set[bytes]) -> bool:
 def _default_of(text: str) -> Limits:
     """Return the limits of a key that states none of its own in this file."""
     probe = text.rstrip("\n") + f'\n[[key]]\nname = "probe"\nhash = "{PREFIX}{"0" * 64}"\n'
-    record: KeyRecord = parse_key_file(probe).records[-1]
+    record: KeyRecord[Limits] = parse_key_file(probe, Limits).records[-1]
     return record.limits
 
 
@@ -186,7 +186,7 @@ def _write(path: Path, text: str) -> None:
 
     The new text is checked first. The file keeps its owner and mode; a new one can be read by its owner only.
     """
-    parse_key_file(text)
+    parse_key_file(text, Limits)
     try:
         path = path.resolve()
         known = path.stat() if path.exists() else None

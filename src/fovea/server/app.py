@@ -13,6 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fovea import __version__
 from fovea.core.errors import Forbidden
 from fovea.core.protocols import EngineClient
+from fovea.http.address import Proxies
+from fovea.http.settings import HttpSettings
+from fovea.http.table import Connections
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.image.cache import DecodedImageCache
@@ -31,9 +34,6 @@ from fovea.server.bodies.budget import BodyBudget
 from fovea.server.bodies.unknown import HEADER
 from fovea.server.garbage import collect_regularly
 from fovea.server.guard import Guard
-from fovea.server.http.address import Proxies
-from fovea.server.http.settings import HttpSettings
-from fovea.server.http.table import Connections
 from fovea.server.open_answers import OpenAnswers
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from fastapi import FastAPI
 
 from fovea.core.errors import EngineError
-from fovea.server.http.listener import bind
+from fovea.http.listener import bind
 from fovea.server.run import server_of
 
 

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from fastapi import FastAPI
 
 from fovea.core.protocols import EngineClient
+from fovea.http.descriptors import allowed_connections
+from fovea.http.listener import bind
+from fovea.http.server import Hooks, Server
+from fovea.http.settings import HttpSettings
+from fovea.http.table import Connections
 from fovea.server.garbage import keep_for_life
-from fovea.server.http.descriptors import allowed_connections
-from fovea.server.http.listener import bind
-from fovea.server.http.server import Hooks, Server
-from fovea.server.http.settings import HttpSettings
-from fovea.server.http.table import Connections
 from fovea.server.open_answers import OpenAnswers
 from fovea.server.state import ServerState
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, check_settings, setting
+from fovea.http.settings import HttpSettings
 from fovea.media.limits import MediaLimits
 from fovea.server.access.settings import AccessSettings, check_key
 from fovea.server.batches.settings import BatchSettings
 from fovea.server.bodies.settings import BodySettings
-from fovea.server.http.settings import HttpSettings
 
 MIB = 1024 * 1024
 SCOPES = ("shared", "key")

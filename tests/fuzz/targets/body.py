@@ -7,10 +7,10 @@ from typing import Any
 
 from fovea.api import schema
 from fovea.api.convert import chat_prompt, completion_prompts, image_references, sampling, video_references
+from fovea.api.cut_texts import restore
+from fovea.api.cutter import Cutter
 from fovea.core.payload import Payload
-from fovea.server.bodies.cutter import Cutter
 from fovea.server.bodies.route import _validated
-from fovea.server.bodies.texts import restore
 from fovea.server.bodies.unknown import header
 from tests.fuzz.refusals import note, refusals
 

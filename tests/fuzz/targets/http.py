@@ -15,10 +15,10 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from fovea.server.http.protocol import HttpProtocol
-from fovea.server.http.rules import Rules
-from fovea.server.http.settings import HttpSettings
-from fovea.server.http.table import Connections
+from fovea.http.protocol import HttpProtocol
+from fovea.http.rules import Rules
+from fovea.http.settings import HttpSettings
+from fovea.http.table import Connections
 from tests.fuzz.refusals import note
 
 LONGEST = 4096

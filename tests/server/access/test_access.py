@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from fovea.access.audit import LINES, WINDOW_S, Audit
+from fovea.access.keyfile import PREFIX, digest
+from fovea.access.log import AccessLog
 from fovea.core.errors import ConfigError, Unauthorized
 from fovea.server.access.access import Access
-from fovea.server.access.audit import LINES, WINDOW_S, Audit
 from fovea.server.access.caller import Caller
-from fovea.server.access.keyfile import PREFIX, digest
-from fovea.server.access.log import AccessLog
 from fovea.server.access.rules import ANY, Rules
 from fovea.server.settings import ServerSettings
 from tests.core.test_ledger import Clock
@@ -298,7 +298,7 @@ def test_access_log_to_a_file(tmp_path: Path) -> None:
 
 def test_access_log_drops_lines_instead_of_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that hangs must delay no request."""
-    monkeypatch.setattr("fovea.server.access.log.WAITING_LINES", 2)
+    monkeypatch.setattr("fovea.access.log.WAITING_LINES", 2)
     monkeypatch.setattr("logging.handlers.QueueListener.start", lambda listener: None)
     monkeypatch.setattr("logging.handlers.QueueListener.stop", lambda listener: None)
     log = AccessLog(str(tmp_path / "access.log"))

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from fovea import Engine
-from fovea.server.access.bucket import TokenBucket
+from fovea.access.bucket import TokenBucket
 from fovea.server.access.client import Client
 from fovea.server.settings import ServerSettings
 from tests.core.test_ledger import Clock

@@ -104,7 +104,7 @@ async def test_a_number_that_python_does_not_convert(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever lets a number through to Python's parser, its refusal is the client's error, not a defect."""
-    monkeypatch.setattr("fovea.server.bodies.cutter.MAX_DIGITS", 1_000_000)
+    monkeypatch.setattr("fovea.api.cutter.MAX_DIGITS", 1_000_000)
     upload = Upload(app_of())
     await upload.send(b'{"messages":[],"seed":' + b"1" * 6000 + b"}", more=False)
     await upload.task

@@ -1,1 +1,1 @@
-"""Keys, the limits of their clients, and the logs about who asked for what."""
+"""Clients, the limits of their keys, and the rules that say which key opens which route."""

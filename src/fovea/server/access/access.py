@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fovea.access.audit import Audit
+from fovea.access.keyfile import KeyFile, check_private, digest, fingerprint, read_key_file
+from fovea.access.keys import LONGEST_KEY, Key, Keys, keys_of_file, keys_of_flags
+from fovea.access.log import AccessLog
 from fovea.core.errors import ConfigError, Unauthorized
-from fovea.server.access.audit import Audit
 from fovea.server.access.caller import Caller
 from fovea.server.access.client import Client
-from fovea.server.access.keyfile import KeyFile, check_private, digest, fingerprint, read_key_file
-from fovea.server.access.keys import LONGEST_KEY, Key, Keys, keys_of_file, keys_of_flags
-from fovea.server.access.limits import Limits
-from fovea.server.access.log import AccessLog
+from fovea.server.access.limits import NO_LIMITS, Limits
 from fovea.server.access.rules import Rules, noun
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Access:
         )
         self._scoped = settings.cache_scope == "key"
         self._clock, self._now = clock, now
-        self._fixed: tuple[Key, ...] = tuple(
-            keys_of_flags(settings.api_keys, settings.admin_keys, access.metrics_keys)
+        self._fixed: tuple[Key[Limits], ...] = tuple(
+            keys_of_flags(settings.api_keys, settings.admin_keys, access.metrics_keys, NO_LIMITS)
         )
         flags = (*settings.api_keys, *settings.admin_keys, *access.metrics_keys)
         self._longest = max((LONGEST_KEY, *(len(key.encode()) for key in flags)))
@@ -141,7 +141,7 @@ class Access:
             if self._path is not None:
                 self._apply(await loop.run_in_executor(thread, self._look))
 
-    def _look(self) -> Keys | None:
+    def _look(self) -> Keys[Limits] | None:
         """Return all keys if the keys file has changed and can be used, otherwise None.
 
         A file that cannot be used is read again at every look: its disk may have failed only for a moment.
@@ -158,21 +158,21 @@ class Access:
         self._complaint = ""
         return keys
 
-    def _apply(self, keys: Keys | None) -> bool:
+    def _apply(self, keys: Keys[Limits] | None) -> bool:
         if keys is None:
             return False
         self._use(keys)
         log.info("the keys file was read again: %d keys", len(keys) - len(self._fixed))
         return True
 
-    def _read(self, path: Path) -> Keys:
+    def _read(self, path: Path) -> Keys[Limits]:
         self._version = _version(path)  # taken before reading: a change meanwhile is seen at the next look
         check_private(path)
-        file = read_key_file(path)
+        file = read_key_file(path, Limits)
         self._check_shares(file)
         return Keys((*self._fixed, *keys_of_file(file)))
 
-    def _check_shares(self, file: KeyFile) -> None:
+    def _check_shares(self, file: KeyFile[Limits]) -> None:
         for record in file.records:
             if record.limits.cache_share < 1 and not self._scoped:
                 raise ConfigError(
@@ -181,7 +181,7 @@ class Access:
                     param="keys_file",
                 )
 
-    def _use(self, keys: Keys) -> None:
+    def _use(self, keys: Keys[Limits]) -> None:
         """Replace the table. Clients that stay keep what they have used of their limits."""
         limits: dict[str, Limits] = {key.name: key.limits for key in keys}
         for name, values in limits.items():
@@ -195,7 +195,7 @@ class Access:
         self._api_clients = len({key.name for key in keys if "api" in key.roles})
         self._keys = keys
 
-    def _key(self, authorization: bytes, roles: frozenset[str], caller: Caller) -> Key:
+    def _key(self, authorization: bytes, roles: frozenset[str], caller: Caller) -> Key[Limits]:
         scheme, _, text = authorization.partition(b" ")
         text, kind = text.strip(), noun(roles)
         if scheme.lower() != b"bearer" or not text:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from fovea.access.bucket import TokenBucket
 from fovea.core.errors import InvalidRequest, Overloaded
-from fovea.server.access.bucket import TokenBucket
 from fovea.server.access.limits import NO_LIMITS, Limits
 
 RATE_LIMIT = "rate_limit_exceeded"

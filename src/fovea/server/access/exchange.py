@@ -9,7 +9,7 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from fovea.server.access.bucket import TokenBucket
+from fovea.access.bucket import TokenBucket
 from fovea.server.access.caller import Caller, request_id
 
 LONGEST_PATH = 200

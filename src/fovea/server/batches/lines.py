@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fovea.api.cutter import Cut, Cutter
 from fovea.api.wire import check_count
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_lines import parse_object
 from fovea.server.batches.store import read_lines
-from fovea.server.bodies.cutter import Cut, Cutter
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 MAX_LINES = 50_000

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fovea.server.http import address
-from fovea.server.http.address import Proxies, client_key
-from fovea.server.http.drain import CUT_S, Drain, Stage
-from fovea.server.http.flow import Patience
-from fovea.server.http.notices import PERIOD_S, Notices
-from fovea.server.http.settings import HttpSettings
-from fovea.server.http.table import TRIES, Connections, Entry, Phase
+from fovea.http import address
+from fovea.http.address import Proxies, client_key
+from fovea.http.drain import CUT_S, Drain, Stage
+from fovea.http.flow import Patience
+from fovea.http.notices import PERIOD_S, Notices
+from fovea.http.settings import HttpSettings
+from fovea.http.table import TRIES, Connections, Entry, Phase
 
 
 @dataclass

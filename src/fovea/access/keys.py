@@ -5,15 +5,15 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from fovea.server.access.keyfile import KeyFile, digest
-from fovea.server.access.limits import NO_LIMITS, Limits
+from fovea.access.keyfile import KeyFile, digest
 
 LONGEST_KEY = 512
+L = TypeVar("L")
 
 
-class Key(NamedTuple):
+class Key(NamedTuple, Generic[L]):
     """A key that a request may use.
 
     digest: SHA-256 of the key.
@@ -26,12 +26,12 @@ class Key(NamedTuple):
     digest: bytes
     name: str
     roles: frozenset[str]
-    limits: Limits
+    limits: L
     tenant: str
     expires: float | None = None
 
 
-class Keys:
+class Keys(Generic[L]):
     """An immutable table of keys. The time of a lookup does not tell which keys are similar.
 
     The table is indexed by a hash under a secret of this process. Nobody outside can choose a key whose index
@@ -39,9 +39,9 @@ class Keys:
     same however many keys there are.
     """
 
-    def __init__(self, keys: Iterable[Key]) -> None:
+    def __init__(self, keys: Iterable[Key[L]]) -> None:
         self._secret = secrets.token_bytes(32)
-        self._keys: dict[bytes, Key] = {}
+        self._keys: dict[bytes, Key[L]] = {}
         for key in keys:
             index = self._index(key.digest)
             known = self._keys.get(index)
@@ -51,10 +51,10 @@ class Keys:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[Key[L]]:
         return iter(self._keys.values())
 
-    def find(self, hashed: bytes) -> Key | None:
+    def find(self, hashed: bytes) -> Key[L] | None:
         """Return the key with this SHA-256, expired or not. None: there is none."""
         key = self._keys.get(self._index(hashed))
         return key if key is not None and hmac.compare_digest(key.digest, hashed) else None
@@ -63,15 +63,20 @@ class Keys:
         return hmac.digest(self._secret, hashed, "sha256")
 
 
-def keys_of_flags(api: Iterable[str], admin: Iterable[str], metrics: Iterable[str]) -> Iterator[Key]:
-    """Yield the keys of --api-key, --admin-key and --metrics-key, which have no limits, named by position."""
+def keys_of_flags(
+    api: Iterable[str], admin: Iterable[str], metrics: Iterable[str], limits: L
+) -> Iterator[Key[L]]:
+    """Yield the keys of --api-key, --admin-key and --metrics-key, named by position.
+
+    limits: the limits of all of them.
+    """
     for role, texts in (("api", api), ("admin", admin), ("metrics", metrics)):
         for number, text in enumerate(texts, 1):
             key = text.strip().encode()
-            yield Key(digest(key), f"{role}-key:{number}", frozenset((role,)), NO_LIMITS, tenant_of_key(key))
+            yield Key(digest(key), f"{role}-key:{number}", frozenset((role,)), limits, tenant_of_key(key))
 
 
-def keys_of_file(file: KeyFile) -> Iterator[Key]:
+def keys_of_file(file: KeyFile[L]) -> Iterator[Key[L]]:
     """Yield the keys of a keys file."""
     for record in file.records:
         tenant = tenant_of_client(record.name, file.cache_secret)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fovea.core.errors import ConfigError
-from fovea.server.http.settings import HttpSettings
+from fovea.http.settings import HttpSettings
 
 log = logging.getLogger("fovea.server")
 PERIOD_S = 5.0

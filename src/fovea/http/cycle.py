@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from fovea.server.http.refusals import DEFECT, SHUTTING_DOWN, Refusal
+from fovea.http.refusals import DEFECT, SHUTTING_DOWN, Refusal
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPScope
     from uvicorn.server import ServerState
 
-    from fovea.server.http.flow import Flow
-    from fovea.server.http.table import Entry
+    from fovea.http.flow import Flow
+    from fovea.http.table import Entry
 
 log = logging.getLogger("fovea.server")
 SHORT_BODY = 64 * 1024

@@ -22,7 +22,7 @@ from fovea.server.app import create_app
 from fovea.server.background import serving
 from fovea.server.open_answers import OpenAnswers
 from fovea.server.run import EngineWatch
-from tests.server.http.support import LAST, Wire, get, hosting, post, soon
+from tests.http.support import LAST, Wire, get, hosting, post, soon
 from tests.server.scripted import Script
 from tests.server.support import PATIENCE, chat
 from tests.support.forks import Fork
@@ -34,7 +34,7 @@ sys.path.insert(0, sys.argv[1])
 from fovea.server.app import create_app
 from fovea.server.run import serve
 from fovea.server.settings import ServerSettings
-from tests.server.http.test_ending import Hanging
+from tests.http.test_ending import Hanging
 engine = Hanging()
 app = create_app(engine, ServerSettings.of(**json.loads(sys.argv[3])))
 if sys.argv[4] == "dies":

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.api.wire import MAX_TEXT, MAX_VALUES
-from fovea.core.errors import InvalidRequest
-from fovea.core.payload import Payload
-from fovea.server.bodies.cutter import (
+from fovea.api.cut_texts import decode, restore, unescape
+from fovea.api.cutter import (
     MAX_DEPTH,
     MAX_DIGITS,
     MAX_ENTRIES,
@@ -21,7 +19,9 @@ from fovea.server.bodies.cutter import (
     Cut,
     Cutter,
 )
-from fovea.server.bodies.texts import decode, restore, unescape
+from fovea.api.wire import MAX_TEXT, MAX_VALUES
+from fovea.core.errors import InvalidRequest
+from fovea.core.payload import Payload
 
 SLICE = 65536
 MIB = 1024 * 1024

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fovea.api.cutter import Cut
 from fovea.api.wire import MAX_TEXT
 from fovea.core.errors import InvalidRequest
 from fovea.core.payload import Payload
-from fovea.server.bodies.cutter import Cut
 
 PIECE = 256 * 1024
 _NODES = frozenset((str, list, dict))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import httptools
 
-from fovea.server.http.refusals import Refusal, malformed
+from fovea.http.refusals import Refusal, malformed
 
 Headers = Sequence[tuple[bytes, bytes]]
 _VERSION = Refusal(505, "http_version", "unknown version of HTTP; accepted: HTTP/1.1 and HTTP/1.0")

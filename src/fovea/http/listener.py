@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from fovea.server.http.address import client_key
-from fovea.server.http.protocol import HttpProtocol
-from fovea.server.http.refusals import TOO_MANY
-from fovea.server.http.rules import Rules
-from fovea.server.http.sockets import peer_is_gone
-from fovea.server.http.table import Connections, Phase
+from fovea.http.address import client_key
+from fovea.http.protocol import HttpProtocol
+from fovea.http.refusals import TOO_MANY
+from fovea.http.rules import Rules
+from fovea.http.sockets import peer_is_gone
+from fovea.http.table import Connections, Phase
 
 PAUSE_S = 0.5
 """Seconds without accepting after descriptors or memory ran out."""

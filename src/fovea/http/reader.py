@@ -12,9 +12,9 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import httptools
 
-from fovea.server.http.head import Head, check_head
-from fovea.server.http.refusals import Refusal, malformed
-from fovea.server.http.rules import Rules
+from fovea.http.head import Head, check_head
+from fovea.http.refusals import Refusal, malformed
+from fovea.http.rules import Rules
 
 SLICE = 16 * 1024
 """Bytes that the parser gets at a time."""

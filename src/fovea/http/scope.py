@@ -5,8 +5,8 @@ from __future__ import annotations
 import urllib.parse
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fovea.server.http.address import Proxies
-from fovea.server.http.reader import ParsedHead
+from fovea.http.address import Proxies
+from fovea.http.reader import ParsedHead
 
 if TYPE_CHECKING:
     from uvicorn._types import HTTPScope

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fovea.server.http.address import Proxies
-from fovea.server.http.notices import Notices
-from fovea.server.http.settings import HttpSettings
+from fovea.http.address import Proxies
+from fovea.http.notices import Notices
+from fovea.http.settings import HttpSettings
 
 KIB = 1024
 

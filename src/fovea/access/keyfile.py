@@ -26,25 +26,26 @@ import re
 import secrets
 import stat
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from fovea.core.errors import ConfigError
 from fovea.core.private_files import exposure
-from fovea.server.access.limits import NO_LIMITS, Limits
+from fovea.core.settings import settings_of
 
+L = TypeVar("L")
+"""The settings class of the limits that a keys file states; its defaults are no limits."""
 ROLES = ("api", "admin", "metrics")
 PREFIX = "sha256:"
 LARGEST_FILE = 16 * 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _OWN_FIELDS = ("name", "hash", "roles", "expires")
-_LIMITS = tuple(entry.name for entry in fields(Limits))
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRecord:
+class KeyRecord(Generic[L]):
     """One key of the file.
 
     name: name of its client.
@@ -55,8 +56,8 @@ class KeyRecord:
 
     name: str
     digest: bytes = field(repr=False)
-    roles: frozenset[str] = frozenset(("api",))
-    limits: Limits = NO_LIMITS
+    roles: frozenset[str]
+    limits: L
     expires: float | None = None
 
     @property
@@ -65,10 +66,10 @@ class KeyRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFile:
+class KeyFile(Generic[L]):
     """The contents of a keys file."""
 
-    records: tuple[KeyRecord, ...] = ()
+    records: tuple[KeyRecord[L], ...] = ()
     cache_secret: str = field(default="", repr=False)
 
 
@@ -102,8 +103,10 @@ def check_private(path: Path) -> None:
         )
 
 
-def read_key_file(path: Path) -> KeyFile:
+def read_key_file(path: Path, limits: type[L]) -> KeyFile[L]:
     """Read a keys file. A server also needs `check_private`.
+
+    limits: the settings class of the limits that it states.
 
     Raises ConfigError if it cannot be read, if others than its owner may write to it, or if its content is
     wrong.
@@ -119,13 +122,14 @@ def read_key_file(path: Path) -> KeyFile:
             f"keys file {path} has more than {LARGEST_FILE} bytes; accepted: at most that", param="keys_file"
         )
     try:
-        return parse_key_file(data.decode())
+        return parse_key_file(data.decode(), limits)
     except (ConfigError, UnicodeDecodeError) as error:
         raise ConfigError(f"keys file {path}: {error}", param="keys_file") from error
 
 
-def parse_key_file(text: str) -> KeyFile:
+def parse_key_file(text: str, limits: type[L]) -> KeyFile[L]:
     """Parse the text of a keys file. Raises ConfigError, which names the key of a wrong entry."""
+    reader = _Reader(limits)
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -140,43 +144,57 @@ def parse_key_file(text: str) -> KeyFile:
         raise ConfigError("cache_secret is not a text; accepted: a text")
     if not isinstance(default, dict) or not isinstance(entries, list):
         raise ConfigError("accepted: a table [default], and a table [[key]] for every key")
-    _check_fields(default, _LIMITS, "[default]")
-    _limits(default, "[default]")
-    records = tuple(_record(entry, default, f"[[key]] number {i}") for i, entry in enumerate(entries, 1))
+    _check_fields(default, reader.names, "[default]")
+    reader.limits(default, "[default]")
+    records = tuple(
+        reader.record(entry, default, f"[[key]] number {i}") for i, entry in enumerate(entries, 1)
+    )
     _check_together(records)
     return KeyFile(records, secret)
 
 
-def _record(entry: Any, default: dict[str, Any], where: str) -> KeyRecord:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where} is not a table")
-    name = entry.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{where}: name is {name!r}; accepted: 1 to 64 letters, digits, dots, hyphens, underscores and @"
+class _Reader(Generic[L]):
+    """Reads the tables of a keys file.
+
+    names: the names of the limits.
+    """
+
+    def __init__(self, limits: type[L]) -> None:
+        self._make = limits
+        self.names = tuple(entry.name for entry in settings_of(limits))
+
+    def record(self, entry: Any, default: dict[str, Any], where: str) -> KeyRecord[L]:
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where} is not a table")
+        name = entry.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{where}: name is {name!r}; accepted: 1 to 64 letters, digits, dots, hyphens, "
+                "underscores and @"
+            )
+        where = f"key {name!r}"
+        _check_fields(entry, (*_OWN_FIELDS, *self.names), where)
+        hashed, roles = entry.get("hash"), entry.get("roles", ["api"])
+        if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
+            raise ConfigError(f"{where}: hash is not {PREFIX} and 64 hex digits; `fovea keys new` prints it")
+        if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
+            raise ConfigError(f"{where}: roles is {roles!r}; accepted: a list of {', '.join(ROLES)}")
+        own = {key: value for key, value in entry.items() if key in self.names}
+        return KeyRecord(
+            name,
+            bytes.fromhex(hashed.removeprefix(PREFIX)),
+            frozenset(roles),
+            self.limits(default | own, where),
+            _expires(entry.get("expires"), where),
         )
-    where = f"key {name!r}"
-    _check_fields(entry, (*_OWN_FIELDS, *_LIMITS), where)
-    hashed, roles = entry.get("hash"), entry.get("roles", ["api"])
-    if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
-        raise ConfigError(f"{where}: hash is not {PREFIX} and 64 hex digits; `fovea keys new` prints it")
-    if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
-        raise ConfigError(f"{where}: roles is {roles!r}; accepted: a list of {', '.join(ROLES)}")
-    own = {key: value for key, value in entry.items() if key in _LIMITS}
-    return KeyRecord(
-        name,
-        bytes.fromhex(hashed.removeprefix(PREFIX)),
-        frozenset(roles),
-        _limits(default | own, where),
-        _expires(entry.get("expires"), where),
-    )
 
-
-def _limits(values: dict[str, Any], where: str) -> Limits:
-    try:
-        return Limits(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}") from error
+    def limits(self, values: dict[str, Any], where: str) -> L:
+        """Return the limits with these values. Lists become tuples. Raises ConfigError."""
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        try:
+            return self._make(**given)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error.message}") from error
 
 
 def _expires(value: Any, where: str) -> float | None:
@@ -202,10 +220,10 @@ def _check_fields(values: dict[str, Any], known: tuple[str, ...], where: str) ->
             raise ConfigError(f"{where}: unknown field {name!r}; {hint}")
 
 
-def _check_together(records: tuple[KeyRecord, ...]) -> None:
+def _check_together(records: tuple[KeyRecord[L], ...]) -> None:
     """Raise ConfigError if a key is listed twice, or if keys of one client state different limits."""
     digests: set[bytes] = set()
-    limits: dict[str, Limits] = {}
+    limits: dict[str, L] = {}
     for record in records:
         if record.digest in digests:
             raise ConfigError(f"key {record.name!r}: the hash {record.fingerprint}... is listed twice")

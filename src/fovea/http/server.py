@@ -21,14 +21,14 @@ from typing import Any
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
-from fovea.server.http.drain import CUT_S, Drain, Stage
-from fovea.server.http.listener import Listener
-from fovea.server.http.notices import log
-from fovea.server.http.protocol import HttpProtocol
-from fovea.server.http.rules import Rules
-from fovea.server.http.settings import HttpSettings
-from fovea.server.http.table import Connections
-from fovea.server.http.tls import Certificate
+from fovea.http.drain import CUT_S, Drain, Stage
+from fovea.http.listener import Listener
+from fovea.http.notices import log
+from fovea.http.protocol import HttpProtocol
+from fovea.http.rules import Rules
+from fovea.http.settings import HttpSettings
+from fovea.http.table import Connections
+from fovea.http.tls import Certificate
 
 TICK_S = 0.1
 """Seconds between two looks at deadlines, signals and the engine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from fovea.server.access.bucket import MINUTE, TokenBucket
+from fovea.access.bucket import MINUTE, TokenBucket
 from tests.core.test_ledger import Clock
 
 STEPS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 60)), max_size=60)

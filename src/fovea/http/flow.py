@@ -14,9 +14,9 @@ import time
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from fovea.server.http.rules import Rules
-from fovea.server.http.sockets import unacknowledged_bytes
-from fovea.server.http.table import Entry
+from fovea.http.rules import Rules
+from fovea.http.sockets import unacknowledged_bytes
+from fovea.http.table import Entry
 
 DROPPED_BYTES = 256 * 1024
 """Bytes that are read and dropped after a refusal; the client's system keeps the rest."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fovea.access.keyfile import check_private, digest, new_key, parse_key_file, read_key_file
+from fovea.access.keys import Keys, keys_of_file, keys_of_flags, tenant_of_client, tenant_of_key
 from fovea.core.errors import ConfigError
-from fovea.server.access.keyfile import check_private, digest, new_key, parse_key_file, read_key_file
-from fovea.server.access.keys import Keys, keys_of_file, keys_of_flags, tenant_of_client, tenant_of_key
-from fovea.server.access.limits import Limits
+from fovea.server.access.limits import NO_LIMITS, Limits
 
 HASH = "sha256:" + hashlib.sha256(b"key").hexdigest()
 OTHER = "sha256:" + hashlib.sha256(b"other").hexdigest()
@@ -29,7 +29,7 @@ def test_a_file_with_defaults() -> None:
         )
         + entry("bob", OTHER, "expires = 2027-01-31T12:00:00+02:00")
     )
-    file = parse_key_file(text)
+    file = parse_key_file(text, Limits)
     alice, bob = file.records
     assert file.cache_secret == "s"
     assert alice.limits == Limits(requests_per_minute=600, max_n=2)
@@ -42,7 +42,7 @@ def test_a_file_with_defaults() -> None:
 
 
 def test_an_empty_file_has_no_keys() -> None:
-    assert parse_key_file("").records == ()
+    assert parse_key_file("", Limits).records == ()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_empty_file_has_no_keys() -> None:
 )
 def test_wrong_files(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_key_file(text)
+        parse_key_file(text, Limits)
 
 
 def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
     for mode in (0o666, 0o660, 0o602):
         path.chmod(mode)
         with pytest.raises(ConfigError, match=f"has mode {mode:o}: others than its owner may write to it"):
-            read_key_file(path)
+            read_key_file(path, Limits)
     path.chmod(0o644)
-    assert len(read_key_file(path).records) == 1
+    assert len(read_key_file(path, Limits).records) == 1
 
 
 def test_a_file_that_another_user_can_replace_is_refused(tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_key_file(tmp_path / "none.toml")
+        read_key_file(tmp_path / "none.toml", Limits)
     path = tmp_path / "keys.toml"
     path.write_bytes(b"\xff\xfe")
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="keys.toml"):
-        read_key_file(path)
+        read_key_file(path, Limits)
 
 
 def test_keys_are_long_and_random() -> None:
@@ -154,7 +154,12 @@ def test_keys_are_long_and_random() -> None:
 
 
 def test_a_key_is_found_by_its_hash_only() -> None:
-    keys = Keys([*keys_of_file(parse_key_file(entry())), *keys_of_flags(["one", "two"], ["one"], ["m"])])
+    keys = Keys(
+        [
+            *keys_of_file(parse_key_file(entry(), Limits)),
+            *keys_of_flags(["one", "two"], ["one"], ["m"], NO_LIMITS),
+        ]
+    )
     found = keys.find(digest(b"key"))
     assert found is not None
     assert found.name == "alice"
@@ -168,7 +173,9 @@ def test_a_key_is_found_by_its_hash_only() -> None:
 
 def test_a_clients_part_of_the_caches_survives_a_new_key() -> None:
     """The disk tier would be useless after every rotation if its entries were named after the key."""
-    old, new = (next(keys_of_file(parse_key_file(entry("alice", hashed)))) for hashed in (HASH, OTHER))
+    old, new = (
+        next(keys_of_file(parse_key_file(entry("alice", hashed), Limits))) for hashed in (HASH, OTHER)
+    )
     assert old.digest != new.digest
     assert old.tenant == new.tenant == tenant_of_client("alice", "")
     assert (

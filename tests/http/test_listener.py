@@ -12,11 +12,11 @@ import pytest
 from fastapi import Request
 
 from fovea.core.errors import ConfigError
-from fovea.server.http.descriptors import RESERVE, allowed_connections
-from fovea.server.http.listener import bind
-from fovea.server.http.table import Phase
+from fovea.http.descriptors import RESERVE, allowed_connections
+from fovea.http.listener import bind
+from fovea.http.table import Phase
 from fovea.server.settings import ServerSettings
-from tests.server.http.support import Torrent, Wire, get, hosting, in_phase, post, soon
+from tests.http.support import Torrent, Wire, get, hosting, in_phase, post, soon
 from tests.server.support import chat
 from tests.support.forks import Fork
 
@@ -148,7 +148,7 @@ def test_metrics_tell_about_connections() -> None:
 CHILD = """
 import json, resource, signal, sys
 sys.path.insert(0, sys.argv[1])
-from tests.server.http.support import hosting
+from tests.http.support import hosting
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 import fovea.server.run
 if sys.argv[3] == "blind":  # a server that does not know its limit, as if others used up the descriptors

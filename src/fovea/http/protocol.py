@@ -16,15 +16,15 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState as UvicornState
 
-from fovea.server.http.cycle import Cycle
-from fovea.server.http.ending import LINGER_S, Ending
-from fovea.server.http.flow import Flow
-from fovea.server.http.reader import ParsedHead, Part, Reader
-from fovea.server.http.refusals import BODY_TIMEOUT, HEADER_TIMEOUT, SHUTTING_DOWN, Refusal, malformed
-from fovea.server.http.rules import Rules
-from fovea.server.http.scope import Peers, build_scope
-from fovea.server.http.sockets import has_unread_bytes, peer_is_gone
-from fovea.server.http.table import Connections, Entry, Phase
+from fovea.http.cycle import Cycle
+from fovea.http.ending import LINGER_S, Ending
+from fovea.http.flow import Flow
+from fovea.http.reader import ParsedHead, Part, Reader
+from fovea.http.refusals import BODY_TIMEOUT, HEADER_TIMEOUT, SHUTTING_DOWN, Refusal, malformed
+from fovea.http.rules import Rules
+from fovea.http.scope import Peers, build_scope
+from fovea.http.sockets import has_unread_bytes, peer_is_gone
+from fovea.http.table import Connections, Entry, Phase
 
 PIPELINED = 8
 """Requests that may wait for the answer to an earlier one on the same connection."""

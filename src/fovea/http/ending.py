@@ -6,9 +6,9 @@ import asyncio
 import socket
 import time
 
-from fovea.server.http.rules import Rules
-from fovea.server.http.sockets import has_unread_bytes, reset_on_close, unacknowledged_bytes
-from fovea.server.http.table import Entry, Phase
+from fovea.http.rules import Rules
+from fovea.http.sockets import has_unread_bytes, reset_on_close, unacknowledged_bytes
+from fovea.http.table import Entry, Phase
 
 LINGER_S = 2.0
 """Seconds that a client has for what follows its answer: the rest of a body, or its side of the end of TLS.

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.server.http import ending
-from fovea.server.http.table import Phase
-from fovea.server.http.tls import Certificate
-from tests.server.http.support import Host, Torrent, Wire, get, hosting, in_phase, post, soon
+from fovea.http import ending
+from fovea.http.table import Phase
+from fovea.http.tls import Certificate
+from tests.http.support import Host, Torrent, Wire, get, hosting, in_phase, post, soon
 from tests.server.support import chat
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi import Request
 
-from tests.server.http.support import CHAT, LAST, Host, Torrent, get, hosting, post, soon
+from tests.http.support import CHAT, LAST, Host, Torrent, get, hosting, post, soon
 from tests.server.scripted import Script
 from tests.server.support import chat
 

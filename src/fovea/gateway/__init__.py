@@ -1,0 +1,1 @@
+"""A gateway in front of OpenAI-compatible engines: routing by images, tenants, caches, fallbacks."""
