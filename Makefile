@@ -1,5 +1,6 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
 # make test   set up, check and test (minutes)
+# make servers  Debian's redis-server and nginx, which some tests run (as root; without them these tests are skipped)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server, into docs/clients.md (3 minutes; 1.2 GB the first time)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo test test-all test-clients test-portable test-arm check format serve bench bench-relevance attack fuzz gpu wheel clean
+.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-relevance attack fuzz gpu wheel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -50,6 +51,10 @@ format: $(VENV)/.installed-dev
 
 test: check
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile
+
+servers:
+	DEBIAN_FRONTEND=noninteractive apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light
 
 # FOVEA_NATIVE_KERNELS is for Fovea's own decisions, the others are for those of torch and oneDNN.
 test-portable: check

@@ -183,5 +183,5 @@ def test_a_clients_part_of_the_caches_survives_a_new_key() -> None:
         != tenant_of_client("alice", "secret")
         != tenant_of_client("bob", "secret")
     )
-    flag = next(keys_of_flags(["key"], [], []))
+    flag = next(keys_of_flags(["key"], [], [], NO_LIMITS))
     assert flag.tenant == tenant_of_key(b"key") == "6613b843da11eaa18b0b6a4c49d2feab"
