@@ -1,0 +1,44 @@
+"""What a request takes of its tenant's limits, and what a backend says that it used."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Amounts(NamedTuple):
+    """Amounts that limits and budgets count.
+
+    requests: number of requests.
+    text_tokens: tokens of text, of prompts and answers together.
+    visual_tokens: tokens of images and videos.
+    cost: money, in millionths of the currency of the price table.
+    """
+
+    requests: int = 0
+    text_tokens: int = 0
+    visual_tokens: int = 0
+    cost: int = 0
+
+
+class Consumption(NamedTuple):
+    """The tokens of one answered request, as its backend reports them or as the gateway estimates them.
+
+    prompt_tokens: tokens of the prompt, visual ones included.
+    visual_tokens: tokens of images and videos among them.
+    cached_tokens: tokens of the prompt that the backend did not compute again.
+    completion_tokens: tokens of all choices.
+    images: images and videos of the request.
+    estimated: whether the backend reported nothing, so that these are estimates.
+    """
+
+    prompt_tokens: int = 0
+    visual_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    images: int = 0
+    estimated: bool = False
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of text, of prompt and answer."""
+        return max(0, self.prompt_tokens - self.visual_tokens) + self.completion_tokens
