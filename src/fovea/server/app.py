@@ -14,6 +14,7 @@ from fovea import __version__
 from fovea.core.errors import Forbidden
 from fovea.core.protocols import EngineClient
 from fovea.http.address import Proxies
+from fovea.http.body_budget import BodyBudget
 from fovea.http.settings import HttpSettings
 from fovea.http.table import Connections
 from fovea.media.fetch.cache import FetchCache
@@ -30,7 +31,6 @@ from fovea.server.access.shares import divide_caches
 from fovea.server.answer import ClientGone
 from fovea.server.batches.runner import BatchRunner
 from fovea.server.batches.store import BatchStore
-from fovea.server.bodies.budget import BodyBudget
 from fovea.server.bodies.unknown import HEADER
 from fovea.server.garbage import collect_regularly
 from fovea.server.guard import Guard

@@ -14,6 +14,7 @@ from fastapi import Request
 from fovea import __version__
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
+from fovea.http.body_budget import BodyBudget
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
@@ -22,7 +23,6 @@ from fovea.observe.metrics import Metrics
 from fovea.server.access.access import Access
 from fovea.server.access.caller import Caller
 from fovea.server.batches.store import BatchStore
-from fovea.server.bodies.budget import BodyBudget
 from fovea.server.explain import shorten
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore

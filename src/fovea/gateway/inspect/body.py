@@ -1,0 +1,113 @@
+"""The JSON body of a request: parsed without its long strings, changed, and written again.
+
+The gateway never forwards the bytes that arrived. It writes the parsed body anew, so a backend reads what was
+checked here: of two fields with one name, for example, only the last one is left. Long strings (images above
+all) are neither parsed nor copied again; they are put back as they arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from fovea.api.cut_texts import unescape
+from fovea.api.cutter import Cutter
+from fovea.core.errors import InvalidRequest
+from fovea.core.payload import Payload
+
+_PLACEHOLDER = re.compile(rb'"((?:data:[^";,]{1,100};base64,)?)([0-9a-f]{32}:[0-9]+)"')
+
+
+class Body:
+    """The body of one request.
+
+    value: the parsed body, in which a string of more than 256 bytes is a placeholder.
+    size: bytes that arrived.
+    """
+
+    __slots__ = ("_strings", "size", "value")
+
+    def __init__(self, value: dict[str, Any], strings: dict[str, bytearray], size: int) -> None:
+        self.value = value
+        self.size = size
+        self._strings = strings
+
+    @classmethod
+    def parse(cls, cutter: Cutter) -> Body:
+        """Parse a body that has arrived completely. Raises InvalidRequest if it is not a JSON object."""
+        cut = cutter.finish()
+        try:
+            value = json.loads(cut.skeleton)
+        except json.JSONDecodeError as error:
+            raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
+        except UnicodeDecodeError:
+            raise InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json") from None
+        except ValueError:  # a number that Python does not convert
+            raise InvalidRequest("the body holds a number that cannot be read", code="invalid_json") from None
+        if not isinstance(value, dict):
+            raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+        return cls(value, cut.strings, cutter.size)
+
+    def length(self, text: str) -> int:
+        """The bytes of a string of the body, placeholder or not."""
+        raw = self._strings.get(text)
+        return len(text) if raw is None else len(raw)
+
+    def is_long(self, text: str) -> bool:
+        """Whether a string is a placeholder."""
+        return text in self._strings
+
+    def raw(self, text: str) -> bytes | bytearray:
+        """The bytes of a string as they arrived, with JSON's escapes if it is a placeholder."""
+        raw = self._strings.get(text)
+        return text.encode("utf-8", "surrogatepass") if raw is None else raw
+
+    def payload(self, text: str) -> str | Payload:
+        """Return a URL: the text itself, or the bytes of a long one with its escapes resolved.
+
+        Raises InvalidRequest if it is not valid Unicode.
+        """
+        raw = self._strings.get(text)
+        if raw is None:
+            return text
+        try:
+            data = unescape(raw)
+        except ValueError:
+            data = None
+        if data is None:
+            raise InvalidRequest("a URL of the body is not valid Unicode", code="invalid_json")
+        return Payload(data)
+
+    def put(self, data: bytes | bytearray) -> str:
+        """Add a long ASCII string without quotes and backslashes, and return its placeholder."""
+        nonce = next(iter(self._strings), secrets.token_hex(16)).partition(":")[0]
+        name = f"{nonce}:{len(self._strings)}"
+        self._strings[name] = data if isinstance(data, bytearray) else bytearray(data)
+        return name
+
+    def with_value(self, value: dict[str, Any]) -> Body:
+        """Return a body of another value with the same long strings."""
+        return Body(value, self._strings, self.size)
+
+    def pieces(self) -> Iterator[bytes | bytearray]:
+        """Yield the bytes of the body, written anew, a long string at a time."""
+        text = json.dumps(self.value, separators=(",", ":")).encode()
+        if not self._strings:
+            yield text
+            return
+        at = 0
+        for match in _PLACEHOLDER.finditer(text):
+            raw = self._strings.get(match.group(2).decode())
+            if raw is None:
+                continue
+            yield text[at : match.start()] + b'"' + match.group(1)
+            yield raw
+            at = match.end() - 1
+        yield text[at:]
+
+    def encoded(self) -> bytes:
+        """The bytes of the body, written anew."""
+        return b"".join(self.pieces())

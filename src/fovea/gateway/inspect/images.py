@@ -1,0 +1,255 @@
+"""Identifies and checks the images of a request by their headers, before anything is forwarded.
+
+A data: URL is decoded from base64, its header is read and its bytes are hashed; no pixel is decoded. A remote
+URL is checked as text, and the addresses of its host are resolved, so that no backend is sent to a private
+network. Every error names the image by its index and its JSON path, and the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from fovea.core.errors import Forbidden, InvalidMedia, InvalidRequest
+from fovea.core.image import content_identity
+from fovea.core.payload import Payload
+from fovea.gateway.inspect.body import Body
+from fovea.gateway.inspect.media_parts import MediaPart
+from fovea.gateway.inspect.remote import KnownImages, name_of
+from fovea.media.fetch.address import is_public
+from fovea.media.fetch.url import host_of, parse_remote
+from fovea.media.image.probe import check_still, probe
+from fovea.media.kind import IMAGE, VIDEO, Kind
+from fovea.media.limits import MediaLimits
+from fovea.media.source import InlineSource, RemoteSource, parse_source
+
+THREAD_BYTES = 512 * 1024
+"""Longer data: URLs are decoded and hashed in a thread, so that other requests go on meanwhile."""
+
+HOST_S = 30.0
+"""Seconds for which a host that was public is not resolved again."""
+MOST_HOSTS = 10_000
+
+
+@dataclass(slots=True)
+class RequestImage:
+    """The facts about one image or video of a request.
+
+    identity: 64 hex digits, as in the engine's caches; "": not known yet, because only the engine reads it.
+    name: what the image behind a URL is known by; b"" for a data: URL.
+    width, height: pixels; 0: not known.
+    is_video: whether it is a video.
+    part: where it is in the body.
+    size: bytes of the encoded file; 0: not known.
+    """
+
+    identity: str
+    name: bytes
+    width: int
+    height: int
+    is_video: bool
+    part: MediaPart
+    size: int = 0
+
+    @property
+    def key(self) -> str:
+        """What the image is routed by: its identity, or the name of its URL."""
+        return self.identity or f"url:{self.name.hex()}"
+
+
+class Fetch(Protocol):
+    """Downloads the bytes behind a URL; `media.fetch.cache.FetchCache` has this method."""
+
+    async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes: ...
+
+
+class Resolve(Protocol):
+    """Returns the addresses of a host as text; `media.fetch.resolve.Resolver.resolve` is one."""
+
+    async def __call__(self, host: str, port: int, /) -> Sequence[str]: ...
+
+
+class _Facts(NamedTuple):
+    identity: str
+    width: int
+    height: int
+    size: int
+
+
+class ImageInspector:
+    """Checks the images of requests within `limits`.
+
+    limits: of the media floor; max_images, sizes, pixels, schemes and hosts apply.
+    remote: "resolve": URLs are forwarded if no address of their hosts is private; "fetch": images are
+        downloaded here and forwarded as data: URLs; "refuse": only data: URLs are accepted.
+    known: what was learned about URLs.
+    resolve, fetcher: the ways to the network.
+    """
+
+    def __init__(
+        self,
+        limits: MediaLimits,
+        remote: str,
+        known: KnownImages,
+        resolve: Resolve,
+        fetcher: Fetch,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._remote = remote
+        self._known = known
+        self._resolve = resolve
+        self._fetcher = fetcher
+        self._clock = clock
+        self._public: dict[str, float] = {}
+        self._threads = ThreadPoolExecutor(2, "fovea-images")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    async def inspect(self, body: Body, parts: Sequence[MediaPart]) -> list[RequestImage]:
+        """Return the facts about the images and videos of a body, in order.
+
+        Images that are fetched here become data: URLs of the body. Raises InvalidRequest, InvalidImage,
+        InvalidVideo and Forbidden.
+        """
+        self._check_counts(parts)
+        images, numbers = [], [0, 0]
+        for part in parts:
+            index = numbers[part.is_video]
+            numbers[part.is_video] += 1
+            try:
+                images.append(await self._inspect(body, part))
+            except InvalidMedia as error:
+                raise error.at(index, part.param) from None
+            except Forbidden as error:
+                noun = "video" if part.is_video else "image"
+                raise Forbidden(
+                    f"{noun} {index}: {error.message}", param=part.param, code=error.code
+                ) from None
+        pixels = sum(image.width * image.height for image in images)
+        if pixels > self._limits.max_request_pixels:
+            raise InvalidRequest(
+                f"the request's {len(images)} images have {pixels} pixels together; "
+                f"accepted: at most {self._limits.max_request_pixels}",
+                code="image_too_large",
+            )
+        return images
+
+    def _check_counts(self, parts: Sequence[MediaPart]) -> None:
+        videos = [part for part in parts if part.is_video]
+        pictures = [part for part in parts if not part.is_video]
+        for noun, given, most in (
+            ("image", pictures, self._limits.max_images),
+            ("video", videos, self._limits.max_videos),
+        ):
+            if len(given) > most:
+                raise InvalidRequest(
+                    f"the request has {len(given)} {noun}s; accepted: at most {most}",
+                    param=given[most].param,
+                    code=f"too_many_{noun}s",
+                )
+
+    async def _inspect(self, body: Body, part: MediaPart) -> RequestImage:
+        kind = VIDEO if part.is_video else IMAGE
+        source = parse_source(self._url(body, part), self._limits, kind)
+        if isinstance(source, InlineSource):
+            facts = await self._in_turn(source)
+            return RequestImage(
+                facts.identity, b"", facts.width, facts.height, part.is_video, part, facts.size
+            )
+        if not isinstance(source, RemoteSource):
+            raise Forbidden(
+                f"file: URLs are not forwarded; accepted: data: and https: URLs of {kind.noun}s",
+                code="url_not_allowed",
+            )
+        return await self._inspect_remote(body, part, source.url, kind)
+
+    def _url(self, body: Body, part: MediaPart) -> str | Payload:
+        url = body.payload(part.url)
+        if not part.bare:
+            return url
+        data = url.encode("utf-8", "replace") if isinstance(url, str) else url.data
+        return Payload(b"data:image/any;base64," + data)
+
+    async def _in_turn(self, source: InlineSource) -> _Facts:
+        """Read an inline source: here if it is small, in a thread if not."""
+        if len(source.encoded) <= THREAD_BYTES:
+            return _read(source, self._limits)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _read, source, self._limits)
+
+    async def _inspect_remote(self, body: Body, part: MediaPart, url: str, kind: Kind) -> RequestImage:
+        if self._remote == "refuse":
+            raise Forbidden(
+                f"remote {kind.noun}s are turned off here; send the {kind.noun} as a data: URL",
+                code="url_not_allowed",
+            )
+        parsed = parse_remote(url, self._limits, kind)
+        if self._remote == "fetch" and not part.is_video:
+            return await self._fetch(body, part, url)
+        host = host_of(parsed)
+        if not self._limits.allow_private_hosts:
+            await self._check_host(host, parsed.port or 0, kind)
+        name = name_of(url)
+        return RequestImage(self._known.find(name) or "", name, 0, 0, part.is_video, part)
+
+    async def _fetch(self, body: Body, part: MediaPart, url: str) -> RequestImage:
+        """Download an image, and put it into the body in place of its URL."""
+        data = await self._fetcher.fetch(url)
+        loop = asyncio.get_running_loop()
+        facts, text = await loop.run_in_executor(self._threads, _read_file, data, self._limits)
+        part.owner[part.key] = body.put(text)
+        return RequestImage(facts.identity, b"", facts.width, facts.height, False, part, facts.size)
+
+    async def _check_host(self, host: str, port: int, kind: Kind) -> None:
+        """Raise Forbidden for a host with a private address, InvalidMedia for one that does not exist.
+
+        The backend resolves the name again and might get another answer, so backends that download images
+        need a network without private hosts, or `remote_images = "fetch"`.
+        """
+        if self._public.get(host, 0.0) > self._clock():
+            return
+        try:
+            addresses = await self._resolve(host, port)
+        except TimeoutError:
+            raise kind.invalid(
+                f"the host of the {kind.noun} URL was not found in time", "{noun}_fetch_failed"
+            ) from None
+        except OSError:
+            raise kind.invalid(
+                f"the host of the {kind.noun} URL was not found", "{noun}_fetch_failed"
+            ) from None
+        if not addresses or not all(is_public(address) for address in addresses):
+            raise Forbidden(
+                f"the {kind.noun} URL leads to an address that is not public; accepted: public hosts",
+                code="url_not_allowed",
+            )
+        if len(self._public) >= MOST_HOSTS:
+            self._public.clear()
+        self._public[host] = self._clock() + HOST_S
+
+
+def _read(source: InlineSource, limits: MediaLimits) -> _Facts:
+    data = source.read(limits)
+    if source.kind is VIDEO:
+        return _Facts(content_identity(source.declared, 0, 0, data), 0, 0, len(data))
+    return _facts(data, limits)
+
+
+def _facts(data: bytes, limits: MediaLimits) -> _Facts:
+    header = probe(data, limits)
+    check_still(header, limits)
+    identity = content_identity(header.media_type, header.width, header.height, data)
+    return _Facts(identity, header.width, header.height, len(data))
+
+
+def _read_file(data: bytes, limits: MediaLimits) -> tuple[_Facts, bytes]:
+    """Return the facts about a downloaded image, and the image as a data: URL."""
+    facts, kind = _facts(data, limits), probe(data, limits).media_type
+    return facts, b"data:%b;base64,%b" % (kind.encode(), base64.b64encode(data))

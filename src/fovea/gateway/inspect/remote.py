@@ -1,0 +1,71 @@
+"""URLs of images that no longer hold a signature, and what was learned about the images behind them.
+
+Stores sign their URLs anew for every request: the path stays, the query changes. So a URL is known by its
+scheme, host and path, and by those fields of its query that belong to no known kind of signature. When an
+engine's answer tells the identity of an image, it is kept under that name, and the next request finds the
+backend that knows the picture, whatever its URL looks like then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+_SIGNATURE = re.compile(
+    r"x-amz-.*|x-goog-.*|x-oss-.*|x-cos-.*|q-.*|awsaccesskeyid|googleaccessid|ossaccesskeyid|signature|"
+    r"expires|policy|key-pair-id|sig|se|st|sp|sv|sr|spr|skoid|sktid|skt|ske|sks|skv|token|access_token|hdnts|"
+    r"hmac|hash|auth_key|ts|timestamp|nonce|exp",
+    re.IGNORECASE,
+)
+"""Fields of a query that sign it or limit its life: those of S3, Google, Azure, Alibaba, Tencent, CloudFront,
+Akamai, and common names of home-made ones."""
+
+
+def unsigned(url: str) -> str:
+    """Return a URL without the fields that sign it, and without its fragment. Any text is accepted."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
+    kept = [
+        (name, value)
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+        if not _SIGNATURE.fullmatch(name)
+    ]
+    query = f"?{urlencode(sorted(kept))}" if kept else ""
+    return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path}{query}"
+
+
+class KnownImages:
+    """Identities of images by URL, as engines have told them. The least recently used are forgotten.
+
+    capacity: most URLs.
+    """
+
+    def __init__(self, capacity: int = 100_000) -> None:
+        self._capacity = capacity
+        self._identities: OrderedDict[bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._identities)
+
+    def find(self, name: bytes) -> str | None:
+        """Return the identity of the image behind a URL; None: it is not known. name: of `name_of`."""
+        identity = self._identities.get(name)
+        if identity is not None:
+            self._identities.move_to_end(name)
+        return identity
+
+    def learn(self, name: bytes, identity: str) -> None:
+        """Keep the identity of the image behind a URL."""
+        self._identities[name] = identity
+        self._identities.move_to_end(name)
+        if len(self._identities) > self._capacity:
+            self._identities.popitem(last=False)
+
+
+def name_of(url: str) -> bytes:
+    """Return the 16 bytes under which the image behind a URL is known."""
+    return hashlib.blake2b(unsigned(url).encode("utf-8", "surrogatepass"), digest_size=16).digest()
