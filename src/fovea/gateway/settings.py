@@ -105,6 +105,12 @@ class RouteSettings:
     visual_cost: float = setting(
         2.0, "Cost of a visual token under lod-cost, in tokens of text.", low=0.01, high=1000
     )
+    busy_requests: int = setting(
+        8,
+        "Outstanding requests up to which a backend is never too busy for cache-affine.",
+        low=0,
+        high=10_000,
+    )
     tokens_per_backend: int = setting(
         0,
         "Outstanding tokens of a backend that states none, beyond which requests wait in the fair queue. "
@@ -146,9 +152,11 @@ class StoreSettings:
         choices=("local", "refuse"),
     )
     sharers: int = setting(
-        0, "Workers of all gateways that share the limits, for limits_on_failure local. 0: those of this one.",
-        low=0, high=10_000,
-    )  # fmt: skip
+        0,
+        "Workers of all gateways that share the limits, for limits_on_failure local. 0: those of this one.",
+        low=0,
+        high=10_000,
+    )
     cache: str = setting("memory", "Where answers are cached: memory, redis://HOST:PORT/DB, or off.")
     cache_mib: int = setting(64, "Ceiling of cached answers in memory, per worker.", low=1, high=1 << 20)
     cache_ttl_s: float = setting(3600.0, "Life of a cached answer in seconds.", low=1, high=2592000)

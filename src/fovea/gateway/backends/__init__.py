@@ -1,0 +1,1 @@
+"""The backends: which there are, how they are, and what they have to do."""

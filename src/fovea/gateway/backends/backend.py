@@ -1,0 +1,150 @@
+"""One backend: its configuration, its health, and what it has outstanding."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+from fovea.gateway.backends.breaker import CONNECT, STAGES, TEXT, VISION, Breaker
+from fovea.gateway.config import BackendConfig
+from fovea.gateway.settings import ResilienceSettings
+
+RECENT = 64
+"""Times to the first byte that are kept for each backend."""
+LEAST_SHARE = 0.1
+"""Share of its weight with which a backend starts that came back."""
+
+
+class Load:
+    """The outstanding work of one request.
+
+    text, visual: tokens.
+    """
+
+    __slots__ = ("text", "visual")
+
+    def __init__(self, text: int, visual: int) -> None:
+        self.text = text
+        self.visual = visual
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of text and images together."""
+        return self.text + self.visual
+
+
+class Backend:
+    """One engine behind the gateway. Used by the event loop's thread only.
+
+    config: its configuration.
+    models: names of the models that it serves, as it calls them.
+    requests, text, visual: outstanding requests, tokens of text, visual tokens.
+    healthy: whether its health check passes; true until one has failed.
+    draining: whether it gets no new requests, because an operator wants so, or it says so itself.
+    removed: whether it is no longer configured; its running requests go on.
+    breakers: by stage.
+    ejected_until: end of its ejection as an outlier, in seconds of the clock.
+    busy_until: until then it has asked for no further requests.
+    """
+
+    def __init__(
+        self, config: BackendConfig, settings: ResilienceSettings, now: float, key: str = ""
+    ) -> None:
+        """now: the clock in seconds. key: what is sent to it as API key; "": nothing."""
+        self.config = config
+        self.key = key
+        self.models: frozenset[str] = frozenset(config.models)
+        self.requests = self.text = self.visual = 0
+        self.healthy = True
+        self.draining = self.drains_itself = self.removed = False
+        self.failed_checks = 0
+        self.ejected_until = self.busy_until = 0.0
+        self.ejections = 0
+        self.breakers: Mapping[str, Breaker] = {
+            stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
+        }
+        self.first_bytes: deque[float] = deque(maxlen=RECENT)
+        self.seconds_per_token = 0.0
+        self._settings = settings
+        self._since = now - settings.slow_start_s  # at the start of the gateway all are equal
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def tokens(self) -> int:
+        """Outstanding tokens of text and images."""
+        return self.text + self.visual
+
+    def accepts(self, now: float, *, vision: bool) -> bool:
+        """Whether a request may be sent to it now. vision: whether the request has images."""
+        if not self.healthy or self.draining or self.drains_itself or self.removed:
+            return False
+        if now < self.ejected_until or now < self.busy_until:
+            return False
+        stage = self.breakers[VISION if vision else TEXT]
+        return stage.allows(now) and self.breakers[CONNECT].allows(now)
+
+    def why_not(self, now: float, *, vision: bool) -> str:
+        """Say in a word why it gets no request; "" if it gets one."""
+        if self.accepts(now, vision=vision):
+            return ""
+        if not self.healthy:
+            return "unhealthy"
+        if self.draining or self.drains_itself or self.removed:
+            return "draining"
+        if now < self.ejected_until:
+            return "ejected"
+        return "busy" if now < self.busy_until else "breaker open"
+
+    def weight(self, now: float) -> float:
+        """Its share of the load; less for a while after it came back."""
+        full = self._settings.slow_start_s
+        age = now - self._since
+        if age >= full:
+            return self.config.weight
+        return self.config.weight * max(LEAST_SHARE, age / full)
+
+    def begin(self, load: Load, now: float, *, vision: bool) -> None:
+        """Count a request that is sent to it."""
+        self.requests += 1
+        self.text += load.text
+        self.visual += load.visual
+        self.breakers[VISION if vision else TEXT].begin(now)
+        self.breakers[CONNECT].begin(now)
+
+    def end(self, load: Load) -> None:
+        """Count a request no longer."""
+        self.requests -= 1
+        self.text -= load.text
+        self.visual -= load.visual
+
+    def note_check(self, now: float, *, passed: bool, draining: bool = False) -> bool:
+        """Note a health check. Returns whether the backend's health changed by it."""
+        before = self.healthy
+        self.drains_itself = draining
+        self.failed_checks = 0 if passed or draining else self.failed_checks + 1
+        if passed:
+            self.healthy = True
+        elif self.failed_checks >= self._settings.unhealthy_after:
+            self.healthy = False
+        if self.healthy and not before:
+            self.come_back(now)
+        return self.healthy != before
+
+    def come_back(self, now: float) -> None:
+        """Begin its slow start: it was away, so its caches may be cold."""
+        self._since = now
+        self.first_bytes.clear()
+
+    def note_first_byte(self, seconds: float, tokens: int) -> None:
+        """Note the time to the first byte of a request with so many tokens."""
+        self.first_bytes.append(seconds)
+        rate = seconds / max(1, tokens)
+        self.seconds_per_token += 0.1 * (rate - self.seconds_per_token) if self.seconds_per_token else rate
+
+    def median_first_byte(self, least: int) -> float | None:
+        """The median time to the first byte in seconds; None: fewer than `least` are known."""
+        return median(self.first_bytes) if len(self.first_bytes) >= least else None

@@ -1,0 +1,47 @@
+"""Ejects backends that are much slower than the others of the same models.
+
+A backend can answer its health checks and still be useless: a throttled GPU, a full disk, a noisy neighbour.
+Its median time to the first byte then is far from those of the others. It is ejected for a while, longer each
+time, but never more than a part of all backends: if most are slow, slow is the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from fovea.gateway.backends.backend import Backend
+from fovea.gateway.settings import ResilienceSettings
+
+LEAST_SAMPLES = 16
+"""Times that must be known of a backend before it is judged."""
+LEAST_DIFFERENCE_S = 0.05
+"""Differences below this are noise, whatever their ratio."""
+LONGEST = 8
+"""A repeated ejection lasts at most so many times the first one."""
+
+
+def eject_outliers(backends: Sequence[Backend], settings: ResilienceSettings, now: float) -> list[Backend]:
+    """Eject the slow ones of some backends, and return those that were ejected now."""
+    if not settings.outlier_factor:
+        return []
+    medians = {
+        backend.name: seconds
+        for backend in backends
+        if (seconds := backend.median_first_byte(LEAST_SAMPLES)) is not None
+    }
+    ejected = sum(now < backend.ejected_until for backend in backends)
+    room = int(settings.max_ejected * len(backends)) - ejected
+    slow: list[Backend] = []
+    for backend in sorted(backends, key=lambda one: -medians.get(one.name, 0.0)):
+        own = medians.get(backend.name)
+        others = [seconds for name, seconds in medians.items() if name != backend.name]
+        if own is None or not others or len(slow) >= room or now < backend.ejected_until:
+            continue
+        usual = median(others)
+        if own > settings.outlier_factor * usual and own - usual > LEAST_DIFFERENCE_S:
+            backend.ejections += 1
+            backend.ejected_until = now + settings.outlier_eject_s * min(backend.ejections, LONGEST)
+            backend.come_back(backend.ejected_until)
+            slow.append(backend)
+    return slow

@@ -1,0 +1,164 @@
+"""One HTTP request to the gateway and its answer, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from fovea.api.bodies.errors import error_body
+from fovea.api.cutter import Cutter
+from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, PayloadTooLarge
+from fovea.gateway.inspect.body import Body
+from fovea.http.body_budget import BodyBudget, Claim
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+MIB = 1024 * 1024
+SLICE = 64 * 1024
+"""Bytes that are cut between two turns of the event loop."""
+_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
+
+
+class ClientGone(Exception):
+    """The client has closed its connection, so no answer can be sent."""
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """The body is compressed."""
+
+    status = 415
+    default_code = "unsupported_encoding"
+
+
+class Exchange:
+    """One request and its answer.
+
+    headers: of the request, names in lower case; of several with one name, the first.
+    request_id: from x-request-id, or new.
+    status: status of the answer; 0: none was sent yet.
+    extra: headers of the gateway for the answer.
+    """
+
+    __slots__ = ("_receive", "_send", "extra", "headers", "request_id", "scope", "status")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        given = self.headers.get(b"x-request-id", b"")
+        self.request_id = given.decode() if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        self.status = 0
+        self.extra: dict[str, str] = {}
+
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
+
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
+
+    @property
+    def address(self) -> str:
+        """Address of the client, without its port."""
+        client = self.scope.get("client")
+        return str(client[0]) if client else "-"
+
+    def header(self, name: bytes) -> str:
+        """A header of the request; "" if it has none."""
+        return self.headers.get(name, b"").decode("latin-1")
+
+    async def body(self, budget: BodyBudget, owner: str, claim: Claim) -> Body:
+        """Receive and parse the body.
+
+        claim: counts its bytes.
+        Raises PayloadTooLarge, InvalidRequest, Overloaded, and ClientGone.
+        """
+        self._check_headers(budget.largest)
+        cutter = Cutter()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            data = message.get("body", b"")
+            if cutter.size + len(data) > budget.largest:
+                raise PayloadTooLarge(
+                    f"the body has more than {budget.largest} bytes ({budget.largest // MIB} MiB)"
+                )
+            claim.add(len(data))
+            for at in range(0, len(data), SLICE):
+                if at:
+                    await asyncio.sleep(0)
+                cutter.feed(data[at : at + SLICE])
+            if not message.get("more_body", False):
+                claim.arrived()
+                return Body.parse(cutter)
+
+    def _check_headers(self, largest: int) -> None:
+        """Refuse a body by its headers, before any of it is read."""
+        encoding = self.header(b"content-encoding").strip().lower()
+        if encoding not in ("", "identity"):
+            raise UnsupportedEncoding(
+                f"the body has the Content-Encoding {encoding[:40]!r}; accepted: bodies that are not compressed"
+            )
+        kind = self.header(b"content-type").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise InvalidRequest(
+                "the body must be JSON, sent as Content-Type: application/json", code="invalid_json"
+            )
+        length = self.header(b"content-length") or "0"
+        if length.isdecimal() and int(length) > largest:
+            raise PayloadTooLarge(
+                f"the body has {int(length)} bytes; accepted: at most {largest} bytes ({largest // MIB} MiB)"
+            )
+
+    async def disconnected(self) -> None:
+        """Return when the client has closed its connection, or has got its answer."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Send the status and the headers."""
+        self.status = status
+        merged = {**headers, **self.extra, "x-request-id": self.request_id}
+        pairs = [(name.encode("latin-1"), _latin(value)) for name, value in merged.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send bytes of the body. more: whether further ones follow."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Send a complete answer."""
+        kind = {"content-type": "application/json", "content-length": str(len(body))}
+        await self.start(status, {**kind, **(headers or {})})
+        await self.write(body, more=False)
+
+    async def reply_json(self, value: Any, status: int = 200) -> None:
+        """Send a complete answer of JSON."""
+        await self.reply(status, json.dumps(value).encode())
+
+    async def refuse(self, error: FoveaError) -> None:
+        """Send an error, in the form of the API that was called."""
+        kind = {"type": "error"} if self.path.startswith("/v1/messages") else {}
+        headers = {}
+        if isinstance(error, Overloaded):
+            headers["retry-after"] = str(math.ceil(error.retry_after))
+        elif error.status == 503:
+            headers["retry-after"] = "5"
+        if error.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        await self.reply(error.status, json.dumps({**kind, **error_body(error)}).encode(), headers)
+
+
+def _latin(value: str) -> bytes:
+    """Encode a header's value. What it cannot hold, line ends above all, becomes "?"."""
+    return value.replace("\r", "?").replace("\n", "?").encode("latin-1", "replace")

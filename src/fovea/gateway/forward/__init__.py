@@ -1,0 +1,1 @@
+"""Sends requests to backends and passes their answers on."""

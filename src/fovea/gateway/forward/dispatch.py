@@ -1,0 +1,297 @@
+"""Sends a request until a backend answers: retries, hedges, and the models to fall back to.
+
+The governing rule: everything here happens before the first byte has reached the client. After it, an answer
+is never continued by another backend, because text would be repeated or contradicted.
+
+    for each model of the ladder              primary, then its fallbacks
+        up to max_attempts backends           each at most once; retries within a budget
+            the first byte, or a failure      with hedging: of the faster of two
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
+from fovea.gateway.backends.backend import Backend, Load
+from fovea.gateway.backends.breaker import CONNECT, TEXT, VISION
+from fovea.gateway.config import ModelConfig
+from fovea.gateway.forward.upstream import OVERLOADED, Answer, AttemptFailed, Upstream
+from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.route.policy import Choice
+from fovea.gateway.route.router import Router
+from fovea.gateway.settings import ResilienceSettings
+
+USUAL_PAUSE_S = 1.0
+"""Seconds for which an overloaded backend that names none gets no requests."""
+
+
+class BadGateway(EngineError):
+    """No backend gave an answer that can be passed on."""
+
+    status = 502
+    default_code = "upstream_failed"
+
+
+class GatewayTimeout(EngineError):
+    """No backend answered in time."""
+
+    status = 504
+    kind = "timeout_error"
+    default_code = "upstream_timeout"
+
+
+class Outgoing(NamedTuple):
+    """A request as one backend gets it.
+
+    path: of its URL.
+    pieces: of its body.
+    headers: names in lower case.
+    """
+
+    path: str
+    pieces: Sequence[bytes | bytearray]
+    headers: Mapping[str, str]
+
+
+class Observer(Protocol):
+    """Told about attempts, for metrics and logs."""
+
+    def attempt_failed(self, backend: Backend, failure: AttemptFailed) -> None: ...
+
+    def breaker_opened(self, backend: Backend, stage: str) -> None: ...
+
+    def retried(self, kind: str) -> None:
+        """kind: "retry", "hedge" or "fallback"."""
+        ...
+
+
+@dataclass(slots=True)
+class Job:
+    """One request to be sent.
+
+    ladder: the models that may answer, the wanted one first.
+    render: returns the request for a backend and a model.
+    load_of: returns the outstanding work of the request in a model.
+    deadline: time of the event loop's clock at which the request ends.
+    """
+
+    demand: Demand
+    ladder: Sequence[ModelConfig]
+    render: Callable[[Backend, ModelConfig], Outgoing]
+    load_of: Callable[[ModelConfig], Load]
+    deadline: float
+    attempts: int = 0
+
+
+@dataclass(slots=True)
+class Won:
+    """An answer that has begun.
+
+    backend, model, reason: where it comes from, and why from there.
+    first_byte_s: seconds from sending to the first byte.
+    """
+
+    answer: Answer
+    backend: Backend
+    model: ModelConfig
+    reason: str
+    first_byte_s: float
+    load: Load = field(repr=False)
+    ended: bool = False
+
+    def end(self) -> None:
+        """Close the answer and count its work no longer. May be called twice."""
+        if not self.ended:
+            self.ended = True
+            self.answer.close()
+            self.backend.end(self.load)
+
+
+class RetryBudget:
+    """Retries and hedges that are allowed: a share of all requests, and some at once.
+
+    Without it, a failing fleet would get every request several times, just when it has too many.
+    """
+
+    AT_ONCE = 10.0
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._left = self.AT_ONCE if share else 0.0
+
+    def count_request(self) -> None:
+        """Count a request, which earns a part of a retry."""
+        self._left = min(self.AT_ONCE, self._left + self._share)
+
+    def take(self) -> bool:
+        """Take a retry if one is left."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class Dispatcher:
+    """Sends requests to backends."""
+
+    def __init__(
+        self,
+        router: Router,
+        upstream: Upstream,
+        settings: ResilienceSettings,
+        clock: Callable[[], float],
+        observer: Observer,
+    ) -> None:
+        self._router = router
+        self._upstream = upstream
+        self._settings = settings
+        self._clock = clock
+        self._observer = observer
+        self.budget = RetryBudget(settings.retry_share)
+
+    async def send(self, job: Job) -> Won:
+        """Return the first answer of a backend.
+
+        Raises Overloaded, Unavailable, BadGateway, GatewayTimeout or DeadlineExceeded with the reason of the
+        last failure.
+        """
+        self.budget.count_request()
+        error: FoveaError | None = None
+        for place, model in enumerate(job.ladder):
+            if place:
+                self._observer.retried("fallback")
+            try:
+                return await self._with_model(job, model, fallback=place > 0)
+            except (Overloaded, Unavailable, BadGateway, GatewayTimeout) as failure:
+                error = failure
+        assert error is not None  # a ladder has at least one model
+        raise error
+
+    async def _with_model(self, job: Job, model: ModelConfig, *, fallback: bool) -> Won:
+        """Return an answer of one model. Raises the error of its last backend."""
+        tried: list[str] = []
+        failure: AttemptFailed | None = None
+        while len(tried) < self._settings.max_attempts:
+            if asyncio.get_running_loop().time() >= job.deadline:
+                raise DeadlineExceeded("the gateway's time for this request is over", code="total_timeout")
+            choice = self._router.choose(model, job.demand, job.load_of(model), tried)
+            if choice is None:
+                break
+            if tried:
+                if not self.budget.take():
+                    break
+                self._observer.retried("retry")
+                choice = choice._replace(reason=f"retry, {choice.reason}")
+            if fallback:
+                choice = choice._replace(reason=f"fallback, {choice.reason}")
+            tried.append(choice.backend.name)
+            try:
+                if self._settings.hedge_after_s:
+                    return await self._hedged(job, model, choice, tried)
+                return await self._attempt(job, model, choice)
+            except AttemptFailed as failed:
+                failure = failed
+        if failure is None:
+            raise self._router.unavailable(model, job.demand)
+        raise _as_error(failure, len(tried))
+
+    async def _hedged(self, job: Job, model: ModelConfig, choice: Choice, tried: list[str]) -> Won:
+        """Like `_attempt`, but ask a second backend if the first byte takes long."""
+        first = asyncio.ensure_future(self._attempt(job, model, choice))
+        running = {first}
+        try:
+            done, _ = await asyncio.wait(running, timeout=self._settings.hedge_after_s)
+            if not done and (other := self._second(job, model, tried)) is not None:
+                tried.append(other.backend.name)
+                running.add(asyncio.ensure_future(self._attempt(job, model, other)))
+            failure: AttemptFailed | None = None
+            while running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    try:
+                        won = task.result()
+                    except AttemptFailed as failed:
+                        failure = failed
+                        continue
+                    running |= done - {task}
+                    return won
+            assert failure is not None  # every task has failed
+            raise failure
+        finally:
+            for task in running:
+                task.add_done_callback(_end_loser)
+                task.cancel()
+
+    def _second(self, job: Job, model: ModelConfig, tried: Sequence[str]) -> Choice | None:
+        choice = self._router.choose(model, job.demand, job.load_of(model), tried)
+        if choice is None or not self.budget.take():
+            return None
+        self._observer.retried("hedge")
+        return choice._replace(reason=f"hedge, {choice.reason}")
+
+    async def _attempt(self, job: Job, model: ModelConfig, choice: Choice) -> Won:
+        """Send the request to one backend. Raises AttemptFailed."""
+        backend, vision, load = choice.backend, job.demand.has_images, job.load_of(model)
+        outgoing = job.render(backend, model)
+        job.attempts += 1
+        started = self._clock()
+        backend.begin(load, started, vision=vision)
+        answer: Answer | None = None
+        try:
+            answer = await self._upstream.open(
+                backend,
+                outgoing.path,
+                outgoing.pieces,
+                outgoing.headers,
+                stream=job.demand.stream,
+                deadline=job.deadline,
+            )
+        except AttemptFailed as failure:
+            self._note_failure(backend, failure, vision=vision)
+            raise
+        finally:
+            if answer is None:
+                backend.end(load)
+                for stage in (CONNECT, VISION if vision else TEXT):
+                    backend.breakers[stage].release()
+        seconds = self._clock() - started
+        backend.breakers[CONNECT].succeed()
+        backend.breakers[VISION if vision else TEXT].succeed()
+        if answer.is_stream:
+            backend.note_first_byte(seconds, load.tokens)
+        return Won(answer, backend, model, choice.reason, seconds, load)
+
+    def _note_failure(self, backend: Backend, failure: AttemptFailed, *, vision: bool) -> None:
+        now = self._clock()
+        self._observer.attempt_failed(backend, failure)
+        if failure.status in OVERLOADED:
+            backend.busy_until = now + (failure.retry_after or USUAL_PAUSE_S)
+            return
+        self.note_broken(backend, (VISION if vision else TEXT) if failure.connected else CONNECT)
+
+    def note_broken(self, backend: Backend, stage: str) -> None:
+        """Note that a stage of a backend has failed, also when a running stream has broken off."""
+        if backend.breakers[stage].fail(self._clock()):
+            self._observer.breaker_opened(backend, stage)
+
+
+def _end_loser(task: asyncio.Future[Won]) -> None:
+    """End the answer of the slower backend, if it has begun in the meantime."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().end()
+
+
+def _as_error(failure: AttemptFailed, attempts: int) -> FoveaError:
+    """The error for the client after the last attempt."""
+    tries = f" ({attempts} backends were asked)" if attempts > 1 else ""
+    if failure.status in OVERLOADED:
+        return Overloaded(
+            f"all backends are busy{tries}", retry_after=failure.retry_after or 1.0, code="backends_busy"
+        )
+    if failure.reason == "timeout":
+        return GatewayTimeout(f"{failure.message}{tries}")
+    return BadGateway(f"{failure.message}{tries}")

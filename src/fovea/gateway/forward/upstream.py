@@ -1,0 +1,240 @@
+"""One attempt: a request is sent to one backend, up to the first byte of its answer.
+
+All traffic to backends for requests goes through `Upstream.open`, which a test can replace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fovea.gateway.backends.backend import Backend
+from fovea.gateway.settings import TimeoutSettings
+
+if TYPE_CHECKING:
+    import aiohttp
+
+KEEP_ALIVE_S = 4.0
+"""Seconds for which an idle connection to a backend is reused: less than the 5 s after which uvicorn closes
+one, because a request that is sent into a closing connection is lost."""
+LARGEST_ANSWER = 64 * 1024 * 1024
+LARGEST_ERROR = 64 * 1024
+SMALL = 64 * 1024
+OVERLOADED = (429, 503)
+TRY_ANOTHER = frozenset((408, 429, 500, 502, 503, 504, 529))
+"""Statuses after which another backend may answer the same request."""
+
+
+class AttemptFailed(Exception):
+    """A backend gave no answer that can be passed on. Nothing has reached the client.
+
+    reason: "connect", "timeout", "status", "broken" or "stream error".
+    connected: whether the backend took the request.
+    status: its HTTP status; 0: it sent none.
+    retry_after: seconds after which it wants to be asked again.
+    body: the body of its error; b"": none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        reason: str,
+        *,
+        connected: bool = True,
+        status: int = 0,
+        retry_after: float = 0.0,
+        body: bytes = b"",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.connected = connected
+        self.status = status
+        self.retry_after = retry_after
+        self.body = body
+
+
+class Answer(Protocol):
+    """An answer whose first byte has arrived.
+
+    status: HTTP status.
+    headers: (name, value), names in lower case.
+    is_stream: whether it is a stream of events.
+    first: the first bytes of a stream, or the complete body.
+    """
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    is_stream: bool
+    first: bytes
+
+    async def read(self) -> bytes:
+        """Return the next bytes of a stream; b"" at its end. Raises AttemptFailed if it breaks off."""
+        ...
+
+    def close(self) -> None:
+        """End the answer. A stream that is not at its end closes its connection, so the backend stops."""
+        ...
+
+
+class HttpAnswer:
+    """An answer over aiohttp. The attributes are those of `Answer`."""
+
+    __slots__ = ("_response", "first", "headers", "is_stream", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes, *, is_stream: bool) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers: Sequence[tuple[str, str]] = [
+            (name.lower(), value) for name, value in response.headers.items()
+        ]
+        self.is_stream = is_stream
+        self.first = first
+
+    async def read(self) -> bytes:
+        import aiohttp
+
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise AttemptFailed(f"the stream broke off: {_reason(error)}", "broken") from error
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class Upstream:
+    """The connections of one worker to all backends. Use it within one event loop, and `aclose` it."""
+
+    def __init__(self, timeouts: TimeoutSettings) -> None:
+        self._timeouts = timeouts
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(
+        self,
+        backend: Backend,
+        path: str,
+        body: Sequence[bytes | bytearray],
+        headers: Mapping[str, str],
+        *,
+        stream: bool,
+        deadline: float,
+    ) -> Answer:
+        """Send a request and return its answer, at the first byte of a stream or at the end of another one.
+
+        body: the pieces of the body.
+        deadline: time of the event loop's clock at which the request ends.
+        Raises AttemptFailed. A status that another backend would repeat (such as 400) is an answer.
+        """
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        until = min(deadline, loop.time() + self._timeouts.first_byte_s) if stream else deadline
+        response: aiohttp.ClientResponse | None = None
+        try:
+            async with asyncio.timeout_at(until):
+                response = await self._http().post(
+                    backend.config.url + path, data=_payload(body), headers=_with_key(headers, backend.key)
+                )
+                answer = await self._begin(response, stream=stream)
+                response = None
+                return answer
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
+            raise AttemptFailed(
+                f"{backend.name} cannot be connected to: {_reason(error)}", "connect", connected=False
+            ) from error
+        except TimeoutError:
+            part = "first byte" if stream else "answer"
+            raise AttemptFailed(f"{backend.name} gave no {part} in time", "timeout") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise AttemptFailed(f"{backend.name} broke off: {_reason(error)}", "broken") from error
+        finally:
+            if response is not None:
+                response.close()
+
+    async def _begin(self, response: aiohttp.ClientResponse, *, stream: bool) -> Answer:
+        """Read an answer up to the point at which it is passed on. Raises AttemptFailed."""
+        kind = response.headers.get("content-type", "")
+        is_stream = stream and response.status == 200 and kind.startswith("text/event-stream")
+        if is_stream:
+            first = await response.content.readany()
+            if not first:
+                raise AttemptFailed("the stream ended before its first event", "broken")
+            if first.lstrip().startswith((b'data: {"error"', b'data:{"error"', b"event: error")):
+                raise AttemptFailed("the stream began with an error", "stream error", body=first)
+            return HttpAnswer(response, first, is_stream=True)
+        if response.status in TRY_ANOTHER:
+            body = await _bounded(response, LARGEST_ERROR)
+            raise AttemptFailed(
+                f"the backend answered {response.status}", "status", status=response.status,
+                retry_after=_seconds(response.headers.get("retry-after", "")), body=body,
+            )  # fmt: skip
+        return HttpAnswer(response, await _bounded(response, LARGEST_ANSWER), is_stream=False)
+
+    async def get(self, url: str, key: str, timeout_s: float) -> tuple[int, bytes]:
+        """Return status and body of a GET, for health checks. Raises OSError or TimeoutError."""
+        import aiohttp
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self._http().get(url, headers=_with_key({}, key)) as response:
+                    return response.status, await _bounded(response, 4 * 1024 * 1024)
+        except (aiohttp.ClientError, AttemptFailed) as error:
+            raise OSError(_reason(error)) from error
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            import aiohttp
+
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_s),
+                auto_decompress=False,
+                trust_env=False,
+                skip_auto_headers=("User-Agent", "Accept-Encoding", "Content-Type"),
+                read_bufsize=256 * 1024,
+            )
+        return self._session
+
+
+def _payload(pieces: Sequence[bytes | bytearray]) -> Any:
+    """Return a body for aiohttp that is written a piece at a time, so that large ones are not copied."""
+    size = sum(map(len, pieces))
+    if size <= SMALL:
+        return b"".join(pieces)
+    from fovea.gateway.forward.pieces import Pieces
+
+    return Pieces(pieces, size)
+
+
+def _with_key(headers: Mapping[str, str], key: str) -> Mapping[str, str]:
+    return {**headers, "authorization": f"Bearer {key}"} if key else headers
+
+
+async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Read a body. Raises AttemptFailed if it has more than `most` bytes."""
+    parts, size = [], 0
+    while data := await response.content.readany():
+        parts.append(data)
+        size += len(data)
+        if size > most:
+            response.close()
+            raise AttemptFailed(f"the backend's answer has more than {most} bytes", "broken")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        return min(60.0, max(0.0, float(text)))
+    return 0.0
+
+
+def _reason(error: BaseException) -> str:
+    return str(error)[:200] or type(error).__name__

@@ -1,0 +1,1 @@
+"""Chooses a backend for each request, with a reason."""
