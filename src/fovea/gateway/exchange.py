@@ -14,6 +14,7 @@ from fovea.api.bodies.errors import error_body
 from fovea.api.cutter import Cutter
 from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, PayloadTooLarge
 from fovea.gateway.inspect.body import Body
+from fovea.gateway.translate import ChatTranslation
 from fovea.http.body_budget import BodyBudget, Claim
 
 Scope = MutableMapping[str, Any]
@@ -106,9 +107,7 @@ class Exchange:
         """Refuse a body by its headers, before any of it is read."""
         encoding = self.header(b"content-encoding").strip().lower()
         if encoding not in ("", "identity"):
-            raise UnsupportedEncoding(
-                f"the body has the Content-Encoding {encoding[:40]!r}; accepted: bodies that are not compressed"
-            )
+            raise UnsupportedEncoding(f"the body has the Content-Encoding {encoding[:40]!r}; accepted: none")
         kind = self.header(b"content-type").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise InvalidRequest(
@@ -146,9 +145,13 @@ class Exchange:
         """Send a complete answer of JSON."""
         await self.reply(status, json.dumps(value).encode())
 
-    async def refuse(self, error: FoveaError) -> None:
-        """Send an error, in the form of the API that was called."""
+    async def refuse(self, error: FoveaError, translation: ChatTranslation | None = None) -> None:
+        """Send an error, in the form of the API that was called.
+
+        translation: knows the names of fields in that API; None: they are those of chat requests.
+        """
         kind = {"type": "error"} if self.path.startswith("/v1/messages") else {}
+        body = {**kind, **error_body(error)} if translation is None else translation.refusal(error)
         headers = {}
         if isinstance(error, Overloaded):
             headers["retry-after"] = str(math.ceil(error.retry_after))
@@ -156,7 +159,7 @@ class Exchange:
             headers["retry-after"] = "5"
         if error.status == 401:
             headers["www-authenticate"] = "Bearer"
-        await self.reply(error.status, json.dumps({**kind, **error_body(error)}).encode(), headers)
+        await self.reply(error.status, json.dumps(body).encode(), headers)
 
 
 def _latin(value: str) -> bytes:

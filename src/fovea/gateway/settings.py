@@ -7,6 +7,10 @@ from pathlib import Path
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
+from fovea.gateway.cache.settings import ResponseCacheSettings
+from fovea.gateway.queue.settings import QueueSettings
+from fovea.gateway.tenants.settings import AccountSettings
+from fovea.gateway.usage.log import UsageSettings
 from fovea.http.settings import HttpSettings
 from fovea.media.limits import MediaLimits
 
@@ -128,49 +132,6 @@ class RouteSettings:
         low=0,
         high=1,
     )
-    max_waiting: int = setting(
-        1024, "Requests that may wait for a backend; further ones are refused with 429.", low=0, high=1 << 20
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """Where limits, cached answers, usage and experiments are kept."""
-
-    limits: str = setting(
-        "memory",
-        "Where the use of limits is counted: memory (one worker), sqlite:PATH (workers of one machine), "
-        "redis://HOST:PORT/DB (several machines).",
-    )
-    limits_on_failure: str = setting(
-        "local",
-        "If that store fails. local: each worker admits its part of the limits; refuse: requests of tenants "
-        "with limits get 503.",
-        choices=("local", "refuse"),
-    )
-    sharers: int = setting(
-        0,
-        "Workers of all gateways that share the limits, for limits_on_failure local. 0: those of this one.",
-        low=0,
-        high=10_000,
-    )
-    cache: str = setting("memory", "Where answers are cached: memory, redis://HOST:PORT/DB, or off.")
-    cache_mib: int = setting(64, "Ceiling of cached answers in memory, per worker.", low=1, high=1 << 20)
-    cache_ttl_s: float = setting(3600.0, "Life of a cached answer in seconds.", low=1, high=2592000)
-    cache_nondeterministic: bool = setting(
-        False, "Cache answers of requests with a temperature above 0, too."
-    )
-    usage: Path | None = setting(None, "SQLite file of usage records, for `fovea usage`; none: no records.")
-    usage_days: int = setting(90, "Days for which usage records are kept.", low=1, high=3650)
-    experiments: Path | None = setting(
-        None, "SQLite file of experiments; needed if the configuration has any."
-    )
-    audit_log: str = setting(
-        "false", "A line of JSON per request, without content. true: to the log; a path: to that file."
-    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -188,6 +149,16 @@ class GatewaySettings:
     )
     prices: Path | None = setting(None, "TOML file of prices by model; none: requests cost nothing.")
     workers: int = setting(1, "Processes that serve.", low=1, high=256)
+    audit_log: str = setting(
+        "false", "A line of JSON per request, without content. true: to the log; a path: to that file."
+    )
+    redis: str = setting(
+        "",
+        "Redis in which all workers and gateways share cached answers, as redis://HOST:PORT/DB. Empty: none.",
+    )
+    cache_all: bool = setting(
+        False, "Cache the answers of requests that are not deterministic (temperature above 0), too."
+    )
     remote_images: str = setting(
         "resolve",
         "URLs of images. resolve: forwarded if their hosts have no private address; fetch: downloaded here, "
@@ -205,7 +176,10 @@ class GatewaySettings:
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     resilience: ResilienceSettings = field(default_factory=ResilienceSettings)
     route: RouteSettings = field(default_factory=RouteSettings)
-    stores: StoreSettings = field(default_factory=StoreSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    accounts: AccountSettings = field(default_factory=AccountSettings)
+    response_cache: ResponseCacheSettings = field(default_factory=ResponseCacheSettings)
+    usage: UsageSettings = field(default_factory=UsageSettings)
     media: MediaLimits = field(default_factory=MediaLimits)
 
     def __post_init__(self) -> None:
@@ -216,9 +190,9 @@ class GatewaySettings:
                 f"({self.max_body_mib})",
                 param="max_bodies_mib",
             )
-        if self.workers > 1 and self.stores.limits == "memory" and self.keys_file is not None:
+        if self.workers > 1 and self.accounts.accounts == "memory" and self.keys_file is not None:
             raise ConfigError(
-                f"workers is {self.workers} and limits is 'memory', which each worker would count alone; "
-                "accepted: sqlite:PATH or redis://HOST:PORT/DB for limits, or one worker",
-                param="limits",
+                f"workers is {self.workers} and accounts is 'memory', which each worker would count alone; "
+                "accepted: sqlite:PATH or redis://HOST:PORT/DB for accounts, or one worker",
+                param="accounts",
             )

@@ -22,14 +22,16 @@ class EventStream:
 
     complete: whether its last event has been seen.
     failed: whether it held an event that reports an error.
+    count: events so far.
     """
 
-    __slots__ = ("_rest", "_strip", "_usage", "complete", "failed")
+    __slots__ = ("_rest", "_strip", "_usage", "complete", "count", "failed")
 
     def __init__(self, *, strip_usage: bool = False) -> None:
         """strip_usage: leave out the event of usage, for which the gateway has asked and not the client."""
         self.complete = False
         self.failed = False
+        self.count = 0
         self._rest = b""
         self._strip = strip_usage
         self._usage = b""
@@ -69,10 +71,11 @@ class EventStream:
         return found
 
     def _look(self, data: bytes) -> None:
-        if any(mark in data for mark in _USAGE):
+        self.count += data.count(b"data:")
+        if _USAGE[0] in data or _USAGE[1] in data:
             self._usage = data
-        if not self.complete and any(mark in data for mark in _ENDS):
-            self.complete = True
+        if not self.complete:
+            self.complete = any(mark in data for mark in _ENDS)
         if b'"error"' in data and any(
             isinstance(value.get("error"), dict) or value.get("type") == "error" for value in _values(data)
         ):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fovea.api.cut_texts import unescape
+from fovea.api.cut_texts import decode, unescape
 from fovea.api.cutter import Cutter
 from fovea.core.errors import InvalidRequest
 from fovea.core.payload import Payload
+from fovea.gateway.translate.prefixed import Prefixed
 
 _PLACEHOLDER = re.compile(rb'"((?:data:[^";,]{1,100};base64,)?)([0-9a-f]{32}:[0-9]+)"')
 
@@ -81,6 +82,38 @@ class Body:
             raise InvalidRequest("a URL of the body is not valid Unicode", code="invalid_json")
         return Payload(data)
 
+    def text(self, text: str) -> str:
+        """Return a string of the body with its escapes resolved. Raises InvalidRequest if it is no text."""
+        raw = self._strings.get(text)
+        if raw is None:
+            return text
+        try:
+            decoded = decode(raw, len(raw))
+        except ValueError:
+            decoded = None
+        if decoded is None:
+            raise InvalidRequest("a text of the body is not valid Unicode", code="invalid_json")
+        return decoded
+
+    def resolved(self, markers: Mapping[str, str]) -> dict[str, Any]:
+        """Return the parsed body with its real texts.
+
+        markers: strings of the body, such as placeholders of images, and what stands for each.
+        """
+        value: dict[str, Any] = self._resolve(self.value, markers)
+        return value
+
+    def _resolve(self, node: Any, markers: Mapping[str, str]) -> Any:
+        if isinstance(node, str):
+            return markers[node] if node in markers else self.text(node)
+        if isinstance(node, list):
+            return [self._resolve(entry, markers) for entry in node]
+        if isinstance(node, dict):
+            return {self.text(name): self._resolve(entry, markers) for name, entry in node.items()}
+        if isinstance(node, Prefixed):
+            return self._resolve(node.value, markers)
+        return node
+
     def put(self, data: bytes | bytearray) -> str:
         """Add a long ASCII string without quotes and backslashes, and return its placeholder."""
         nonce = next(iter(self._strings), secrets.token_hex(16)).partition(":")[0]
@@ -94,7 +127,7 @@ class Body:
 
     def pieces(self) -> Iterator[bytes | bytearray]:
         """Yield the bytes of the body, written anew, a long string at a time."""
-        text = json.dumps(self.value, separators=(",", ":")).encode()
+        text = json.dumps(self.value, separators=(",", ":"), default=_written).encode()
         if not self._strings:
             yield text
             return
@@ -111,3 +144,10 @@ class Body:
     def encoded(self) -> bytes:
         """The bytes of the body, written anew."""
         return b"".join(self.pieces())
+
+
+def _written(value: Any) -> str:
+    """Return the text of a value that is no JSON: an image whose data: URL has two parts."""
+    if isinstance(value, Prefixed) and isinstance(value.value, str):
+        return value.prefix + value.value
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from fastapi import APIRouter, Request
@@ -17,7 +18,7 @@ from fovea.api.reading import Reading
 from fovea.api.schema import ChatRequest
 from fovea.api.tools import tool_use
 from fovea.core.sampling import SamplingParams
-from fovea.core.types import GenerationRequest
+from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Prompt
 from fovea.dialects.dialect import dialect_of
 from fovea.dialects.grammar import request_format
 from fovea.server.answer import Deadline, collect_answer, while_connected
@@ -29,6 +30,10 @@ from fovea.server.media import image_paths, load_media
 from fovea.server.state import CacheScope, ServerState, cache_scope_of, state_of
 from fovea.server.streaming import Bodies, stream_response
 
+IMAGES = "x-fovea-images"
+"""Header of an answer with the identities of the request's images, in order, separated by commas."""
+MOST_IDENTITIES = 16
+"""Identities in that header at most: 64 digits each."""
 router = APIRouter(route_class=BodyRoute)
 
 
@@ -70,9 +75,20 @@ async def answer_chat(
             )
             if not body.stream:
                 answer = await while_connected(http, collect_answer(state, request, reservation))
-                return await answer_response(bodies, [answer])
-            usage = bool(body.stream_options and body.stream_options.include_usage)
-            return await stream_response(state, http, request, reservation, bodies, usage)
+                response = await answer_response(bodies, [answer])
+            else:
+                usage = bool(body.stream_options and body.stream_options.include_usage)
+                response = await stream_response(state, http, request, reservation, bodies, usage)
+            if identities := _identities(request.prompt):
+                response.headers[IMAGES] = identities
+            return response
+
+
+def _identities(prompt: Prompt) -> str:
+    """The identities of a prompt's images, for gateways: they learn which picture is behind a URL."""
+    messages = prompt.messages if isinstance(prompt, ChatPrompt) else ()
+    parts = (part for message in messages for part in message.parts if isinstance(part, ImagePart))
+    return ",".join(part.image.identity for part in islice(parts, MOST_IDENTITIES))
 
 
 async def _request(

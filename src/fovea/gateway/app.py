@@ -1,0 +1,191 @@
+"""The ASGI application of a gateway: which path leads where. Bare ASGI, because every layer costs time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Unavailable
+from fovea.gateway.admin import Admin
+from fovea.gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
+from fovea.gateway.experiments.statistics import rating_of
+from fovea.gateway.generate.generation import Generation
+from fovea.gateway.services import Services
+from fovea.gateway.translate import count_tokens_refusal
+
+log = logging.getLogger("fovea.gateway")
+APIS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/messages": "messages",
+    "/v1/responses": "responses",
+}
+METRICS_ROLES = frozenset(("metrics", "admin"))
+Lifespan = Callable[[], Awaitable[None]]
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, but not for this HTTP method."""
+
+    status = 405
+    default_code = "method_not_allowed"
+
+
+class Gateway:
+    """The application of one worker.
+
+    services: its parts.
+    start, stop: run at its beginning and its end.
+    reload: reads the configuration again; returns a line that says what has changed.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        start: Lifespan,
+        stop: Lifespan,
+        reload: Callable[[], Awaitable[str]],
+    ) -> None:
+        self.services = services
+        self._start = start
+        self._stop = stop
+        self._admin = Admin(services, reload)
+        self._routes: Mapping[tuple[str, str], Callable[[Exchange], Awaitable[None]]] = {
+            ("GET", "/health"): self._health,
+            ("GET", "/ping"): self._health,
+            ("GET", "/ready"): self._ready,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/feedback"): self._feedback,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send)
+        api = APIS.get(scope["path"])
+        if api is not None and scope["method"] == "POST" and not self.services.draining:
+            await Generation(self.services, exchange, api).run()
+            return
+        try:
+            await self._other(exchange, api)
+        except ClientGone:
+            return
+        except FoveaError as error:
+            self.services.metrics.count("refused", error.code)
+            await exchange.refuse(error)
+        except Exception as error:
+            log.error("%s %s failed", exchange.method, exchange.path[:200], exc_info=error)
+            await exchange.refuse(EngineError("the gateway failed on this request; see its log"))
+
+    def cut(self, reason: str) -> None:
+        """End the running requests with an error, because the gateway ends."""
+        for request in list(self.services.running):
+            request.cut(reason)
+
+    async def _other(self, exchange: Exchange, api: str | None) -> None:
+        """Serve what is no request for an answer. Raises FoveaError."""
+        path, method = exchange.path, exchange.method
+        if api is not None and method == "POST":
+            raise Unavailable("the gateway is shutting down", code="draining")
+        if path.startswith("/admin/"):
+            await self._admin(exchange)
+            return
+        route = self._routes.get((method if method != "HEAD" else "GET", path))
+        if route is not None:
+            await route(exchange)
+            return
+        if path == "/v1/messages/count_tokens":
+            raise count_tokens_refusal()
+        if path.startswith("/v1/models/") and method == "GET":
+            self._authenticate(exchange)
+            name = self.services.fleet.model(path.removeprefix("/v1/models/")).name
+            await exchange.reply_json(_model(name))
+            return
+        if api is not None or any(known == path for _, known in self._routes):
+            raise MethodNotAllowed(f"{method} is not accepted at {path}")
+        raise NotFound(f"there is no route {path[:100]!r} at this gateway", code="unknown_url")
+
+    def _authenticate(self, exchange: Exchange) -> None:
+        self.services.tenants.authenticate(exchange.headers.get(b"authorization", b""))
+
+    async def _health(self, exchange: Exchange) -> None:
+        """Say that the process lives."""
+        await exchange.reply_json({"status": "ok"})
+
+    async def _ready(self, exchange: Exchange) -> None:
+        """Say whether requests are accepted: the gateway does not drain, and a backend is up."""
+        services, now = self.services, self.services.clock()
+        if services.draining:
+            raise Unavailable("the gateway is shutting down", code="draining")
+        up = sum(backend.accepts(now, vision=False) for backend in services.fleet)
+        if not up:
+            raise Unavailable("no backend accepts requests", code="no_backend")
+        await exchange.reply_json({"status": "ready", "backends": up})
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        if not self.services.tenants.open:
+            self.services.tenants.authenticate(
+                exchange.headers.get(b"authorization", b""), METRICS_ROLES
+            )
+        body = self.services.metrics.exposition()
+        await exchange.reply(200, body, {"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _models(self, exchange: Exchange) -> None:
+        """List the models with their aliases."""
+        self._authenticate(exchange)
+        names = sorted({name for model in self.services.fleet.models() for name in (model.name, *model.aliases)})
+        await exchange.reply_json({"object": "list", "data": [_model(name) for name in names]})
+
+    async def _feedback(self, exchange: Exchange) -> None:
+        """Take a rating of an answer: {"request_id": ..., "rating": 1 to 5, "up" or "down"}."""
+        services = self.services
+        self._authenticate(exchange)
+        with services.bodies.claim("", lambda: None) as claim:
+            value = (await exchange.body(services.bodies, claim)).value
+        request_id, rating = value.get("request_id"), rating_of(value.get("rating"))
+        if not isinstance(request_id, str):
+            raise InvalidRequest("request_id is not a text; accepted: the x-request-id of an answer",
+                                 param="request_id")  # fmt: skip
+        if rating is None:
+            raise InvalidRequest('accepted as rating: 1 to 5, "up" or "down"', param="rating")
+        if services.experiments is None or not await asyncio.to_thread(
+            services.experiments.rate, request_id, rating
+        ):
+            raise NotFound(
+                f"no answer {request_id[:100]!r} of an experiment is known", param="request_id",
+                code="unknown_request",
+            )  # fmt: skip
+        await exchange.reply_json({"request_id": request_id, "rating": rating})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Follow the life of the server."""
+        await receive()
+        try:
+            await self._start()
+        except FoveaError as error:
+            await send({"type": "lifespan.startup.failed", "message": error.message})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "fovea-gateway"}
+
+
+def read_json(body: bytes) -> Any:
+    """Parse a small body of JSON. Raises InvalidRequest."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise InvalidRequest("the body is not JSON", code="invalid_json") from None

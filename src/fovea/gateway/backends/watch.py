@@ -1,0 +1,121 @@
+"""Looks after the backends of one worker: health checks, their models, and slow ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from fovea.gateway.backends.backend import Backend
+from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.outliers import eject_outliers
+from fovea.gateway.settings import ResilienceSettings
+
+log = logging.getLogger("fovea.gateway")
+MODELS_EVERY = 12
+"""A backend is asked for its models at every so many checks, and at each one until it has told them."""
+TICK_S = 1.0
+
+
+class Getter(Protocol):
+    """Sends a GET; `Upstream.get` is one."""
+
+    async def __call__(self, url: str, key: str, timeout_s: float, /) -> tuple[int, bytes]: ...
+
+
+class Watch:
+    """Checks every backend in turn with the others, so that checks do not come in one burst.
+
+    on_change: called when health or models of a backend have changed.
+    on_eject: called with a backend that is ejected.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        get: Getter,
+        settings: ResilienceSettings,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+        on_eject: Callable[[Backend], None],
+    ) -> None:
+        self._fleet = fleet
+        self._get = get
+        self._settings = settings
+        self._clock = clock
+        self._on_change = on_change
+        self._on_eject = on_eject
+        self._due: dict[str, float] = {}
+        self._rounds: dict[str, int] = {}
+        self._checks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        try:
+            while True:
+                self.tick()
+                await asyncio.sleep(min(TICK_S, self._settings.probe_every_s or TICK_S) / 2)
+        finally:
+            for task in self._checks:
+                task.cancel()
+
+    def tick(self) -> None:
+        """Start the checks that are due, and eject backends that are too slow."""
+        now = self._clock()
+        for backend in self._fleet:
+            if self._settings.probe_every_s and now >= self._due.get(backend.name, 0.0):
+                spread = random.uniform(0.9, 1.1)
+                self._due[backend.name] = now + self._settings.probe_every_s * spread
+                task = asyncio.get_running_loop().create_task(self.check(backend))
+                self._checks.add(task)
+                task.add_done_callback(self._checks.discard)
+        for name in self._due.keys() - {backend.name for backend in self._fleet}:
+            del self._due[name]
+            self._rounds.pop(name, None)
+        for model in self._fleet.models():
+            for backend in eject_outliers(self._fleet.serving(model), self._settings, now):
+                log.warning("backend %s is much slower than the others, and is ejected", backend.name)
+                self._on_eject(backend)
+
+    async def check(self, backend: Backend) -> None:
+        """Check the health of a backend, and now and then its models."""
+        draining = passed = False
+        try:
+            status, body = await self._get(
+                backend.config.url + backend.config.health, backend.key, self._settings.probe_timeout_s
+            )
+            passed = status < 400 or status == 404  # 404: it has no such route, but it answers
+            draining = status == 503 and _says_draining(body)
+        except (OSError, TimeoutError):
+            pass
+        if backend.note_check(self._clock(), passed=passed, draining=draining):
+            log.warning("backend %s is %s", backend.name, "healthy again" if backend.healthy else "unhealthy")
+            self._on_change()
+        round_ = self._rounds.get(backend.name, 0)
+        self._rounds[backend.name] = round_ + 1
+        if passed and not backend.config.models and (not backend.models or round_ % MODELS_EVERY == 0):
+            await self._ask_models(backend)
+
+    async def _ask_models(self, backend: Backend) -> None:
+        try:
+            status, body = await self._get(
+                backend.config.url + "/v1/models", backend.key, self._settings.probe_timeout_s
+            )
+            listed = json.loads(body)["data"] if status == 200 else []
+            names = [entry["id"] for entry in listed if isinstance(entry["id"], str)]
+        except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            log.warning(
+                "backend %s does not tell its models: %s", backend.name, error or type(error).__name__
+            )
+            return
+        if names and frozenset(names) != backend.models:
+            self._fleet.learn_models(backend, names)
+            self._on_change()
+
+
+def _says_draining(body: bytes) -> bool:
+    """Whether the body of a 503 says that the engine is shutting down, and not that it is broken."""
+    return b"shutting down" in body or b"draining" in body

@@ -1,0 +1,1 @@
+"""One request for an answer, from its body to its last byte."""

@@ -1,0 +1,347 @@
+"""One request for an answer: the steps from its body to its last byte.
+
+    key -> body -> images -> model -> experiment -> cached answer? -> limits -> turn -> backend -> answer
+
+Each step is a collaborator of `Services`; this file only holds their order. What a step has taken (a
+reservation, a turn, a backend's place) is given back in `_finish`, whatever has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+from fovea.core.errors import FoveaError, InvalidRequest
+from fovea.gateway.amounts import Amounts, Consumption
+from fovea.gateway.backends.backend import Load
+from fovea.gateway.cache.plan import Plan
+from fovea.gateway.config import ModelConfig
+from fovea.gateway.exchange import ClientGone, Exchange
+from fovea.gateway.experiments.split import Assignment
+from fovea.gateway.experiments.statistics import Outcome
+from fovea.gateway.forward.dispatch import Job, Won
+from fovea.gateway.generate.outgoing import Renderer
+from fovea.gateway.generate.relay import Relay
+from fovea.gateway.generate.usage import consumption_of
+from fovea.gateway.inspect.body import Body
+from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.inspect.images import RequestImage
+from fovea.gateway.inspect.media_parts import media_parts
+from fovea.gateway.queue.turn import Turn
+from fovea.gateway.services import Services
+from fovea.gateway.tenants.accounts import Reservation
+from fovea.gateway.tenants.keys import EVERYONE, Tenant
+from fovea.gateway.translate import ChatTranslation, to_chat
+
+CLIENT_GONE = 499
+"""Status in metrics and logs if the client left. It is never sent."""
+NO_PLAN = Plan(key="", owner="", reason="off")
+NOTHING = Consumption()
+
+
+class Generation:
+    """One request for an answer.
+
+    tenant, demand, model, won: known as the request proceeds.
+    consumption, cost: what it has used in the end; cost in millionths of the currency.
+    cache: "hit", "miss", "bypass" or "".
+    code: code of the error that ended it; "": none.
+    """
+
+    def __init__(self, services: Services, exchange: Exchange, api: str) -> None:
+        """api: "chat", "completions", "messages" or "responses"."""
+        self.services = services
+        self.exchange = exchange
+        self.api = api
+        self.tenant: Tenant = EVERYONE
+        self.demand: Demand | None = None
+        self.model: ModelConfig | None = None
+        self.won: Won | None = None
+        self.consumption = NOTHING
+        self.cost = self.credit = self.visual_cost = 0
+        self.cache = self.code = ""
+        self.started = services.clock()
+        self.first_byte_s: float | None = None
+        self.waited_s = 0.0
+        self.attempts = 0
+        self._asked = ""
+        self._assignment: Assignment | None = None
+        self._plan = NO_PLAN
+        self._translation: ChatTranslation | None = None
+        self._reservation: Reservation | None = None
+        self._turn: Turn | None = None
+        self._cut = ""
+        self._gone = False
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self) -> None:
+        """Serve the request. Errors become answers; nothing is raised for a client that has left."""
+        self._task = asyncio.current_task()
+        self.services.running.add(self)
+        try:
+            await self._receive()
+        except ClientGone:
+            self.code = "client_gone"
+        except asyncio.CancelledError:
+            if not (self._gone or self._cut):
+                raise
+            self.code = "client_gone" if self._gone else "shutting_down"
+        except FoveaError as error:
+            await self._fail(error)
+        finally:
+            self.services.running.discard(self)
+            await self._finish()
+
+    def cut(self, reason: str) -> None:
+        """End the request, because the gateway ends."""
+        self._cut = reason
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _receive(self) -> None:
+        services, exchange = self.services, self.exchange
+        key = exchange.headers.get(b"authorization", b"")
+        if not key and b"x-api-key" in exchange.headers:  # Anthropic's clients send it so
+            key = b"Bearer " + exchange.headers[b"x-api-key"]
+        self.tenant = services.tenants.authenticate(key)
+        waiting = asyncio.timeout(None)
+        with services.bodies.claim(self.tenant.name, lambda: waiting.reschedule(0)) as claim:
+            try:
+                async with waiting:
+                    body = await exchange.body(services.bodies, claim)
+            except TimeoutError:
+                raise services.bodies.overloaded() from None
+            watch = asyncio.ensure_future(exchange.disconnected())
+            watch.add_done_callback(self._on_gone)
+            try:
+                await self._serve(body)
+            finally:
+                watch.remove_done_callback(self._on_gone)
+                watch.cancel()
+
+    def _on_gone(self, _: object) -> None:
+        self._gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _serve(self, body: Body) -> None:
+        """Answer a request whose body has arrived."""
+        services = self.services
+        asked = body.value.get("model")
+        model = services.fleet.model(asked if isinstance(asked, str) else "")
+        self._asked = model.name
+        if not self.tenant.limits.allows(model.name):
+            self.tenant.check_model(str(asked or model.name))
+        parts = list(media_parts(body.value))
+        images = await services.inspector.inspect(body, parts) if parts else []
+        services.metrics.count("images", by=len(images)) if images else None
+        self.model = model = self._assigned(body, model)
+        body = self._translated(body, model)
+        demand = self.demand = Demand(self.api, body, images, self.exchange.header(b"x-session-id"))
+        demand.visual_tokens = services.visual.count(model, images)
+        most = self.tenant.limits.max_visual_tokens
+        if most and demand.visual_tokens > most:
+            raise InvalidRequest(
+                f"the request's images have {demand.visual_tokens} visual tokens together; key "
+                f"{self.tenant.name!r} may use at most {most} (max_visual_tokens)",
+                code="key_limit_exceeded",
+            )
+        if not await self._from_cache(body, model, images):
+            await self._from_backend(body, model, images)
+
+    def _assigned(self, body: Body, model: ModelConfig) -> ModelConfig:
+        """Return the model that the experiment of this model assigns, if there is one."""
+        experiments = self.services.experiments
+        experiment = None if experiments is None else experiments.of(model.name)
+        if experiments is None or experiment is None:
+            return model
+        kind, _, name = experiment.sticky_by.partition(":")
+        user = body.value.get("user")
+        sticky = {
+            "key": self.tenant.name,
+            "user": user if isinstance(user, str) else "",
+            "header": self.exchange.header(name.lower().encode()),
+        }.get(kind, "")
+        header = self.exchange.header(experiment.header.lower().encode())
+        self._assignment = assigned = experiments.choose(model.name, header, sticky)
+        if assigned is None:
+            return model
+        self.exchange.extra["x-fovea-experiment"] = f"{assigned.experiment}={assigned.variant}"
+        return self.services.fleet.model(assigned.model)
+
+    def _translated(self, body: Body, model: ModelConfig) -> Body:
+        """Return the body of a chat request, if the backends of the model lack the API that was called."""
+        if self.api not in ("messages", "responses"):
+            return body
+        backends = self.services.fleet.serving(model)
+        if backends and all(self.api in backend.config.apis for backend in backends):
+            return body
+        self._translation = to_chat(self.api, body.value, body.text)  # type: ignore[arg-type]
+        return body.with_value(self._translation.body)
+
+    async def _from_cache(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> bool:
+        """Send the cached answer to this request, if there is one."""
+        services, cache = self.services, self.services.cache
+        chat_form = self._translation is not None or self.api in ("chat", "completions")
+        if cache is None or not self.tenant.limits.response_cache or not chat_form:
+            return False
+        asked = self.exchange.header(b"x-fovea-cache").lower() == "on"
+        self._plan = cache.plan(
+            body.resolved({image.part.url: f"image {n}" for n, image in enumerate(images)}),
+            [image.identity if not image.name else "" for image in images],
+            tenant=self.tenant.scope,
+            model_version=f"{model.served or model.name}\n{model.version}",
+            path="/v1/completions" if self.api == "completions" else "/v1/chat/completions",
+            cache_control=self.exchange.header(b"cache-control") or None,
+            asked=asked or services.settings.cache_all,
+        )
+        if not self._plan.key:
+            self.cache = "bypass"
+            return False
+        hit = await cache.lookup(self._plan)
+        self.cache = "miss" if hit is None else "hit"
+        if hit is None:
+            return False
+        stored = json.loads(hit.entry.body).get("usage")
+        self.consumption = consumption_of(stored, self._estimate(images))
+        self._price(model, cached=True)
+        await Relay(self.exchange, self.api, self._translation).stored(hit)
+        return True
+
+    async def _from_backend(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> None:
+        """Reserve, wait for a turn, and pass on the answer of a backend."""
+        services, demand = self.services, self.demand
+        assert demand is not None  # set by `_serve`
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + services.settings.timeouts.total_s
+        await self._reserve(model, demand)
+        renderer = self._renderer(body)
+        queue = services.queues.of(model)
+        renderer.degraded = services.queues.degrade(model) if images else ""
+        waited = services.clock()
+        self._turn = await queue.acquire(
+            self.tenant.name,
+            weight=self.tenant.limits.weight,
+            priority=self.tenant.limits.priority,
+            cost=demand.text_tokens + demand.visual_tokens,
+            deadline_s=deadline,
+        )
+        self.waited_s = services.clock() - waited
+        ladder = [model, *(services.fleet.model(name) for name in model.fallback)]
+        job = Job(demand, ladder, renderer, lambda each: self._load(each, images), deadline)
+        services.shadows.maybe(self._assignment, job, self._asked)
+        try:
+            self.won = won = await services.dispatcher.send(job)
+        finally:
+            self.attempts = job.attempts
+        self.first_byte_s = services.clock() - self.started
+        self._disclose(won, model, renderer, job.attempts)
+        services.learn(won.answer.headers, images)
+        relay = Relay(self.exchange, self.api, self._translation)
+        with services.record(self._plan if won.model is model else NO_PLAN) as recorder:
+            usage = await relay.pass_on(
+                won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
+            )
+        if relay.broken:
+            self.code = "stream_broken"
+            services.dispatcher.note_broken(won.backend, "vision" if demand.has_images else "text")
+        estimate = self._estimate(images)._replace(completion_tokens=relay.events)
+        self.consumption = consumption_of(usage, estimate)
+
+    def _renderer(self, body: Body) -> Renderer:
+        api = "chat" if self._translation is not None else self.api
+        return Renderer(body, api, self.exchange.headers, self.exchange.request_id)
+
+    async def _reserve(self, model: ModelConfig, demand: Demand) -> None:
+        """Take the request from the limits of its tenant. Raises Overloaded."""
+        services, prompt = self.services, demand.prompt_tokens + demand.visual_tokens
+        expected = Consumption(prompt, demand.visual_tokens, 0, demand.answer_tokens, len(demand.images))
+        cost = 0 if services.prices is None else services.prices.cost(model.name, expected)
+        amounts = Amounts(1, demand.text_tokens, demand.visual_tokens, cost)
+        self._reservation = await services.accounts.reserve(self.tenant.name, self.tenant.limits, amounts)
+
+    def _load(self, model: ModelConfig, images: list[RequestImage]) -> Load:
+        assert self.demand is not None
+        if model is self.model:
+            return Load(self.demand.text_tokens, self.demand.visual_tokens)
+        return Load(self.demand.text_tokens, self.services.visual.count(model, images))
+
+    def _estimate(self, images: list[RequestImage]) -> Consumption:
+        demand = self.demand
+        assert demand is not None
+        return Consumption(
+            demand.prompt_tokens + demand.visual_tokens, demand.visual_tokens, 0, 0, len(images)
+        )
+
+    def _disclose(self, won: Won, wanted: ModelConfig, renderer: Renderer, attempts: int) -> None:
+        """Say in the answer's headers where it comes from."""
+        extra = self.exchange.extra
+        extra["x-fovea-backend"] = won.backend.name
+        extra["x-fovea-route"] = won.reason
+        extra["x-fovea-model"] = won.model.name
+        if attempts > 1:
+            extra["x-fovea-attempts"] = str(attempts)
+        if won.model is not wanted:
+            extra["x-fovea-fallback"] = f"{wanted.name} -> {won.model.name}"
+        if renderer.degraded:
+            extra["x-fovea-degraded"] = f"detail={renderer.degraded}"
+            self.services.metrics.count("degraded")
+        if self.cache:
+            extra["x-fovea-cache"] = self.cache
+        for name, value in won.answer.headers:
+            if name.startswith("x-fovea-") and name not in extra:
+                extra[name] = value
+
+    async def _fail(self, error: FoveaError) -> None:
+        """Send an error, or nothing if an answer has begun already (its relay has ended it then)."""
+        self.code = error.code
+        self.services.metrics.count("refused", error.code)
+        if not self.exchange.status:
+            with suppress(ClientGone):
+                await self.exchange.refuse(error, self._translation)
+
+    def _price(self, model: ModelConfig, *, cached: bool) -> None:
+        if self.services.prices is not None:
+            price = self.services.prices.price(model.name, self.consumption, cached_response=cached)
+            self.cost, self.credit, self.visual_cost = price.cost, price.credit, price.visual
+
+    async def _finish(self) -> None:
+        """Give everything back that the request has taken, and record it."""
+        services, demand = self.services, self.demand
+        if self._turn is not None and self.model is not None:
+            services.queues.of(self.model).release(self._turn)
+        if self.won is not None:
+            self.won.end()
+            if self.consumption is NOTHING and demand is not None:  # the client left before the end
+                self.consumption = self._estimate(demand.images)._replace(
+                    completion_tokens=demand.answer_tokens, estimated=True
+                )
+            self._price(self.won.model, cached=False)
+        if self._plan.seat is not None:
+            services.abandon(self._plan)
+        if self._reservation is not None:
+            used = Amounts()
+            if self.won is not None:
+                used = Amounts(1, self.consumption.text_tokens, self.consumption.visual_tokens, self.cost)
+            await services.accounts.settle(self._reservation, used)
+        if self._assignment is not None and services.experiments is not None:
+            services.experiments.record(self._assignment, self._outcome())
+        services.book.enter(self)
+
+    def _outcome(self) -> Outcome:
+        status = self.exchange.status
+        return Outcome(
+            self.services.clock() - self.started,
+            self.first_byte_s,
+            status >= 500 or self.code == "stream_broken",
+            self.consumption,
+            self.cost,
+            self.exchange.request_id,
+        )
+
+    @property
+    def status(self) -> int:
+        """The status of the answer, or CLIENT_GONE."""
+        return CLIENT_GONE if self.code == "client_gone" else self.exchange.status

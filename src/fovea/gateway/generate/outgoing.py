@@ -1,0 +1,99 @@
+"""Writes a request for one backend: the model's name there, fewer visual tokens, and a question for usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fovea.gateway.backends.backend import Backend
+from fovea.gateway.config import ModelConfig
+from fovea.gateway.forward.dispatch import Outgoing
+from fovea.gateway.inspect.body import Body
+from fovea.gateway.inspect.media_parts import media_parts
+
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
+PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id", b"anthropic-version", b"anthropic-beta")
+"""Headers of a request that its backend gets. Keys are never passed on."""
+DEGRADED_PIXELS = {"medium": 512 * 512, "low": 256 * 256}
+"""Pixels of an image for backends that know no detail levels."""
+
+
+class Renderer:
+    """Writes one request for any backend.
+
+    degraded: the detail level to which images without one of their own are lowered; "": none.
+    adds_usage: whether the gateway asks for the usage event, for which the client did not ask.
+    """
+
+    def __init__(self, body: Body, api: str, headers: Mapping[bytes, bytes], request_id: str) -> None:
+        """api: the API as which the request is sent. headers: of the client's request."""
+        self._body = body
+        self._api = api
+        self._headers = {
+            "content-type": "application/json",
+            "x-request-id": request_id,
+            **{name.decode(): headers[name].decode("latin-1") for name in PASSED_ON if name in headers},
+        }
+        self.degraded = ""
+        options = body.value.get("stream_options")
+        asks = isinstance(options, dict) and options.get("include_usage") is True
+        streams = body.value.get("stream") is True and api in ("chat", "completions")
+        self.adds_usage = streams and not asks
+        self._done: dict[tuple[str, str], Outgoing] = {}
+
+    def __call__(self, backend: Backend, model: ModelConfig) -> Outgoing:
+        """Return the request for a backend and a model."""
+        key = (model.served or model.name, backend.config.degrade if self.degraded else "")
+        if key not in self._done:
+            self._done[key] = self._write(*key)
+        return self._done[key]
+
+    def _write(self, name: str, degrade: str) -> Outgoing:
+        value: dict[str, Any] = {**self._body.value, "model": name}
+        if self.adds_usage:
+            options = value.get("stream_options")
+            value["stream_options"] = {
+                **(options if isinstance(options, dict) else {}),
+                "include_usage": True,
+            }
+        if degrade == "max-pixels":
+            known = value.get("mm_processor_kwargs")
+            limits = {"max_pixels": DEGRADED_PIXELS[self.degraded]}
+            value["mm_processor_kwargs"] = {**limits, **(known if isinstance(known, dict) else {})}
+        elif degrade == "detail":
+            value = lowered(value, self.degraded)
+        pieces = tuple(self._body.with_value(value).pieces())
+        return Outgoing(PATHS[self._api], pieces, self._headers)
+
+
+def lowered(value: dict[str, Any], detail: str) -> dict[str, Any]:
+    """Return a body whose images ask for a lower detail level, unless they name their own level or limits."""
+    changed: dict[int, dict[str, Any]] = {}
+    for part in media_parts(value):
+        own = part.owner if part.key == "url" else part.part
+        if part.is_video or part.bare or any(own.get(name) for name in ("min_pixels", "max_pixels")):
+            continue
+        if own.get("detail") not in (None, "auto") or "visual_tokens" in value:
+            continue
+        if part.key == "url":
+            changed[id(part.owner)] = {**part.owner, "detail": detail}
+        elif part.part.get("type") == "input_image":
+            changed[id(part.part)] = {**part.part, "detail": detail}
+    copied: dict[str, Any] = _replace(value, changed)
+    return copied
+
+
+def _replace(node: Any, changed: Mapping[int, dict[str, Any]]) -> Any:
+    """Return a value with some of its objects replaced. Others are shared, not copied, where possible."""
+    if isinstance(node, dict):
+        if id(node) in changed:
+            return changed[id(node)]
+        return {name: _replace(entry, changed) for name, entry in node.items()}
+    if isinstance(node, list):
+        return [_replace(entry, changed) for entry in node]
+    return node

@@ -1,0 +1,149 @@
+"""Passes an answer on to the client: complete, as a stream, or translated to another API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fovea.api.bodies.errors import error_body
+from fovea.core.errors import EngineError, FoveaError
+from fovea.gateway.cache.hit import Hit
+from fovea.gateway.exchange import Exchange
+from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Won
+from fovea.gateway.forward.events import EventStream, error_event
+from fovea.gateway.forward.upstream import AttemptFailed
+from fovea.gateway.settings import TimeoutSettings
+from fovea.gateway.translate import BackendError, ChatTranslation, StreamTranslator
+
+STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+class ShuttingDown(EngineError):
+    """The gateway ends before the answer does."""
+
+    status = 503
+    default_code = "shutting_down"
+
+
+class Recorder(Protocol):
+    """Takes the bytes of an answer for the cache."""
+
+    def feed(self, data: bytes, /) -> None: ...
+
+    def finish(self, status: int, /) -> None: ...
+
+
+class Relay:
+    """Passes one answer on.
+
+    broken: whether a stream has ended before its last event, by the backend's fault.
+    events: events that were passed on, which is about the number of tokens.
+    """
+
+    def __init__(self, exchange: Exchange, api: str, translation: ChatTranslation | None) -> None:
+        """api: of the client. translation: None if the backend has the same API."""
+        self._exchange = exchange
+        self._api = api
+        self._translation = translation
+        self.broken = False
+        self.events = 0
+
+    async def stored(self, hit: Hit) -> None:
+        """Send an answer from the cache."""
+        payload, headers = hit.payload(), hit.headers()
+        self._exchange.extra.update(
+            {name: value for name, value in headers.items() if name != "content-type"}
+        )
+        if headers["content-type"].startswith("text/event-stream"):
+            translator = self._translator()
+            data = payload if translator is None else translator.feed(payload) + translator.close()
+            await self._exchange.start(200, STREAM_HEADERS)
+            await self._exchange.write(data, more=False)
+            return
+        await self._complete(200, payload)
+
+    async def pass_on(
+        self, won: Won, recorder: Recorder, strip_usage: bool, deadline: float, timeouts: TimeoutSettings
+    ) -> Mapping[str, Any] | None:
+        """Send a backend's answer, and return the usage that it told; None: it told none.
+
+        strip_usage: leave out the event of usage. deadline: of the whole request.
+        """
+        if won.answer.is_stream:
+            return await self._stream(won, recorder, strip_usage, deadline, timeouts)
+        recorder.feed(won.answer.first)
+        recorder.finish(won.answer.status)
+        return await self._complete(won.answer.status, won.answer.first)
+
+    async def _complete(self, status: int, body: bytes) -> Mapping[str, Any] | None:
+        try:
+            value = json.loads(body)
+        except ValueError:
+            value = None
+        usage = value.get("usage") if isinstance(value, dict) else None
+        if self._translation is not None:
+            try:
+                body = json.dumps(self._translation.answer(status, value)).encode()
+            except BackendError as error:
+                await self._exchange.refuse(error, self._translation)
+                return None
+        elif value is None and status == 200:
+            await self._exchange.refuse(BadGateway("the backend's answer is not JSON"), None)
+            return None
+        await self._exchange.reply(status, body)
+        return usage if isinstance(usage, dict) else None
+
+    async def _stream(
+        self, won: Won, recorder: Recorder, strip_usage: bool, deadline: float, timeouts: TimeoutSettings
+    ) -> Mapping[str, Any] | None:
+        """Send a stream. After an error or a silence it ends with an error event, and without [DONE]."""
+        events, translator = EventStream(strip_usage=strip_usage), self._translator()
+        loop = asyncio.get_running_loop()
+        answer, data = won.answer, won.answer.first
+        await self._exchange.start(200, STREAM_HEADERS)
+        failure: FoveaError | None = None
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                while data:
+                    recorder.feed(data)
+                    passed = events.feed(data)
+                    if translator is not None:
+                        passed = translator.feed(passed)
+                    if passed:
+                        await self._exchange.write(passed)
+                    limit.reschedule(min(deadline, loop.time() + timeouts.idle_s))
+                    data = await answer.read()
+                    limit.reschedule(None)
+        except TimeoutError:
+            reason = "sent nothing more in time" if loop.time() < deadline else "took longer than total_s"
+            failure = GatewayTimeout(f"{won.backend.name} {reason}; the answer is not complete")
+        except AttemptFailed as error:
+            failure = BadGateway(f"{won.backend.name}: {error.message}; the answer is not complete")
+        except asyncio.CancelledError:
+            failure = ShuttingDown("the gateway is shutting down; the answer is not complete")
+            await self._end(events, translator, failure)
+            raise
+        await self._end(events, translator, failure)
+        recorder.finish(200 if events.complete and not self.broken else 502)
+        self.events = events.count
+        return events.usage()
+
+    async def _end(
+        self, events: EventStream, translator: StreamTranslator | None, failure: FoveaError | None
+    ) -> None:
+        """Send the end of a stream: what is left of it, or an error event."""
+        rest = events.finish()
+        if failure is None and not events.complete and not events.failed:
+            failure = BadGateway("the backend ended the stream before its last event")
+        self.broken = failure is not None or events.failed
+        if translator is not None:
+            rest = translator.feed(rest) + translator.close(None if failure is None else failure.message)
+        elif failure is not None:
+            rest = error_event(self._api, error_body(failure))
+        await self._exchange.write(rest, more=False)
+
+    def _translator(self) -> StreamTranslator | None:
+        return None if self._translation is None else self._translation.translator()

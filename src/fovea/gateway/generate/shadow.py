@@ -1,0 +1,104 @@
+"""Copies of requests for a variant that is tried out: their answers are measured, and nobody sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fovea.core.errors import FoveaError
+from fovea.gateway.amounts import Consumption
+from fovea.gateway.experiments.split import Assignment
+from fovea.gateway.experiments.statistics import Outcome
+from fovea.gateway.forward.dispatch import Dispatcher, Job
+from fovea.gateway.forward.events import EventStream
+from fovea.gateway.forward.upstream import AttemptFailed
+from fovea.gateway.generate.usage import consumption_of, usage_of
+
+if TYPE_CHECKING:
+    from fovea.gateway.backends.fleet import Fleet
+    from fovea.gateway.experiments.experiments import Experiments
+
+log = logging.getLogger("fovea.gateway")
+
+
+class Shadows:
+    """Sends copies in the background, as many as the experiments allow."""
+
+    def __init__(
+        self,
+        experiments: Experiments | None,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        clock: Callable[[], float],
+    ) -> None:
+        self._experiments = experiments
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def maybe(self, assignment: Assignment | None, job: Job, model: str) -> None:
+        """Send a copy of a request if its model's experiment wants one now.
+
+        assignment: of the request itself; None: its model has no experiment.
+        model: the name that the client asked for.
+        """
+        if self._experiments is None or assignment is None:
+            return
+        copy = self._experiments.shadow(model)
+        if copy is None:
+            return
+        try:
+            ladder = [self._fleet.model(copy.model)]
+        except FoveaError as error:
+            log.warning("experiment %s: no copy is sent: %s", copy.experiment, error.message)
+            self._experiments.drop(copy)
+            return
+        task = asyncio.get_running_loop().create_task(self._send(copy, replace(job, ladder=ladder)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Cancel the copies that are in flight."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _send(self, copy: Assignment, job: Job) -> None:
+        assert self._experiments is not None  # `maybe` has asked them
+        started = self._clock()
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._measure(job, started)
+        except FoveaError:
+            outcome = Outcome(self._clock() - started, failed=True)
+        finally:
+            if outcome is None:
+                self._experiments.drop(copy)
+            else:
+                self._experiments.record(copy, outcome)
+
+    async def _measure(self, job: Job, started: float) -> Outcome:
+        """Read the answer to a copy to its end."""
+        won = await self._dispatcher.send(job)
+        first = self._clock() - started
+        events = EventStream()
+        failed = won.answer.status >= 500
+        try:
+            if won.answer.is_stream:
+                events.feed(won.answer.first)
+                async with asyncio.timeout_at(job.deadline):
+                    while data := await won.answer.read():
+                        events.feed(data)
+                events.finish()
+                failed = failed or not events.complete
+        except (AttemptFailed, TimeoutError):
+            failed = True
+        finally:
+            won.end()
+        told = events.usage() if won.answer.is_stream else usage_of(won.answer.first)
+        used = consumption_of(told, Consumption(completion_tokens=events.count))
+        return Outcome(self._clock() - started, first if won.answer.is_stream else None, failed, used)

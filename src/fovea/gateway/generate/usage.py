@@ -1,0 +1,58 @@
+"""Reads what a backend says it has used, in the forms of all APIs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fovea.gateway.amounts import Consumption
+
+
+def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Consumption:
+    """Return the tokens that a backend reports; what it leaves out is as estimated.
+
+    usage: the object `usage` of an answer; None: there was none, so all of it is estimated.
+    estimate: visual tokens by the model's rule, and images; used where the backend tells nothing.
+    """
+    if usage is None:
+        return estimate._replace(estimated=True)
+    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    completion = _count(usage, "completion_tokens", "output_tokens")
+    if prompt is None:
+        return estimate._replace(estimated=True)
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    if not isinstance(details, Mapping):
+        details = {}
+    cached = _count(details, "cached_tokens")
+    if cached is None:
+        cached = _count(usage, "cache_read_input_tokens") or 0
+    visual = _count(details, "image_tokens")
+    if visual is None:
+        visual = min(estimate.visual_tokens, prompt)
+    # A reused picture may be counted beside the prompt; never more visual tokens than the prompt has.
+    return Consumption(
+        prompt_tokens=max(prompt, visual),
+        visual_tokens=visual,
+        cached_tokens=min(cached, prompt),
+        completion_tokens=completion or 0,
+        images=estimate.images,
+    )
+
+
+def usage_of(body: bytes) -> dict[str, Any] | None:
+    """Return the object `usage` of a complete answer; None: it has none."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return None
+    usage = value.get("usage") if isinstance(value, dict) else None
+    return usage if isinstance(usage, dict) else None
+
+
+def _count(values: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
