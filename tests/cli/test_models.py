@@ -1,11 +1,13 @@
-"""fovea models: one list in three forms."""
+"""fovea models: one list in three forms, and visual tokens of known models."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fovea.cli.models import markdown
 from fovea.engine.models.registry import ARCHITECTURES
+from fovea.engine.vision.token_rules import known_models
 from tests.cli.support import Caller, start
 from tests.support.checkpoints import ARCHITECTURES as TESTED
 
@@ -57,3 +59,55 @@ def test_a_closed_pipe() -> None:
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait() == 1
+
+
+def test_visual_tokens_of_known_models(fovea: Caller) -> None:
+    outcome = fovea("models", "--tokens", "1024x768")
+    assert (outcome.code, outcome.err) == (0, "")
+    title, *lines = outcome.out.splitlines()
+    assert title.split() == ["1024x768", "model"]
+    counts = {line.split()[1]: int(line.split()[0]) for line in lines}
+    assert list(counts) == list(known_models())
+    assert counts["Qwen/Qwen2.5-VL-7B-Instruct"] == 999
+    assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+def test_visual_tokens_of_models_by_name_and_folder(fovea: Caller, tiny: Path) -> None:
+    names = ["unsloth/Qwen3-VL-8B-Instruct-GGUF", str(tiny), "openai-tiles"]
+    rows = fovea("models", "--tokens", "1024x768,64x64", "--json", *names).json
+    assert [(row["model"], row["width"], row["tokens"]) for row in rows] == [
+        (names[0], 1024, 768),
+        (names[0], 64, 64),
+        (names[1], 1024, rows[2]["tokens"]),
+        (names[1], 64, rows[3]["tokens"]),
+        (names[2], 1024, 765),
+        (names[2], 64, 255),
+    ]
+    assert rows[0]["rule"] == "Qwen/Qwen3-VL-8B-Instruct"
+    assert all(row["problem"] is None for row in rows)
+
+
+def test_models_that_are_not_known_or_refuse_a_size(fovea: Caller) -> None:
+    outcome = fovea("models", "--tokens", "1000x2,8x8", "gpt-9", "Qwen/Qwen2-VL-7B-Instruct")
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "-  gpt-9  (no known model has this name)" in outcome.out
+    assert "        -          4  Qwen/Qwen2-VL-7B-Instruct  (it is 1000x2 pixels; one edge" in outcome.out
+
+
+def test_mistakes_about_tokens(fovea: Caller) -> None:
+    assert "accepted: WIDTHxHEIGHT" in fovea("models", "--tokens", "1024").error_line
+    assert "accepted: WIDTHxHEIGHT" in fovea("models", "--tokens", "0x5").error_line
+    assert "needs --tokens" in fovea("models", "Qwen/Qwen2-VL-7B-Instruct").error_line
+    assert "different tables" in fovea("models", "--tokens", "1x1", "--check", "fovea-tiny").error_line
+    assert "no model beside it" in fovea("models", "--tokens", "1x1", "--markdown", "x").error_line
+    assert "--revision is for --check" in fovea("models", "--tokens", "1x1", "--revision", "x").error_line
+
+
+def test_the_table_of_visual_tokens_is_that_of_the_page(fovea: Caller) -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    command = re.search(r"^fovea (models --tokens .* --markdown)$", page, re.M)
+    assert command is not None
+    table = fovea(*command[1].split()).out
+    assert table in page
+    assert len({line.count("|") for line in table.splitlines()}) == 1
+    assert all(model in table for model in known_models())

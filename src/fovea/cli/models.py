@@ -1,4 +1,4 @@
-"""fovea models: list the supported architectures, or check whether a checkpoint would load."""
+"""fovea models: list the supported architectures, check a checkpoint, or count visual tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,24 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("models", help="list the supported models", description=__doc__)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="JSON instead of a table")
-    form.add_argument("--markdown", action="store_true", help="the table of docs/models.md")
+    form.add_argument("--markdown", action="store_true", help="the table as in docs/models.md")
     parser.add_argument(
         "--check",
         metavar="MODEL",
         help="say whether a folder, or a hub id in the local cache, would load, and what is missing; "
         "no weight is read and nothing is downloaded; exit code 1: it would not load",
+    )
+    parser.add_argument(
+        "--tokens",
+        metavar="WIDTHxHEIGHT",
+        help="print the visual tokens of an image of this size in pixels (or of several sizes: A,B) for the "
+        "models named, or for all known ones; exit code 1: a model is not known, or refuses the size",
+    )
+    parser.add_argument(
+        "model",
+        nargs="*",
+        metavar="MODEL",
+        help="with --tokens: known hub ids, or folders with the settings of a checkpoint",
     )
     parser.add_argument(
         "--revision", default="", metavar="NAME", help="with --check: branch, tag or commit of a hub id"
@@ -28,10 +40,16 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.check is not None and args.tokens is not None:
+        raise ConfigError("--check and --tokens print different tables; give one of them", param="tokens")
+    if args.model and args.tokens is None:
+        raise ConfigError(f"{args.model[0]!r} needs --tokens or --check before it", param="model")
     if args.check is not None:
         return check(args)
     if args.revision:
         raise ConfigError("--revision is for --check", param="revision")
+    if args.tokens is not None:
+        return tokens(args)
     from fovea.engine.models.registry import ARCHITECTURES
 
     if args.json:
@@ -43,6 +61,23 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(listing())
     return 0
+
+
+def tokens(args: argparse.Namespace) -> int:
+    """Print the visual tokens of known models. Returns 0 if all were counted, else 1."""
+    from fovea.cli import token_table
+
+    sizes = token_table.parse_sizes(args.tokens)
+    if args.markdown:
+        if args.model:
+            raise ConfigError(
+                "--markdown prints all known models; accepted: no model beside it", param="model"
+            )
+        print(token_table.markdown(sizes))
+        return 0
+    found = token_table.rows(args.model, sizes)
+    print(token_table.as_json(found, sizes) if args.json else token_table.table(found, sizes))
+    return 1 if any(row.problem for row in found) else 0
 
 
 def check(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal, Protocol
 
+from fovea.core.image import Detail
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 EngineStatus = Literal["loading", "ready", "stopped"]
@@ -80,4 +81,37 @@ class EngineClient(Protocol):
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Finish the running requests within `drain_s` seconds, abort the rest, and stop the engine."""
+        ...
+
+
+class VisualTokenRule(Protocol):
+    """The number of visual tokens of an image, from its dimensions alone. Thread-safe.
+
+    It tells what a request will cost before an engine has seen it. The tokens of videos are not known from
+    the outside, because they depend on the frames that an engine samples.
+    """
+
+    @property
+    def name(self) -> str:
+        """The model or the kind of rule, for logs and metrics."""
+        ...
+
+    def tokens(
+        self,
+        width: int,
+        height: int,
+        *,
+        detail: Detail = "auto",
+        images: int = 1,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+    ) -> int:
+        """Return the number of visual tokens that the image takes in the prompt.
+
+        width, height: of the image, in pixels.
+        detail: the client's detail level; "auto" counts as the model's own limit.
+        images: how many images the conversation holds; few models use it.
+        min_pixels, max_pixels: the client's bounds of the area after resizing, in pixels; None: no bound.
+        Raises InvalidImage for unusable dimensions, InvalidRequest for bounds that the model refuses.
+        """
         ...

@@ -25,7 +25,7 @@ from fovea.engine.models.config_bounds import check_bounds
 from fovea.engine.models.engines import describe_site, find_engines, install
 from fovea.engine.models.names import canonical
 from fovea.engine.models.recipe import RECIPES, Packer
-from fovea.engine.models.registry import architecture, architecture_of, build, stated_type
+from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.relevance_head import Head, read_head
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import (
@@ -40,6 +40,7 @@ from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers.disk import fingerprint
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.engine.vision.processor.model_type import stated_type
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.kernels.choose import choose, results_depend_on
