@@ -191,11 +191,32 @@ def config_file(args: argparse.Namespace) -> dict[str, Any]:
     file = options.read_file(args.config, ALL_KEYS)
     for line in options.misspelt_variables(ALL_KEYS):
         print(f"fovea: {line}", file=sys.stderr)
+    set_log_level(args, file)
+    return file
+
+
+def set_log_level(args: argparse.Namespace, file: Mapping[str, Any]) -> None:
+    """Set the log level that flags, environment or file give. Raises ConfigError."""
     level, source = options.lookup("log_level", args, file) or ("info", "")
     if str(level).lower() not in LOG_LEVELS:
         raise ConfigError(f"{source} is {level!r}; accepted: {', '.join(LOG_LEVELS)}", param="log_level")
     logging.getLogger("fovea").setLevel(str(level).upper())
-    return file
+
+
+def keys_of(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of a flag, else of its environment variable, else of the configuration file.
+
+    The variable separates several keys by commas; the file has one key or a list. An empty key is an error,
+    so that a server that should be closed never starts open.
+
+    name: "api_key", "admin_key" or "metrics_key".
+    """
+    value, source = options.lookup(name, args, file) or ((), "")
+    keys = value.split(",") if isinstance(value, str) else value
+    good = isinstance(keys, list | tuple) and all(isinstance(key, str) and key.strip() for key in keys)
+    if not good or (source and not keys):
+        raise ConfigError(f"{source} holds an empty key or none; accepted: keys of text", param=f"{name}s")
+    return tuple(key.strip() for key in keys)
 
 
 def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Engine:

@@ -17,6 +17,7 @@ COMMANDS = (
     "ask",
     "chat",
     "serve",
+    "gateway",
     "batch",
     "evaluate",
     "models",

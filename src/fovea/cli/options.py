@@ -120,6 +120,12 @@ def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tupl
     return None
 
 
+def file_path(given: str | None) -> Path | None:
+    """Return the path of --config or FOVEA_CONFIG; None: there is no file."""
+    path = given or os.environ.get(PREFIX + "CONFIG")
+    return Path(path).expanduser().absolute() if path else None
+
+
 def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
     """Read the TOML file of --config or FOVEA_CONFIG. Raises ConfigError.
 

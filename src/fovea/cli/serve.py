@@ -19,6 +19,7 @@ from fovea.cli.common import (
     add_engine_options,
     config_file,
     engine_loader,
+    keys_of,
 )
 from fovea.core.errors import ConfigError
 from fovea.core.protocols import EngineClient
@@ -96,7 +97,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     file = config_file(args)
     serve = options.settings(ServeSettings, args, file)
-    keys = {f"{name}s": _keys(name, args, file) for name in ("api_key", "admin_key", "metrics_key")}
+    keys = {f"{name}s": keys_of(name, args, file) for name in ("api_key", "admin_key", "metrics_key")}
     settings = options.settings(ServerSettings, args, file, **keys)
     if serve.simulate:
         return _serve_simulated(serve, settings, args, file)
@@ -226,22 +227,6 @@ def _check_folder(model: str, revision: str) -> None:
     is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
     if is_path or Path(model).exists():
         resolve(model, revision)
-
-
-def _keys(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys of a flag, else of its environment variable, else of the configuration file.
-
-    The variable separates several keys by commas; the file has one key or a list. An empty key is an error,
-    so that a server that should be closed never starts open.
-
-    name: "api_key", "admin_key" or "metrics_key".
-    """
-    value, source = options.lookup(name, args, file) or ((), "")
-    keys = value.split(",") if isinstance(value, str) else value
-    good = isinstance(keys, list | tuple) and all(isinstance(key, str) and key.strip() for key in keys)
-    if not good or (source and not keys):
-        raise ConfigError(f"{source} holds an empty key or none; accepted: keys of text", param=f"{name}s")
-    return tuple(key.strip() for key in keys)
 
 
 def _free_port(host: str, port: int) -> int:

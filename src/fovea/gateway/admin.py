@@ -59,7 +59,9 @@ class Admin:
         backend = self._services.fleet.get(name)
         if backend is None:
             known = ", ".join(one.name for one in self._services.fleet)
-            raise NotFound(f"there is no backend {name[:100]!r}; known: {known or 'none'}", code="unknown_backend")
+            raise NotFound(
+                f"there is no backend {name[:100]!r}; known: {known or 'none'}", code="unknown_backend"
+            )
         self._services.drains.set(name, drain=drain)
         self._services.drains.apply(self._services.fleet, self._services.clock())
         return backend

@@ -132,16 +132,16 @@ class Gateway:
 
     async def _metrics(self, exchange: Exchange) -> None:
         if not self.services.tenants.open:
-            self.services.tenants.authenticate(
-                exchange.headers.get(b"authorization", b""), METRICS_ROLES
-            )
+            self.services.tenants.authenticate(exchange.headers.get(b"authorization", b""), METRICS_ROLES)
         body = self.services.metrics.exposition()
         await exchange.reply(200, body, {"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _models(self, exchange: Exchange) -> None:
         """List the models with their aliases."""
         self._authenticate(exchange)
-        names = sorted({name for model in self.services.fleet.models() for name in (model.name, *model.aliases)})
+        names = sorted(
+            {name for model in self.services.fleet.models() for name in (model.name, *model.aliases)}
+        )
         await exchange.reply_json({"object": "list", "data": [_model(name) for name in names]})
 
     async def _feedback(self, exchange: Exchange) -> None:

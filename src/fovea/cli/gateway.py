@@ -1,0 +1,130 @@
+"""fovea gateway: route requests to OpenAI-compatible engines."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fovea.cli import options
+from fovea.cli.common import LOG_LEVELS, keys_of, set_log_level
+from fovea.core.errors import ConfigError
+from fovea.core.settings import check_settings, setting
+from fovea.gateway.build import Setup
+from fovea.gateway.config import TABLES, BackendConfig, Tables, read_tables
+from fovea.gateway.experiments.config import read_experiments
+from fovea.gateway.run import serve
+from fovea.gateway.settings import GatewaySettings
+
+log = logging.getLogger("fovea.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings:
+    """Address of the gateway."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(8080, "Port to listen on. 0: any free port.", low=0, high=65535)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser(
+        "gateway",
+        help="route requests to OpenAI-compatible engines, with limits, caches and fallbacks",
+        description=f"{__doc__} Every flag is also an environment variable and a key of the --config file, "
+        "which holds backends, models and experiments, too (docs/gateway.md).",
+    )
+    parser.add_argument(
+        "--backend",
+        action="append",
+        metavar="URL",
+        help="an engine, such as http://10.0.0.7:8000; may be given several times",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings and tables (or FOVEA_CONFIG)")
+    for role, what in (("api", "/v1"), ("admin", "/admin and /metrics")):
+        parser.add_argument(
+            f"--{role}-key",
+            action="append",
+            metavar="KEY",
+            help=f"open {what} only to this key; may be given several times (or FOVEA_{role.upper()}_KEY)",
+        )
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
+    options.add_options(parser, "address", ListenSettings)
+    options.add_options(parser, "gateway", GatewaySettings)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    path = options.file_path(args.config)
+    set_log_level(args, _read_file(path))
+    for line in options.misspelt_variables([*_names(), "api_key", "admin_key"]):
+        print(f"fovea: {line}", file=sys.stderr)
+    listen = options.settings(ListenSettings, args, _read_file(path))
+    make_setup = functools.partial(read_setup, args, path)
+    setup = make_setup()  # wrong settings are reported before the port is open
+    keys = "none, open to all" if _is_open(setup.settings) else "needed"
+    try:
+        return serve(
+            make_setup,
+            listen.host,
+            listen.port,
+            lambda: log.info("http://%s:%d/v1  keys: %s", listen.host, listen.port, keys),
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"{listen.host}:{listen.port} cannot be listened on: {error.strerror}", param="port"
+        ) from error
+
+
+def read_setup(args: argparse.Namespace, path: Path | None) -> Setup:
+    """Read everything that one worker needs. It runs in every worker. Raises ConfigError."""
+    file = _read_file(path)
+    set_log_level(args, file)
+    keys = {f"{name}s": keys_of(name, args, file) for name in ("api_key", "admin_key")}
+    settings = options.settings(GatewaySettings, args, file, **keys)
+    folder = path.parent if path is not None else Path.cwd()
+    from fovea.engine.vision.token_rules import rule_for
+
+    return Setup(
+        settings,
+        _tables(args, path),
+        read_experiments(file, folder),
+        rule_for,
+        None if path is None else functools.partial(_tables, args, path),
+        path,
+    )
+
+
+def _tables(args: argparse.Namespace, path: Path | None) -> Tables:
+    """Read the tables of the file, and add the backends of flags. Raises ConfigError."""
+    tables = read_tables(_read_file(path), None if path is None else path.parent)
+    flags = tuple(BackendConfig(url) for url in args.backend or ())
+    merged = dataclasses.replace(tables, backends=(*flags, *tables.backends))
+    if not merged.backends and not merged.discover:
+        raise ConfigError(
+            "no backend is given; accepted: --backend URL, or [[backend]] or [[discover]] in the file",
+            param="backend",
+        )
+    return merged
+
+
+def _read_file(path: Path | None) -> dict[str, Any]:
+    return options.read_file(None if path is None else str(path), _names())
+
+
+def _names() -> list[str]:
+    """The keys of the file: settings and tables."""
+    own = options.setting_names(ListenSettings, GatewaySettings)
+    return [*own, *TABLES, "log_level", "api_key", "admin_key"]
+
+
+def _is_open(settings: GatewaySettings) -> bool:
+    return not settings.api_keys and not settings.admin_keys and settings.keys_file is None

@@ -1,0 +1,247 @@
+"""Puts the application of one worker together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fovea.core.errors import ConfigError
+from fovea.gateway.app import Gateway
+from fovea.gateway.backends.backend import Backend
+from fovea.gateway.backends.discover import EVERY_S, Discovery
+from fovea.gateway.backends.drains import Drains
+from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.watch import Watch
+from fovea.gateway.book import Book
+from fovea.gateway.cache.build import open_cache
+from fovea.gateway.config import Tables
+from fovea.gateway.experiments.config import ExperimentConfig
+from fovea.gateway.experiments.experiments import Experiments
+from fovea.gateway.forward.dispatch import Dispatcher
+from fovea.gateway.forward.upstream import Upstream
+from fovea.gateway.generate.shadow import Shadows
+from fovea.gateway.inspect.images import ImageInspector
+from fovea.gateway.inspect.remote import KnownImages
+from fovea.gateway.inspect.visual import FindRule, VisualCounter
+from fovea.gateway.metrics import Metrics
+from fovea.gateway.queues import Queues
+from fovea.gateway.route.router import Router
+from fovea.gateway.services import MIB, LoggedMetrics, Services
+from fovea.gateway.settings import GatewaySettings
+from fovea.gateway.tenants.keys import Tenants
+from fovea.gateway.tenants.open import open_accounts
+from fovea.gateway.usage.audit import AuditLog
+from fovea.gateway.usage.log import UsageLog
+from fovea.gateway.usage.prices import PriceTable, read_prices
+from fovea.gateway.usage.store import UsageStore
+from fovea.http.body_budget import BodyBudget
+from fovea.media.fetch.cache import FetchCache
+from fovea.media.fetch.fetcher import Fetcher
+from fovea.media.fetch.resolve import Resolver
+
+log = logging.getLogger("fovea.gateway")
+FETCH_MIB = 64
+"""Ceiling of downloaded images, with remote_images fetch."""
+RELOAD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a gateway is configured to be.
+
+    read_tables: reads the tables of the file again; None: there is no file.
+    path: the file whose change means a reload.
+    find_rule: finds the rule of a model's visual tokens.
+    drains: file in which workers share drained backends; None: one worker.
+    """
+
+    settings: GatewaySettings
+    tables: Tables
+    experiments: ExperimentConfig
+    find_rule: FindRule
+    read_tables: Callable[[], Tables] | None = None
+    path: Path | None = None
+    drains: Path | None = None
+
+
+def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
+    """Create the application of one worker, within its event loop's process.
+
+    clock: the event loop's clock, in seconds. Raises ConfigError.
+    """
+    settings = setup.settings
+    metrics = Metrics()
+    fleet = Fleet(settings.resilience)
+    upstream = Upstream(settings.timeouts)
+    dispatcher = Dispatcher(
+        Router(fleet, settings.route, clock), upstream, settings.resilience, clock, LoggedMetrics(metrics)
+    )
+    known = KnownImages()
+    limits = settings.media
+    fetcher = FetchCache(Fetcher(limits), FETCH_MIB * MIB)
+    prices = None if settings.prices is None else read_prices(settings.prices)
+    experiments = Experiments(setup.experiments) if setup.experiments.experiments else None
+    services = Services(
+        settings=settings,
+        clock=clock,
+        metrics=metrics,
+        fleet=fleet,
+        upstream=upstream,
+        dispatcher=dispatcher,
+        inspector=ImageInspector(
+            limits,
+            settings.remote_images,
+            known,
+            Resolver(limits.resolve_timeout_s, limits.max_lookups).resolve,
+            fetcher,
+        ),
+        known=known,
+        visual=VisualCounter(setup.find_rule),
+        queues=Queues(fleet, settings.route, settings.queue, settings.workers, clock),
+        bodies=BodyBudget(settings.max_bodies_mib * MIB, settings.max_body_mib * MIB),
+        tenants=Tenants(settings.keys_file, api_keys=settings.api_keys, admin_keys=settings.admin_keys),
+        accounts=open_accounts(settings.accounts),
+        prices=prices,
+        cache=open_cache(settings.response_cache, settings.redis),
+        experiments=experiments,
+        shadows=Shadows(experiments, dispatcher, fleet, clock),
+        book=Book(metrics, _usage_log(settings, prices), AuditLog(settings.audit_log)),
+        drains=Drains(setup.drains),
+    )
+    metrics.refresh = lambda into: _set_gauges(services, into)
+    life = Life(setup, services, fetcher)
+    return Gateway(services, life.start, life.stop, life.reload)
+
+
+class Life:
+    """Runs what a worker does beside its requests, from its start to its end."""
+
+    def __init__(self, setup: Setup, services: Services, fetcher: FetchCache) -> None:
+        self._setup = setup
+        self._services = services
+        self._fetcher = fetcher
+        self._tables = setup.tables
+        self._discovery = Discovery(setup.tables.backends, setup.tables.discover)
+        self._seen = _version(setup.path)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stack = AsyncExitStack()
+        self._watch = Watch(
+            services.fleet,
+            services.upstream.get,
+            services.settings.resilience,
+            services.clock,
+            services.queues.resize,
+            self._ejected,
+        )
+
+    async def start(self) -> None:
+        """Find the backends and ask them for their models, then begin to look after them."""
+        services = self._services
+        services.fleet.configure(self._tables.models)
+        await self._find_backends()
+        await self._stack.enter_async_context(services.tenants.watching())
+        if services.experiments is not None:
+            services.experiments.start()
+        await asyncio.gather(*(self._watch.check(backend) for backend in services.fleet))
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._watch.run()), loop.create_task(self._look_after())]
+
+    async def stop(self) -> None:
+        """End everything. Requests have ended before."""
+        services = self._services
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await services.shadows.aclose()
+        await self._stack.aclose()
+        if services.cache is not None:
+            await services.cache.aclose()
+        await services.accounts.aclose()
+        if services.experiments is not None:
+            await asyncio.to_thread(services.experiments.close)
+        await asyncio.to_thread(services.book.close)
+        services.inspector.close()
+        await self._fetcher.aclose()
+        await services.upstream.aclose()
+
+    async def reload(self) -> str:
+        """Read the tables of the file again, and use them. Raises ConfigError; then nothing has changed."""
+        setup = self._setup
+        if setup.read_tables is None:
+            raise ConfigError("the gateway has no configuration file to read again")
+        tables = await asyncio.to_thread(setup.read_tables)
+        discovery = Discovery(tables.backends, tables.discover)
+        self._tables, self._discovery = tables, discovery
+        self._services.fleet.configure(tables.models)
+        come, gone = await self._find_backends()
+        return f"backends: {', '.join(come) or 'none'} came, {', '.join(gone) or 'none'} went"
+
+    async def _look_after(self) -> None:
+        """Follow the file, the sources of backends and the drained ones."""
+        looked = self._services.clock()
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            now = self._services.clock()
+            version = await asyncio.to_thread(_version, self._setup.path)
+            if version != self._seen:
+                self._seen = version
+                try:
+                    log.info("the configuration was read again: %s", await self.reload())
+                except ConfigError as error:
+                    log.error("the configuration stays what it was: %s", error.message)
+            elif self._discovery.has_sources and now - looked >= EVERY_S:
+                looked = now
+                await self._find_backends()
+            self._services.drains.apply(self._services.fleet, now)
+            self._services.queues.resize()
+
+    async def _find_backends(self) -> tuple[list[str], list[str]]:
+        """Use the backends that the sources list now. Returns those that came and that went."""
+        services = self._services
+        come, gone = services.fleet.update(await self._discovery.look(), services.clock())
+        services.drains.apply(services.fleet, services.clock())
+        for name in come:
+            log.info("backend %s came", name)
+        for name in gone:
+            log.info("backend %s went", name)
+        if come or gone:
+            services.queues.resize()
+        return come, gone
+
+    def _ejected(self, backend: Backend) -> None:
+        self._services.metrics.count("ejections", backend.name)
+
+
+def _usage_log(settings: GatewaySettings, prices: PriceTable | None) -> UsageLog | None:
+    if not settings.usage.usage_file:
+        return None
+    store = UsageStore(
+        Path(settings.usage.usage_file).expanduser(), "" if prices is None else prices.currency
+    )
+    return UsageLog(store, settings.usage)
+
+
+def _set_gauges(services: Services, metrics: Metrics) -> None:
+    """Set the gauges of backends and queues, just before they are read."""
+    now = services.clock()
+    for backend in services.fleet:
+        metrics.set("backend_up", float(backend.accepts(now, vision=False)), backend.name)
+        metrics.set("backend_requests", backend.requests, backend.name)
+        metrics.set("backend_tokens", backend.text, backend.name, "text")
+        metrics.set("backend_tokens", backend.visual, backend.name, "visual")
+    for name, queue in services.queues:
+        metrics.set("queued", queue.queue.waiting, metrics.models(name))
+
+
+def _version(path: Path | None) -> tuple[int, int, int] | None:
+    """Return a value that differs after a file was changed or replaced; None: there is none."""
+    if path is None:
+        return None
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_mtime_ns, status.st_size, status.st_ino
+    return None
