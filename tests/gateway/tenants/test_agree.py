@@ -191,4 +191,4 @@ class Agree(RuleBasedStateMachine):
 
 def test_all_stores_agree_with_the_model(tmp_path: Path, redis_server: RedisServer) -> None:
     Agree.folder, Agree.url = tmp_path, redis_server.url
-    run_state_machine_as_test(Agree, settings=profile(max_examples=40, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(Agree, settings=profile(max_examples=80, stateful_step_count=30, deadline=None))

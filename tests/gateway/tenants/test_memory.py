@@ -1,4 +1,4 @@
-"""Accounts in memory: what fits, what is refused with which words, windows, leases, tenants without limits."""
+"""Accounts in memory: what fits, words of refusals, windows, leases, and tenants without limits."""
 
 from __future__ import annotations
 
