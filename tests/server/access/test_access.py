@@ -108,8 +108,8 @@ async def test_a_disk_that_hangs_delays_nobody(path: Path, monkeypatch: pytest.M
         hanging.set()
         released.wait(60)
 
-    monkeypatch.setattr("fovea.server.access.access.CHECK_S", 0.001)
-    monkeypatch.setattr(keys.access, "_look", look)
+    monkeypatch.setattr("fovea.access.table.CHECK_S", 0.001)
+    monkeypatch.setattr(keys.access._table, "_look", look)
     async with keys.access.watching():
         while not hanging.is_set():
             await asyncio.sleep(0.001)

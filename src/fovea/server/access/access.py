@@ -1,37 +1,32 @@
 """Decides for every request whether its key opens its route, and who its client is.
 
-Keys can change while the server runs. The table of keys is replaced as a whole, in the event loop. A
-thread of its own looks after the keys file, so that a slow disk delays no request.
+Keys can change while the server runs (`access.table`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fovea.access.audit import Audit
-from fovea.access.keyfile import KeyFile, check_private, digest, fingerprint, read_key_file
-from fovea.access.keys import LONGEST_KEY, Key, Keys, keys_of_file, keys_of_flags
+from fovea.access.bearer import find_key, hash_of_key
+from fovea.access.keyfile import KeyFile, fingerprint
+from fovea.access.keys import Key, Keys
 from fovea.access.log import AccessLog
-from fovea.core.errors import ConfigError, Unauthorized
+from fovea.access.table import KeyTable
+from fovea.core.errors import ConfigError
 from fovea.server.access.caller import Caller
 from fovea.server.access.client import Client
-from fovea.server.access.limits import NO_LIMITS, Limits
+from fovea.server.access.limits import Limits
 from fovea.server.access.rules import Rules, noun
 
 if TYPE_CHECKING:
     from fovea.server.settings import ServerSettings
 
 log = logging.getLogger("fovea.server")
-CHECK_S = 1.0
-"""Seconds between two looks at the keys file."""
-Version = tuple[int, int, int, int]
 
 
 class Access:
@@ -54,8 +49,7 @@ class Access:
         self.usual_places = access.max_places_per_key
         self.audit = Audit(clock)
         self.log = AccessLog(access.access_log)
-        self._path = access.keys_file
-        file = self._path is not None
+        file = access.keys_file is not None
         self.rules = Rules(
             api=bool(settings.api_keys) or file,
             admin=bool(settings.admin_keys) or file,
@@ -65,16 +59,18 @@ class Access:
         )
         self._scoped = settings.cache_scope == "key"
         self._clock, self._now = clock, now
-        self._fixed: tuple[Key[Limits], ...] = tuple(
-            keys_of_flags(settings.api_keys, settings.admin_keys, access.metrics_keys, NO_LIMITS)
-        )
-        flags = (*settings.api_keys, *settings.admin_keys, *access.metrics_keys)
-        self._longest = max((LONGEST_KEY, *(len(key.encode()) for key in flags)))
         self._clients: dict[str, Client] = {}
         self._shares: dict[str, float] = {}
-        self._version: Version | None = None
-        self._complaint = ""
-        self._use(Keys(self._fixed) if self._path is None else self._read(self._path))
+        self._table = KeyTable(
+            access.keys_file,
+            Limits,
+            api=settings.api_keys,
+            admin=settings.admin_keys,
+            metrics=access.metrics_keys,
+            check=self._check_shares,
+            log=log,
+        )
+        self._use(self._table.keys)
 
     @property
     def fair(self) -> bool:
@@ -98,7 +94,7 @@ class Access:
         """Return a caller by its `holder`, "" without keys; None: none of its keys is left."""
         if not self.rules.api:
             return Caller() if not holder else None
-        keys = (key for key in self._keys if key.tenant == holder and "api" in key.roles)
+        keys = (key for key in self._table.keys if key.tenant == holder and "api" in key.roles)
         key = next((key for key in keys if key.expires is None or self._now() < key.expires), None)
         if key is None:
             return None
@@ -106,7 +102,7 @@ class Access:
 
     def stats(self) -> dict[str, float]:
         """Figures by the names of `observe.table`."""
-        return {"keys": len(self._keys), "keys_file_broken": float(bool(self._complaint))}
+        return {"keys": len(self._table.keys), "keys_file_broken": float(self._table.broken)}
 
     def share_of(self, tenant: str) -> float:
         """Return the part of each cache that the entries of a tenant may fill; 1 for an unknown one."""
@@ -117,60 +113,18 @@ class Access:
 
         A file that cannot be used is logged, and the keys stay what they were.
         """
-        return self._apply(self._look())
+        if not self._table.reload():
+            return False
+        self._use(self._table.keys)
+        return True
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Look after the keys file and the audit log until the block ends."""
-        with ThreadPoolExecutor(1, "fovea-keys") as thread:
-            task = asyncio.create_task(self._watch(thread))
-            try:
-                yield
-            finally:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        async with self._table.watching(self._use, self.audit.flush):
+            yield
         self.audit.flush(final=True)
         self.log.close()
-
-    async def _watch(self, thread: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(CHECK_S)
-            self.audit.flush()
-            if self._path is not None:
-                self._apply(await loop.run_in_executor(thread, self._look))
-
-    def _look(self) -> Keys[Limits] | None:
-        """Return all keys if the keys file has changed and can be used, otherwise None.
-
-        A file that cannot be used is read again at every look: its disk may have failed only for a moment.
-        """
-        if self._path is None or (_version(self._path) == self._version and not self._complaint):
-            return None
-        try:
-            keys = self._read(self._path)
-        except ConfigError as error:
-            if error.message != self._complaint:
-                log.error("the keys stay what they were: %s", error.message)
-            self._complaint = error.message
-            return None
-        self._complaint = ""
-        return keys
-
-    def _apply(self, keys: Keys[Limits] | None) -> bool:
-        if keys is None:
-            return False
-        self._use(keys)
-        log.info("the keys file was read again: %d keys", len(keys) - len(self._fixed))
-        return True
-
-    def _read(self, path: Path) -> Keys[Limits]:
-        self._version = _version(path)  # taken before reading: a change meanwhile is seen at the next look
-        check_private(path)
-        file = read_key_file(path, Limits)
-        self._check_shares(file)
-        return Keys((*self._fixed, *keys_of_file(file)))
 
     def _check_shares(self, file: KeyFile[Limits]) -> None:
         for record in file.records:
@@ -182,7 +136,7 @@ class Access:
                 )
 
     def _use(self, keys: Keys[Limits]) -> None:
-        """Replace the table. Clients that stay keep what they have used of their limits."""
+        """Use these keys. Clients that stay keep what they have used of their limits."""
         limits: dict[str, Limits] = {key.name: key.limits for key in keys}
         for name, values in limits.items():
             if name in self._clients:
@@ -193,33 +147,9 @@ class Access:
             del self._clients[name]
         self._shares = {key.tenant: key.limits.cache_share for key in keys}
         self._api_clients = len({key.name for key in keys if "api" in key.roles})
-        self._keys = keys
 
     def _key(self, authorization: bytes, roles: frozenset[str], caller: Caller) -> Key[Limits]:
-        scheme, _, text = authorization.partition(b" ")
-        text, kind = text.strip(), noun(roles)
-        if scheme.lower() != b"bearer" or not text:
-            article = "an" if kind[0] in "aA" else "a"
-            raise Unauthorized(
-                f"{article} {kind} is required: Authorization: Bearer KEY", code="missing_api_key"
-            )
-        wrong = Unauthorized(f"the {kind} is not valid here")
-        if len(text) > self._longest:  # no key is that long, and hashing would take time
-            raise wrong
-        hashed = digest(text)
+        kind = noun(roles)
+        hashed = hash_of_key(authorization, self._table.longest, kind)
         caller.fingerprint = fingerprint(hashed)
-        key = self._keys.find(hashed)
-        if key is None or not key.roles & roles:
-            raise wrong
-        if key.expires is not None and self._now() >= key.expires:
-            raise Unauthorized("the key has expired", code="expired_api_key")
-        return key
-
-
-def _version(path: Path) -> Version | None:
-    """Return a value that differs after the file was changed or replaced; None: it cannot be read."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+        return find_key(self._table.keys, hashed, roles, kind, self._now())

@@ -1,0 +1,181 @@
+"""The account of one tenant: what it has used of its limits, and the rules by which amounts are taken.
+
+Limits per minute are token buckets, told by the amount that is used of them. It drains evenly, at the limit
+per minute, down to nothing. So a minute's worth may be taken at once, and settling may leave a debt that
+drains first. Budgets count in windows: a UTC day, and a UTC month. A request counts in the windows in which it
+was reserved; what settling changes after the end of a window is not counted.
+
+No clock and no I/O: the accounts in memory and in SQLite use this class. `scripts/account.lua` does the
+same computations in Redis, in the same order, so that both give the same numbers to the last bit.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from fovea.gateway.amounts import Amounts
+from fovea.gateway.tenants.bounds import ZERO, Bounds, Four
+
+MINUTE_US = 60_000_000
+DAY_US = 86_400_000_000
+ROUNDING = 1e-6
+"""A bucket that lacks only this much has room: rounding must not refuse what fits exactly."""
+
+
+class Counters(NamedTuple):
+    """The numbers of an account at one moment.
+
+    birth: names the account since it was created. It changes if a store lost the account.
+    at: microseconds of the epoch.
+    minute: amounts that are used of the limits per minute, in the order of `METRICS`.
+    day: number of the UTC day since the epoch.
+    day_used: amounts of that day.
+    month: number of the UTC month since the year 0.
+    month_cost: cost of that month, in millionths.
+    in_flight: requests that are reserved and not settled.
+    """
+
+    birth: str = ""
+    at: int = 0
+    minute: Four = ZERO
+    day: int = 0
+    day_used: Four = ZERO
+    month: int = 0
+    month_cost: float = 0
+    in_flight: int = 0
+
+
+class Adjustment(NamedTuple):
+    """A change of what was used, to be applied to an account.
+
+    lease: the reservation that ends with it. The change is applied once, while the lease is there.
+        "": no reservation ends.
+    minute: added to what is used of the limits per minute; may be negative.
+    day, day_used: added to the budgets of that day.
+    month, month_cost: added to the cost of that month.
+    """
+
+    lease: str
+    minute: Four
+    day: int
+    day_used: Four
+    month: int
+    month_cost: float
+
+
+class Account:
+    """What one tenant has used.
+
+    The attributes are those of `Counters`; `in_flight` is kept by the store that knows the leases.
+    """
+
+    __slots__ = ("at", "birth", "day", "day_used", "in_flight", "minute", "month", "month_cost")
+
+    def __init__(self, counters: Counters) -> None:
+        self.birth, self.at, minute, self.day, day_used, self.month, self.month_cost, self.in_flight = (
+            counters
+        )
+        self.minute = list(minute)
+        self.day_used = list(day_used)
+
+    def counters(self) -> Counters:
+        """Return the numbers now."""
+        (a, b, c, d), (e, f, g, h) = self.minute, self.day_used
+        return Counters(
+            self.birth, self.at, (a, b, c, d), self.day, (e, f, g, h), self.month, self.month_cost,
+            self.in_flight,
+        )  # fmt: skip
+
+    def advance(self, bounds: Bounds, now: int) -> None:
+        """Drain the buckets and begin new windows. now: microseconds of the epoch; time never goes back."""
+        elapsed = float(now - self.at)  # as in Lua, where every number is a double
+        if elapsed <= 0:
+            return
+        minute = self.minute
+        for i, limit in enumerate(bounds.minute):
+            if used := minute[i]:
+                left = used - elapsed * limit / MINUTE_US if limit else 0
+                minute[i] = left if left > 0 else 0
+        self.at = now
+        day = now // DAY_US
+        if day != self.day:
+            self.day, self.day_used = day, [0, 0, 0, 0]
+            month = month_of(day)
+            if month != self.month:
+                self.month, self.month_cost = month, 0
+
+    def fits(self, bounds: Bounds, amounts: Amounts) -> bool:
+        """Whether all amounts fit into all limits now."""
+        for i, amount in enumerate(amounts):
+            if amount:
+                limit = bounds.minute[i]
+                if limit and self.minute[i] + amount > limit + ROUNDING:
+                    return False
+                limit = bounds.day[i]
+                if limit and self.day_used[i] + amount > limit + ROUNDING:
+                    return False
+        limit, cost = bounds.month_cost, amounts[3]
+        if limit and cost and self.month_cost + cost > limit + ROUNDING:
+            return False
+        return not bounds.in_flight or self.in_flight + 1 <= bounds.in_flight
+
+    def take(self, bounds: Bounds, amounts: Amounts) -> None:
+        """Add amounts to what is used, and a request in flight."""
+        minute, day = self.minute, self.day_used
+        for i, amount in enumerate(amounts):
+            if amount:
+                if bounds.minute[i]:
+                    minute[i] += amount
+                day[i] += amount
+        self.month_cost += amounts[3]
+        self.in_flight += 1
+
+    def adjust(self, bounds: Bounds, change: Adjustment) -> None:
+        """Apply a change. Nothing becomes less than 0."""
+        for i in range(4):
+            if bounds.minute[i]:
+                self.minute[i] = max(0, self.minute[i] + change.minute[i])
+            if change.day == self.day:
+                self.day_used[i] = max(0, self.day_used[i] + change.day_used[i])
+        if change.month == self.month:
+            self.month_cost = max(0, self.month_cost + change.month_cost)
+
+    def restore(self, bounds: Bounds, known: Counters) -> None:
+        """Take over what a gateway remembers, if the store has lost the account since.
+
+        Every number becomes the larger one of both, so that no limit becomes wider.
+        """
+        if known.birth == self.birth or not known.birth:
+            return
+        remembered = Account(known)
+        remembered.advance(bounds, self.at)
+        for i in range(4):
+            self.minute[i] = max(self.minute[i], remembered.minute[i])
+            if remembered.day == self.day:
+                self.day_used[i] = max(self.day_used[i], remembered.day_used[i])
+        if remembered.month == self.month:
+            self.month_cost = max(self.month_cost, remembered.month_cost)
+
+
+def new_account(birth: str, now: int) -> Account:
+    """Return an account of which nothing is used. now: microseconds of the epoch."""
+    day = now // DAY_US
+    return Account(Counters(birth, now, ZERO, day, ZERO, month_of(day), 0, 0))
+
+
+def month_of(day: int) -> int:
+    """Return the number of the month of a UTC day: 12 times the year, plus 0 for January."""
+    date = datetime.fromtimestamp(day * 86400, UTC)
+    return date.year * 12 + date.month - 1
+
+
+def start_of_month(month: int) -> int:
+    """Return the microseconds of the epoch at which a month begins."""
+    return int(datetime(month // 12, month % 12 + 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def difference(lease: str, reserved: Amounts, used: Amounts, day: int, month: int) -> Adjustment:
+    """Return the change that replaces reserved amounts by the used ones."""
+    change = (used[0] - reserved[0], used[1] - reserved[1], used[2] - reserved[2], used[3] - reserved[3])
+    return Adjustment(lease, change, day, change, month, change[3])

@@ -1,0 +1,156 @@
+"""Accounts in Redis, for any number of gateways.
+
+Every call is one Lua script, so it is atomic. The time is that of Redis, so the clocks of gateways do not
+matter. Both keys of a tenant have its name in braces, so that a cluster keeps them in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from fovea.core.errors import ConfigError
+from fovea.gateway.amounts import Amounts
+from fovea.gateway.tenants.account import Adjustment, Counters
+from fovea.gateway.tenants.bounds import Bounds
+from fovea.gateway.tenants.store import StoreFailed, births
+
+try:
+    import redis.asyncio as redis_asyncio
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import NoScriptError, RedisError
+except ImportError as error:
+    raise ConfigError(
+        "accounts in Redis need the package redis; install it with: pip install fovea[redis]",
+        param="accounts",
+    ) from error
+
+_FOLDER = Path(__file__).parent / "scripts"
+_LIFETIME_MS = 32 * 86_400_000
+"""Lifetime of an account that nobody uses: longer than a month, whose cost it counts."""
+_CONNECTIONS = 64
+
+
+class _Script:
+    """One Lua script: its text, and the hash by which Redis knows it."""
+
+    def __init__(self, name: str) -> None:
+        parts = [(_FOLDER / f"{part}.lua").read_text(encoding="utf-8") for part in ("account", name)]
+        self.text = "\n".join(parts)
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+class RedisStore:
+    """A store in one Redis server.
+
+    url: redis://HOST:PORT/DB, rediss:// or unix://, with user and password if Redis needs them.
+    timeout_s: longest wait of a call, connecting included.
+    lease_s: seconds after which a reservation that was not settled frees its place.
+    clock: returns the seconds of the epoch; None: the time of Redis.
+    Raises ConfigError if the URL is not accepted. Redis need not run yet.
+    """
+
+    def __init__(
+        self, url: str, timeout_s: float, lease_s: float, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._timeout_s, self._lease_us, self._clock = timeout_s, round(lease_s * 1e6), clock
+        try:
+            pool = redis_asyncio.BlockingConnectionPool.from_url(
+                url,
+                max_connections=_CONNECTIONS,
+                timeout=timeout_s,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 0),
+                protocol=2,
+                driver_info=None,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"accounts: the URL of Redis is not accepted: {error}", param="accounts"
+            ) from error
+        self._redis = redis_asyncio.Redis(connection_pool=pool)
+        where = pool.connection_kwargs
+        address = f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
+        self._name = f"Redis at {where.get('path') or address}"  # without its password
+        self._births = births()
+        self._scripts = {name: _Script(name) for name in ("reserve", "adjust", "adopt")}
+
+    async def reserve(
+        self, lease: str, tenant: str, bounds: Bounds, amounts: Amounts, known: Counters
+    ) -> tuple[bool, Counters]:
+        """Take all amounts and a place, or nothing."""
+        return await self._run("reserve", tenant, bounds, known, amounts, (lease,))
+
+    async def adjust(self, tenant: str, bounds: Bounds, change: Adjustment, known: Counters) -> Counters:
+        """Apply a change and return the account."""
+        numbers = (*change.minute, change.day, *change.day_used, change.month, change.month_cost)
+        return (await self._run("adjust", tenant, bounds, known, numbers, (change.lease,)))[1]
+
+    async def adopt(self, tenant: str, bounds: Bounds, leases: Sequence[str], known: Counters) -> Counters:
+        """Register leases again."""
+        return (await self._run("adopt", tenant, bounds, known, (), tuple(leases)))[1]
+
+    async def ping(self) -> None:
+        """Check that Redis answers."""
+        await self._within(lambda: cast(Awaitable[Any], self._redis.ping()))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._redis.aclose()
+                await self._redis.connection_pool.disconnect()
+        except (RedisError, OSError, TimeoutError):
+            return
+
+    async def _run(
+        self,
+        name: str,
+        tenant: str,
+        bounds: Bounds,
+        known: Counters,
+        numbers: Sequence[float],
+        leases: tuple[str, ...],
+    ) -> tuple[bool, Counters]:
+        """Run a script and return its answer."""
+        script = self._scripts[name]
+        now = 0 if self._clock is None else int(self._clock() * 1e6)
+        values = (
+            now, _LIFETIME_MS, self._lease_us,
+            *bounds.minute, *bounds.day, bounds.month_cost, bounds.in_flight,
+            known.at, *known.minute, known.day, *known.day_used, known.month, known.month_cost, *numbers,
+        )  # fmt: skip
+        text = " ".join(map(repr, values))
+        keys = (f"fovea:{{{tenant}}}:account", f"fovea:{{{tenant}}}:leases")
+        arguments = (*keys, text, next(self._births), known.birth, *leases)
+
+        async def call() -> Any:
+            try:
+                return await self._redis.evalsha(script.sha, 2, *arguments)
+            except NoScriptError:  # Redis was started again, or SCRIPT FLUSH was called
+                return await self._redis.eval(script.text, 2, *arguments)
+
+        return _counters(await self._within(call))
+
+    async def _within(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call()
+        except TimeoutError:
+            raise StoreFailed(f"{self._name} gave no answer in {self._timeout_s:g} s") from None
+        except (RedisError, OSError) as error:
+            raise StoreFailed(f"{self._name}: {error}") from error
+
+
+def _counters(answer: bytes) -> tuple[bool, Counters]:
+    fits, birth, *texts = answer.decode().split(" ")
+    at, a, b, c, d, day, e, f, g, h, month, month_cost, in_flight = map(float, texts)
+    counters = Counters(
+        birth, int(at), (a, b, c, d), int(day), (e, f, g, h), int(month), month_cost, int(in_flight)
+    )
+    return fits == "1", counters

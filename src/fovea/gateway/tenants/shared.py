@@ -1,0 +1,277 @@
+"""Accounts in a store that gateways share, and what happens while that store fails.
+
+While the store works, every call goes to it. After some failures in a row no request waits for it any more:
+requests are refused, or this gateway admits its part of each limit (`standby`). A task of its own probes the
+store with growing pauses. When it answers, the task first registers the requests in flight again, which a
+store without a disk may have lost, and applies the changes that wait (`pending`). Then requests use the store
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from fovea.core.errors import InvalidRequest, Unavailable
+from fovea.gateway.amounts import Amounts
+from fovea.gateway.tenants.account import DAY_US, Adjustment, Counters, difference, month_of
+from fovea.gateway.tenants.accounts import FREE, Reservation
+from fovea.gateway.tenants.bounds import Bounds
+from fovea.gateway.tenants.limits import TenantLimits
+from fovea.gateway.tenants.outage import Outage
+from fovea.gateway.tenants.pending import Pending
+from fovea.gateway.tenants.refusal import check_possible, refusal
+from fovea.gateway.tenants.settings import AccountSettings
+from fovea.gateway.tenants.standby import Standby
+from fovea.gateway.tenants.store import NO_CHANGE, Store, StoreFailed
+
+log = logging.getLogger("fovea.gateway")
+NOTHING = Amounts()
+_AT_ONCE = 500
+"""Most leases that are registered again in one call."""
+
+
+class SharedAccounts:
+    """Accounts of all tenants in one store.
+
+    store: the store; it is closed with the accounts.
+    clock: returns the seconds of the epoch. It is used for the accounts of this gateway alone.
+    """
+
+    def __init__(
+        self, store: Store, settings: AccountSettings, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._local = settings.accounts_on_failure == "local"
+        self._sharers = settings.accounts_sharers
+        self._lease_us = round(settings.accounts_lease_s * 1e6)
+        self._timeout_s = settings.accounts_timeout_s
+        self._outage = Outage()
+        self._pending = Pending(settings.accounts_pending, settings.accounts_sharers)
+        self._standbys: dict[str, Standby] = {}
+        self._lost: set[str] = set()
+        """Tenants whose leases have to be registered again."""
+        self._fallbacks = 0
+        self._process = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+        self._mending: asyncio.Task[None] | None = None
+
+    async def reserve(self, tenant: str, limits: TenantLimits, amounts: Amounts) -> Reservation:
+        """Take amounts, as `Accounts.reserve` says."""
+        bounds = limits.bounds
+        if not limits.counted:
+            if limits.max_visual_tokens:
+                check_possible(tenant, bounds, amounts, limits.max_visual_tokens)
+            return FREE
+        check_possible(tenant, bounds, amounts, limits.max_visual_tokens)
+        lease = f"{self._process}-{next(self._numbers):x}"
+        if self._outage.open:
+            return self._alone(tenant, bounds, amounts, lease, "")
+        standby = self._standby(tenant, bounds)
+        try:
+            fits, counters = await self._store.reserve(lease, tenant, bounds, amounts, standby.known)
+        except StoreFailed as error:
+            self._give_back(tenant, bounds, amounts, lease)
+            self._failed(error)
+            return self._alone(tenant, bounds, amounts, lease + "x", str(error))
+        except asyncio.CancelledError:
+            self._give_back(tenant, bounds, amounts, lease)
+            raise
+        self._remember(tenant, standby, counters)
+        if not fits:
+            raise refusal(tenant, bounds, amounts, counters)
+        now = self._now()
+        standby.hold(lease, now + self._lease_us, now)
+        return Reservation(tenant, bounds, amounts, lease, counters.day, counters.month)
+
+    async def settle(self, reservation: Reservation, used: Amounts) -> None:
+        """Replace the reserved amounts by the used ones, once. Waits for the store unless it fails."""
+        if reservation.settled:
+            return
+        reservation.settled = True
+        tenant, bounds = reservation.tenant, reservation.bounds
+        reserved, day, month = reservation.amounts, reservation.day, reservation.month
+        standby = self._standby(tenant, bounds)
+        change = difference(reservation.lease, reserved, used, day, month)
+        held = standby.settle(bounds, change)
+        if reservation.local:
+            if held:
+                self._settle_alone(reservation, change)
+            return
+        if self._outage.open:
+            self._queue(tenant, bounds, change)
+            return
+        try:
+            counters = await self._store.adjust(tenant, bounds, change, standby.known)
+        except StoreFailed as error:
+            self._queue(tenant, bounds, change)
+            self._failed(error)
+        except asyncio.CancelledError:
+            self._queue(tenant, bounds, change)
+            raise
+        else:
+            self._remember(tenant, standby, counters)
+
+    async def usage(self, tenant: str, limits: TenantLimits) -> Counters:
+        """Return what a tenant has used. Raises Unavailable if the store fails."""
+        if not limits.counted:
+            return Counters()
+        if self._outage.open:
+            raise self._unavailable("")
+        standby = self._standby(tenant, limits.bounds)
+        try:
+            counters = await self._store.adjust(tenant, limits.bounds, NO_CHANGE, standby.known)
+        except StoreFailed as error:
+            self._failed(error)
+            raise self._unavailable(str(error)) from error
+        self._remember(tenant, standby, counters)
+        return counters
+
+    def stats(self) -> dict[str, float]:
+        """Figures as in `Accounts.stats`."""
+        return {
+            "failures": self._outage.failures,
+            "fallbacks": self._fallbacks,
+            "pending": len(self._pending),
+            "dropped": self._pending.dropped,
+            "failing": float(self._outage.open),
+        }
+
+    async def aclose(self) -> None:
+        """Write the changes that wait if the store works, for at most its timeout, and close it."""
+        if self._mending is not None:
+            self._mending.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._mending
+        if not self._outage.open:
+            with suppress(StoreFailed, TimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    await self._replay()
+        await self._store.aclose()
+
+    def _alone(self, tenant: str, bounds: Bounds, amounts: Amounts, lease: str, reason: str) -> Reservation:
+        """Take amounts of this gateway's part of the limits. Raises Unavailable or Overloaded."""
+        self._fallbacks += 1
+        if not self._local:
+            raise self._unavailable(reason)
+        now = self._now()
+        part = bounds.divided(self._sharers)
+        try:
+            check_possible(tenant, part, amounts)
+        except InvalidRequest as error:
+            raise self._unavailable(f"this gateway admits its part only: {error.message}") from error
+        standby = self._standby(tenant, bounds)
+        gate = standby.open(bounds, now)
+        if not gate.fits(part, amounts):
+            raise refusal(tenant, part, amounts, gate.counters())
+        gate.take(part, amounts)
+        standby.hold(lease, now + self._lease_us, now)
+        self._pending.carry(tenant, bounds, gate.day, amounts, now)
+        self._mend()
+        return Reservation(tenant, bounds, amounts, lease, gate.day, gate.month, local=True)
+
+    def _settle_alone(self, reservation: Reservation, change: Adjustment) -> None:
+        tenant, bounds = reservation.tenant, reservation.bounds
+        self._pending.carry(tenant, bounds, reservation.day, change.minute, self._now())
+        adopted = self._standbys[tenant].adopted
+        if reservation.lease in adopted:
+            adopted.discard(reservation.lease)
+            self._pending.end(tenant, bounds, NO_CHANGE._replace(lease=reservation.lease))
+        self._mend()
+
+    def _unavailable(self, reason: str) -> Unavailable:
+        tail = f": {reason}" if reason else ""
+        return Unavailable(
+            f"the store of the accounts fails, so limits cannot be checked{tail}; try again later"
+        )
+
+    def _standby(self, tenant: str, bounds: Bounds) -> Standby:
+        standby = self._standbys.get(tenant)
+        if standby is None:
+            standby = self._standbys[tenant] = Standby(bounds, self._sharers)
+        standby.bounds = bounds
+        return standby
+
+    def _remember(self, tenant: str, standby: Standby, counters: Counters) -> None:
+        """Note a success, and what the store said."""
+        if self._outage.succeeded():
+            self._resume()
+        self._learn(tenant, standby, counters)
+
+    def _learn(self, tenant: str, standby: Standby, counters: Counters) -> None:
+        if standby.known.birth and counters.birth != standby.known.birth and standby.leases:
+            self._lost.add(tenant)  # the store has lost the account, and with it the leases
+            self._mend()  # does nothing if this is that task: it looks again
+        standby.known = counters
+
+    def _give_back(self, tenant: str, bounds: Bounds, amounts: Amounts, lease: str) -> None:
+        """Give back what a call without an answer may have taken."""
+        day = self._now() // DAY_US
+        self._queue(tenant, bounds, difference(lease, amounts, NOTHING, day, month_of(day)))
+
+    def _queue(self, tenant: str, bounds: Bounds, change: Adjustment) -> None:
+        self._pending.end(tenant, bounds, change)
+        self._mend()
+
+    def _failed(self, error: StoreFailed, *, probe: bool = False) -> None:
+        if self._outage.failed(probe=probe):
+            log.error("the store of the accounts fails: %s", error)
+        self._mend()
+
+    def _resume(self) -> None:
+        log.info("the store of the accounts works again")
+        for standby in self._standbys.values():
+            standby.close()
+
+    def _mend(self) -> None:
+        """Start the task that probes the store and applies changes, unless it runs."""
+        if self._mending is None or self._mending.done():
+            self._mending = asyncio.create_task(self._run_mending())
+
+    async def _run_mending(self) -> None:
+        while self._outage.open or self._pending or self._lost:
+            await asyncio.sleep(self._outage.pause_s)
+            try:
+                if self._outage.open:
+                    await self._store.ping()
+                    self._lost.update(name for name, each in self._standbys.items() if each.leases)
+                await self._adopt()
+                await self._replay()
+            except StoreFailed as error:
+                self._failed(error, probe=True)
+            else:
+                if self._outage.succeeded():
+                    self._resume()
+
+    async def _adopt(self) -> None:
+        """Register leases again, with what this gateway remembers of their accounts."""
+        while self._lost:
+            tenant = next(iter(self._lost))
+            standby = self._standbys[tenant]
+            leases = list(standby.leases)
+            for start in range(0, len(leases), _AT_ONCE):
+                some = leases[start : start + _AT_ONCE]
+                standby.adopted.update(some)
+                standby.known = await self._store.adopt(tenant, standby.bounds, some, standby.known)
+            self._lost.discard(tenant)
+
+    async def _replay(self) -> None:
+        """Apply the changes that wait."""
+        while (change := self._pending.first(self._now())) is not None:
+            try:
+                standby = self._standby(change.tenant, change.bounds)
+                counters = await self._store.adjust(
+                    change.tenant, change.bounds, change.change, standby.known
+                )
+                self._learn(change.tenant, standby, counters)
+            except (StoreFailed, asyncio.CancelledError):
+                self._pending.put_back(change, self._now())
+                raise
+
+    def _now(self) -> int:
+        return int(self._clock() * 1e6)
