@@ -40,8 +40,9 @@ FORMAT = b"fovea response 1"
 
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 _MARKS = re.compile(rf'"{MEDIA_MARK}(\d+)"')
-# In JSON the quotes inside of a text are escaped, so this matches fields, and no text that looks like one.
-_REFERENCES = re.compile(rf'"(?:\w*url|file_id|file_uri)":"(?!{MEDIA_MARK}\d+")')
+# In JSON the quotes inside of a text are escaped, so these match fields, and no text that looks like one.
+_URLS = re.compile(rf'url":"(?!{MEDIA_MARK}\d+")')
+_FILES = ('file_id":"', 'file_uri":"')
 
 _SERVER_TOOL_FIELDS = ("web_search_options", "search_parameters", "plugins")
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -105,7 +106,7 @@ def cacheability(
         text = _encode({name: body[name] for name in sorted(body) if name not in EXCLUDED})
     except (TypeError, ValueError, RecursionError):
         return Cacheability(None, "unreadable")
-    if _REFERENCES.search(text):
+    if _URLS.search(text) or any(field in text for field in _FILES):
         return Cacheability(None, "reference")
     if (images or MEDIA_MARK in text) and {int(n) for n in _MARKS.findall(text)} != set(range(len(images))):
         return Cacheability(None, "no_identity")
