@@ -142,7 +142,9 @@ async def shared_times(cache: ResponseCache, rounds: int) -> dict[str, float]:
     times: list[float] = []
     for _ in range(max(1, rounds // TOGETHER)):
         times += await asyncio.gather(*(hit_time(cache, body, images) for _ in range(TOGETHER)))
-    return {f"hit_redis_{TOGETHER}_at_once_p{share}_us": percentile(sorted(times), share) for share in (50, 99)}
+    return {
+        f"hit_redis_{TOGETHER}_at_once_p{share}_us": percentile(sorted(times), share) for share in (50, 99)
+    }
 
 
 async def record_times(cache: ResponseCache, rounds: int) -> dict[str, float]:
@@ -162,7 +164,10 @@ async def record_times(cache: ResponseCache, rounds: int) -> dict[str, float]:
         while cache.stats()["stores"] == stores:
             await asyncio.sleep(0)
         parsing.append((time.process_time() - started) * 1e6)
-    return {"record_chunk_us": percentile(sorted(feeding), 50), f"record_parse_{CHUNKS}_us": percentile(sorted(parsing), 50)}
+    return {
+        "record_chunk_us": percentile(sorted(feeding), 50),
+        f"record_parse_{CHUNKS}_us": percentile(sorted(parsing), 50),
+    }
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fovea.api import sse
 from fovea.gateway.cache.entry import Unstorable, unpack
-from fovea.gateway.cache.recording import Recording, Room
+from fovea.gateway.cache.recording import SLICE, Recording, Room
 from fovea.gateway.cache.replay import PIECE, PIECE_ENTRIES, events
 from tests.gateway.cache.answers import BODIES, answer, recorded, sent
 
@@ -191,6 +192,21 @@ def test_an_answer_with_too_few_choices_or_too_many_bytes_is_not_stored() -> Non
         recorded(data, stream=False, limit=len(data) - 1)
     with pytest.raises(Unstorable, match="unreadable"):
         recorded(data[:-1], stream=False)
+
+
+@pytest.mark.parametrize("pieces", [1, 3000])
+async def test_other_tasks_run_while_a_long_stream_is_parsed(pieces: int) -> None:
+    data = sent(*[chunk({"content": "A"})] * 3000, END, "[DONE]")
+    recording, turns = Recording(1 << 24, Room(1 << 24)), 0
+    step = -(-len(data) // pieces)
+    for start in range(0, len(data), step):
+        recording.feed(data[start : start + step])
+    task = asyncio.create_task(recording.entry(stream=True, choices=1, stored=1.0, limit=1 << 20))
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert json.loads((await task).body)["choices"][0]["message"]["content"] == "A" * 3000
+    assert turns >= 3000 // SLICE
 
 
 def test_the_bytes_of_recordings_are_bounded_together() -> None:

@@ -166,8 +166,10 @@ def test_several_choices_at_temperature_zero_have_a_key(temperature: float) -> N
     assert reason(request(temperature=temperature, n=3)) == ""
 
 
-@pytest.mark.parametrize("identity", ["", "https://example.org/cat.png", CAT[:-1], CAT.upper(), CAT + "0"])
-def test_an_image_without_identity_has_no_key(identity: str) -> None:
+@pytest.mark.parametrize(
+    "identity", [None, "", "https://example.org/cat.png", CAT[:-1], CAT.upper(), CAT + "0"]
+)
+def test_an_image_without_identity_has_no_key(identity: Any) -> None:
     assert reason(request(image()), identity) == "no_identity"
     assert reason(request(image()), identity, asked=True) == "no_identity"
 

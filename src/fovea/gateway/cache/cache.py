@@ -63,7 +63,7 @@ class ResponseCache:
     def plan(
         self,
         body: Mapping[str, Any],
-        images: Sequence[str],
+        images: Sequence[str | None],
         *,
         tenant: str,
         model_version: str,

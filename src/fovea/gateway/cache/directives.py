@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Directives(NamedTuple):
-    """What a request may do with the cache.
+    """The permissions of a request to use the cache.
 
     read: a stored answer may be returned.
     write: the answer may be stored.

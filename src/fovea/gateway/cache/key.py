@@ -61,7 +61,7 @@ class Cacheability(NamedTuple):
 
 def cache_key(
     body: Mapping[str, Any],
-    images: Sequence[str],
+    images: Sequence[str | None],
     *,
     scope: str,
     model_version: str,
@@ -77,7 +77,7 @@ def cache_key(
 
 def cacheability(
     body: Mapping[str, Any],
-    images: Sequence[str],
+    images: Sequence[str | None],
     *,
     scope: str,
     model_version: str,
@@ -89,7 +89,7 @@ def cacheability(
     body: the parsed request, in which the URL of every image and video is MEDIA_MARK and its number. It must
         not have had one field twice, because a backend may take the other value.
     images: the identities of these images and videos in the order of their numbers (`content_identity`).
-        An item without 64 hex digits is one that the gateway has not read.
+        None, or anything but 64 hex digits, is an item that the gateway has not read.
     scope: requests share answers only within a scope.
     model_version: the name and version of the model that answers.
     path: URL path of the request.
@@ -100,7 +100,8 @@ def cacheability(
         return Cacheability(None, reason)
     if _wants_running_usage(body):
         return Cacheability(None, "running_usage")
-    if not all(map(_IDENTITY.fullmatch, images)):
+    identities = [image for image in images if image is not None and _IDENTITY.fullmatch(image)]
+    if len(identities) != len(images):
         return Cacheability(None, "no_identity")
     try:
         text = _encode({name: body[name] for name in sorted(body) if name not in EXCLUDED})
@@ -110,7 +111,7 @@ def cacheability(
         return Cacheability(None, "reference")
     if (images or MEDIA_MARK in text) and {int(n) for n in _MARKS.findall(text)} != set(range(len(images))):
         return Cacheability(None, "no_identity")
-    return Cacheability(_digest((scope, model_version, path, text, *images)))
+    return Cacheability(_digest((scope, model_version, path, text, *identities)))
 
 
 def _randomness(body: Mapping[str, Any]) -> str:

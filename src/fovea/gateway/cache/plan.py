@@ -1,4 +1,4 @@
-"""What the response cache does with one request."""
+"""The decision of the response cache about one request."""
 
 from __future__ import annotations
 

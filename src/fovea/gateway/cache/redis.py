@@ -173,7 +173,7 @@ class RedisStore:
             self._counts["refused"] += 1
             self._breaker.succeeded()
             return None
-        except (RedisError, OSError, TimeoutError):
+        except (RedisError, OSError, EOFError, TimeoutError):
             self._counts["failures"] += 1
             self._breaker.failed()
             return None
@@ -210,7 +210,10 @@ class RedisStore:
         value = rest[_HEAD.size :]
         if compressed:
             reader = zlib.decompressobj()
-            value = reader.decompress(value, self._most_value_bytes)
+            try:
+                value = reader.decompress(value, self._most_value_bytes)
+            except zlib.error:
+                return None
             if not reader.eof:
                 return None
         return Found(value, max(0.0, end - self._wall()))
