@@ -13,6 +13,8 @@ parts:
   record      microseconds that a chunk of a stream costs while it passes, and that the parsing of a stream of
               500 chunks takes afterwards
   shared      microseconds of one hit from Redis while 32 requests are looked up at the same time
+  ping        microseconds of Redis's PING through the same client, without the cache: on a machine that
+              others use, its 99th percentile tells how much of that of a hit is the machine
 
 The last line is JSON.
 """
@@ -30,6 +32,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from redis.asyncio import Redis
 
 from fovea.api import sse
 from fovea.core.image import content_identity
@@ -147,6 +151,17 @@ async def shared_times(cache: ResponseCache, rounds: int) -> dict[str, float]:
     }
 
 
+async def ping_times(url: str, rounds: int) -> dict[str, float]:
+    """Median and 99th percentile of the smallest command, for comparison."""
+    times = []
+    async with Redis.from_url(url) as client:
+        for _ in range(rounds):
+            started = time.perf_counter()
+            await client.ping()
+            times.append((time.perf_counter() - started) * 1e6)
+    return {f"redis_ping_p{share}_us": percentile(sorted(times), share) for share in (50, 99)}
+
+
 async def record_times(cache: ResponseCache, rounds: int) -> dict[str, float]:
     """Cost of recording a stream, while it passes and afterwards."""
     events = stream()
@@ -211,6 +226,7 @@ async def measure(url: str | None, rounds: int) -> dict[str, float]:
         shared = cache(RedisStore(url))
         figures |= await hit_times(shared, "redis", rounds)
         figures |= await shared_times(shared, rounds)
+        figures |= await ping_times(url, rounds)
         await shared.clear("a")
         await shared.aclose()
     return figures
