@@ -90,7 +90,7 @@ FreeJson = Annotated[dict[str, Any], AfterValidator(_writable)]
 class Wire(BaseModel):
     """Base class of everything that a client sends.
 
-    The server decides about fields that a model does not declare (`server.bodies.unknown`).
+    The server decides about fields that a model does not declare (`api.unknown`).
     """
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())

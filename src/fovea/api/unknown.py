@@ -15,9 +15,9 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from fovea.api.bodies.errors import clip
+from fovea.api.explain import LONGEST, LONGEST_PATH, misspelt, unknown_field
 from fovea.api.unsupported import UNSUPPORTED
 from fovea.core.errors import InvalidRequest
-from fovea.server.explain import LONGEST, LONGEST_PATH, misspelt, unknown_field
 
 HEADER = "x-fovea-ignored-fields"
 """Header of an answer with the fields of the request that were ignored."""
