@@ -22,7 +22,7 @@ from fovea.api.responses.request import (
 )
 from fovea.api.schema import ChatRequest
 from fovea.api.shared import shared_values
-from fovea.core.errors import InvalidRequest, RequestError
+from fovea.core.errors import FoveaError, InvalidRequest, RequestError
 
 COPIED = ("top_logprobs", "parallel_tool_calls", "chat_template_kwargs", "seed")
 """Fields that are copied into the chat request as they are, beside the shared ones."""
@@ -153,7 +153,7 @@ def renamed(
 
 
 def rename(
-    error: RequestError,
+    error: FoveaError,
     names: Mapping[str, str],
     paths: Sequence[str],
     image: str,
