@@ -63,7 +63,7 @@ def test_a_whole_conversation_of_messages() -> None:
     )
     assert chat.body == {
         "model": "m",
-        "max_completion_tokens": 7,
+        "max_tokens": 7,
         "messages": [
             {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
             {
@@ -77,6 +77,7 @@ def test_a_whole_conversation_of_messages() -> None:
                 "role": "assistant",
                 "content": None,
                 "reasoning_content": "hm",
+                "reasoning": "hm",
                 "tool_calls": [
                     {
                         "id": "t",
@@ -128,6 +129,7 @@ def test_a_whole_list_of_items() -> None:
             {
                 "role": "assistant",
                 "reasoning_content": "hm",
+                "reasoning": "hm",
                 "tool_calls": [
                     {"id": "t", "type": "function", "function": {"name": "look", "arguments": "{}"}}
                 ],
@@ -137,7 +139,7 @@ def test_a_whole_list_of_items() -> None:
         "tools": [{"type": "function", "function": {"name": "look", "parameters": TOOL}}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": TOOL}},
         "reasoning_effort": "low",
-        "max_completion_tokens": 9,
+        "max_tokens": 9,
         "stream": False,
     }
     assert not chat.stream
@@ -220,6 +222,15 @@ def test_last_message_of_the_assistant_is_continued() -> None:
 def test_chat_body_is_a_chat_request(api: Api) -> None:
     chat = translation(api, stream=True, temperature=0.5, top_p=0.5, timeout=4, priority=1)
     ChatRequest.model_validate(chat.body, extra="forbid")
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+def test_name_of_the_limit(api: Api) -> None:
+    body = {**HELLO[api], "max_output_tokens" if api == "responses" else "max_tokens": 5}
+    older = to_chat(api, body).body
+    newer = to_chat(api, body, limit_field="max_completion_tokens").body
+    assert (older["max_tokens"], newer["max_completion_tokens"]) == (5, 5)
+    assert older.keys() ^ newer.keys() == {"max_tokens", "max_completion_tokens"}
 
 
 def test_unknown_fields_are_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fovea.api.explain import explained, fields_of
 from fovea.api.ids import NewId
@@ -21,6 +21,7 @@ from fovea.gateway.translate.translation import Api, ChatTranslation
 
 TextOf = Callable[[str], str]
 """Returns the text for which a placeholder stands, and any other text as it is."""
+LimitField = Literal["max_tokens", "max_completion_tokens"]
 EXTENSIONS = (
     "top_k", "timeout", "cache_salt", "priority", "visual_tokens", "chat_template_kwargs",
     "continue_final_message", "add_generation_prompt",
@@ -40,7 +41,9 @@ REFUSED: dict[str, dict[str, str]] = {
 _FIELDS = {"messages": fields_of(MessagesRequest), "responses": fields_of(ResponsesRequest)}
 
 
-def to_chat(api: Api, body: Any, text_of: TextOf = str) -> ChatTranslation:
+def to_chat(
+    api: Api, body: Any, text_of: TextOf = str, *, limit_field: LimitField = "max_tokens"
+) -> ChatTranslation:
     """Turn a request into a chat request.
 
     api: "messages" for /v1/messages, "responses" for /v1/responses.
@@ -48,6 +51,8 @@ def to_chat(api: Api, body: Any, text_of: TextOf = str) -> ChatTranslation:
         as they are. URLs and the base64 of images may be Payloads.
     text_of: resolves placeholders. It is needed for what is not passed on as it is: arguments of calls,
         which become JSON within JSON, stop strings, and fields that the answer repeats.
+    limit_field: name of the field with the longest answer. All engines know max_tokens; some ignore the newer
+        name, and newer models of OpenAI's own API refuse the older one.
 
     Raises InvalidRequest for a body that is not valid, and for features that need a store or tools of the
     provider; `param` is the field's path.
@@ -59,7 +64,11 @@ def to_chat(api: Api, body: Any, text_of: TextOf = str) -> ChatTranslation:
                 param=name,
                 code="unsupported_field",
             )
-    return _messages(body, text_of) if api == "messages" else _responses(body, text_of)
+    translation = _messages(body, text_of) if api == "messages" else _responses(body, text_of)
+    limit = translation.body.pop("max_completion_tokens", None)
+    if limit is not None:
+        translation.body[limit_field] = limit
+    return translation
 
 
 def _messages(body: Any, text_of: TextOf) -> ChatTranslation:
@@ -120,6 +129,9 @@ def _responses(body: Any, text_of: TextOf) -> ChatTranslation:
 
 def _chat_body(fields: dict[str, Any]) -> dict[str, Any]:
     """Complete the fields of a chat request by what engines need, and the translation."""
+    for message in fields["messages"]:
+        if "reasoning_content" in message:
+            message["reasoning"] = message["reasoning_content"]  # engines read one of the names
     if fields.get("continue_final_message"):
         fields["add_generation_prompt"] = False  # vLLM refuses the request without it
     if fields.get("stream"):
