@@ -28,3 +28,16 @@ def test_event_forms_of_other_servers() -> None:
     assert decoder.feed(b"data: one\ndata: two\n") == []
     assert decoder.feed(b"\n") == ["one\ntwo"]
     assert decoder.feed(b"data: \xff\n\n") == ["\ufffd"]
+
+
+def test_comments_can_be_counted_as_events() -> None:
+    decoder = sse.Decoder(comments=True)
+    assert decoder.feed(b": one\n\ndata: 1\n\n:two\n") == ["", "1", ""]
+
+
+def test_bytes_of_an_incomplete_event_are_counted() -> None:
+    decoder = sse.Decoder()
+    assert decoder.feed(b"data: one\ndata: t") == []
+    assert decoder.held == len(b"one") + len(b"data: t")
+    assert decoder.feed(b"wo\n\n") == ["one\ntwo"]
+    assert decoder.held == 0

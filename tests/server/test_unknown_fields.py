@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from fovea import Engine
+from fovea.api.unknown import HEADER
 from fovea.server.bodies.settings import BodySettings
-from fovea.server.bodies.unknown import HEADER
 from fovea.server.settings import ServerSettings
 from tests.server.support import Server, chat, data_url, image, picture, running, user
 

@@ -31,7 +31,7 @@ class Answer:
     def add(self, piece: Piece) -> None:
         if piece.kind == "call":
             self.parts.append(("call", len(self.calls)))
-            self.calls.append(ToolCall(piece.text, "", new_call_id()))
+            self.calls.append(ToolCall(piece.text, "", piece.id or new_call_id()))
             return
         if piece.kind == "arguments":
             last = self.calls[piece.index]

@@ -12,9 +12,12 @@ MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def event(payload: Any) -> bytes:
     """Write one `data:` event. JSON contains no raw newline, so one line is always enough."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _encode(payload).encode() + b"\n\n"
 
 
 def named_event(payload: dict[str, Any]) -> bytes:
@@ -25,9 +28,16 @@ def named_event(payload: dict[str, Any]) -> bytes:
 class Decoder:
     """A parser of a stream of events. Half an event is kept until the rest of it arrives."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, *, comments: bool = False) -> None:
+        """comments: whether every comment counts as an event with an empty payload."""
+        self._comments = comments
+        self._rest = bytearray()
         self._data: list[bytes] = []
+
+    @property
+    def held(self) -> int:
+        """Bytes that are kept, because their event is not complete."""
+        return len(self._rest) + sum(map(len, self._data))
 
     def feed(self, data: bytes) -> list[str]:
         """Add bytes from the stream and return the payloads of all `data:` events that are now complete.
@@ -35,7 +45,11 @@ class Decoder:
         Comments and fields other than `data` are skipped. Bytes that are not UTF-8 become replacement
         characters.
         """
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += rest
         payloads = []
         for line in lines:
             line = line.removesuffix(b"\r")
@@ -44,4 +58,6 @@ class Decoder:
             elif not line and self._data:
                 payloads.append(b"\n".join(self._data).decode(errors="replace"))
                 self._data = []
+            elif self._comments and line.startswith(b":"):
+                payloads.append("")
         return payloads

@@ -74,6 +74,20 @@ def _url(value: Any, text: core_schema.ValidatorFunctionWrapHandler) -> str | Pa
 Url = Annotated[str | Payload, _UrlSchema()]
 
 
+class _Base64Schema:
+    """Lets pydantic accept a Payload beside a text of any length. The OpenAPI description says text."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(_base64, core_schema.str_schema(min_length=1))
+
+
+def _base64(value: Any, text: core_schema.ValidatorFunctionWrapHandler) -> str | Payload:
+    return value if isinstance(value, Payload) else str(text(value))
+
+
+Base64 = Annotated[str | Payload, _Base64Schema()]
+
+
 def _writable(value: Any) -> Any:
     """Refuse what JSON cannot hold: infinite numbers, and halves of characters."""
     try:
@@ -90,7 +104,7 @@ FreeJson = Annotated[dict[str, Any], AfterValidator(_writable)]
 class Wire(BaseModel):
     """Base class of everything that a client sends.
 
-    The server decides about fields that a model does not declare (`server.bodies.unknown`).
+    The server decides about fields that a model does not declare (`api.unknown`).
     """
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())

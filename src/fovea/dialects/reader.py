@@ -34,11 +34,13 @@ class Piece:
     kind: content; reasoning; call, which begins a call of the tool `text`; or arguments, the next part of the
         JSON text of that call's arguments.
     index: number of the call, from 0.
+    id: names a call that has a name already; "": it gets a new one.
     """
 
     kind: Kind
     text: str
     index: int = 0
+    id: str = ""
 
 
 class _Parser(Protocol):

@@ -11,6 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea import __version__
+from fovea.api.unknown import HEADER
 from fovea.core.errors import Forbidden
 from fovea.core.protocols import EngineClient
 from fovea.http.address import Proxies
@@ -31,7 +32,6 @@ from fovea.server.access.shares import divide_caches
 from fovea.server.answer import ClientGone
 from fovea.server.batches.runner import BatchRunner
 from fovea.server.batches.store import BatchStore
-from fovea.server.bodies.unknown import HEADER
 from fovea.server.garbage import collect_regularly
 from fovea.server.guard import Guard
 from fovea.server.open_answers import OpenAnswers

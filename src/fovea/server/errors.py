@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from fovea.api.bodies.errors import DEFECT, error_body
+from fovea.api.explain import explain, shorten
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Overloaded
 from fovea.observe.metrics import Metrics
-from fovea.server.explain import explain, shorten
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 log = logging.getLogger("fovea.server")

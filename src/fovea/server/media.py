@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 from fovea.api.content import ChatMessage
 from fovea.api.convert import image_references, video_references
+from fovea.api.explain import shorten
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image
 from fovea.core.payload import Payload
 from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
 from fovea.media.image.store import SCHEME
-from fovea.server.explain import shorten
 from fovea.server.state import CacheScope, ServerState
 
 

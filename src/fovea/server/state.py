@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fastapi import Request
 
 from fovea import __version__
+from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
 from fovea.http.body_budget import BodyBudget
@@ -23,7 +24,6 @@ from fovea.observe.metrics import Metrics
 from fovea.server.access.access import Access
 from fovea.server.access.caller import Caller
 from fovea.server.batches.store import BatchStore
-from fovea.server.explain import shorten
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from fovea.api.responses.convert import renamed
 from fovea.api.schema import ChatRequest
 from fovea.api.shared import shared_values
 from fovea.core.errors import InvalidRequest
+from fovea.core.payload import Payload
 
 NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -41,7 +42,9 @@ class Conversation:
     places: JSON path of the origin of each chat message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, url_of: Callable[[Base64Source], Any]) -> None:
+        """url_of: returns the URL of an image that was sent as base64."""
+        self._url_of = url_of
         self.messages: list[dict[str, Any]] = []
         self.places: list[str] = []
 
@@ -49,15 +52,44 @@ class Conversation:
         self.messages.append(message)
         self.places.append(place)
 
+    def part(self, block: TextBlock | ImageBlock) -> dict[str, Any]:
+        """A block as a part of a chat message."""
+        if isinstance(block, TextBlock):
+            return {"type": "text", "text": block.text}
+        source = block.source
+        url = self._url_of(source) if isinstance(source, Base64Source) else source.url
+        return {"type": "image_url", "image_url": {"url": url}}
+
 
 def chat_request(body: CountRequest) -> tuple[ChatRequest, Conversation]:
     """Convert a request to a chat request. Returns it, and its conversation.
 
+    Raises the errors of `chat_fields`.
+    """
+    fields, conversation = chat_fields(body)
+    return ChatRequest.model_validate(fields), conversation
+
+
+def data_url(source: Base64Source) -> Payload:
+    """The data: URL of an image, as the server reads it: it looks at the image's own bytes for the type."""
+    data = source.data
+    return data if isinstance(data, Payload) else Payload(b"data:image/any;base64," + data.encode())
+
+
+def chat_fields(
+    body: CountRequest, url_of: Callable[[Base64Source], Any] = data_url
+) -> tuple[dict[str, Any], Conversation]:
+    """Convert a request to the fields of a chat request. Returns them, and its conversation.
+
+    url_of: returns the URL of an image that was sent as base64.
+
     Raises InvalidRequest for a tool choice without a name, and for results in messages of the assistant.
     """
-    conversation = Conversation()
+    conversation = Conversation(url_of)
     if body.system:
-        conversation.add("system", role="system", content=_system(body.system))
+        system = body.system
+        content = system if isinstance(system, str) else [conversation.part(block) for block in system]
+        conversation.add("system", role="system", content=content)
     for index, message in enumerate(body.messages):
         _add(conversation, message, f"messages[{index}]")
     fields: dict[str, Any] = {"messages": conversation.messages}
@@ -72,7 +104,7 @@ def chat_request(body: CountRequest) -> tuple[ChatRequest, Conversation]:
         fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
     if isinstance(body, MessagesRequest):
         fields |= _options(body)
-    return ChatRequest.model_validate(fields), conversation
+    return fields, conversation
 
 
 @contextmanager
@@ -101,10 +133,6 @@ def _options(body: MessagesRequest) -> dict[str, Any]:
     return fields
 
 
-def _system(system: str | list[TextBlock]) -> Any:
-    return system if isinstance(system, str) else [_part(block) for block in system]
-
-
 def _add(conversation: Conversation, message: MessageBody, place: str) -> None:
     """Add the chat messages of one message: results of tools are messages of their own."""
     if isinstance(message.content, str):
@@ -117,12 +145,12 @@ def _add(conversation: Conversation, message: MessageBody, place: str) -> None:
     for index, block in enumerate(message.content):
         if isinstance(block, ToolResultBlock):
             content = block.content or ""
-            result = content if isinstance(content, str) else [_part(part) for part in content]
+            result = content if isinstance(content, str) else [conversation.part(part) for part in content]
             conversation.add(
                 f"{place}.content[{index}]", role="tool", content=result, tool_call_id=block.tool_use_id
             )
         elif isinstance(block, TextBlock | ImageBlock):
-            parts.append(_part(block))
+            parts.append(conversation.part(block))
         else:
             raise InvalidRequest(
                 f"{block.type} blocks are accepted in messages of the assistant, not of {message.role}",
@@ -138,11 +166,11 @@ def _add_answer(conversation: Conversation, blocks: Sequence[Any], place: str) -
     for index, block in enumerate(blocks):
         if isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
-            calls.append({"id": block.id, "function": function})
+            calls.append({"id": block.id, "type": "function", "function": function})
         elif isinstance(block, ThinkingBlock):
             fields["reasoning_content"] = block.thinking
         elif isinstance(block, TextBlock):
-            texts.append(_part(block))
+            texts.append(conversation.part(block))
         else:
             raise InvalidRequest(
                 f"{block.type} blocks are accepted in messages of the user, not of the assistant",
@@ -155,17 +183,13 @@ def _add_answer(conversation: Conversation, blocks: Sequence[Any], place: str) -
     conversation.add(place, **fields)
 
 
-def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
-    if isinstance(block, TextBlock):
-        return {"type": "text", "text": block.text}
-    source = block.source
-    url = source.data if isinstance(source, Base64Source) else source.url
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
 def _tool(tool: ToolDefinition) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": {**function, "strict": tool.strict}}
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
@@ -178,4 +202,4 @@ def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
         raise InvalidRequest(
             "tool_choice.name is required for the type tool", param="tool_choice.name", code="missing_field"
         )
-    return {**fields, "tool_choice": {"function": {"name": choice.name}}}
+    return {**fields, "tool_choice": {"type": "function", "function": {"name": choice.name}}}

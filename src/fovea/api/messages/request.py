@@ -7,29 +7,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from fovea.api.content import NO_EFFECT
 from fovea.api.shared import SharedFields
 from fovea.api.tools import MAX_TOOLS, Name
-from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, FreeJson, Integer, Text, Url, Wire, Word
-from fovea.core.payload import Payload
+from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Base64, Body, Flag, FreeJson, Integer, Text, Url, Wire, Word
 from fovea.core.sampling import MAX_STOP_STRINGS
 
 IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
-def _as_payload(value: Any) -> Any:
-    """Base64 as a data: URL, which is how the rest of the server knows images."""
-    return Payload(b"data:image/any;base64," + value.encode()) if isinstance(value, str) else value
-
-
 class Base64Source(Wire):
-    """An image as base64."""
+    """An image as base64. Bodies that were cut have it as a Payload, which is a data: URL."""
 
     type: Literal["base64"]
     media_type: Word = Field(description=f"{', '.join(IMAGES)}. The image's own bytes decide.")
-    data: Annotated[Url, BeforeValidator(_as_payload)] = Field(description="The image's bytes as base64.")
+    data: Base64 = Field(description="The image's bytes as base64.")
 
 
 class UrlSource(Wire):

@@ -22,7 +22,7 @@ from fovea.api.responses.request import (
 )
 from fovea.api.schema import ChatRequest
 from fovea.api.shared import shared_values
-from fovea.core.errors import InvalidRequest, RequestError
+from fovea.core.errors import FoveaError, InvalidRequest, RequestError
 
 COPIED = ("top_logprobs", "parallel_tool_calls", "chat_template_kwargs", "seed")
 """Fields that are copied into the chat request as they are, beside the shared ones."""
@@ -75,7 +75,20 @@ class Conversation:
 def chat_request(body: ResponsesRequest, earlier: Sequence[ChatMessage]) -> tuple[ChatRequest, Conversation]:
     """Convert a request to a chat request. Returns it, and its conversation without `instructions`.
 
-    earlier: messages of the answer that it continues.
+    earlier: messages of the answer that it continues. Raises the errors of `chat_fields`.
+    """
+    fields, conversation = chat_fields(body, earlier)
+    return ChatRequest.model_validate(fields), conversation
+
+
+def chat_fields(
+    body: ResponsesRequest, earlier: Sequence[ChatMessage] = ()
+) -> tuple[dict[str, Any], Conversation]:
+    """Convert a request to the fields of a chat request.
+
+    Returns them, and its conversation without `instructions`.
+
+    earlier: messages of the answer that it continues. Raises InvalidRequest if there is no message.
     """
     conversation = Conversation()
     for message in earlier:
@@ -90,7 +103,7 @@ def chat_request(body: ResponsesRequest, earlier: Sequence[ChatMessage]) -> tupl
     if body.instructions is not None:
         fields["messages"].insert(0, {"role": "system", "content": body.instructions})
     fields |= _options(body)
-    return ChatRequest.model_validate(fields), conversation
+    return fields, conversation
 
 
 def _options(body: ResponsesRequest) -> dict[str, Any]:
@@ -105,7 +118,9 @@ def _options(body: ResponsesRequest) -> dict[str, Any]:
     choice = body.tool_choice
     if choice is not None:
         fields["tool_choice"] = (
-            {"function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+            {"type": "function", "function": {"name": choice.name}}
+            if isinstance(choice, NamedTool)
+            else choice
         )
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
@@ -129,7 +144,22 @@ def responses_names(places: Sequence[str], instructions: bool) -> Iterator[None]
 def renamed(
     names: Mapping[str, str], paths: Sequence[str], image: str, parameters: str = "parameters"
 ) -> Iterator[None]:
-    """Rename fields in errors of the block.
+    """Rename fields in errors of the block, like `rename`."""
+    try:
+        yield
+    except RequestError as error:
+        rename(error, names, paths, image, parameters)
+        raise
+
+
+def rename(
+    error: FoveaError,
+    names: Mapping[str, str],
+    paths: Sequence[str],
+    image: str,
+    parameters: str = "parameters",
+) -> None:
+    """Rename fields in an error from those of chat requests to those of another API.
 
     names: fields by other names. paths: JSON path of each message in the client's request. image: name of the
     field of an image's URL. parameters: name of the field of a tool's schema.
@@ -142,20 +172,17 @@ def renamed(
         number = int(match[1])
         return paths[number] if number < len(paths) else match[0]
 
-    try:
-        yield
-    except RequestError as error:
-        old = error.param
-        if old is not None:
-            new = names.get(old) or _TOOL.sub(tool, _MESSAGE.sub(path, old))
-            new = new.replace("image_url.url", image)
-            message = error.message.replace(old, new, 1) if old in error.message else error.message
-            for theirs in sorted(names, key=len, reverse=True):
-                if "." in theirs:
-                    message = message.replace(theirs, names[theirs])
-            error.message = _TOOL.sub(tool, message)
-            error.param = new
-        raise
+    old = error.param
+    if old is None:
+        return
+    new = names.get(old) or _TOOL.sub(tool, _MESSAGE.sub(path, old))
+    new = new.replace("image_url.url", image)
+    message = error.message.replace(old, new, 1) if old in error.message else error.message
+    for theirs in sorted(names, key=len, reverse=True):
+        if "." in theirs:
+            message = message.replace(theirs, names[theirs])
+    error.message = _TOOL.sub(tool, message)
+    error.param = new
 
 
 def _add_item(conversation: Conversation, item: Item, place: str) -> None:
@@ -167,7 +194,8 @@ def _add_item(conversation: Conversation, item: Item, place: str) -> None:
             conversation.add(place, role=item.role, content=content)
     elif isinstance(item, FunctionCallItem):
         function = {"name": item.name, "arguments": item.arguments}
-        conversation.add_to_last(place, "tool_calls", {"id": item.call_id, "function": function})
+        call = {"id": item.call_id, "type": "function", "function": function}
+        conversation.add_to_last(place, "tool_calls", call)
     elif isinstance(item, FunctionOutputItem):
         conversation.add(place, role="tool", content=_content(item.output), tool_call_id=item.call_id)
     else:

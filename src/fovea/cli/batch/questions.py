@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fovea.api.answer_format import FormatFields, answer_format
+from fovea.api.explain import explained, fields_of
+from fovea.api.unknown import ignored_fields
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_lines import parse_object
-from fovea.server.bodies.unknown import ignored_fields
-from fovea.server.explain import explained, fields_of
 
 FIELDS = ("id", "image", "images", "question", "messages", "params")
 TYPES: tuple[tuple[str, type, str], ...] = (

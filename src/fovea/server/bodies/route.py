@@ -24,13 +24,13 @@ from starlette.datastructures import Headers
 from fovea.api.content import ChatMessage
 from fovea.api.cut_texts import restore
 from fovea.api.cutter import Cutter
+from fovea.api.explain import explained, fields_of
 from fovea.api.schema import ChatRequest, TokenizeRequest
+from fovea.api.unknown import HEADER, header, ignored_fields
 from fovea.api.wire import MAX_ITEMS, Wire, check_count
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
 from fovea.http.body_budget import BodyBudget, Claim
 from fovea.server.answer import ClientGone
-from fovea.server.bodies.unknown import HEADER, header, ignored_fields
-from fovea.server.explain import explained, fields_of
 from fovea.server.state import caller_of, state_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

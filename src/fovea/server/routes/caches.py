@@ -8,10 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
 from fovea.core.protocols import CACHE_STAGES
 from fovea.server.docs import NAMED
-from fovea.server.explain import shorten
 from fovea.server.state import state_of
 
 router = APIRouter()

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from fovea.api.explain import shorten
 from fovea.api.schema import ImageUpload
 from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
 from fovea.core.image import PixelBudget
@@ -16,7 +17,6 @@ from fovea.media.image.store import SCHEME, StoredImage
 from fovea.server.answer import Deadline, collect_answer, while_connected
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, NAMED
-from fovea.server.explain import shorten
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState, cache_scope_of, state_of
 

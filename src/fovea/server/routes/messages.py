@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from fovea.api.convert import chat_prompt, wire_names
+from fovea.api.explain import explained
 from fovea.api.messages.bodies import MessagesBodies
 from fovea.api.messages.convert import Conversation, chat_request, messages_names
 from fovea.api.messages.request import CountRequest, MessagesRequest
@@ -16,7 +17,6 @@ from fovea.api.schema import ChatRequest
 from fovea.server.answer import Deadline, while_connected
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, GENERATES
-from fovea.server.explain import explained
 from fovea.server.media import load_media
 from fovea.server.routes.chat import answer_chat
 from fovea.server.state import cache_scope_of, state_of

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from fovea import __version__
 from fovea.api.convert import chat_prompt, wire_names
+from fovea.api.explain import shorten
 from fovea.api.schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from fovea.core.errors import InvalidRequest, NotFound, Unavailable
 from fovea.core.types import Prompt, TextPrompt
@@ -17,7 +18,6 @@ from fovea.server.answer import Deadline, while_connected
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.errors import response
-from fovea.server.explain import shorten
 from fovea.server.media import load_media
 from fovea.server.state import ServerState, cache_scope_of, state_of
 

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from fovea.api.bodies.chat import message_body
 from fovea.api.content import ChatMessage
+from fovea.api.explain import explained, shorten
 from fovea.api.reading import Answer, Reading
 from fovea.api.responses.bodies import ResponsesBodies
 from fovea.api.responses.convert import chat_request, responses_names
@@ -16,7 +17,6 @@ from fovea.api.responses.request import ResponsesRequest
 from fovea.core.errors import NotFound
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import GENERATES, NAMED
-from fovea.server.explain import explained, shorten
 from fovea.server.response_store import KeptAnswer, copy_messages
 from fovea.server.routes.chat import answer_chat
 from fovea.server.state import ServerState, state_of

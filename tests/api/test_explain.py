@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from fovea.api.explain import LONGEST, explain, path_of, shorten
 from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
-from fovea.server.explain import LONGEST, explain, path_of, shorten
 
 
 def explanation(body: Any, model: type[Wire] = ChatRequest) -> InvalidRequest:

@@ -15,9 +15,9 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from fovea.api.bodies.errors import clip
+from fovea.api.explain import LONGEST, LONGEST_PATH, misspelt, unknown_field
 from fovea.api.unsupported import UNSUPPORTED
 from fovea.core.errors import InvalidRequest
-from fovea.server.explain import LONGEST, LONGEST_PATH, misspelt, unknown_field
 
 HEADER = "x-fovea-ignored-fields"
 """Header of an answer with the fields of the request that were ignored."""
@@ -78,11 +78,14 @@ def _extras(model: BaseModel, at: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, 
     if extras:
         for name in list(extras):
             yield (*at, name), extras.pop(name)
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
+    for name, value in model.__dict__.items():
+        kind = type(value)
+        if value is None or kind is str or kind is bool:  # most values; the check of a class takes longer
+            continue
         if isinstance(value, BaseModel):
-            yield from _extras(value, (*at, field.alias or name))
-        elif isinstance(value, list):
+            yield from _extras(value, (*at, type(model).model_fields[name].alias or name))
+        elif kind is list:
+            path = (*at, type(model).model_fields[name].alias or name)
             for index, entry in enumerate(value):
                 if isinstance(entry, BaseModel):
-                    yield from _extras(entry, (*at, field.alias or name, index))
+                    yield from _extras(entry, (*path, index))
