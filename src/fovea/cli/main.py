@@ -22,6 +22,7 @@ COMMANDS = (
     "models",
     "caches",
     "keys",
+    "usage",
     "simulate",
     "bench",
     "profile",

@@ -200,8 +200,8 @@ def _number(name: str, key: str, value: Any) -> Decimal:
 def _with_defaults(own: Values, default: Values) -> Values:
     """Return the prices of a model, with those of [default] that it does not state.
 
-    A price that others derive from is taken with them: a model with its own text_input and no visual_input
-    has its own text_input for images, too.
+    A default is not used if the model states a price from which the value derives: with text_input of its
+    own and no visual_input, the model's images have its text_input.
     """
     taken = {
         key: value
