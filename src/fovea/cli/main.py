@@ -23,6 +23,7 @@ COMMANDS = (
     "models",
     "caches",
     "keys",
+    "usage",
     "simulate",
     "bench",
     "profile",

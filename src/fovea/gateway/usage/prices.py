@@ -1,0 +1,241 @@
+"""Prices of models, and the cost of a request.
+
+The price table is TOML. Prices are in units of the currency: per million tokens, per image, per request.
+
+    currency = "EUR"
+
+    [default]                     # prices that a model does not state; without this table they are 0
+    text_input = 0.5
+
+    ["Qwen/Qwen3-VL-8B-Instruct"] # a model by its name
+    text_input = 0.40             # per million tokens of text of the prompt
+    visual_input = 0.30           # per million tokens of images and videos; default: text_input
+    cached_input = 0.10           # per million tokens that the backend did not compute again
+    cached_share = 0.25           # instead of cached_input: share of the tokens' price; default: 0.5
+    output = 1.60                 # per million tokens of answers
+    image = 0.0001                # per image or video
+    request = 0.0                 # per request
+    cached_response = 0.0         # share of the cost, for answers from the response cache; default: 0
+
+Costs are whole millionths of the currency. A price per million tokens in units of the currency is the price
+of one token in millionths of it. All arithmetic is on integers, and each cost is rounded up once, at the end.
+A backend does not say which of the prompt's tokens were cached, so they are counted as text and as visual
+tokens in the proportion of the prompt (visual ones rounded down).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fovea.core.errors import ConfigError
+from fovea.gateway.amounts import Consumption
+
+DEFAULT = "default"
+LARGEST_FILE = 1024 * 1024
+MOST_DECIMALS = 6
+"""Most decimals of a price or share."""
+MILLION = 10**6
+_SCALE = 10 ** (2 * MOST_DECIMALS)
+"""Prices are kept as whole numbers of 1 / _SCALE millionths, so that a price times a share is still whole."""
+_CURRENCY = re.compile(r"[A-Z]{3}")
+_PRICES = ("text_input", "visual_input", "cached_input", "output", "image", "request")
+_SHARES = ("cached_share", "cached_response")
+_HIGHEST = Decimal(MILLION)
+Values = Mapping[str, Decimal]
+
+
+class Price(NamedTuple):
+    """The cost of one request, in millionths of the currency.
+
+    cost: what the request costs.
+    credit: what it would have cost more without the backend's or the gateway's cache.
+    visual: the part of the cost that images and videos cause.
+    estimated: the backend reported no token counts, so that the cost is that of an estimate.
+    """
+
+    cost: int
+    credit: int = 0
+    visual: int = 0
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The prices of one model, each in 1 / _SCALE millionths.
+
+    text, visual, cached_text, cached_visual, output: per token.
+    image, request: per image, and per request.
+    cached_response: share of the cost of an answer from the response cache, in 1 / _SCALE.
+    """
+
+    text: int = 0
+    visual: int = 0
+    cached_text: int = 0
+    cached_visual: int = 0
+    output: int = 0
+    image: int = 0
+    request: int = 0
+    cached_response: int = 0
+
+    def price(self, consumption: Consumption, cached_response: bool) -> Price:
+        """Return the price of a request."""
+        prompt, visual, cached, output, images, estimated = consumption
+        visual = min(visual, prompt)
+        cached = min(cached, prompt)
+        full_visual = visual * self.visual + images * self.image
+        full = full_visual + (prompt - visual) * self.text + output * self.output + self.request
+        saved = saved_visual = 0
+        if cached:
+            cached_visual = cached * visual // prompt
+            saved_visual = cached_visual * (self.visual - self.cached_visual)
+            saved = saved_visual + (cached - cached_visual) * (self.text - self.cached_text)
+        net, net_visual = full - saved, full_visual - saved_visual
+        if cached_response:
+            net = -(-net * self.cached_response // _SCALE)
+            net_visual = net_visual * self.cached_response // _SCALE
+        cost = -(-net // _SCALE)  # rounded up
+        return Price(cost, -(-full // _SCALE) - cost, min(cost, -(-net_visual // _SCALE)), estimated)
+
+
+class PriceTable:
+    """The prices of all models, by name.
+
+    currency: three letters, as "EUR".
+    """
+
+    def __init__(self, currency: str, rates: Mapping[str, Rates]) -> None:
+        self.currency = currency
+        self._rates = dict(rates)
+        self._default = self._rates.pop(DEFAULT, Rates())
+
+    def knows(self, model: str) -> bool:
+        """Tell whether a model has a table of its own. Otherwise it costs what [default] says."""
+        return model in self._rates
+
+    def price(self, model: str, consumption: Consumption, *, cached_response: bool = False) -> Price:
+        """Return the cost of a request with its parts.
+
+        cached_response: the answer came from the gateway's response cache.
+        """
+        return self._rates.get(model, self._default).price(consumption, cached_response)
+
+    def cost(self, model: str, consumption: Consumption) -> int:
+        """Return the cost of a request, in millionths of the currency, rounded up."""
+        return self.price(model, consumption).cost
+
+
+def read_prices(path: Path) -> PriceTable:
+    """Read a price table. Raises ConfigError if the file cannot be read, or if it is wrong."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"price file {path} cannot be read: {error.strerror}", param="prices") from error
+    if len(data) > LARGEST_FILE:
+        raise ConfigError(f"price file {path} is larger than {LARGEST_FILE:,} bytes", param="prices")
+    try:
+        return parse_prices(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"price file {path} is not UTF-8 text", param="prices") from error
+    except ConfigError as error:
+        raise ConfigError(f"price file {path}: {error.message}", param="prices") from error
+
+
+def parse_prices(text: str) -> PriceTable:
+    """Read a price table from text. Raises ConfigError, which names the table and the wrong value."""
+    try:
+        values = tomllib.loads(text, parse_float=Decimal)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"it is not TOML: {error}", param="prices") from error
+    currency = values.pop("currency", "USD")
+    if not isinstance(currency, str) or not _CURRENCY.fullmatch(currency):
+        raise ConfigError(f"currency is {currency!r}; accepted: three letters, as EUR", param="prices")
+    tables = {name: _table(name, table) for name, table in values.items()}
+    default = tables.get(DEFAULT, {})
+    rates = {name: _rates(name, _with_defaults(own, default)) for name, own in tables.items()}
+    return PriceTable(currency, rates)
+
+
+def _table(name: str, table: Any) -> Values:
+    """Check the prices of one table."""
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"{name!r} is no table; accepted: currency, and tables such as [{DEFAULT}] or "
+            f'["{name}"]; a name with a dot needs quotes',
+            param="prices",
+        )
+    for key in table:
+        if key not in (*_PRICES, *_SHARES):
+            near = difflib.get_close_matches(key, (*_PRICES, *_SHARES), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join((*_PRICES, *_SHARES))}"
+            dots = " (a model's name with a dot needs quotes)" if isinstance(table[key], dict) else ""
+            raise ConfigError(f"[{name}]: unknown key {key!r}{hint}{dots}", param="prices")
+    if "cached_input" in table and "cached_share" in table:
+        raise ConfigError(
+            f"[{name}] has cached_input and cached_share; accepted: one of them", param="prices"
+        )
+    return {key: _number(name, key, value) for key, value in table.items()}
+
+
+def _number(name: str, key: str, value: Any) -> Decimal:
+    high = Decimal(1) if key in _SHARES else _HIGHEST
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        number = Decimal(value)
+        if number.is_finite() and 0 <= number <= high and number * MILLION == int(number * MILLION):
+            return number
+    shown = value if isinstance(value, Decimal) else repr(value)
+    raise ConfigError(
+        f"[{name}]: {key} is {shown}; accepted: 0 to {high:,}, with at most {MOST_DECIMALS} decimals",
+        param="prices",
+    )
+
+
+def _with_defaults(own: Values, default: Values) -> Values:
+    """Return the prices of a model, with those of [default] that it does not state.
+
+    A default is not used if the model states a price from which the value derives: with text_input of its
+    own and no visual_input, the model's images have its text_input.
+    """
+    taken = {
+        key: value
+        for key, value in default.items()
+        if not (key == "visual_input" and "text_input" in own)
+        and not (key in ("cached_input", "cached_share") and {"cached_input", "cached_share"} & set(own))
+        and not (key == "cached_input" and "text_input" in own)
+    }
+    return {**taken, **own}
+
+
+def _rates(name: str, values: Values) -> Rates:
+    """Return the whole numbers that `Rates` keeps."""
+    text = values.get("text_input", Decimal(0))
+    visual = values.get("visual_input", text)
+    share = values.get("cached_share", Decimal("0.5"))
+    cached = values.get("cached_input")
+    if cached is not None and cached > min(text, visual):
+        raise ConfigError(
+            f"[{name}]: cached_input is {cached}; accepted: at most the prices of the same tokens "
+            f"(text {text}, visual {visual}), or cached_share instead",
+            param="prices",
+        )
+    return Rates(
+        text=_whole(text),
+        visual=_whole(visual),
+        cached_text=_whole(text * share if cached is None else cached),
+        cached_visual=_whole(visual * share if cached is None else cached),
+        output=_whole(values.get("output", Decimal(0))),
+        image=_whole(values.get("image", Decimal(0)) * MILLION),
+        request=_whole(values.get("request", Decimal(0)) * MILLION),
+        cached_response=_whole(values.get("cached_response", Decimal(0))),
+    )
+
+
+def _whole(value: Decimal) -> int:
+    return int(value * _SCALE)

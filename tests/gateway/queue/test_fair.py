@@ -1,0 +1,247 @@
+"""The fair queue's decisions: capacity, bounds, priorities, and no starvation, for any sequence of calls."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fovea.gateway.queue.fair import FairQueue
+from fovea.gateway.queue.settings import QueueSettings
+from fovea.gateway.queue.turn import State, Turn
+
+
+def turn(tenant: str, cost: int = 100, priority: int = 0, weight: float = 1.0) -> Turn:
+    return Turn(tenant, weight, priority, cost)
+
+
+def queue(tokens: int = 1000, requests: int = 10, **values: float) -> FairQueue:
+    return FairQueue(QueueSettings(**values), tokens, requests)  # type: ignore[arg-type]
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(("offer", "offer", "offer", "finish", "withdraw", "resize")),
+        st.integers(0, 4),
+        st.integers(1, 1500),
+        st.integers(-1, 2),
+        st.integers(0, 10**6),
+    ),
+    max_size=60,
+)
+
+
+class Driver:
+    """Calls a queue, and checks what must hold after every call."""
+
+    def __init__(self, fair: FairQueue) -> None:
+        self.fair = fair
+        self.running: list[Turn] = []
+        self.waiting: list[Turn] = []
+        self.now_s = 0.0
+
+    def act(self, action: str, tenant: int, cost: int, priority: int, place: int) -> None:
+        self.now_s += cost / 100
+        if action == "offer":
+            new = turn(f"t{tenant}", cost, priority, weight=0.5 + tenant)
+            self.waiting.append(new)
+            started, refusal = self.fair.offer(new, self.now_s)
+            if refusal is not None:
+                self.waiting.remove(new)
+                assert new.state is State.ENDED
+                assert refusal.retry_after >= 1
+        elif action == "finish" and self.running:
+            started = self.fair.finish(self.running.pop(place % len(self.running)), self.now_s)
+        elif action == "withdraw" and self.waiting:
+            started = self.fair.withdraw(self.waiting.pop(place % len(self.waiting)), self.now_s)
+        elif action == "resize":
+            started = self.fair.resize(cost * 2, tenant * 3)
+        else:
+            return
+        self.check(started)
+
+    def check(self, started: list[Turn]) -> None:
+        for each in started:
+            self.waiting.remove(each)
+            self.running.append(each)
+            assert each.state is State.RUNNING
+        tokens, requests = self.fair.capacity
+        if started:
+            assert len(self.running) <= requests
+            assert sum(each.cost for each in self.running) <= tokens or len(self.running) == 1
+        assert list(self.fair.integrity()) == []
+        assert (self.fair.running, self.fair.waiting) == (len(self.running), len(self.waiting))
+        assert self.fair.running_tokens == sum(each.cost for each in self.running)
+        if not self.running and tokens and requests:
+            assert not self.waiting, "the capacity is empty, so something must run"
+
+
+@given(ACTIONS)
+@settings(max_examples=150, deadline=None)
+def test_the_capacity_is_never_exceeded_and_everything_ends(
+    actions: list[tuple[str, int, int, int, int]],
+) -> None:
+    driver = Driver(queue(queue_length=12, queue_length_per_tenant=5, queue_quantum=300))
+    for action in actions:
+        driver.act(*action)
+    driver.check(driver.fair.resize(1000, 4))
+    while driver.running:
+        driver.act("finish", 0, 1, 0, 0)
+    assert (driver.fair.waiting, driver.fair.running_tokens) == (0, 0)
+
+
+def test_a_request_larger_than_the_capacity_runs_alone() -> None:
+    fair = queue(tokens=1000)
+    small, large, after = turn("a"), turn("b", 5000), turn("a")
+    assert fair.offer(small, 0).started == [small]
+    assert fair.offer(large, 0).started == []
+    assert fair.offer(after, 0).started == [], "room gathers for the large one"
+    assert fair.finish(small, 1) == [large]
+    assert fair.finish(large, 2) == [after]
+
+
+def test_without_capacity_nothing_runs_until_there_is_some() -> None:
+    fair = queue(tokens=0, requests=0)
+    one, two = turn("a"), turn("a")
+    assert fair.offer(one, 0).started == fair.offer(two, 0).started == []
+    assert fair.resize(150, 5) == [one]
+    assert fair.resize(200, 5) == [two]
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 3), (0.5, 4), (1, 2, 5)])
+@pytest.mark.parametrize("recent", [False, True])
+def test_shares_follow_the_weights_within_a_quantum_and_a_request(
+    weights: tuple[float, ...], recent: bool
+) -> None:
+    """recent: whether there is another tenant that does not wait, so that headroom is kept."""
+    quantum, largest, draw = 2000, 1500, random.Random(1)
+    fair = queue(6000, 50, queue_quantum=quantum, queue_recent_s=1e4, queue_length_per_tenant=700)
+    if recent:
+        fair.finish(fair.offer(turn("other"), 0).started[0], 0)
+    names = {f"t{place}": weight for place, weight in enumerate(weights)}
+    sent: Counter[str] = Counter()
+    running: list[Turn] = []
+    for name in names:
+        for _ in range(700):
+            running += fair.offer(turn(name, draw.randint(1, largest), weight=names[name]), 0).started
+    for now_s in range(600):
+        started = fair.finish(running.pop(draw.randrange(len(running))), now_s)
+        running += started
+        for each in started:
+            sent[each.tenant] += each.cost
+        shares = [sent[name] / weight for name, weight in names.items()]
+        assert max(shares) - min(shares) <= quantum + 2 * largest / min(weights)
+    assert min(sent.values()) > 10 * quantum * min(weights)
+
+
+def test_an_idle_tenant_goes_first_and_uses_the_headroom() -> None:
+    fair = queue(tokens=1000, requests=100, queue_headroom=0.2, queue_quantum=100)
+    (visit,) = fair.offer(turn("quiet"), 0).started
+    fair.finish(visit, 0)
+    flood = [turn("flood") for _ in range(20)]
+    started = [each for one in flood for each in fair.offer(one, 1).started]
+    assert len(started) == 8, "up to the headroom"
+    fair.finish(started[0], 2)
+    quiet = turn("quiet")
+    assert fair.offer(quiet, 2).started == [quiet], "the headroom is for the tenant that was idle"
+    assert fair.finish(started[1], 3) == [], "the headroom is filled again first"
+
+
+def test_without_other_tenants_nothing_is_kept_free() -> None:
+    fair = queue(tokens=1000, requests=100, queue_headroom=0.5, queue_recent_s=10)
+    fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)
+    assert sum(len(fair.offer(turn("flood", 10), 11).started) for _ in range(150)) == 100
+    assert fair.tenants == 1, "the other tenant is forgotten"
+
+
+def test_more_urgent_requests_go_first_and_others_get_their_share() -> None:
+    fair = queue(tokens=100, requests=1, queue_class_share=0.1, queue_length_per_tenant=2000)
+    (running,) = fair.offer(turn("a", priority=-5), 0).started
+    late = [turn("b", priority=7) for _ in range(30)] + [turn("c", priority=3) for _ in range(30)]
+    for each in late:
+        fair.offer(each, 0)
+    urgent = [turn("a", priority=-5) for _ in range(400)]
+    for each in urgent:
+        fair.offer(each, 0)
+    order: list[int] = []
+    for _ in range(220):
+        (running,) = fair.finish(running, 0)
+        order.append(running.priority)
+    counts = Counter(order)
+    assert counts == {-5: 200, 3: 10, 7: 10}
+    assert order[:10] == [-5] * 10
+    gaps = [place for place, priority in enumerate(order) if priority == 7]
+    assert max(b - a for a, b in zip(gaps, gaps[1:], strict=False)) <= 22, "the stated bound"
+
+
+def test_bounds_of_the_queue_name_themselves_and_the_time_to_wait() -> None:
+    fair = queue(tokens=100, requests=1, queue_length=4, queue_length_per_tenant=2)
+    (running,) = fair.offer(turn("a"), 0).started
+    for number in range(1, 11):
+        fair.offer(turn("a"), number)
+        (running,) = fair.finish(running, number)  # 100 tokens end per second
+    fair.offer(turn("a"), 10)
+    fair.offer(turn("a"), 10)
+    refusal = fair.offer(turn("a"), 10).refusal
+    assert refusal is not None
+    assert (refusal.status, refusal.code) == (429, "queue_full")
+    assert "2 requests of this client wait already" in refusal.message
+    assert 2 <= refusal.retry_after <= 4, "three requests of one second each wait"
+    for tenant in "bc":
+        assert fair.offer(turn(tenant), 10).refusal is None
+    refusal = fair.offer(turn("d"), 10).refusal
+    assert refusal is not None
+    assert "4 requests wait already" in refusal.message
+    assert fair.waiting == 4
+
+
+def test_a_full_queue_still_takes_what_can_run_at_once() -> None:
+    fair = queue(tokens=1000, requests=100, queue_headroom=0.2, queue_length=1, queue_quantum=100)
+    fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)
+    refusals = [fair.offer(turn("flood"), 1).refusal for _ in range(20)]
+    assert sum(each is not None for each in refusals) == 11, "eight run, and one waits"
+    assert len(fair.offer(turn("quiet"), 1).started) == 1
+
+
+def test_a_withdrawn_request_makes_room_for_those_behind_it() -> None:
+    fair = queue(tokens=1000)
+    fair.offer(turn("a", 600), 0)
+    large, small = turn("b", 900), turn("b", 100)
+    fair.offer(large, 0)
+    fair.offer(small, 0)
+    assert fair.withdraw(large, 1) == [small]
+    assert large.state is State.ENDED
+
+
+def test_work_per_request_does_not_grow_with_the_number_of_tenants() -> None:
+    """The executed lines are counted, as times would depend on the machine."""
+
+    def lines(tenants: int) -> float:
+        draw = random.Random(2)
+        fair = queue(tokens=5000, requests=50, queue_length=10**6, queue_length_per_tenant=10**6)
+        running = []
+        for _ in range(4):
+            for number in range(tenants):
+                running += fair.offer(turn(f"t{number}", draw.randint(1, 20_000)), 0).started
+        count = 0
+
+        def trace(frame: object, event: str, arg: object) -> object:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        before, ended = sys.gettrace(), 0
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            while running:
+                running += fair.finish(running.pop(), 1.0)
+                ended += 1
+        finally:
+            sys.settrace(before)
+        return count / ended
+
+    assert lines(400) < 1.3 * lines(20)
