@@ -22,6 +22,7 @@ COMMANDS = (
     "models",
     "caches",
     "keys",
+    "experiment",
     "simulate",
     "bench",
     "profile",

@@ -66,26 +66,27 @@ def log_capital(values: Array, counts: Array, means: Array, stakes: Bets) -> Arr
     """Return the logarithm of the capital of a bet that the mean is above m, for every m of an array.
 
     values: (values,), not negative.
-    counts: (values,), how often each was observed. A count may be a fraction: an observation that is divided
-        between two values never makes more capital than itself (the logarithm is concave).
+    counts: (values,), how often each was observed, or (means, values), other observations for every m. A
+        count may be a fraction: an observation that is divided between two values never makes more capital
+        than itself (the logarithm is concave).
     means: (means,), above 0.
 
     Returns (means,). It falls as m grows.
     """
     gains = np.log1p(stakes.shares[:, None] * (values / means[:, None, None] - 1))
-    return _mixed(stakes.log_weights + gains @ counts)
+    return _mixed(stakes.log_weights + (gains @ counts[..., None])[..., 0])
 
 
-def log_binomial_capital(hits: Array, total: float, chance: float, stakes: Bets) -> Array:
+def log_binomial_capital(hits: Array, total: float | Array, chance: float, stakes: Bets) -> Array:
     """Return the logarithm of the capital of a bet that hits are more likely than a chance.
 
     hits: (n,), numbers of hits; for each, another bet.
-    total: observations of each bet.
+    total: observations of all bets, or (n,), those of each.
 
     Returns (n,). It grows with the hits.
     """
     hit, miss = np.log1p(stakes.shares * (1 / chance - 1)), np.log1p(-stakes.shares)
-    return _mixed(stakes.log_weights + hits[:, None] * hit + (total - hits[:, None]) * miss)
+    return _mixed(stakes.log_weights + hits[:, None] * hit + (total - hits)[:, None] * miss)
 
 
 def both(above: Array, below: Array) -> Array:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.errors import InvalidRequest
 from fovea.gateway.experiments.config import Experiment, ExperimentConfig
 from fovea.gateway.experiments.split import HEADER, SHADOW, SPLIT, Assignment, Splitter
 from fovea.gateway.experiments.statistics import Outcome, Statistics
@@ -231,8 +231,10 @@ class Experiments:
         while not self._stopping.wait(self._config.settings.flush_s):
             try:
                 self.sync()
-            except (sqlite3.Error, ConfigError) as error:
+            except sqlite3.Error as error:
                 log.error("experiments: the state file cannot be used now: %s", error)
+            except Exception:  # the thread must go on, because nobody else writes the sums
+                log.exception("experiments: the state could not be updated")
 
     def _check(self, running: _Running) -> None:
         """Roll back the variants that violate a guard rail, if no other process checked them just now."""
@@ -259,4 +261,5 @@ class Experiments:
             if newer is not None:
                 delta.statistics.merge(newer.statistics)
                 delta.requests += newer.requests
+            del delta.requests[: -self._config.settings.recent_requests]
             self._deltas[key] = delta

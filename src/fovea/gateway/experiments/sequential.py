@@ -158,6 +158,22 @@ def percentile_ratio(
     return Interval(math.exp((least - 1) * TIME_STEP), math.exp((most + 1) * TIME_STEP))
 
 
+def percentile_evidence(lower: Array, higher: Array, total: float | Array, chance: float) -> Array:
+    """Return the evidence against places of a percentile.
+
+    A place has times that are certainly lower, times that are certainly higher, and times of its own bucket.
+
+    lower, higher: (n,), numbers of times.
+    total: times of the arm, for all n places together or for each.
+    chance: probability that a time does not exceed the percentile.
+    """
+    odds = math.sqrt(chance / (1 - chance))
+    return both(
+        log_binomial_capital(lower, total, chance, bets(min(0.5, _TYPICAL_BET * odds))),
+        log_binomial_capital(higher, total, 1 - chance, bets(min(0.5, _TYPICAL_BET / odds))),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Lattice:
     """Positions 0, 1, 2, ... of a scale, on which supposed means are compared.
@@ -238,10 +254,7 @@ def _buckets(counts: Mapping[int, float], chance: float) -> _Cells:
     total = float(dense.sum())
     lower = np.cumsum(dense) - dense
     higher = total - lower - dense
-    odds = math.sqrt(chance / (1 - chance))
-    below = log_binomial_capital(lower, total, chance, bets(min(0.5, _TYPICAL_BET * odds)))
-    above = log_binomial_capital(higher, total, 1 - chance, bets(min(0.5, _TYPICAL_BET / odds)))
-    return _Cells(first - 1, both(below, above), open_ends=True)
+    return _Cells(first - 1, percentile_evidence(lower, higher, total, chance), open_ends=True)
 
 
 def _shifts(first: _Cells, second: _Cells, limit: float) -> tuple[float, float]:
