@@ -24,6 +24,7 @@ COMMANDS = (
     "caches",
     "keys",
     "usage",
+    "experiment",
     "simulate",
     "bench",
     "profile",

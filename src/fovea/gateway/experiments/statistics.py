@@ -1,0 +1,132 @@
+"""The sums of one variant. They are small, and sums of several processes are added field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from fovea.gateway.amounts import Consumption
+from fovea.gateway.experiments.histogram import amount_shares, time_bucket, time_percentile
+
+UP, DOWN = 5, 1
+NOTHING = Consumption()
+
+
+class Outcome(NamedTuple):
+    """How one request ended.
+
+    latency_s: seconds from its arrival to the last byte of its answer.
+    ttft_s: seconds to the first token; None if the answer was not streamed.
+    failed: whether the client got an error that was not the client's own.
+    consumption: its tokens.
+    cost: money, in millionths of the currency of the price table.
+    request_id: the id with which it can be rated; empty if it cannot.
+    """
+
+    latency_s: float
+    ttft_s: float | None = None
+    failed: bool = False
+    consumption: Consumption = NOTHING
+    cost: int = 0
+    request_id: str = ""
+
+
+class Statistics:
+    """The sums of one variant.
+
+    amounts: sum by field and bucket. Counters have bucket 0. The fields `latency` and `ttft` are histograms
+        of successful requests by `time_bucket`, `cost_share` is one of all requests by `amount_shares`, and
+        `rating` counts ratings by their value, 1 to 5.
+
+    A failed request has no latency: errors that come at once would make a variant look fast. Their share is
+    judged by itself.
+    """
+
+    __slots__ = ("amounts",)
+
+    def __init__(self, amounts: Mapping[tuple[str, int], float] | None = None) -> None:
+        self.amounts: dict[tuple[str, int], float] = dict(amounts or {})
+
+    def add(self, outcome: Outcome, largest_cost: float) -> None:
+        """Count a request. largest_cost: a dearer one counts as this in the comparison of costs."""
+        add, used = self._add, outcome.consumption
+        add("requests", 0, 1)
+        if outcome.failed:
+            add("errors", 0, 1)
+        else:
+            add("latency", time_bucket(outcome.latency_s), 1)
+            if outcome.ttft_s is not None:
+                add("ttft", time_bucket(outcome.ttft_s), 1)
+        if used is not NOTHING:
+            add("prompt_tokens", 0, used.prompt_tokens)
+            add("visual_tokens", 0, used.visual_tokens)
+            add("completion_tokens", 0, used.completion_tokens)
+        add("cost", 0, outcome.cost)
+        for edge, share in amount_shares(min(outcome.cost, largest_cost)):
+            if share:
+                add("cost_share", edge, share)
+
+    def merge(self, other: Statistics) -> None:
+        """Add the sums of another part of the same variant's requests."""
+        for (field, bucket), amount in other.amounts.items():
+            self._add(field, bucket, amount)
+
+    def count(self, field: str) -> float:
+        """Return a counter."""
+        return self.amounts.get((field, 0), 0)
+
+    def histogram(self, field: str) -> dict[int, float]:
+        """Return the counts of a histogram by bucket."""
+        return {bucket: amount for (name, bucket), amount in self.amounts.items() if name == field and amount}
+
+    def rows(self) -> Iterator[tuple[str, int, float]]:
+        """Return field, bucket and sum of everything that is not 0."""
+        return ((field, bucket, amount) for (field, bucket), amount in self.amounts.items() if amount)
+
+    @property
+    def requests(self) -> int:
+        return int(self.count("requests"))
+
+    @property
+    def errors(self) -> int:
+        return int(self.count("errors"))
+
+    @property
+    def error_rate(self) -> float | None:
+        """Share of failed requests; None if there were no requests."""
+        return self.errors / self.requests if self.requests else None
+
+    @property
+    def ratings(self) -> int:
+        return int(sum(self.histogram("rating").values()))
+
+    @property
+    def rating(self) -> float | None:
+        """Mean rating; None if there is none."""
+        counts = self.histogram("rating")
+        total = sum(counts.values())
+        return sum(value * count for value, count in counts.items()) / total if total else None
+
+    def per_request(self, field: str) -> float | None:
+        """Return a counter divided by the requests; None if there were none."""
+        return self.count(field) / self.requests if self.requests else None
+
+    def percentile(self, field: str, share: float) -> float | None:
+        """Return a percentile of a histogram of times, in seconds; None if it is empty."""
+        return time_percentile(self.histogram(field), share)
+
+    def _add(self, field: str, bucket: int, amount: float) -> None:
+        key = (field, bucket)
+        self.amounts[key] = self.amounts.get(key, 0) + amount
+
+
+def rating_of(value: object) -> int | None:
+    """Return the rating that a value of JSON means, 1 to 5; None if it is none.
+
+    Accepted are the whole numbers 1 to 5, and `up` and `down`, which are 5 and 1.
+    """
+    if isinstance(value, str):
+        return {"up": UP, "down": DOWN}.get(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 5:
+        return value
+    return None
