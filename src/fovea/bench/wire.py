@@ -1,0 +1,87 @@
+"""HTTP connections of the load generator, the bodies that it sends, and the reasons why requests fail.
+
+The library is aiohttp. Its parser is compiled, so one process can send several times the load that it can
+send by a client in pure Python (benchmarks/load_generator.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+KEEPALIVE_S = 2.0
+"""Seconds for which an idle connection is reused.
+
+Servers keep theirs longer, so none is closed while we reuse it.
+"""
+CONNECT_S = 10.0
+"""Seconds in which a connection must be open, its name looked up and its TLS agreed."""
+LARGE_BODY = 2**20
+"""Bytes from which a body is written in pieces, so that other streams are read in between."""
+
+
+def open_session(api_key: str | None) -> aiohttp.ClientSession:
+    """Open a session, in the event loop that runs. api_key: sent with every request.
+
+    The number of connections is not limited: a client that queues requests itself would hide the server's
+    queue. Proxies from the environment are ignored, because a run would measure them as well. The server is
+    asked not to compress its answers, because that would delay events and cost time here.
+    """
+    headers = {"Accept-Encoding": "identity"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        headers=headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
+        trust_env=False,
+    )
+
+
+def json_body(value: Mapping[str, Any]) -> bytes | io.BytesIO:
+    """Write a JSON body in the form that the session sends without blocking the event loop.
+
+    Half a surrogate pair, which a server's answer may end with, has no UTF-8 and is sent as "?".
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    body = text.encode(errors="replace")
+    return body if len(body) < LARGE_BODY else io.BytesIO(body)
+
+
+def is_unreachable(error: aiohttp.ClientError) -> bool:
+    """Whether the request failed before it had a connection."""
+    unreachable = aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL
+    return isinstance(error, unreachable)
+
+
+def reason(error: aiohttp.ClientError) -> str:
+    """Say in one sentence why a request failed, without the library's own terms."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return str(error.certificate_error)
+        case aiohttp.ClientConnectorError():
+            return _system_reason(error.os_error)
+        case aiohttp.ConnectionTimeoutError():
+            return f"no connection within {CONNECT_S:g} s"
+        case aiohttp.ServerDisconnectedError():
+            return "the server closed the connection without an answer"
+        case aiohttp.ClientPayloadError():
+            return "the server closed the connection within its answer"
+        case aiohttp.ClientResponseError():
+            return f"the answer is no HTTP: {' '.join(error.message.split())}"
+        case OSError():
+            return _system_reason(error)
+    return str(error) or type(error).__name__
+
+
+def _system_reason(error: OSError) -> str:
+    """The system's words, such as "Connection refused"; the error's own if it has no number of the system."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
