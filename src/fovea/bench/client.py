@@ -154,7 +154,8 @@ class Client:
             async with self._http.request(
                 method, url, data=data, headers=headers, allow_redirects=False
             ) as response:
-                return Answer(response.status, await response.read())
+                with wire.EndOfConnection(response):
+                    return Answer(response.status, await response.read())
         except aiohttp.ClientError as error:
             raise Unavailable(f"{self.target.url} cannot be reached: {wire.reason(error)}") from error
 
@@ -165,19 +166,28 @@ class Client:
         async with self._http.post(
             self._chat_url, data=body, headers=JSON, allow_redirects=False
         ) as response:
-            if response.status != 200:
-                return Failure(f"http {response.status}", _error_text(await response.read()))
-            if "text/event-stream" not in response.headers.get("Content-Type", ""):
-                return Failure("no stream", "the server answers a request for a stream with a whole answer")
-            decoder = sse.Decoder()
-            async for data in response.content.iter_any():
-                at = self.clock()
-                for payload in decoder.feed(data):
-                    failure = record_event(payload, at, sample)
-                    if failure is not None:
-                        return failure
-                if on_progress is not None and on_progress(sample):
-                    return Failure("left", "the client closed the stream on purpose")
+            with wire.EndOfConnection(response):
+                return await self._read(response, sample, on_progress)
+
+    async def _read(
+        self,
+        response: aiohttp.ClientResponse,
+        sample: Sample,
+        on_progress: Callable[[Sample], bool] | None,
+    ) -> Failure | None:
+        if response.status != 200:
+            return Failure(f"http {response.status}", _error_text(await response.read()))
+        if "text/event-stream" not in response.headers.get("Content-Type", ""):
+            return Failure("no stream", "the server answers a request for a stream with a whole answer")
+        decoder = sse.Decoder()
+        async for data in response.content.iter_any():
+            at = self.clock()
+            for payload in decoder.feed(data):
+                failure = record_event(payload, at, sample)
+                if failure is not None:
+                    return failure
+            if on_progress is not None and on_progress(sample):
+                return Failure("left", "the client closed the stream on purpose")
         if not sample.finish_reason:
             return Failure("broken stream", "it ended without a finish_reason")
         return None if sample.events else Failure("empty answer", "it has no text")

@@ -6,13 +6,16 @@ send by a client in pure Python (benchmarks/load_generator.py).
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import ContentEncodingError
 
 KEEPALIVE_S = 2.0
 """Seconds for which an idle connection is reused.
@@ -21,6 +24,8 @@ Servers keep theirs longer, so none is closed while we reuse it.
 """
 CONNECT_S = 10.0
 """Seconds in which a connection must be open, its name looked up and its TLS agreed."""
+MAX_HEADER = 2**16
+"""Bytes that one header line of an answer may have."""
 LARGE_BODY = 2**20
 """Bytes from which a body is written in pieces, so that other streams are read in between."""
 
@@ -41,6 +46,8 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
         trust_env=False,
+        max_line_size=MAX_HEADER,
+        max_field_size=MAX_HEADER,
     )
 
 
@@ -54,6 +61,44 @@ def json_body(value: Mapping[str, Any]) -> bytes | io.BytesIO:
     return body if len(body) < LARGE_BODY else io.BytesIO(body)
 
 
+class EndOfConnection:
+    """Ends the reading of an answer when its connection is closed, as a context manager around the reading.
+
+    aiohttp 3.14 does that itself, except where its compiled parser refuses a chunk of the answer: it closes
+    the connection then, and the reader waits for the rest without end.
+    """
+
+    __slots__ = ("_closed", "_content")
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._content = response.content
+        connection = response.connection  # None if the whole answer is here already
+        protocol = None if connection is None else connection.protocol
+        self._closed = None if protocol is None else protocol.closed
+
+    def __enter__(self) -> None:
+        if self._closed is not None:
+            self._closed.add_done_callback(self._end)
+            self._closed.remove_done_callback(
+                _retrieve
+            )  # it may be there, from the connection's last request
+            self._closed.add_done_callback(_retrieve)
+
+    def __exit__(self, *_: object) -> None:
+        if self._closed is not None:
+            self._closed.remove_done_callback(self._end)
+
+    def _end(self, _: object) -> None:
+        if not self._content.is_eof() and self._content.exception() is None:
+            self._content.set_exception(aiohttp.ClientConnectionError("a chunk of the answer is no HTTP"))
+
+
+def _retrieve(closed: asyncio.Future[None]) -> None:
+    """Retrieve the error by which a connection ended; asyncio logs errors that no code retrieves."""
+    if not closed.cancelled():
+        closed.exception()
+
+
 def is_unreachable(error: aiohttp.ClientError) -> bool:
     """Whether the request failed before it had a connection."""
     unreachable = aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL
@@ -63,16 +108,16 @@ def is_unreachable(error: aiohttp.ClientError) -> bool:
 def reason(error: aiohttp.ClientError) -> str:
     """Say in one sentence why a request failed, without the library's own terms."""
     match error:
-        case aiohttp.ClientConnectorCertificateError():
-            return str(error.certificate_error)
         case aiohttp.ClientConnectorError():
             return _system_reason(error.os_error)
         case aiohttp.ConnectionTimeoutError():
             return f"no connection within {CONNECT_S:g} s"
         case aiohttp.ServerDisconnectedError():
-            return "the server closed the connection without an answer"
+            return "Server disconnected without sending a response."
+        case aiohttp.ClientPayloadError() if isinstance(error.__cause__, ContentEncodingError):
+            return f"the answer cannot be decoded: {error.__cause__.message}"
         case aiohttp.ClientPayloadError():
-            return "the server closed the connection within its answer"
+            return "peer closed connection without sending complete message body"
         case aiohttp.ClientResponseError():
             return f"the answer is no HTTP: {' '.join(error.message.split())}"
         case OSError():
@@ -81,7 +126,9 @@ def reason(error: aiohttp.ClientError) -> str:
 
 
 def _system_reason(error: OSError) -> str:
-    """The system's words, such as "Connection refused"; the error's own if it has no number of the system."""
+    """The system's words, such as "Connection refused", or the words of TLS or of the name service."""
+    if isinstance(error, ssl.SSLError):
+        return str(error)
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error) or type(error).__name__
