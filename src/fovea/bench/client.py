@@ -44,12 +44,7 @@ class Client:
     running: number of requests that have not ended.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, target: Target, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.target = target
         self.clock = clock
         self.model = target.model or ""

@@ -79,9 +79,8 @@ class EndOfConnection:
     def __enter__(self) -> None:
         if self._closed is not None:
             self._closed.add_done_callback(self._end)
-            self._closed.remove_done_callback(
-                _retrieve
-            )  # it may be there, from the connection's last request
+            # Once per connection, of which this may not be the first request.
+            self._closed.remove_done_callback(_retrieve)
             self._closed.add_done_callback(_retrieve)
 
     def __exit__(self, *_: object) -> None:
