@@ -213,7 +213,8 @@ def test_base_urls(text: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["host:8000", "ftp://host", "http://", "http://a:b@host", "http://host:x", "", "http://["]
+    "text",
+    ["host:8000", "ftp://host", "http://", "http://a:b@host", "http://host:x", "http://a..b", "", "http://["],
 )
 def test_invalid_urls(text: str) -> None:
     with pytest.raises(ConfigError, match="accepted: http:// or https:// and a host"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -90,9 +91,12 @@ def test_closed_loop_runs_at_most_one_call_per_client(lengths: list[int], client
     assert most == min(clients, len(lengths)) or 0 in lengths
 
 
-async def test_lag_counts_only_while_requests_run() -> None:
-    clock = Clock()
+async def test_lag_and_processor_time_count_only_while_requests_run() -> None:
+    """Every reading of the clock is 2 ms later, and every reading of the processor time 1 ms."""
+    clock, cpu = Clock(slow=0.002), Clock(slow=0.001)
     for busy in (False, True):
-        async with measure_lag(clock, lambda busy=busy: busy) as lag:  # type: ignore[misc]
+        async with measure_lag(clock, lambda busy=busy: busy, cpu) as lag:  # type: ignore[misc]
             await asyncio.sleep(0.05)
         assert bool(lag.delays) is busy
+        assert math.isnan(lag.core_share) is not busy
+    assert lag.core_share == pytest.approx(0.5)

@@ -75,6 +75,7 @@ def test_result_as_json() -> None:
     assert document["summary"]["errors"] == {"http 429": [1, "full"]}
     assert document["classes"]["all"]["ttft"]["p50"] is None
     assert document["offered_per_s"] == 2.0
+    assert document["client_core_share"] is None
 
 
 def test_request_rows() -> None:
@@ -120,16 +121,20 @@ def test_read_results_refuses_other_files(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("late_s", "lag_s", "messages"),
+    ("late_s", "lag_s", "core_share", "messages"),
     [
-        (0.001, 0.001, []),
-        (0.05, 0.001, ["the load generator was late: requests left up to 50 ms after they were due"]),
-        (0.001, 0.05, ["the load generator's own loop was late by up to 50 ms"]),
+        (0.001, 0.001, 0.79, []),
+        (0.001, 0.001, NAN, []),
+        (0.05, 0.001, 0.1, ["the load generator was late: requests left up to 50 ms after they were due"]),
+        (0.001, 0.05, 0.1, ["the load generator's own loop was late by up to 50 ms"]),
+        (0.001, 0.001, 0.934, ["the load generator itself was at its limit: it used 93% of one core"]),
     ],
 )
-def test_notes_on_a_late_load_generator(late_s: float, lag_s: float, messages: list[str]) -> None:
+def test_notes_on_a_slow_load_generator(
+    late_s: float, lag_s: float, core_share: float, messages: list[str]
+) -> None:
     summary = Summary.of([Round([sample(1.0, tokens=1, sent_at=late_s)])], Bounds())
-    notes = notes_on(summary, Spread.of([lag_s]), usage=True)
+    notes = notes_on(summary, Spread.of([lag_s]), core_share, usage=True)
     assert [note.startswith(message) for note, message in zip(notes, messages, strict=True)] == [True] * len(
         messages
     )

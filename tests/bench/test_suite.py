@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from dataclasses import replace
 
 import pytest
 
+from fovea.bench.context import WorkloadContext
 from fovea.bench.measure import Round
-from fovea.bench.run import plan, play
+from fovea.bench.run import PlannedWorkload, plan, play
 from fovea.bench.sample import Failure, Sample
 from fovea.bench.settings import FIXED, Traffic
 from fovea.bench.sla import DEFAULT_SLA
@@ -143,6 +146,22 @@ async def test_contents_never_repeat_between_rounds_workloads_and_runs() -> None
     assert len(bodies) == 2 * 3 * (1 + CROWD)
     assert len({url for body in bodies for url in pictures(body)}) == len(bodies)
     assert len({texts(body).split('"text": "')[1].split()[0] for body in bodies}) == len(bodies)
+
+
+async def test_share_of_a_core_that_the_load_generator_uses() -> None:
+    async def spin(context: WorkloadContext) -> Round:
+        context.client.running += 1
+        start = time.process_time()
+        while time.process_time() < start + 0.1:
+            await asyncio.sleep(0)
+        context.client.running -= 1
+        return Round([sample(1.0)])
+
+    workload = PlannedWorkload("spin", "", 1, spin, rounds=1, warm_up=spin, warmups=0)
+    async with connected(Scripted()) as client:
+        (result,) = await play(client, [workload], SMALL, "nonce", DEFAULT_SLA.good, SilentObserver())
+    assert result.core_share > 0
+    assert result.as_dict()["client_core_share"] == result.core_share
 
 
 async def test_equal_nonces_give_equal_requests() -> None:

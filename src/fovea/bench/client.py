@@ -1,4 +1,4 @@
-"""The HTTP client of the load generator: it sends requests and records when each part of an answer arrives.
+"""The client of the load generator: it sends requests and records when each part of an answer arrives.
 
 All network traffic of the load generator goes through this module.
 """
@@ -9,11 +9,13 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 
 from fovea.api import sse
+from fovea.bench import wire
 from fovea.bench.dialect import Dialect, negotiate
 from fovea.bench.sample import BenchRequest, Failure, Sample
 from fovea.bench.settings import Target
@@ -21,51 +23,41 @@ from fovea.core.errors import ConfigError, Unavailable
 
 MAX_TEXT = 300
 """Characters of a server's message that are kept in a failure."""
-KEEPALIVE_S = 2.0
-"""Seconds for which an idle connection is reused.
+JSON = {"Content-Type": "application/json"}
 
-Servers keep theirs longer, so none is closed while we reuse it.
-"""
-CONNECT_S = 10.0
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer of the server: its HTTP status and its body."""
+
+    status: int
+    body: bytes
+
+    def __str__(self) -> str:
+        return f"{self.status}: {_error_text(self.body)}"
 
 
 class Client:
-    """A connection to one server, as an async context manager.
+    """A connection to one server, as an async context manager. Create it in a running event loop.
 
     model, dialect: the model's name and the fields that the server accepts; valid after `connect`.
     running: number of requests that have not ended.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, target: Target, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.target = target
         self.clock = clock
         self.model = target.model or ""
         self.dialect = Dialect()
         self.running = 0
-        # The number of connections is not limited: a client that queues requests itself would hide the
-        # server's queue. Proxies from the environment are ignored, because a run would measure them as well.
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {target.api_key}"} if target.api_key else {},
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S
-            ),
-            trust_env=False,
-            verify=target.url.startswith("https:"),  # without TLS, loading certificates would be wasted time
-            transport=transport,
-        )
+        self._chat_url = f"{target.url}/chat/completions"
+        self._http = wire.open_session(target.api_key)
 
     async def __aenter__(self) -> Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def connect(self) -> None:
         """Find the model and the dialect of the server.
@@ -97,10 +89,11 @@ class Client:
         try:
             async with asyncio.timeout(max(0.0, sample.due_at + limit - now)):
                 sample.failure = await self._stream(request, sample, on_progress)
+        except aiohttp.ClientError as error:  # one of them, for connections, is also a TimeoutError
+            kind = "unreachable" if wire.is_unreachable(error) else "broken stream"
+            sample.failure = Failure(kind, wire.reason(error))
         except TimeoutError:
             sample.failure = Failure("timeout", f"no end within {limit:g} s")
-        except httpx.TransportError as error:
-            sample.failure = _transport_failure(error)
         finally:
             self.running -= 1
         sample.ended_at = self.clock()
@@ -112,32 +105,30 @@ class Client:
         url: a data URL. Raises ConfigError if the server does not store the image.
         """
         body = {"url": url, "encode": self.target.images_as == "encoded"}
-        answer = await self._call("POST", "/images", json=body)
-        name = _json(answer.content).get("url")
-        if answer.status_code != 200 or not isinstance(name, str):
+        answer = await self._call("POST", "/images", body)
+        name = _json(answer.body).get("url")
+        if answer.status != 200 or not isinstance(name, str):
             raise ConfigError(
-                f"{self.target.url}/images does not take images ({_describe(answer)}); "
-                "accepted here: --images-as data",
+                f"{self.target.url}/images does not take images ({answer}); accepted here: --images-as data",
                 param="images_as",
             )
         return name
 
     async def _find_model(self) -> str:
         answer = await self._call("GET", "/models")
-        if answer.status_code in (401, 403):
+        if answer.status in (401, 403):
             raise ConfigError(
-                f"the server refuses the API key ({_describe(answer)}); "
-                "give it by --api-key or FOVEA_API_KEY",
+                f"the server refuses the API key ({answer}); give it by --api-key or FOVEA_API_KEY",
                 param="api_key",
             )
-        cards = _json(answer.content).get("data")
+        cards = _json(answer.body).get("data")
         cards = cards if isinstance(cards, list) else []
         served = [card["id"] for card in cards if isinstance(card, dict) and "id" in card]
         if not served:
             if self.target.model:
                 return self.target.model
             raise ConfigError(
-                f"{self.target.url}/models lists no model ({_describe(answer)}); name one by --model",
+                f"{self.target.url}/models lists no model ({answer}); name one by --model",
                 param="model",
             )
         if self.target.model and self.target.model not in served:
@@ -151,31 +142,47 @@ class Client:
         request = BenchRequest(({"role": "user", "content": "Say something."},), max_tokens=4)
         return await self.send(request)
 
-    async def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+        data, headers = (None, None) if body is None else (wire.json_body(body), JSON)
+        url = self.target.url + path
         try:
-            return await self._http.request(method, self.target.url + path, **options)
-        except httpx.TransportError as error:
-            raise Unavailable(f"{self.target.url} cannot be reached: {_reason(error)}") from error
+            async with self._http.request(
+                method, url, data=data, headers=headers, allow_redirects=False
+            ) as response:
+                with wire.EndOfConnection(response):
+                    return Answer(response.status, await response.read())
+        except aiohttp.ClientError as error:
+            raise Unavailable(f"{self.target.url} cannot be reached: {wire.reason(error)}") from error
 
     async def _stream(
         self, request: BenchRequest, sample: Sample, on_progress: Callable[[Sample], bool] | None
     ) -> Failure | None:
-        url, body = f"{self.target.url}/chat/completions", self.dialect.body(request, self.model)
-        async with self._http.stream("POST", url, json=body) as response:
-            if response.status_code != 200:
-                await response.aread()
-                return Failure(f"http {response.status_code}", _error_text(response))
-            if "text/event-stream" not in response.headers.get("content-type", ""):
-                return Failure("no stream", "the server answers a request for a stream with a whole answer")
-            decoder = sse.Decoder()
-            async for data in response.aiter_bytes():
-                at = self.clock()
-                for payload in decoder.feed(data):
-                    failure = record_event(payload, at, sample)
-                    if failure is not None:
-                        return failure
-                if on_progress is not None and on_progress(sample):
-                    return Failure("left", "the client closed the stream on purpose")
+        body = wire.json_body(self.dialect.body(request, self.model))
+        async with self._http.post(
+            self._chat_url, data=body, headers=JSON, allow_redirects=False
+        ) as response:
+            with wire.EndOfConnection(response):
+                return await self._read(response, sample, on_progress)
+
+    async def _read(
+        self,
+        response: aiohttp.ClientResponse,
+        sample: Sample,
+        on_progress: Callable[[Sample], bool] | None,
+    ) -> Failure | None:
+        if response.status != 200:
+            return Failure(f"http {response.status}", _error_text(await response.read()))
+        if "text/event-stream" not in response.headers.get("Content-Type", ""):
+            return Failure("no stream", "the server answers a request for a stream with a whole answer")
+        decoder = sse.Decoder()
+        async for data in response.content.iter_any():
+            at = self.clock()
+            for payload in decoder.feed(data):
+                failure = record_event(payload, at, sample)
+                if failure is not None:
+                    return failure
+            if on_progress is not None and on_progress(sample):
+                return Failure("left", "the client closed the stream on purpose")
         if not sample.finish_reason:
             return Failure("broken stream", "it ended without a finish_reason")
         return None if sample.events else Failure("empty answer", "it has no text")
@@ -242,16 +249,9 @@ def _json(content: bytes) -> dict[str, Any]:
     return _object(value)
 
 
-def _describe(response: httpx.Response) -> str:
-    return f"{response.status_code}: {_error_text(response)}"
-
-
-def _error_text(response: httpx.Response) -> str:
-    return (
-        _message(_json(response.content))
-        or " ".join(response.text.split())[:MAX_TEXT]
-        or "no further message"
-    )
+def _error_text(body: bytes) -> str:
+    text = " ".join(body.decode(errors="replace").split())
+    return _message(_json(body)) or text[:MAX_TEXT] or "no further message"
 
 
 def _message(body: dict[str, Any]) -> str:
@@ -259,12 +259,3 @@ def _message(body: dict[str, Any]) -> str:
     error = body.get("error", body.get("detail", body.get("message", "")))
     text = error.get("message") if isinstance(error, dict) else error
     return " ".join(str(text or "").split())[:MAX_TEXT]
-
-
-def _reason(error: httpx.TransportError) -> str:
-    return str(error) or type(error).__name__
-
-
-def _transport_failure(error: httpx.TransportError) -> Failure:
-    unreachable = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    return Failure("unreachable" if unreachable else "broken stream", _reason(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ LEAD_S = 0.05
 are due.
 """
 TICK_S = 0.02
-"""Seconds between two measurements of the event loop's lag."""
+"""Seconds between two measurements of the event loop's lag and processor time."""
 
 
 async def open_loop(
@@ -77,31 +78,47 @@ async def closed_loop(
 
 @dataclass(slots=True)
 class Lag:
-    """Delays of the load generator's own event loop while requests ran.
+    """Delays of the load generator's own event loop, and its processor time, while requests ran.
 
-    Measured times may be too long by as much.
+    Measured times may be too long by as much as the delays.
 
     delays: one value per tick, in seconds.
+    seconds, cpu_s: time that passed, and processor time of this process, in all these ticks.
     """
 
     delays: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def core_share(self) -> float:
+        """Share of one core that the load generator used while requests ran; nan without any tick."""
+        return self.cpu_s / self.seconds if self.seconds else math.nan
 
 
 @contextlib.asynccontextmanager
-async def measure_lag(clock: Callable[[], float], busy: Callable[[], bool]) -> AsyncIterator[Lag]:
-    """Measure the event loop's lag every TICK_S seconds until the block ends.
+async def measure_lag(
+    clock: Callable[[], float],
+    busy: Callable[[], bool],
+    cpu: Callable[[], float] = time.process_time,
+) -> AsyncIterator[Lag]:
+    """Measure the event loop's lag and processor time every TICK_S seconds until the block ends.
 
-    busy: whether a request is running. Delays at other times do not count: generating pictures also blocks
-        the loop, but falsifies no measurement.
+    busy: whether a request is running. Other times do not count: generating pictures also blocks the loop,
+        but falsifies no measurement.
+    cpu: processor time of this process, in seconds.
     """
     lag = Lag()
 
     async def tick() -> None:
         while True:
-            before, was_busy = clock(), busy()
+            before, cpu_before, was_busy = clock(), cpu(), busy()
             await asyncio.sleep(TICK_S)
             if was_busy and busy():
-                lag.delays.append(max(0.0, clock() - before - TICK_S))
+                seconds = clock() - before
+                lag.delays.append(max(0.0, seconds - TICK_S))
+                lag.seconds += seconds
+                lag.cpu_s += cpu() - cpu_before
 
     task = asyncio.create_task(tick())
     try:

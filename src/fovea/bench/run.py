@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,8 +23,11 @@ LATE_MS = 10.0
 """Delays of the load generator above this are reported in the notes: they are no longer small compared with a
 token.
 """
+BUSY_SHARE = 0.8
+"""Share of one core from which the load generator itself may limit the load.
 
-
+It sends from one thread, so it cannot use more than one core, and near that its requests wait for each other.
+"""
 Play = Callable[[WorkloadContext], Awaitable[Round]]
 """A function that runs one round of a workload."""
 
@@ -65,6 +69,8 @@ class WorkloadResult:
     lag: delays of the load generator's own event loop.
     notes: sentences that a reader of the figures must know.
     verdicts: the service-level targets, each with whether it was met.
+    core_share: share of one core that the load generator used while requests ran; nan if that was too short
+        to measure.
     """
 
     name: str
@@ -77,6 +83,7 @@ class WorkloadResult:
     notes: list[str]
     offered_rate: float | None = None
     verdicts: Sequence[Verdict] = ()
+    core_share: float = math.nan
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON values, without the single samples."""
@@ -87,6 +94,7 @@ class WorkloadResult:
             "summary": self.summary.as_dict(),
             "classes": {label: summary.as_dict() for label, summary in self.classes.items()},
             "lag": without_nan(asdict(self.lag)),
+            "client_core_share": without_nan(self.core_share),
             "notes": self.notes,
             "verdicts": [without_nan(asdict(verdict)) for verdict in self.verdicts],
         }
@@ -189,13 +197,18 @@ def _result(
         summary=summary,
         classes=classes if len(classes) > 1 else {},
         lag=delays,
-        notes=notes_on(summary, delays, usage=client.dialect.usage),
+        notes=notes_on(summary, delays, lag.core_share, usage=client.dialect.usage),
         offered_rate=workload.offered_rate,
+        core_share=lag.core_share,
     )
 
 
-def notes_on(summary: Summary, lag: Spread, *, usage: bool) -> list[str]:
-    """Sentences that a reader of the figures must know. usage: whether the server was told to send usage."""
+def notes_on(summary: Summary, lag: Spread, core_share: float, *, usage: bool) -> list[str]:
+    """Sentences that a reader of the figures must know.
+
+    core_share: share of one core that the load generator used; nan if unknown.
+    usage: whether the server was told to send usage.
+    """
     notes = []
     if usage and not summary.counted:
         notes.append("the server sent no usage: tokens are counted by events")
@@ -216,5 +229,10 @@ def notes_on(summary: Summary, lag: Spread, *, usage: bool) -> list[str]:
         notes.append(
             f"the load generator's own loop was late by up to {lag.longest:.0f} ms (p95 {lag.p95:.0f}): "
             "times may be too long by as much"
+        )
+    if core_share > BUSY_SHARE:
+        notes.append(
+            f"the load generator itself was at its limit: it used {core_share:.0%} of one core while "
+            "requests ran, and it cannot use more than one; the server may be faster than these figures"
         )
     return notes

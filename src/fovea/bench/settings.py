@@ -156,9 +156,8 @@ def _base_url(text: str) -> str:
     """
     try:
         url = urlsplit(text)
-        good = (
-            url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and "@" not in url.netloc
-        )
+        host = (url.hostname or "").encode("idna")  # raises UnicodeError, a ValueError, as connecting would
+        good = url.scheme in ("http", "https") and bool(host) and url.port != 0 and "@" not in url.netloc
     except ValueError:
         good = False
     if not good:

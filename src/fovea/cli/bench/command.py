@@ -25,7 +25,6 @@ target of --sla was missed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import uuid
 from collections.abc import Sequence
@@ -101,13 +100,14 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fovea.bench import event_loop
     from fovea.bench.report import compare, format_result, read_results
     from fovea.bench.session import measure
 
     session = _read(args)
     before = read_results(args.against) if args.against else None
     with BenchProgress() as watch:
-        findings = asyncio.run(measure(session, watch))
+        findings = event_loop.run(measure(session, watch))
     body, results = findings.as_dict(), findings.results
     lines = [format_result(result) for result in results]
     if any(result.verdicts for result in results):
