@@ -55,8 +55,9 @@ def picture(size: int, seed: int) -> str:
     file_bytes = size * 3 // 4
     if seed % 2 == 0:
         return _data_url(_noise(round((file_bytes / 3) ** 0.5), seed, "PNG"), "png")
-    sample = len(_noise(128, seed, "JPEG")) / 128**2  # bytes per pixel of such noise
-    return _data_url(_noise(round((file_bytes / sample) ** 0.5), seed, "JPEG"), "jpeg")
+    side = round((file_bytes / 1.5) ** 0.5)
+    file = _noise(side, seed, "JPEG")  # tells how many bytes a pixel of such noise takes
+    return _data_url(_noise(round(side * (file_bytes / len(file)) ** 0.5), seed, "JPEG"), "jpeg")
 
 
 def _noise(side: int, seed: int, form: str) -> bytes:

@@ -142,8 +142,9 @@ def envoy(resources: Callable[[int], Mapping[str, Any]]) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
 
 
-def nginx_proxy(urls: Sequence[str], *, location: str = "") -> contextlib.AbstractContextManager[str]:
-    """nginx in front of servers, as one would set it up for streams. location: further directives."""
+def nginx_proxy(urls: Sequence[str], *, buffering: bool = False) -> contextlib.AbstractContextManager[str]:
+    """nginx in front of servers. buffering: whether it collects requests and answers, its default."""
+    switch = "on" if buffering else "off"
     upstream = " ".join(f"server {url.removeprefix('http://')};" for url in urls)
     return nginx(
         lambda port: (
@@ -153,7 +154,7 @@ def nginx_proxy(urls: Sequence[str], *, location: str = "") -> contextlib.Abstra
         server {{ listen 127.0.0.1:{port}; location / {{
           proxy_pass http://servers; proxy_http_version 1.1; proxy_set_header Connection "";
           proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
-          proxy_buffering off; proxy_request_buffering off; proxy_next_upstream off; {location}
+          proxy_buffering {switch}; proxy_request_buffering {switch}; proxy_next_upstream off;
         }} }}"""
         )
     )
