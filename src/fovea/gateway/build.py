@@ -30,7 +30,7 @@ from fovea.gateway.inspect.visual import FindRule, VisualCounter
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.queues import Queues
 from fovea.gateway.route.router import Router
-from fovea.gateway.services import MIB, LoggedMetrics, Services
+from fovea.gateway.services import LoggedMetrics, Services
 from fovea.gateway.settings import GatewaySettings
 from fovea.gateway.tenants.keys import Tenants
 from fovea.gateway.tenants.open import open_accounts
@@ -44,6 +44,7 @@ from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.fetch.resolve import Resolver
 
 log = logging.getLogger("fovea.gateway")
+MIB = 1024 * 1024
 FETCH_MIB = 64
 """Ceiling of downloaded images, with remote_images fetch."""
 RELOAD_S = 1.0

@@ -77,7 +77,7 @@ class Exchange:
         """A header of the request; "" if it has none."""
         return self.headers.get(name, b"").decode("latin-1")
 
-    async def body(self, budget: BodyBudget, owner: str, claim: Claim) -> Body:
+    async def body(self, budget: BodyBudget, claim: Claim) -> Body:
         """Receive and parse the body.
 
         claim: counts its bytes.

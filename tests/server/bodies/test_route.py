@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
-from fovea.server.app import create_app
 from fovea.http.body_budget import FREE
+from fovea.server.app import create_app
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import chat, data_url, image, picture, user
