@@ -136,7 +136,10 @@ class Upstream:
         try:
             async with asyncio.timeout_at(until):
                 response = await self._http().post(
-                    backend.config.url + path, data=_payload(body), headers=_with_key(headers, backend.key)
+                    backend.config.url + path,
+                    data=_payload(body),
+                    headers=_with_key(headers, backend.key),
+                    allow_redirects=False,
                 )
                 answer = await self._begin(response, stream=stream)
                 response = None
@@ -200,6 +203,8 @@ class Upstream:
                 trust_env=False,
                 skip_auto_headers=("User-Agent", "Accept-Encoding", "Content-Type"),
                 read_bufsize=256 * 1024,
+                max_line_size=64 * 1024,
+                max_field_size=64 * 1024,
             )
         return self._session
 

@@ -16,6 +16,7 @@ from typing import Any
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.gateway.amounts import Amounts, Consumption
 from fovea.gateway.backends.backend import Load
+from fovea.gateway.cache.key import MEDIA_MARK
 from fovea.gateway.cache.plan import Plan
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import ClientGone, Exchange
@@ -189,7 +190,7 @@ class Generation:
             return False
         asked = self.exchange.header(b"x-fovea-cache").lower() == "on"
         self._plan = cache.plan(
-            body.resolved({image.part.url: f"image {n}" for n, image in enumerate(images)}),
+            body.resolved({image.part.url: f"{MEDIA_MARK}{n}" for n, image in enumerate(images)}),
             [image.identity if not image.name else "" for image in images],
             tenant=self.tenant.scope,
             model_version=f"{model.served or model.name}\n{model.version}",
