@@ -9,7 +9,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fovea.cli import options
 from fovea.cli.common import LOG_LEVELS, keys_of, set_log_level
@@ -20,6 +20,9 @@ from fovea.gateway.config import TABLES, BackendConfig, Tables, read_tables
 from fovea.gateway.experiments.config import read_experiments
 from fovea.gateway.run import serve
 from fovea.gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from fovea.gateway.build import Setup
 
 log = logging.getLogger("fovea.gateway")
 
@@ -63,6 +66,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+
     path = options.file_path(args.config)
     set_log_level(args, _read_file(path))
     for line in options.misspelt_variables([*_names(), "api_key", "admin_key"]):
@@ -92,6 +96,7 @@ def read_setup(args: argparse.Namespace, path: Path | None) -> Setup:
     settings = options.settings(GatewaySettings, args, file, **keys)
     folder = path.parent if path is not None else Path.cwd()
     from fovea.engine.vision.token_rules import rule_for
+    from fovea.gateway.build import Setup
 
     return Setup(
         settings,

@@ -22,6 +22,7 @@ from fovea.gateway.config import Tables
 from fovea.gateway.experiments.config import ExperimentConfig
 from fovea.gateway.experiments.experiments import Experiments
 from fovea.gateway.forward.dispatch import Dispatcher
+from fovea.gateway.forward.silence import SilenceWatch
 from fovea.gateway.forward.upstream import Upstream
 from fovea.gateway.generate.shadow import Shadows
 from fovea.gateway.inspect.images import ImageInspector
@@ -112,6 +113,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         shadows=Shadows(experiments, dispatcher, fleet, clock),
         book=Book(metrics, _usage_log(settings, prices), AuditLog(settings.audit_log)),
         drains=Drains(setup.drains),
+        silence=SilenceWatch(clock),
     )
     metrics.refresh = lambda into: _set_gauges(services, into)
     life = Life(setup, services, fetcher)
@@ -158,6 +160,7 @@ class Life:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await services.shadows.aclose()
+        await services.silence.aclose()
         await self._stack.aclose()
         if services.cache is not None:
             await services.cache.aclose()

@@ -45,14 +45,15 @@ class Exchange:
     request_id: from x-request-id, or new.
     status: status of the answer; 0: none was sent yet.
     extra: headers of the gateway for the answer.
+    send: ASGI's own; `start`, `write` and `reply` use it.
     """
 
-    __slots__ = ("_receive", "_send", "extra", "headers", "request_id", "scope", "status")
+    __slots__ = ("_receive", "extra", "headers", "request_id", "scope", "send", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self._receive = receive
-        self._send = send
+        self.send = send
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
@@ -129,11 +130,11 @@ class Exchange:
         self.status = status
         merged = {**headers, **self.extra, "x-request-id": self.request_id}
         pairs = [(name.encode("latin-1"), _latin(value)) for name, value in merged.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+        await self.send({"type": "http.response.start", "status": status, "headers": pairs})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send bytes of the body. more: whether further ones follow."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a complete answer."""

@@ -16,6 +16,7 @@ from fovea.gateway.cache.cache import ResponseCache
 from fovea.gateway.cache.plan import Plan
 from fovea.gateway.experiments.experiments import Experiments
 from fovea.gateway.forward.dispatch import Dispatcher
+from fovea.gateway.forward.silence import SilenceWatch
 from fovea.gateway.forward.upstream import AttemptFailed, Upstream
 from fovea.gateway.generate.relay import Recorder
 from fovea.gateway.generate.shadow import Shadows
@@ -60,6 +61,8 @@ class LoggedMetrics:
 class NoRecorder:
     """Records nothing: the answer is not for the cache."""
 
+    active = False
+
     def feed(self, data: bytes, /) -> None:
         """Take bytes."""
 
@@ -97,6 +100,7 @@ class Services:
     shadows: Shadows
     book: Book
     drains: Drains
+    silence: SilenceWatch
     running: set[Generation] = field(default_factory=set)
     draining: bool = False
 

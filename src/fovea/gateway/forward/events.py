@@ -12,7 +12,11 @@ from typing import Any
 
 LONGEST_EVENT = 1024 * 1024
 """Bytes without the end of an event after which a piece is passed on all the same."""
-_ENDS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
+_ENDS = {
+    "messages": (b"message_stop",),
+    "responses": (b"response.completed", b"response.incomplete", b"response.failed"),
+}
+_DONE = (b"[DONE]",)
 _USAGE = (b'"usage":{', b'"usage": {')
 _NO_CHOICES = (b'"choices":[]', b'"choices": []')
 
@@ -25,10 +29,14 @@ class EventStream:
     count: events so far.
     """
 
-    __slots__ = ("_rest", "_strip", "_usage", "complete", "count", "failed")
+    __slots__ = ("_ends", "_rest", "_strip", "_usage", "complete", "count", "failed")
 
-    def __init__(self, *, strip_usage: bool = False) -> None:
-        """strip_usage: leave out the event of usage, for which the gateway has asked and not the client."""
+    def __init__(self, api: str = "chat", *, strip_usage: bool = False) -> None:
+        """api: of the backend's events.
+
+        strip_usage: leave out the event of usage, for which the gateway has asked and not the client.
+        """
+        self._ends = _ENDS.get(api, _DONE)
         self.complete = False
         self.failed = False
         self.count = 0
@@ -38,27 +46,37 @@ class EventStream:
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece of the stream and return what is passed on now: whole events."""
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
-        if not data.endswith((b"\n\n", b"\r\n\r\n")):
-            end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-            if end < 4 and len(data) < LONGEST_EVENT:
-                self._rest = data
+        if self._rest or data[-2:] != b"\n\n":
+            data = self._whole(data)
+            if not data:
                 return b""
-            if end >= 4:
-                data, self._rest = data[:end], data[end:]
-        self._look(data)
-        if self._strip and any(mark in data for mark in _NO_CHOICES):
+        self.count += data.count(b"data:")
+        if _USAGE[0] in data or _USAGE[1] in data:
+            self._usage = data
+        for mark in self._ends:
+            if mark in data:
+                self.complete = True
+        if b'"error"' in data:
+            self._look_for_error(data)
+        if self._strip and (_NO_CHOICES[0] in data or _NO_CHOICES[1] in data):
             return _without_usage(data)
         return data
+
+    def _whole(self, data: bytes) -> bytes:
+        """Return the whole events of a piece and of what was left before it, and keep the rest."""
+        data = self._rest + data
+        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+        if end < 4:
+            end = len(data) if len(data) >= LONGEST_EVENT else 0
+        self._rest = data[end:]
+        return data[:end]
 
     def finish(self) -> bytes:
         """Return what is left at the end of the stream. An event that was cut off is left out."""
         rest, self._rest = self._rest, b""
         if not rest.strip() or not (rest.startswith(b"data:") and b"[DONE]" in rest):
             return b""
-        self._look(rest)
+        self.complete = True
         return rest
 
     def usage(self) -> dict[str, Any] | None:
@@ -70,13 +88,8 @@ class EventStream:
                 found = held
         return found
 
-    def _look(self, data: bytes) -> None:
-        self.count += data.count(b"data:")
-        if _USAGE[0] in data or _USAGE[1] in data:
-            self._usage = data
-        if not self.complete:
-            self.complete = any(mark in data for mark in _ENDS)
-        if b'"error"' in data and any(
+    def _look_for_error(self, data: bytes) -> None:
+        if any(
             isinstance(value.get("error"), dict) or value.get("type") == "error" for value in _values(data)
         ):
             self.failed = True

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import aiohttp
 
 from fovea.gateway.backends.backend import Backend
+from fovea.gateway.forward.pieces import Pieces
 from fovea.gateway.settings import TimeoutSettings
-
-if TYPE_CHECKING:
-    import aiohttp
 
 KEEP_ALIVE_S = 4.0
 """Seconds for which an idle connection to a backend is reused: less than the 5 s after which uvicorn closes
@@ -25,6 +25,10 @@ SMALL = 64 * 1024
 OVERLOADED = (429, 503)
 TRY_ANOTHER = frozenset((408, 429, 500, 502, 503, 504, 529))
 """Statuses after which another backend may answer the same request."""
+
+
+BROKEN = (aiohttp.ClientError, OSError)
+"""Errors of a stream that breaks off."""
 
 
 class AttemptFailed(Exception):
@@ -71,7 +75,7 @@ class Answer(Protocol):
     first: bytes
 
     async def read(self) -> bytes:
-        """Return the next bytes of a stream; b"" at its end. Raises AttemptFailed if it breaks off."""
+        """Return the next bytes of a stream; b"" at its end. Raises one of BROKEN if it breaks off."""
         ...
 
     def close(self) -> None:
@@ -82,7 +86,7 @@ class Answer(Protocol):
 class HttpAnswer:
     """An answer over aiohttp. The attributes are those of `Answer`."""
 
-    __slots__ = ("_response", "first", "headers", "is_stream", "status")
+    __slots__ = ("_response", "first", "headers", "is_stream", "read", "status")
 
     def __init__(self, response: aiohttp.ClientResponse, first: bytes, *, is_stream: bool) -> None:
         self._response = response
@@ -92,14 +96,7 @@ class HttpAnswer:
         ]
         self.is_stream = is_stream
         self.first = first
-
-    async def read(self) -> bytes:
-        import aiohttp
-
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise AttemptFailed(f"the stream broke off: {_reason(error)}", "broken") from error
+        self.read = response.content.readany  # no method around it, because it is called for every event
 
     def close(self) -> None:
         self._response.close()
@@ -128,8 +125,6 @@ class Upstream:
         deadline: time of the event loop's clock at which the request ends.
         Raises AttemptFailed. A status that another backend would repeat (such as 400) is an answer.
         """
-        import aiohttp
-
         loop = asyncio.get_running_loop()
         until = min(deadline, loop.time() + self._timeouts.first_byte_s) if stream else deadline
         response: aiohttp.ClientResponse | None = None
@@ -146,13 +141,13 @@ class Upstream:
                 return answer
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise AttemptFailed(
-                f"{backend.name} cannot be connected to: {_reason(error)}", "connect", connected=False
+                f"{backend.name} cannot be connected to: {reason_of(error)}", "connect", connected=False
             ) from error
         except TimeoutError:
             part = "first byte" if stream else "answer"
             raise AttemptFailed(f"{backend.name} gave no {part} in time", "timeout") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise AttemptFailed(f"{backend.name} broke off: {_reason(error)}", "broken") from error
+            raise AttemptFailed(f"{backend.name} broke off: {reason_of(error)}", "broken") from error
         finally:
             if response is not None:
                 response.close()
@@ -178,14 +173,12 @@ class Upstream:
 
     async def get(self, url: str, key: str, timeout_s: float) -> tuple[int, bytes]:
         """Return status and body of a GET, for health checks. Raises OSError or TimeoutError."""
-        import aiohttp
-
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._http().get(url, headers=_with_key({}, key)) as response:
                     return response.status, await _bounded(response, 4 * 1024 * 1024)
         except (aiohttp.ClientError, AttemptFailed) as error:
-            raise OSError(_reason(error)) from error
+            raise OSError(reason_of(error)) from error
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -193,8 +186,6 @@ class Upstream:
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
-            import aiohttp
-
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -214,8 +205,6 @@ def _payload(pieces: Sequence[bytes | bytearray]) -> Any:
     size = sum(map(len, pieces))
     if size <= SMALL:
         return b"".join(pieces)
-    from fovea.gateway.forward.pieces import Pieces
-
     return Pieces(pieces, size)
 
 
@@ -241,5 +230,6 @@ def _seconds(text: str) -> float:
     return 0.0
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Return an error's text, or its class if it has none."""
     return str(error)[:200] or type(error).__name__

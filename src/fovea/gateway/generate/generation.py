@@ -208,7 +208,7 @@ class Generation:
         stored = json.loads(hit.entry.body).get("usage")
         self.consumption = consumption_of(stored, self._estimate(images))
         self._price(model, cached=True)
-        await Relay(self.exchange, self.api, self._translation).stored(hit)
+        await Relay(self.exchange, self.api, self._translation, services.silence).stored(hit)
         return True
 
     async def _from_backend(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> None:
@@ -240,7 +240,7 @@ class Generation:
         self.first_byte_s = services.clock() - self.started
         self._disclose(won, model, renderer, job.attempts)
         services.learn(won.answer.headers, images)
-        relay = Relay(self.exchange, self.api, self._translation)
+        relay = Relay(self.exchange, self.api, self._translation, services.silence)
         with services.record(self._plan if won.model is model else NO_PLAN) as recorder:
             usage = await relay.pass_on(
                 won, recorder, renderer.adds_usage, deadline, services.settings.timeouts

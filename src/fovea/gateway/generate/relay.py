@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -13,7 +14,8 @@ from fovea.gateway.cache.hit import Hit
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Won
 from fovea.gateway.forward.events import EventStream, error_event
-from fovea.gateway.forward.upstream import AttemptFailed
+from fovea.gateway.forward.silence import SilenceWatch
+from fovea.gateway.forward.upstream import BROKEN, reason_of
 from fovea.gateway.settings import TimeoutSettings
 from fovea.gateway.translate import BackendError, ChatTranslation, StreamTranslator
 
@@ -28,7 +30,13 @@ class ShuttingDown(EngineError):
 
 
 class Recorder(Protocol):
-    """Takes the bytes of an answer for the cache."""
+    """Takes the bytes of an answer for the cache.
+
+    active: whether the answer may be stored.
+    """
+
+    @property
+    def active(self) -> bool: ...
 
     def feed(self, data: bytes, /) -> None: ...
 
@@ -42,8 +50,12 @@ class Relay:
     events: events that were passed on, which is about the number of tokens.
     """
 
-    def __init__(self, exchange: Exchange, api: str, translation: ChatTranslation | None) -> None:
+    def __init__(
+        self, exchange: Exchange, api: str, translation: ChatTranslation | None, silence: SilenceWatch
+    ) -> None:
         """api: of the client. translation: None if the backend has the same API."""
+        self._sent_as = api if translation is None else "chat"
+        self._silence = silence
         self._exchange = exchange
         self._api = api
         self._translation = translation
@@ -99,29 +111,33 @@ class Relay:
         self, won: Won, recorder: Recorder, strip_usage: bool, deadline: float, timeouts: TimeoutSettings
     ) -> Mapping[str, Any] | None:
         """Send a stream. After an error or a silence it ends with an error event, and without [DONE]."""
-        events, translator = EventStream(strip_usage=strip_usage), self._translator()
+        events, translator = EventStream(self._sent_as, strip_usage=strip_usage), self._translator()
         loop = asyncio.get_running_loop()
         answer, data = won.answer, won.answer.first
         await self._exchange.start(200, STREAM_HEADERS)
         failure: FoveaError | None = None
-        limit = asyncio.timeout(None)
+        read, send, feed, now = answer.read, self._exchange.send, events.feed, loop.time
+        keep = recorder.feed if recorder.active else None
         try:
-            async with limit:
+            async with self._silence.watch(timeouts.idle_s, deadline) as silence:
                 while data:
-                    recorder.feed(data)
-                    passed = events.feed(data)
+                    if keep is not None:
+                        keep(data)
+                    passed = feed(data)
                     if translator is not None:
                         passed = translator.feed(passed)
                     if passed:
-                        await self._exchange.write(passed)
-                    limit.reschedule(min(deadline, loop.time() + timeouts.idle_s))
-                    data = await answer.read()
-                    limit.reschedule(None)
+                        await send({"type": "http.response.body", "body": passed, "more_body": True})
+                    silence.since = now()
+                    data = await read()
+                    silence.since = math.inf
         except TimeoutError:
             reason = "sent nothing more in time" if loop.time() < deadline else "took longer than total_s"
             failure = GatewayTimeout(f"{won.backend.name} {reason}; the answer is not complete")
-        except AttemptFailed as error:
-            failure = BadGateway(f"{won.backend.name}: {error.message}; the answer is not complete")
+        except BROKEN as error:
+            failure = BadGateway(
+                f"{won.backend.name} broke off: {reason_of(error)}; the answer is not complete"
+            )
         except asyncio.CancelledError:
             failure = ShuttingDown("the gateway is shutting down; the answer is not complete")
             await self._end(events, translator, failure)

@@ -14,7 +14,7 @@ from fovea.gateway.experiments.split import Assignment
 from fovea.gateway.experiments.statistics import Outcome
 from fovea.gateway.forward.dispatch import Dispatcher, Job
 from fovea.gateway.forward.events import EventStream
-from fovea.gateway.forward.upstream import AttemptFailed
+from fovea.gateway.forward.upstream import BROKEN
 from fovea.gateway.generate.usage import consumption_of, usage_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Shadows:
                         events.feed(data)
                 events.finish()
                 failed = failed or not events.complete
-        except (AttemptFailed, TimeoutError):
+        except (*BROKEN, TimeoutError):
             failed = True
         finally:
             won.end()
