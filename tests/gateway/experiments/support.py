@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from fovea.gateway.amounts import Consumption
-from fovea.gateway.experiments.config import (
-    Criteria,
-    Experiment,
-    ExperimentConfig,
-    ExperimentSettings,
-    Guard,
-    Shadow,
-    Variant,
-)
+from fovea.gateway.experiments.config import Experiment, ExperimentConfig, ExperimentSettings, Variant
 from fovea.gateway.experiments.statistics import Outcome, Statistics
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "gateway"))
@@ -69,6 +61,3 @@ def arm(
     for star in range(1, 6):
         sums.amounts["rating", star] = int((stars == star).sum())
     return sums
-
-
-__all__ = ["NEW", "NEXT", "OLD", "Criteria", "Guard", "Shadow"]

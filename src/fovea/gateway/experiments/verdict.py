@@ -56,7 +56,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do with a variant, and why.
+    """The decision about a variant, and the reasons for it.
 
     decision: `promote`, `roll_back` or `continue`.
     reasons: all results; those that decide are named in `words`.
