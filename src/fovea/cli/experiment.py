@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.gateway.experiments.config import Experiment, read_experiments
+from fovea.gateway.experiments.config import CRITERIA, Experiment, read_experiments
 from fovea.gateway.experiments.statistics import Statistics
 from fovea.gateway.experiments.store import ACTIVE, State, Store
 from fovea.gateway.experiments.verdict import MICRO, Result, Verdict, verdicts
@@ -232,13 +232,14 @@ def _finding(each: Result, experiment: Experiment) -> list[str]:
     is_share = "error" in each.name
     form = "{:.3%}" if is_share else "{:.3f}"
     met = {True: "yes", False: "no", None: "open"}[each.met]
-    required = each.name in experiment.criteria.required or each.name.startswith("guard:")
+    is_optional = each.name in CRITERIA and each.name not in experiment.criteria.required
+    informs = each.name == "error_difference"
     return [
-        each.name if required else f"{each.name} (not required)",
+        f"{each.name} (not required)" if is_optional else each.name,
         _shown(each.value, form),
         f"{_shown(each.interval.low, form)} to {_shown(each.interval.high, form)}",
-        form.format(each.bound),
-        met if each.name != "error_difference" else "-",
+        "-" if informs else form.format(each.bound),
+        "-" if informs else met,
         each.words,
     ]
 

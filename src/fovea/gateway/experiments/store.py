@@ -115,7 +115,7 @@ class Store:
         """
         with self._transaction() as base:
             row = base.execute(
-                "SELECT identity FROM experiment WHERE name = ?", (experiment.name,)
+                "SELECT identity, definition FROM experiment WHERE name = ?", (experiment.name,)
             ).fetchone()
             if row is None:
                 base.execute(

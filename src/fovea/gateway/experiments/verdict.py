@@ -56,7 +56,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do with a variant, and why.
+    """The decision about a variant, and the reasons for it.
 
     decision: `promote`, `roll_back` or `continue`.
     reasons: all results; those that decide are named in `words`.
@@ -178,11 +178,14 @@ def _certain(yes: bool, no: bool) -> bool | None:
 
 
 def _compared(met: bool | None, gain: float, *, better: bool, worse: bool) -> str:
+    """Describe a difference of two arms. gain: the least improvement that counts, as a share."""
     if met:
         return f"better by at least {100 * gain:.3g}%"
-    if better:
-        return "better" if met is None else f"better, but by less than {100 * gain:.3g}%"
-    return "worse" if worse else "no difference is certain"
+    if worse:
+        return "worse"
+    if met is None:
+        return "better" if better else "no difference is certain"
+    return f"better, but by less than {100 * gain:.3g}%" if better else f"not better by {100 * gain:.3g}%"
 
 
 def _quotient(old: float | None, new: float | None) -> float | None:
