@@ -22,7 +22,8 @@ def open_cache(settings: ResponseCacheSettings, redis_url: str = "") -> Response
     capacity = settings.response_cache_mib * MIB
     if not capacity:
         return None
-    near = MemoryStore(capacity, ttl_s=settings.response_cache_ttl_s, share=settings.response_cache_share)
+    kept_s = settings.response_cache_ttl_s + settings.response_cache_stale_s
+    near = MemoryStore(capacity, ttl_s=kept_s, share=settings.response_cache_share)
     if not redis_url:
         return ResponseCache(near, settings)
     try:

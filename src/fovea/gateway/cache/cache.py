@@ -57,7 +57,7 @@ class ResponseCache:
         self._flights = Flights()
         self._room = Room(settings.response_cache_recording_mib * MIB)
         self._answer_bytes = settings.response_cache_answer_kib * KIB
-        self._counts: Counter[str] = Counter(hits=0, joined=0, misses=0, stores=0)
+        self._counts: Counter[str] = Counter(hits=0, joined=0, misses=0, stale=0, stores=0)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def plan(
@@ -108,6 +108,8 @@ class ResponseCache:
             return None
         data = await self._store.get(plan.key, owner=plan.owner)
         entry = self._usable(plan, None if data is None else unpack(data))
+        if entry is not None and self._wall() - entry.stored >= self._settings.response_cache_ttl_s:
+            entry = None
         if entry is None:
             entry = self._usable(plan, await self._join(plan, wait_s))
             self._counts["joined"] += entry is not None
@@ -115,6 +117,17 @@ class ResponseCache:
             self._counts["misses"] += 1
             return None
         self._counts["hits"] += 1
+        return Hit(entry, plan, max(0.0, self._wall() - entry.stored))
+
+    async def stale(self, plan: Plan) -> Hit | None:
+        """Return the stored answer to a request that no backend can answer, however old; None: none is."""
+        if not plan.reads or not plan.key:
+            return None
+        data = await self._store.get(plan.key, owner=plan.owner)
+        entry = self._usable(plan, None if data is None else unpack(data))
+        if entry is None:
+            return None
+        self._counts["stale"] += 1
         return Hit(entry, plan, max(0.0, self._wall() - entry.stored))
 
     def record(self, plan: Plan) -> Recorder:
@@ -140,6 +153,7 @@ class ResponseCache:
         """Return counts and sizes by name.
 
         hits: answers that were found; joined: those of them that came from a request that was in flight.
+        stale: old answers that were used because no backend could answer.
         misses, stores: requests that were not found, and answers that were stored.
         bypass_REASON: requests that cannot be cached. refused_REASON: answers that were not stored.
         """
@@ -199,7 +213,7 @@ class ResponseCache:
         finally:
             recording.drop("stored")
             self.abandon(plan)
-        ttl_s = self._settings.response_cache_ttl_s
+        ttl_s = self._settings.response_cache_ttl_s + self._settings.response_cache_stale_s
         if await self._store.put(plan.key, entry.pack(), ttl_s, owner=plan.owner):
             self._counts["stores"] += 1
         else:

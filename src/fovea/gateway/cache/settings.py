@@ -21,7 +21,13 @@ class ResponseCacheSettings:
         high=1 << 20,
     )
     response_cache_ttl_s: float = setting(
-        3600.0, "Seconds for which an answer is stored.", low=1, high=30 * 86_400
+        3600.0, "Seconds for which a stored answer is used.", low=1, high=30 * 86_400
+    )
+    response_cache_stale_s: float = setting(
+        3600.0,
+        "Seconds after that for which an answer is kept, for the case that no backend can answer.",
+        low=0,
+        high=30 * 86_400,
     )
     response_cache_scope: str = setting(
         "tenant",

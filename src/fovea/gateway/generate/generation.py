@@ -13,18 +13,19 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from fovea.core.errors import FoveaError, InvalidRequest
+from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, Unavailable
 from fovea.gateway.amounts import Amounts, Consumption
 from fovea.gateway.backends.backend import Load
+from fovea.gateway.cache.hit import Hit
 from fovea.gateway.cache.key import MEDIA_MARK
 from fovea.gateway.cache.plan import Plan
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import ClientGone, Exchange
 from fovea.gateway.experiments.split import Assignment
 from fovea.gateway.experiments.statistics import Outcome
-from fovea.gateway.forward.dispatch import Job, Won
+from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Job, Won
 from fovea.gateway.generate.outgoing import Renderer
-from fovea.gateway.generate.relay import Relay
+from fovea.gateway.generate.relay import Relay, ShuttingDown
 from fovea.gateway.generate.usage import consumption_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
@@ -40,6 +41,8 @@ CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
 NO_PLAN = Plan(key="", owner="", reason="off")
 NOTHING = Consumption()
+NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout)
+"""Errors after which an old answer from the cache is better than none."""
 
 
 class Generation:
@@ -88,7 +91,10 @@ class Generation:
         except asyncio.CancelledError:
             if not (self._gone or self._cut):
                 raise
-            self.code = "client_gone" if self._gone else "shutting_down"
+            if self._gone:
+                self.code = "client_gone"
+            else:
+                await self._fail(ShuttingDown(f"{self._cut}; the request was not answered"))
         except FoveaError as error:
             await self._fail(error)
         finally:
@@ -150,7 +156,11 @@ class Generation:
                 code="key_limit_exceeded",
             )
         if not await self._from_cache(body, model, images):
-            await self._from_backend(body, model, images)
+            try:
+                await self._from_backend(body, model, images)
+            except NO_ANSWER:
+                if not await self._from_stale(model, images):
+                    raise
 
     def _assigned(self, body: Body, model: ModelConfig) -> ModelConfig:
         """Return the model that the experiment of this model assigns, if there is one."""
@@ -205,11 +215,30 @@ class Generation:
         self.cache = "miss" if hit is None else "hit"
         if hit is None:
             return False
+        self._use_stored(hit, model, images)
+        await self._relay().stored(hit)
+        return True
+
+    async def _from_stale(self, model: ModelConfig, images: list[RequestImage]) -> bool:
+        """Send an old answer to this request from the cache, because no backend can answer it."""
+        cache = self.services.cache
+        hit = None if cache is None or self.exchange.status else await cache.stale(self._plan)
+        if hit is None:
+            return False
+        self.exchange.extra["x-fovea-fallback"] = f"{model.name} -> cache"
+        self._use_stored(hit, model, images)
+        self.cache = self.exchange.extra["x-fovea-cache"] = "stale"
+        await self._relay().stored(hit)
+        return True
+
+    def _use_stored(self, hit: Hit, model: ModelConfig, images: list[RequestImage]) -> None:
+        """Note the tokens of a stored answer, and what it costs."""
         stored = json.loads(hit.entry.body).get("usage")
         self.consumption = consumption_of(stored, self._estimate(images))
         self._price(model, cached=True)
-        await Relay(self.exchange, self.api, self._translation, services.silence).stored(hit)
-        return True
+
+    def _relay(self) -> Relay:
+        return Relay(self.exchange, self.api, self._translation, self.services.silence)
 
     async def _from_backend(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> None:
         """Reserve, wait for a turn, and pass on the answer of a backend."""
@@ -240,7 +269,7 @@ class Generation:
         self.first_byte_s = services.clock() - self.started
         self._disclose(won, model, renderer, job.attempts)
         services.learn(won.answer.headers, images)
-        relay = Relay(self.exchange, self.api, self._translation, services.silence)
+        relay = self._relay()
         with services.record(self._plan if won.model is model else NO_PLAN) as recorder:
             usage = await relay.pass_on(
                 won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
