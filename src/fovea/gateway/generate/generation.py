@@ -207,6 +207,8 @@ class Generation:
     async def _send_stored(self, hit: Hit, model: ModelConfig, bill: Bill) -> None:
         """Send an answer from the cache."""
         await bill.take_stored(model.name, json.loads(hit.entry.body).get("usage"))
+        self.exchange.extra["x-fovea-backend"] = "cache"
+        self.exchange.extra["x-fovea-model"] = model.name
         self.exchange.extra["x-fovea-cache"] = self.stored.result
         await self._relay().stored(hit)
 
