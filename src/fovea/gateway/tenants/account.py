@@ -2,8 +2,8 @@
 
 Limits per minute are token buckets, told by the amount that is used of them. It drains evenly, at the limit
 per minute, down to nothing. So a minute's worth may be taken at once, and settling may leave a debt that
-drains first. Budgets count in windows: a UTC day, and a UTC month. A request counts in the windows in which it
-was reserved; what settling changes after the end of a window is not counted.
+drains first. Budgets count in windows: a UTC day, and a UTC month. A request counts in the windows in which
+it was reserved; what settling changes after the end of a window is not counted.
 
 No clock and no I/O: the accounts in memory and in SQLite use this class. `scripts/account.lua` does the
 same computations in Redis, in the same order, so that both give the same numbers to the last bit.
