@@ -65,7 +65,7 @@ class Adjustment(NamedTuple):
 
 
 class Account:
-    """What one tenant has used.
+    """The amounts that one tenant has used.
 
     The attributes are those of `Counters`; `in_flight` is kept by the store that knows the leases.
     """
