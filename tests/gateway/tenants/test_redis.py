@@ -129,7 +129,7 @@ async def test_memory_stays_bounded_over_20_000_requests(own_redis: RedisServer)
 
 async def test_a_redis_that_hangs_delays_few_requests(own_redis: RedisServer) -> None:
     """It accepts connections and never answers. Only the first requests wait, for the timeout."""
-    accounts = open_redis(own_redis, timeout_s=0.1)
+    accounts = open_redis(own_redis, timeout_s=0.5)
     limits = TenantLimits(text_tokens_per_day=10**6)
     held = await admitted(accounts, "alice", limits, text(5))
     own_redis.pause()

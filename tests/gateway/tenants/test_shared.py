@@ -58,9 +58,6 @@ class Flaky:
         self.leases |= set(leases)
         return await self.answer()
 
-    async def ping(self) -> None:
-        await self.answer()
-
     async def aclose(self) -> None:
         self.hang = self.lose = False
 
@@ -181,6 +178,23 @@ async def test_limits_per_minute_drain_during_an_outage(
     await accounts.aclose()
 
 
+async def test_a_single_failure_leaves_no_account_behind(accounts: SharedAccounts, store: Flaky) -> None:
+    """A failure hours later found the account of the first one, without what was used in between."""
+    store.lose = True
+    first = await accounts.reserve("alice", DAILY, text(100))
+    store.lose = False
+    await settled(accounts)
+    await accounts.settle(first, text(100))
+    await settled(accounts)
+    assert len(await admitted(accounts, "alice", DAILY, *[text(100)] * 8)) == 8
+    store.lose = True
+    assert len(await admitted(accounts, "alice", DAILY, text(100), text(100))) == 1
+    store.lose = False
+    await settled(accounts)
+    assert store.account.day_used[1] == 1000
+    await accounts.aclose()
+
+
 async def test_what_waits_is_written_at_the_end(accounts: SharedAccounts, store: Flaky) -> None:
     reservation = await accounts.reserve("alice", DAILY, text(100))
     store.lose = True
@@ -192,7 +206,7 @@ async def test_what_waits_is_written_at_the_end(accounts: SharedAccounts, store:
 
 async def test_a_locked_file_is_an_outage_that_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "accounts.db"
-    accounts = open_accounts(settings(f"sqlite:{path}", on_failure="local", timeout_s=0.05))
+    accounts = open_accounts(settings(f"sqlite:{path}", on_failure="local", timeout_s=0.3))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with caplog.at_level(logging.INFO, "fovea.gateway"):

@@ -38,10 +38,6 @@ class Store(Protocol):
         """Register leases again that the store may have lost, each for a whole lease time."""
         ...
 
-    async def ping(self) -> None:
-        """Check that the store works."""
-        ...
-
     async def aclose(self) -> None:
         """Close the store. Never fails."""
         ...
