@@ -57,7 +57,7 @@ class SharedAccounts:
         self._pending = Pending(settings.accounts_pending, settings.accounts_sharers)
         self._standbys: dict[str, Standby] = {}
         self._lost: set[str] = set()
-        """Tenants whose leases have to be registered again."""
+        """Tenants whose accounts and leases the store may have lost."""
         self._fallbacks = 0
         self._process = secrets.token_hex(6)
         self._numbers = itertools.count(1)
@@ -239,7 +239,9 @@ class SharedAccounts:
             try:
                 if self._outage.open:
                     await self._store.adjust(_PROBE, NO_BOUNDS, NO_CHANGE, Counters())
-                    self._lost.update(name for name, each in self._standbys.items() if each.leases)
+                    self._lost.update(
+                        name for name, each in self._standbys.items() if each.leases or each.known.birth
+                    )
                 await self._adopt()
                 await self._replay()
             except StoreFailed as error:
@@ -251,12 +253,12 @@ class SharedAccounts:
                         standby.close()
 
     async def _adopt(self) -> None:
-        """Register leases again, with what this gateway remembers of their accounts."""
+        """Tell the store what this gateway remembers of accounts, and register their leases again."""
         while self._lost:
             tenant = next(iter(self._lost))
             standby = self._standbys[tenant]
             leases = list(standby.leases)
-            for start in range(0, len(leases), _AT_ONCE):
+            for start in range(0, max(1, len(leases)), _AT_ONCE):
                 some = leases[start : start + _AT_ONCE]
                 standby.adopted.update(some)
                 standby.known = await self._store.adopt(tenant, standby.bounds, some, standby.known)
