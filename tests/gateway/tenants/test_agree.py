@@ -137,9 +137,10 @@ class Agree(RuleBasedStateMachine):
             assert all(isinstance(answer, Reservation) for answer in answers)
             self.reserved[number] = answers
         else:
-            refusals = [(answer.message, answer.code, answer.retry_after) for answer in answers]
-            assert len(set(refusals)) == 1
-            assert refusals[0][2] > 0
+            assert len({(answer.message.partition("; try again")[0], answer.code) for answer in answers}) == 1
+            waits = [answer.retry_after for answer in answers]
+            assert waits[0] > 0
+            assert waits == pytest.approx([waits[0]] * 3, abs=1e-6)
 
     @precondition(lambda self: self.reserved)
     @rule(used=amounts, data=st.data(), again=st.booleans())
@@ -166,7 +167,10 @@ class Agree(RuleBasedStateMachine):
         name = f"t{self.number}"
         memory, sqlite, redis = [self.run(each.usage(name, self.limits)) for each in self.accounts]
         if memory.birth:
-            assert sqlite._replace(birth="") == redis._replace(birth="") == memory._replace(birth="")
+            for other in (sqlite, redis):
+                # Memory drains at refusals, too. Smaller steps round differently.
+                assert other.minute == pytest.approx(memory.minute, abs=1e-6)
+                assert other._replace(birth="", minute=()) == memory._replace(birth="", minute=())
             assert memory.in_flight == len(self.model.open)
             for i, limit in enumerate(self.limits.bounds.minute):
                 if limit:
