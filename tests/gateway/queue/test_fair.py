@@ -188,6 +188,14 @@ def test_an_idle_tenant_goes_first_and_uses_the_headroom() -> None:
     assert fair.finish(started[1], 3) == [], "the headroom is filled again first"
 
 
+@pytest.mark.parametrize(("headroom", "expected"), [(0.125, 4), (0.0, 5)])
+def test_a_large_request_leaves_as_much_room_as_it_takes(headroom: float, expected: int) -> None:
+    """Five requests of 175 tokens would leave an eighth of 1000, but not 175."""
+    fair = queue(tokens=1000, requests=100, queue_headroom=headroom, queue_quantum=256)
+    fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)
+    assert sum(len(fair.offer(turn("flood", 175), 1).started) for _ in range(10)) == expected
+
+
 def test_without_other_tenants_nothing_is_kept_free() -> None:
     fair = queue(tokens=1000, requests=100, queue_headroom=0.5, queue_recent_s=10)
     fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)

@@ -11,8 +11,9 @@ parts:
 2. Headroom. A share of the capacity is kept free for the tenants of part 1 while others wait. This removes
    the wait for the running requests to end. After the headroom was used, the next requests that end fill it
    again, before the flood sends more. A request larger than the headroom must leave as much free as it takes
-   (up to a quarter of the capacity), because the room that it takes comes back late and all at once. It costs throughput only while it is of use: nothing is kept free if
-   all recent tenants wait themselves (then the order is enough), or if there is only one tenant.
+   (up to a quarter of the capacity), because the room that it takes comes back late and all at once. All this
+   costs throughput only while it is of use: nothing is kept free if all recent tenants wait themselves (then
+   the order is enough), or if there is only one tenant.
 3. Reservation. If the first request in the order does not fit, nothing else goes, so room gathers for it.
    Small requests cannot pass a large one for ever.
 
@@ -39,7 +40,6 @@ from fovea.gateway.queue.drain import Drain
 from fovea.gateway.queue.order import Flow, Head, Order
 from fovea.gateway.queue.settings import QueueSettings
 from fovea.gateway.queue.turn import State, Turn
-
 
 LARGEST_KEPT = 4
 """The most that a large request must leave free is the capacity divided by this."""

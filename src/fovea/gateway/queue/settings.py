@@ -23,7 +23,8 @@ class QueueSettings:
     queue_headroom: float = setting(
         0.125,
         "Share of the capacity that is kept free, for tenants that come back, while others wait. "
-        "0 turns it off. Nothing is kept free while all recent tenants wait, or if there is only one.",
+        "0 turns it off. A request larger than that must leave as much free as it takes, up to a quarter of "
+        "the capacity. Nothing is kept free while all recent tenants wait, or if there is only one.",
         low=0.0,
         high=0.5,
     )
