@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +37,7 @@ from fovea.gateway.tenants.keys import EVERYONE, Tenant
 from fovea.gateway.translate import ChatTranslation, to_chat
 from fovea.http.body_budget import Claim
 
+log = logging.getLogger("fovea.gateway")
 CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
 NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout)
@@ -284,6 +286,7 @@ class Generation:
     def _disclose(self, won: Won, wanted: ModelConfig, renderer: Renderer, attempts: int) -> None:
         """Say in the answer's headers where it comes from."""
         extra = self.exchange.extra
+        log.debug("%s goes to %s: %s", self.exchange.request_id, won.backend.name, won.reason)
         extra["x-fovea-backend"] = won.backend.name
         extra["x-fovea-route"] = won.reason
         extra["x-fovea-model"] = won.model.name
