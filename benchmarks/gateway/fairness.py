@@ -1,6 +1,6 @@
-"""What a flood of one tenant costs another one: simulated with a virtual clock. It runs for half a minute.
+"""Simulate what a flood of one tenant costs another one, on a virtual clock. It runs for half a minute.
 
-    python benchmarks/gateway/fairness.py [--seeds 3] [--headroom 0.1]
+    python benchmarks/gateway/fairness.py [--seeds 3] [--headroom 0.125]
 
 Two tenants share backends. "quiet" uses a small share of the capacity; "flood" offers 20 times as much. Half
 of the requests have images: 1,000 to 4,500 tokens each; the others have 200 to 1,500. A request takes 0.3 s

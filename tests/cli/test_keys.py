@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fovea.access.keyfile import digest, read_key_file
+from fovea.gateway.tenants.limits import TenantLimits
 from fovea.server.access.limits import Limits
 from tests.cli.support import Caller
 
@@ -104,3 +105,51 @@ def test_a_file_of_others_is_refused(file: Path, fovea: Caller) -> None:
     fovea("keys", "new", "--name", "alice")
     file.chmod(0o666)
     assert "others than its owner may write to it" in fovea("keys", "new", "--name", "bob").error_line
+
+
+def test_keys_for_the_gateway(file: Path, fovea: Caller) -> None:
+    """Its limits are other ones. After the first key the file tells for whom it is."""
+    words = ("--text-tokens-per-minute", 100_000, "--cost-per-day", "0.25", "--models", "big,small")
+    made = fovea("keys", "new", "--name", "alice", *words, "--response-cache", "false")
+    assert made.code == 0, made.error_line
+    limits = TenantLimits(
+        text_tokens_per_minute=100_000, cost_per_day=0.25, models=("big", "small"), response_cache=False
+    )
+    assert [record.limits for record in read_key_file(file, TenantLimits).records] == [limits]
+    assert fovea("keys", "new", "--name", "alice").code == 0
+    assert (
+        fovea("keys", "new", "--name", "bob", "--cache-scope", "shared", "--requests-per-minute", 5).code == 0
+    )
+    *alice, bob = read_key_file(file, TenantLimits).records
+    assert [record.limits for record in alice] == [limits, limits]
+    assert bob.limits == TenantLimits(cache_scope="shared", requests_per_minute=5)
+    listed = fovea("keys", "list").out.splitlines()
+    assert listed[0] == (
+        f"alice  {alice[0].fingerprint}  api  text_tokens_per_minute=100000  cost_per_day=0.25  "
+        'models=["big", "small"]  response_cache=false'
+    )
+    other = fovea("keys", "new", "--name", "alice", "--cost-per-day", "1")
+    assert (
+        "has keys with other limits (text_tokens_per_minute = 100000, cost_per_day = 0.25" in other.error_line
+    )
+    assert fovea("keys", "revoke", "alice", "--older").code == 0
+    assert len(read_key_file(file, TenantLimits).records) == 2
+
+
+def test_limits_of_the_other_program_are_refused(file: Path, fovea: Caller) -> None:
+    wrong = fovea("keys", "new", "--name", "a", "--for", "gateway", "--places", 3)
+    assert (
+        wrong.code,
+        "--places is no limit of the gateway; accepted: requests_per_minute" in wrong.error_line,
+    ) == (
+        2,
+        True,
+    )
+    mixed = fovea("keys", "new", "--name", "a", "--places", 3, "--weight", 2)
+    assert "--places, --weight: no program has all of these limits" in mixed.error_line
+    assert not file.exists()
+    assert fovea("keys", "new", "--name", "a", "--places", 3).code == 0
+    wrong = fovea("keys", "new", "--name", "b", "--weight", 3)
+    assert "--weight is no limit of the server" in wrong.error_line
+    assert "unknown field 'places'" in fovea("keys", "list", "--for", "gateway").error_line
+    assert len(read_key_file(file, Limits).records) == 1

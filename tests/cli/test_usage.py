@@ -100,13 +100,12 @@ def test_names_cannot_control_the_terminal(log: UsageLog, fovea: Caller) -> None
     assert "\x1b" not in out
 
 
-def test_a_file_in_a_folder_that_is_read_only(log: UsageLog, fovea: Caller, file: Path) -> None:
+def test_a_file_beside_which_nothing_can_be_written(log: UsageLog, fovea: Caller, file: Path) -> None:
     log.close()
-    file.parent.chmod(0o500)
-    try:
-        assert fovea("usage", *PERIOD, "--json").json["total"]["requests"] == 5
-    finally:
-        file.parent.chmod(0o700)
+    Path(f"{file}-shm").symlink_to("/nowhere/file")  # unlike the mode of the folder, this also stops root
+    assert fovea("usage", *PERIOD, "--json").json["total"]["requests"] == 5
+    Path(f"{file}-wal").write_bytes(b"not empty")
+    assert "cannot be read: unable to open database file" in fovea("usage", *PERIOD).error_line
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,14 @@
-"""fovea keys: make, list and revoke the keys of a keys file."""
+"""fovea keys: make, list and revoke the keys of a keys file.
+
+A file belongs to the server or to the gateway, which have other limits. `--for` says which; without it, the
+limits that are given, or that the file states, tell.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import re
@@ -11,6 +16,8 @@ import secrets
 import stat
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +35,13 @@ from fovea.access.keyfile import (
 from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values
+from fovea.gateway.tenants.limits import TenantLimits
 from fovea.server.access.limits import Limits
 
 _ENTRY = re.compile(r"\[\[\s*key\s*\]\]")
+KINDS: dict[str, type[Any]] = {"server": Limits, "gateway": TenantLimits}
+"""The limits that a keys file can state, by the program that reads it."""
+_NAMES = {kind: tuple(flat_values(limits())) for kind, limits in KINDS.items()}
 
 
 def register(commands: Any) -> None:
@@ -53,6 +64,7 @@ def register(commands: Any) -> None:
     )
     new.add_argument("--expires", metavar="DATE", help="day from which it is refused, as 2027-01-31 (UTC)")
     options.add_options(new, "limits", Limits)
+    options.add_options(new, "limits of the gateway", TenantLimits, skip=_NAMES["server"])
     shown = actions.add_parser(
         "list",
         help="list names, fingerprints, roles and limits",
@@ -77,41 +89,50 @@ def register(commands: Any) -> None:
             metavar="FILE",
             help="the keys file (default: FOVEA_KEYS_FILE, else keys.toml)",
         )
+        action.add_argument(
+            "--for",
+            dest="kind",
+            choices=tuple(KINDS),
+            help="program that reads the file (default: as the limits in it say, else server)",
+        )
         action.set_defaults(run=run)
 
 
 def _new(args: argparse.Namespace) -> int:
-    given = [entry for entry in flat_values(Limits()) if getattr(args, entry) is not None]
-    limits = flat_values(options.settings(Limits, args, {}, only=given))
+    given = [
+        name for name in dict.fromkeys(itertools.chain(*_NAMES.values())) if getattr(args, name) is not None
+    ]
+    kind = _limits_class(args, given)
+    limits = flat_values(options.settings(kind, args, {}, only=given))
     if args.file.exists():
-        text, known = _text(args.file), read_key_file(args.file, Limits)
+        text, known = _text(args.file), read_key_file(args.file, kind)
     else:
         text, known = f'cache_secret = "{secrets.token_hex(16)}"\n', KeyFile()
     old = [record for record in known.records if record.name == args.name]
     if given and old:
-        _check_same(args, replace(_default_of(text), **{name: limits[name] for name in given}), old[-1])
+        _check_same(args, replace(_default_of(text, kind), **{name: limits[name] for name in given}), old[-1])
     key = new_key()
     lines = [f"name = {json.dumps(args.name)}", f'hash = "{PREFIX}{digest(key.encode()).hex()}"']
     roles = args.role or (sorted(old[-1].roles) if old else [])
     lines += [f"roles = {list(roles)!r}"] if roles else []
     lines += [f"expires = {_date(args.expires)}"] if args.expires else []
     if given or not old:
-        lines += [f"{name} = {limits[name]}" for name in given]
+        lines += [f"{name} = {_toml(limits[name])}" for name in given]
     else:
-        values, usual = flat_values(old[-1].limits), flat_values(_default_of(text))
-        lines += [f"{name} = {value}" for name, value in values.items() if value != usual[name]]
-    _write(args.file, text.rstrip("\n") + "\n\n" + "\n".join(["[[key]]", *lines, ""]))
+        values, usual = flat_values(old[-1].limits), flat_values(_default_of(text, kind))
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value != usual[name]]
+    _write(args.file, text.rstrip("\n") + "\n\n" + "\n".join(["[[key]]", *lines, ""]), kind)
     print(key)
     print(f"its hash is in {args.file}; the key itself is not stored and is not shown again", file=sys.stderr)
     return 0
 
 
-def _check_same(args: argparse.Namespace, limits: Limits, old: KeyRecord[Limits]) -> None:
+def _check_same(args: argparse.Namespace, limits: Any, old: KeyRecord[Any]) -> None:
     """Raise ConfigError unless the limits of a new key are those of the client's other keys."""
     if limits == old.limits:
         return
-    usual, known = flat_values(Limits()), flat_values(old.limits)
-    shown = ", ".join(f"{name} = {value:g}" for name, value in known.items() if value != usual[name])
+    usual, known = flat_values(type(old.limits)()), flat_values(old.limits)
+    shown = ", ".join(f"{name} = {_toml(value)}" for name, value in known.items() if value != usual[name])
     raise ConfigError(
         f"{args.name!r} has keys with other limits ({shown or 'none'}), and keys of one name share their "
         "limits; accepted: no limits, for a further key with the same ones. To change them, edit all keys "
@@ -121,18 +142,20 @@ def _check_same(args: argparse.Namespace, limits: Limits, old: KeyRecord[Limits]
 
 
 def _list(args: argparse.Namespace) -> int:
-    file = read_key_file(args.file, Limits)
-    usual = flat_values(Limits())
+    kind = _limits_class(args)
+    file = read_key_file(args.file, kind)
+    usual = flat_values(kind())
     for record in file.records:
         expires = "" if record.expires is None else f"  until {_shown(record.expires)}"
         values = flat_values(record.limits)
-        limits = "".join(f"  {name}={values[name]:g}" for name in values if values[name] != usual[name])
+        limits = "".join(f"  {name}={_toml(values[name])}" for name in values if values[name] != usual[name])
         print(f"{record.name}  {record.fingerprint}  {','.join(sorted(record.roles))}{expires}{limits}")
     return 0
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    text, file = _text(args.file), read_key_file(args.file, Limits)
+    kind = _limits_class(args)
+    text, file = _text(args.file), read_key_file(args.file, kind)
     doomed = [record for record in file.records if args.key in (record.name, record.fingerprint)]
     if args.older:
         doomed = doomed[:-1]
@@ -142,12 +165,12 @@ def _revoke(args: argparse.Namespace) -> int:
     blocks = _blocks(text)
     kept = "".join(block for block in blocks if not _holds(block, hashes))
     expected = tuple(record for record in file.records if record.digest not in hashes)
-    if parse_key_file(kept, Limits) != KeyFile(expected, file.cache_secret):
+    if parse_key_file(kept, kind) != KeyFile(expected, file.cache_secret):
         raise ConfigError(
             f"{args.file} is laid out in a way that this command cannot change; use an editor",
             param="file",
         )
-    _write(args.file, kept)
+    _write(args.file, kept, kind)
     print(f"revoked: {', '.join(f'{record.name} {record.fingerprint}' for record in doomed)}")
     return 0
 
@@ -167,11 +190,48 @@ def _holds(block: str, hashes: set[bytes]) -> bool:
     return bool(_ENTRY.match(block.strip())) and any(f"{PREFIX}{each.hex()}" in block for each in hashes)
 
 
-def _default_of(text: str) -> Limits:
+def _limits_class(args: argparse.Namespace, given: Sequence[str] = ()) -> type[Any]:
+    """Return the class of the limits of the file: as --for says, as the file states, or as flags say.
+
+    given: the limits that flags give. Raises ConfigError if they belong to the other program.
+    """
+    kinds = [args.kind] if args.kind else _kinds_of(args.file)
+    fitting = [kind for kind in kinds if set(given) <= set(_NAMES[kind])]
+    if fitting:
+        return KINDS[fitting[0]]
+    kind = kinds[0]
+    wrong = next(name for name in given if name not in _NAMES[kind])
+    reason = f"{options.flag(wrong)} is no limit of the {kind}"
+    if len(kinds) > 1:
+        reason = f"{', '.join(map(options.flag, given))}: no program has all of these limits"
+    raise ConfigError(f"{reason}; accepted: {', '.join(_NAMES[kind])} for the {kind}", param=wrong)
+
+
+def _kinds_of(path: Path) -> list[str]:
+    """Return the programs that accept a file; both if it states no limits or does not exist."""
+    if not path.exists():
+        return list(KINDS)
+    text, accepted = _text(path), []
+    for kind, limits in KINDS.items():
+        with suppress(ConfigError):
+            parse_key_file(text, limits)
+            accepted.append(kind)
+    return accepted or ["server"]
+
+
+def _toml(value: Any) -> str:
+    """Write the value of a limit as TOML."""
+    if isinstance(value, (bool, str)):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return str(value) if isinstance(value, int) else f"{value:.15g}"
+
+
+def _default_of(text: str, limits: type[Any]) -> Any:
     """Return the limits of a key that states none of its own in this file."""
     probe = text.rstrip("\n") + f'\n[[key]]\nname = "probe"\nhash = "{PREFIX}{"0" * 64}"\n'
-    record: KeyRecord[Limits] = parse_key_file(probe, Limits).records[-1]
-    return record.limits
+    return parse_key_file(probe, limits).records[-1].limits
 
 
 def _text(path: Path) -> str:
@@ -181,12 +241,12 @@ def _text(path: Path) -> str:
         raise ConfigError(f"keys file {path} cannot be read: {error}", param="file") from error
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, limits: type[Any]) -> None:
     """Replace the file as a whole, so that a server never reads half of it. Raises ConfigError.
 
     The new text is checked first. The file keeps its owner and mode; a new one can be read by its owner only.
     """
-    parse_key_file(text, Limits)
+    parse_key_file(text, limits)
     try:
         path = path.resolve()
         known = path.stat() if path.exists() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -71,18 +70,21 @@ class Gateway:
             return
         exchange = Exchange(scope, receive, send)
         api = APIS.get(scope["path"])
-        if api is not None and scope["method"] == "POST" and not self.services.draining:
-            await Generation(self.services, exchange, api).run()
-            return
         try:
-            await self._other(exchange, api)
+            if api is not None and scope["method"] == "POST" and not self.services.draining:
+                await Generation(self.services, exchange, api).run()
+            else:
+                await self._other(exchange, api)
         except ClientGone:
             return
         except FoveaError as error:
             self.services.metrics.count("refused", error.code)
             await exchange.refuse(error)
         except Exception as error:
+            self.services.metrics.count("refused", "internal_error")
             log.error("%s %s failed", exchange.method, exchange.path[:200], exc_info=error)
+            if exchange.status:
+                raise  # the connection is closed, so that the client sees that its answer is not complete
             await exchange.refuse(EngineError("the gateway failed on this request; see its log"))
 
     def cut(self, reason: str) -> None:
@@ -181,11 +183,3 @@ class Gateway:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "fovea-gateway"}
-
-
-def read_json(body: bytes) -> Any:
-    """Parse a small body of JSON. Raises InvalidRequest."""
-    try:
-        return json.loads(body)
-    except ValueError:
-        raise InvalidRequest("the body is not JSON", code="invalid_json") from None

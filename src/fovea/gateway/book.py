@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fovea.access.keyfile import digest, fingerprint
+from fovea.gateway.amounts import Consumption
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.usage.audit import AuditedImage, AuditLog, AuditRecord
 from fovea.gateway.usage.log import UsageLog
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from fovea.gateway.generate.generation import Generation
 
 MILLION = 1_000_000
+NOTHING = Consumption()
+FREE = Price(0)
 
 
 class Book:
@@ -45,7 +48,8 @@ class Book:
 
     def enter(self, request: Generation) -> None:
         """Record a request that has ended."""
-        metrics, used = self._metrics, request.consumption
+        metrics, bill = self._metrics, request.bill
+        used, price = (NOTHING, FREE) if bill is None else (bill.consumption, bill.price)
         seconds = request.services.clock() - request.started
         model = metrics.models(request.model.name if request.model is not None else "unknown")
         tenant = metrics.tenants(request.tenant.name)
@@ -53,8 +57,8 @@ class Book:
         metrics.observe("request_seconds", seconds, model)
         if request.waited_s:
             metrics.observe("waiting_seconds", request.waited_s, model)
-        if request.cache:
-            metrics.count("cache", request.cache)
+        if request.stored.result:
+            metrics.count("cache", request.stored.result)
         if request.won is not None:
             metrics.count("attempts", request.won.backend.name, "answered")
             metrics.count("routes", request.won.reason)
@@ -67,17 +71,17 @@ class Book:
         ):
             if count:
                 metrics.count("tokens", tenant, kind, by=count)
-        if request.cost:
-            metrics.count("cost", tenant, by=request.cost / MILLION)
+        if price.cost:
+            metrics.count("cost", tenant, by=price.cost / MILLION)
         if self._usage is not None and request.model is not None:
-            self._usage.add(self._record(request, seconds))
+            self._usage.add(self._record(request, used, price, seconds))
         if self._audit.on:
-            self._audit.write(self._line(request, seconds))
+            self._audit.write(self._line(request, used, price, seconds))
 
-    def _record(self, request: Generation, seconds: float) -> UsageRecord:
+    def _record(self, request: Generation, used: Consumption, price: Price, seconds: float) -> UsageRecord:
         assert request.model is not None
         served: ServedFrom = "backend"
-        if request.cache == "hit":
+        if request.stored.result in ("hit", "stale"):
             served = "response_cache"
         elif request.won is not None and request.won.reason.startswith(("retry", "fallback")):
             served = "fallback"
@@ -88,12 +92,12 @@ class Book:
             "" if request.won is None else request.won.backend.name,
             served,
             request.status >= 400 or request.code == "stream_broken",
-            request.consumption,
-            self._price(request),
+            used,
+            price,
             seconds,
         )
 
-    def _line(self, request: Generation, seconds: float) -> AuditRecord:
+    def _line(self, request: Generation, used: Consumption, price: Price, seconds: float) -> AuditRecord:
         demand, won = request.demand, request.won
         key = request.exchange.headers.get(b"authorization", b"").partition(b" ")[2].strip()
         return AuditRecord(
@@ -106,17 +110,13 @@ class Book:
             won.backend.name if won is not None else "",
             won.reason if won is not None else "",
             request.status,
-            request.consumption,
-            self._price(request),
+            used,
+            price,
             [
                 AuditedImage(image.width, image.height, image.identity)
                 for image in (demand.images if demand is not None else ())
             ],
-            request.cache,
+            request.stored.result,
             max(0, request.attempts - 1),
             seconds,
         )
-
-    @staticmethod
-    def _price(request: Generation) -> Price:
-        return Price(request.cost, request.credit, request.visual_cost, request.consumption.estimated)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fovea.core.errors import ConfigError
@@ -106,7 +106,12 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         queues=Queues(fleet, settings.route, settings.queue, settings.workers, clock),
         bodies=BodyBudget(settings.max_bodies_mib * MIB, settings.max_body_mib * MIB),
         tenants=Tenants(settings.keys_file, api_keys=settings.api_keys, admin_keys=settings.admin_keys),
-        accounts=open_accounts(settings.accounts),
+        accounts=open_accounts(
+            replace(
+                settings.accounts,
+                accounts_sharers=max(settings.accounts.accounts_sharers, settings.workers),
+            )
+        ),
         prices=prices,
         cache=open_cache(settings.response_cache, settings.redis),
         experiments=experiments,

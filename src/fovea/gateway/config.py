@@ -49,7 +49,7 @@ class BackendConfig:
     max_requests, max_tokens: what it may have outstanding; 0: the setting for all.
     apis: APIs that it offers itself; the others are translated to chat.
     degrade: how it is asked for fewer visual tokens.
-    health: path of its health check.
+    health: path of its health check; "": /ready, or /health if it has none.
     """
 
     url: str
@@ -62,7 +62,7 @@ class BackendConfig:
     max_tokens: int = 0
     apis: tuple[str, ...] = ("chat", "completions")
     degrade: str = "detail"
-    health: str = "/health"
+    health: str = ""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -74,7 +74,7 @@ class BackendConfig:
             raise ConfigError(f"weight is {self.weight!r}; accepted: 0.001 to 1000", param="weight")
         _check_choices("apis", self.apis, APIS)
         _check_choices("degrade", (self.degrade,), DEGRADE)
-        if not self.health.startswith("/"):
+        if self.health and not self.health.startswith("/"):
             raise ConfigError(f"health is {self.health!r}; accepted: a path such as /health", param="health")
         url = self.url.rstrip("/").removesuffix("/v1")
         object.__setattr__(self, "url", url)

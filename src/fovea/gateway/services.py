@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.backends.drains import Drains
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.book import Book
 from fovea.gateway.cache.cache import ResponseCache
-from fovea.gateway.cache.plan import Plan
 from fovea.gateway.experiments.experiments import Experiments
 from fovea.gateway.forward.dispatch import Dispatcher
 from fovea.gateway.forward.silence import SilenceWatch
 from fovea.gateway.forward.upstream import AttemptFailed, Upstream
-from fovea.gateway.generate.relay import Recorder
 from fovea.gateway.generate.shadow import Shadows
 from fovea.gateway.inspect.images import ImageInspector, RequestImage
 from fovea.gateway.inspect.remote import KnownImages
@@ -56,21 +53,6 @@ class LoggedMetrics:
 
     def retried(self, kind: str) -> None:
         self._metrics.count("retries", kind)
-
-
-class NoRecorder:
-    """Records nothing: the answer is not for the cache."""
-
-    active = False
-
-    def feed(self, data: bytes, /) -> None:
-        """Take bytes."""
-
-    def finish(self, status: int, /) -> None:
-        """Take the end."""
-
-
-_NO_RECORDER = nullcontext(NoRecorder())
 
 
 @dataclass(slots=True)
@@ -117,14 +99,3 @@ class Services:
                 and not set(identity) - set("0123456789abcdef")
             ):
                 self.known.learn(image.name, identity)
-
-    def record(self, plan: Plan) -> AbstractContextManager[Recorder]:
-        """Return the recorder of an answer that may be cached."""
-        if self.cache is None or not plan.key:
-            return _NO_RECORDER
-        return cast("AbstractContextManager[Recorder]", self.cache.record(plan))
-
-    def abandon(self, plan: Plan) -> None:
-        """Let another request lead those that wait for the same answer."""
-        if self.cache is not None:
-            self.cache.abandon(plan)

@@ -138,8 +138,45 @@ def test_shares_follow_the_weights_within_a_quantum_and_a_request(
     assert min(sent.values()) > 10 * quantum * min(weights)
 
 
+def test_tenants_are_charged_for_what_they_used() -> None:
+    """One tenant's requests use three times the estimate, so it sends a third of the other one's."""
+    fair = queue(1000, 10, queue_quantum=256, queue_length_per_tenant=800)
+    sent: Counter[str] = Counter()
+    running: list[Turn] = []
+    for name in ("honest", "low"):
+        for _ in range(800):
+            running += fair.offer(turn(name), 0).started
+    for _ in range(800):
+        ended = running.pop(0)
+        running += fair.finish(ended, 0, 300 if ended.tenant == "low" else 100)
+        sent[ended.tenant] += 1
+    assert 2.8 < sent["honest"] / sent["low"] < 3.2
+
+
+def test_large_requests_one_at_a_time_win_nothing() -> None:
+    """A tenant that always has one request in the queue, of ten quanta, gets its share and no more."""
+    fair = queue(20_000, 10, queue_quantum=256)
+    sent: Counter[str] = Counter()
+    running = [each for _ in range(500) for each in fair.offer(turn("flood"), 0).started]
+    running += fair.offer(turn("large", 2560), 0).started
+    for now_s in range(4000):
+        ended = running.pop(0)
+        sent[ended.tenant] += ended.cost
+        running += fair.finish(ended, now_s)
+        running += fair.offer(turn(ended.tenant, ended.cost), now_s).started
+    assert 0.8 < sent["large"] / sent["flood"] < 1.1
+
+
+def test_one_enormous_number_does_not_turn_the_ring_for_long() -> None:
+    fair = queue(1000, 10)
+    enormous, later = turn("a", 10**18), turn("a")
+    assert fair.offer(enormous, 0).started == [enormous]
+    assert fair.offer(later, 0).started == []
+    assert fair.finish(enormous, 1, 10**18) == [later]
+
+
 def test_an_idle_tenant_goes_first_and_uses_the_headroom() -> None:
-    fair = queue(tokens=1000, requests=100, queue_headroom=0.2, queue_quantum=100)
+    fair = queue(tokens=1000, requests=100, queue_headroom=0.2, queue_quantum=256)
     (visit,) = fair.offer(turn("quiet"), 0).started
     fair.finish(visit, 0)
     flood = [turn("flood") for _ in range(20)]
@@ -149,6 +186,14 @@ def test_an_idle_tenant_goes_first_and_uses_the_headroom() -> None:
     quiet = turn("quiet")
     assert fair.offer(quiet, 2).started == [quiet], "the headroom is for the tenant that was idle"
     assert fair.finish(started[1], 3) == [], "the headroom is filled again first"
+
+
+@pytest.mark.parametrize(("headroom", "expected"), [(0.125, 4), (0.0, 5)])
+def test_a_large_request_leaves_as_much_room_as_it_takes(headroom: float, expected: int) -> None:
+    """Five requests of 175 tokens would leave an eighth of 1000, but not 175."""
+    fair = queue(tokens=1000, requests=100, queue_headroom=headroom, queue_quantum=256)
+    fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)
+    assert sum(len(fair.offer(turn("flood", 175), 1).started) for _ in range(10)) == expected
 
 
 def test_without_other_tenants_nothing_is_kept_free() -> None:
@@ -200,7 +245,7 @@ def test_bounds_of_the_queue_name_themselves_and_the_time_to_wait() -> None:
 
 
 def test_a_full_queue_still_takes_what_can_run_at_once() -> None:
-    fair = queue(tokens=1000, requests=100, queue_headroom=0.2, queue_length=1, queue_quantum=100)
+    fair = queue(tokens=1000, requests=100, queue_headroom=0.2, queue_length=1, queue_quantum=256)
     fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)
     refusals = [fair.offer(turn("flood"), 1).refusal for _ in range(20)]
     assert sum(each is not None for each in refusals) == 11, "eight run, and one waits"

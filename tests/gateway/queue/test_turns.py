@@ -118,3 +118,9 @@ async def test_more_capacity_wakes_tasks() -> None:
 async def test_priorities_have_bounds(priority: int) -> None:
     with pytest.raises(InvalidRequest, match="accepted: -1000 to 1000"):
         await turns().acquire("a", priority=priority)
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan")])
+async def test_weights_are_positive(weight: float) -> None:
+    with pytest.raises(ValueError, match="greater than 0"):
+        await turns().acquire("a", weight=weight)

@@ -1,4 +1,4 @@
-"""What the tests of tenants share."""
+"""A clock, settings and amounts for the tests of tenants."""
 
 from __future__ import annotations
 

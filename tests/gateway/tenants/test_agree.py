@@ -90,8 +90,8 @@ class Model:
 amounts = st.builds(
     Amounts, st.integers(0, 2), st.integers(0, 400), st.integers(0, 400), st.integers(0, 4_000_000)
 )
-small = st.sampled_from((0, 0, 7, 700))
-costs = st.sampled_from((0.0, 0.0, 3.5, 9.0))
+small = st.sampled_from((0, 0, 700))
+costs = st.sampled_from((0.0, 0.0, 9.0))
 limits = st.builds(
     TenantLimits,
     requests_per_minute=st.sampled_from((0, 3)),
@@ -99,11 +99,11 @@ limits = st.builds(
     visual_tokens_per_minute=small,
     cost_per_minute=costs,
     requests_per_day=st.sampled_from((0, 9)),
-    text_tokens_per_day=st.sampled_from((0, 900)),
-    visual_tokens_per_day=st.sampled_from((0, 900)),
+    text_tokens_per_day=st.sampled_from((0, 0, 900)),
+    visual_tokens_per_day=st.sampled_from((0, 0, 900)),
     cost_per_day=costs,
     cost_per_month=st.sampled_from((0.0, 12.0)),
-    max_in_flight=st.sampled_from((0, 2)),
+    max_in_flight=st.sampled_from((0, 0, 2)),
 ).filter(lambda made: made.counted)
 
 
@@ -117,7 +117,7 @@ class Agree(RuleBasedStateMachine):
     def begin(self, limits: TenantLimits, day: int) -> None:
         self.loop = asyncio.new_event_loop()
         self.number = next(NUMBERS)
-        self.clock = Clock(day * 86_400.0 + 86_400 - 200)
+        self.clock = Clock(day * 86_400.0 + 86_400 - 20)
         self.limits, self.model = limits, Model(limits, Fraction(self.clock.now))
         stores = ("memory", f"sqlite:{self.folder / 'accounts.db'}", self.url)
         self.accounts: list[Accounts] = [
@@ -137,9 +137,10 @@ class Agree(RuleBasedStateMachine):
             assert all(isinstance(answer, Reservation) for answer in answers)
             self.reserved[number] = answers
         else:
-            refusals = [(answer.message, answer.code, answer.retry_after) for answer in answers]
-            assert len(set(refusals)) == 1
-            assert refusals[0][2] > 0
+            assert len({(answer.message.partition("; try again")[0], answer.code) for answer in answers}) == 1
+            waits = [answer.retry_after for answer in answers]
+            assert waits[0] > 0
+            assert waits == pytest.approx([waits[0]] * 3, abs=1e-6)
 
     @precondition(lambda self: self.reserved)
     @rule(used=amounts, data=st.data(), again=st.booleans())
@@ -150,6 +151,7 @@ class Agree(RuleBasedStateMachine):
             self.run(accounts.settle(reservation, used))
             if again:
                 self.run(accounts.settle(reservation, used))
+        self.compare_usage()
 
     @rule(
         ticks=st.one_of(
@@ -165,7 +167,10 @@ class Agree(RuleBasedStateMachine):
         name = f"t{self.number}"
         memory, sqlite, redis = [self.run(each.usage(name, self.limits)) for each in self.accounts]
         if memory.birth:
-            assert sqlite._replace(birth="") == redis._replace(birth="") == memory._replace(birth="")
+            for other in (sqlite, redis):
+                # Memory drains at refusals, too. Smaller steps round differently.
+                assert other.minute == pytest.approx(memory.minute, abs=1e-6)
+                assert other._replace(birth="", minute=()) == memory._replace(birth="", minute=())
             assert memory.in_flight == len(self.model.open)
             for i, limit in enumerate(self.limits.bounds.minute):
                 if limit:

@@ -85,6 +85,22 @@ async def test_a_killed_redis_widens_no_limit(own_redis: RedisServer) -> None:
     await accounts.aclose()
 
 
+async def test_a_redis_without_its_data_is_told_before_the_next_request(own_redis: RedisServer) -> None:
+    """A gateway without requests in flight restores accounts, too, and another gateway sees them."""
+    old, new = open_redis(own_redis, on_failure="refuse"), open_redis(own_redis)
+    reservation = await old.reserve("alice", DAILY, text(500))
+    await old.settle(reservation, text(600))
+    own_redis.kill()
+    for _ in range(THRESHOLD):
+        with pytest.raises(Unavailable):
+            await old.reserve("alice", DAILY, text(1))
+    own_redis.start()
+    await until(old, failing=0, pending=0)
+    assert (await new.usage("alice", DAILY)).day_used == (1, 600, 0, 0)
+    for accounts in (old, new):
+        await accounts.aclose()
+
+
 async def test_two_gateways_admit_half_each_while_redis_is_down(own_redis: RedisServer) -> None:
     """A Redis that lost its data is told again what both gateways know."""
     both = [open_redis(own_redis, sharers=2) for _ in range(2)]
@@ -129,7 +145,7 @@ async def test_memory_stays_bounded_over_20_000_requests(own_redis: RedisServer)
 
 async def test_a_redis_that_hangs_delays_few_requests(own_redis: RedisServer) -> None:
     """It accepts connections and never answers. Only the first requests wait, for the timeout."""
-    accounts = open_redis(own_redis, timeout_s=0.1)
+    accounts = open_redis(own_redis, timeout_s=0.5)
     limits = TenantLimits(text_tokens_per_day=10**6)
     held = await admitted(accounts, "alice", limits, text(5))
     own_redis.pause()

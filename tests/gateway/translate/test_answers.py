@@ -112,6 +112,14 @@ def test_what_is_no_answer_raises(api: Api, body: Any) -> None:
     assert caught.value.status == 502
 
 
+def test_values_that_are_nested_too_deeply() -> None:
+    deep: Json = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(BackendError, match="nested too deeply"):
+        message(chat({"content": "a"}, fovea=deep))
+
+
 KINDS = [
     (400, "invalid_request_error", "invalid_request_error"),
     (401, "authentication_error", "authentication_error"),

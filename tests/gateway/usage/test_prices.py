@@ -85,7 +85,7 @@ def test_an_estimate_is_marked() -> None:
 def test_costs_are_exact_and_rounded_up_once(
     text: int, visual: int, cached: int, output: int, images: int, hit: bool, model: str
 ) -> None:
-    """The same formula with fractions is the naive twin."""
+    """Compare with the same formula in fractions, which is the naive twin."""
     prompt = text + visual
     cached = min(cached, prompt)
     used = Consumption(prompt, visual, cached, output, images)

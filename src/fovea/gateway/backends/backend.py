@@ -59,6 +59,7 @@ class Backend:
         self.healthy = True
         self.draining = self.drains_itself = self.removed = False
         self.failed_checks = 0
+        self._was_healthy = False
         self.ejected_until = self.busy_until = 0.0
         self.ejections = 0
         self.breakers: Mapping[str, Breaker] = {
@@ -128,7 +129,8 @@ class Backend:
         self.failed_checks = 0 if passed or draining else self.failed_checks + 1
         if passed:
             self.healthy = True
-        elif self.failed_checks >= self._settings.unhealthy_after:
+            self._was_healthy = True
+        elif self.failed_checks >= self._settings.unhealthy_after or not self._was_healthy:
             self.healthy = False
         if self.healthy and not before:
             self.come_back(now)

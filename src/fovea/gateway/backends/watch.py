@@ -18,6 +18,9 @@ log = logging.getLogger("fovea.gateway")
 MODELS_EVERY = 12
 """A backend is asked for its models at every so many checks, and at each one until it has told them."""
 TICK_S = 1.0
+READY, HEALTH = "/ready", "/health"
+ANSWERS = frozenset((401, 403, 404, 405))
+"""Statuses of servers that have no such route, or that open it to others only: they answer."""
 
 
 class Getter(Protocol):
@@ -50,6 +53,7 @@ class Watch:
         self._on_eject = on_eject
         self._due: dict[str, float] = {}
         self._rounds: dict[str, int] = {}
+        self._paths: dict[str, str] = {}
         self._checks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -67,14 +71,14 @@ class Watch:
         now = self._clock()
         for backend in self._fleet:
             if self._settings.probe_every_s and now >= self._due.get(backend.name, 0.0):
-                spread = random.uniform(0.9, 1.1)
-                self._due[backend.name] = now + self._settings.probe_every_s * spread
+                self._due[backend.name] = now + self._settings.probe_every_s
                 task = asyncio.get_running_loop().create_task(self.check(backend))
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
         for name in self._due.keys() - {backend.name for backend in self._fleet}:
             del self._due[name]
             self._rounds.pop(name, None)
+            self._paths.pop(name, None)
         for model in self._fleet.models():
             for backend in eject_outliers(self._fleet.serving(model), self._settings, now):
                 log.warning("backend %s is much slower than the others, and is ejected", backend.name)
@@ -82,12 +86,11 @@ class Watch:
 
     async def check(self, backend: Backend) -> None:
         """Check the health of a backend, and now and then its models."""
+        self._due[backend.name] = self._clock() + self._settings.probe_every_s * random.uniform(0.9, 1.1)
         draining = passed = False
         try:
-            status, body = await self._get(
-                backend.config.url + backend.config.health, backend.key, self._settings.probe_timeout_s
-            )
-            passed = status < 400 or status == 404  # 404: it has no such route, but it answers
+            status, body = await self._ask(backend)
+            passed = status < 400 or status in ANSWERS
             draining = status == 503 and _says_draining(body)
         except (OSError, TimeoutError):
             pass
@@ -98,6 +101,21 @@ class Watch:
         self._rounds[backend.name] = round_ + 1
         if passed and not backend.config.models and (not backend.models or round_ % MODELS_EVERY == 0):
             await self._ask_models(backend)
+
+    async def _ask(self, backend: Backend) -> tuple[int, bytes]:
+        """Return status and body of a backend's health check. Raises OSError and TimeoutError.
+
+        Without a path of its own, /ready is asked, which also tells about loading and draining, and if there
+        is no such route, /health.
+        """
+        timeout_s = self._settings.probe_timeout_s
+        path = backend.config.health or self._paths.get(backend.name, READY)
+        status, body = await self._get(backend.config.url + path, backend.key, timeout_s)
+        if status in ANSWERS and path == READY and not backend.config.health:
+            path = HEALTH
+            status, body = await self._get(backend.config.url + path, backend.key, timeout_s)
+        self._paths[backend.name] = path
+        return status, body
 
     async def _ask_models(self, backend: Backend) -> None:
         try:

@@ -2,8 +2,8 @@
 
     key -> body -> images -> model -> experiment -> cached answer? -> limits -> turn -> backend -> answer
 
-Each step is a collaborator of `Services`; this file only holds their order. What a step has taken (a
-reservation, a turn, a backend's place) is given back in `_finish`, whatever has happened.
+Each step is a collaborator; this file only holds their order. What a step has taken (a reservation, a turn, a
+backend's place) is given back in `_finish`, whatever has happened.
 """
 
 from __future__ import annotations
@@ -14,33 +14,28 @@ from contextlib import suppress
 from typing import Any
 
 from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, Unavailable
-from fovea.gateway.amounts import Amounts, Consumption
 from fovea.gateway.backends.backend import Load
 from fovea.gateway.cache.hit import Hit
-from fovea.gateway.cache.key import MEDIA_MARK
-from fovea.gateway.cache.plan import Plan
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import ClientGone, Exchange
 from fovea.gateway.experiments.split import Assignment
 from fovea.gateway.experiments.statistics import Outcome
 from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Job, Won
-from fovea.gateway.generate.outgoing import Renderer
+from fovea.gateway.generate.bill import NOTHING, Bill
+from fovea.gateway.generate.outgoing import PATHS, Renderer
 from fovea.gateway.generate.relay import Relay, ShuttingDown
-from fovea.gateway.generate.usage import consumption_of
+from fovea.gateway.generate.stored import Stored
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.images import RequestImage
 from fovea.gateway.inspect.media_parts import media_parts
 from fovea.gateway.queue.turn import Turn
 from fovea.gateway.services import Services
-from fovea.gateway.tenants.accounts import Reservation
 from fovea.gateway.tenants.keys import EVERYONE, Tenant
 from fovea.gateway.translate import ChatTranslation, to_chat
 
 CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
-NO_PLAN = Plan(key="", owner="", reason="off")
-NOTHING = Consumption()
 NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout)
 """Errors after which an old answer from the cache is better than none."""
 
@@ -48,10 +43,12 @@ NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout)
 class Generation:
     """One request for an answer.
 
-    tenant, demand, model, won: known as the request proceeds.
-    consumption, cost: what it has used in the end; cost in millionths of the currency.
-    cache: "hit", "miss", "bypass" or "".
+    tenant, demand, model, won, bill: known as the request proceeds.
+    stored: its part of the response cache.
     code: code of the error that ended it; "": none.
+    started, first_byte_s, waited_s: when it arrived, and seconds to the first byte of a stream and in the
+        queue.
+    attempts: backends that were asked.
     """
 
     def __init__(self, services: Services, exchange: Exchange, api: str) -> None:
@@ -63,21 +60,19 @@ class Generation:
         self.demand: Demand | None = None
         self.model: ModelConfig | None = None
         self.won: Won | None = None
-        self.consumption = NOTHING
-        self.cost = self.credit = self.visual_cost = 0
-        self.cache = self.code = ""
+        self.bill: Bill | None = None
+        self.stored = Stored()
+        self.code = ""
         self.started = services.clock()
         self.first_byte_s: float | None = None
         self.waited_s = 0.0
         self.attempts = 0
         self._asked = ""
         self._assignment: Assignment | None = None
-        self._plan = NO_PLAN
         self._translation: ChatTranslation | None = None
-        self._reservation: Reservation | None = None
         self._turn: Turn | None = None
         self._cut = ""
-        self._gone = False
+        self._gone = self._ended = False
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
@@ -155,12 +150,18 @@ class Generation:
                 f"{self.tenant.name!r} may use at most {most} (max_visual_tokens)",
                 code="key_limit_exceeded",
             )
-        if not await self._from_cache(body, model, images):
+        self.bill = bill = Bill(services, self.tenant, demand)
+        hit = await self._find(body, model, images)
+        if hit is None:
             try:
-                await self._from_backend(body, model, images)
+                await self._from_backend(body, model, images, bill)
+                return
             except NO_ANSWER:
-                if not await self._from_stale(model, images):
+                hit = None if self.exchange.status else await self.stored.stale()
+                if hit is None:
                     raise
+                self.exchange.extra["x-fovea-fallback"] = f"{model.name} -> cache"
+        await self._send_stored(hit, model, bill)
 
     def _assigned(self, body: Body, model: ModelConfig) -> ModelConfig:
         """Return the model that the experiment of this model assigns, if there is one."""
@@ -192,62 +193,43 @@ class Generation:
         self._translation = to_chat(self.api, body.value, body.text)  # type: ignore[arg-type]
         return body.with_value(self._translation.body)
 
-    async def _from_cache(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> bool:
-        """Send the cached answer to this request, if there is one."""
+    async def _find(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> Hit | None:
+        """Return the cached answer to this request, if there is one."""
         services, cache = self.services, self.services.cache
-        chat_form = self._translation is not None or self.api in ("chat", "completions")
-        if cache is None or not self.tenant.limits.response_cache or not chat_form:
-            return False
-        asked = self.exchange.header(b"x-fovea-cache").lower() == "on"
-        self._plan = cache.plan(
-            body.resolved({image.part.url: f"{MEDIA_MARK}{n}" for n, image in enumerate(images)}),
-            [image.identity if not image.name else "" for image in images],
-            tenant=self.tenant.scope,
-            model_version=f"{model.served or model.name}\n{model.version}",
-            path="/v1/completions" if self.api == "completions" else "/v1/chat/completions",
-            cache_control=self.exchange.header(b"cache-control") or None,
-            asked=asked or services.settings.cache_all,
-        )
-        if not self._plan.key:
-            self.cache = "bypass"
-            return False
-        hit = await cache.lookup(self._plan)
-        self.cache = "miss" if hit is None else "hit"
-        if hit is None:
-            return False
-        self._use_stored(hit, model, images)
-        await self._relay().stored(hit)
-        return True
+        api = self._sent_as
+        if cache is None or not self.tenant.limits.response_cache or api not in ("chat", "completions"):
+            return None
+        return await self.stored.find(
+            cache, self.exchange, self.tenant, model, body, images, PATHS[api],
+            every=services.settings.cache_all,
+        )  # fmt: skip
 
-    async def _from_stale(self, model: ModelConfig, images: list[RequestImage]) -> bool:
-        """Send an old answer to this request from the cache, because no backend can answer it."""
-        cache = self.services.cache
-        hit = None if cache is None or self.exchange.status else await cache.stale(self._plan)
-        if hit is None:
-            return False
-        self.exchange.extra["x-fovea-fallback"] = f"{model.name} -> cache"
-        self._use_stored(hit, model, images)
-        self.cache = self.exchange.extra["x-fovea-cache"] = "stale"
+    async def _send_stored(self, hit: Hit, model: ModelConfig, bill: Bill) -> None:
+        """Send an answer from the cache."""
+        await bill.take_stored(model.name, json.loads(hit.entry.body).get("usage"))
+        self.exchange.extra["x-fovea-backend"] = "cache"
+        self.exchange.extra["x-fovea-model"] = model.name
+        self.exchange.extra["x-fovea-cache"] = self.stored.result
         await self._relay().stored(hit)
-        return True
 
-    def _use_stored(self, hit: Hit, model: ModelConfig, images: list[RequestImage]) -> None:
-        """Note the tokens of a stored answer, and what it costs."""
-        stored = json.loads(hit.entry.body).get("usage")
-        self.consumption = consumption_of(stored, self._estimate(images))
-        self._price(model, cached=True)
+    @property
+    def _sent_as(self) -> str:
+        """The API as which the request is sent to backends."""
+        return self.api if self._translation is None else "chat"
 
     def _relay(self) -> Relay:
         return Relay(self.exchange, self.api, self._translation, self.services.silence)
 
-    async def _from_backend(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> None:
+    async def _from_backend(
+        self, body: Body, model: ModelConfig, images: list[RequestImage], bill: Bill
+    ) -> None:
         """Reserve, wait for a turn, and pass on the answer of a backend."""
         services, demand = self.services, self.demand
         assert demand is not None  # set by `_serve`
         loop = asyncio.get_running_loop()
         deadline = loop.time() + services.settings.timeouts.total_s
-        await self._reserve(model, demand)
-        renderer = self._renderer(body)
+        await bill.reserve(model.name)
+        renderer = Renderer(body, self._sent_as, self.exchange.headers, self.exchange.request_id)
         queue = services.queues.of(model)
         renderer.degraded = services.queues.degrade(model) if images else ""
         waited = services.clock()
@@ -266,44 +248,27 @@ class Generation:
             self.won = won = await services.dispatcher.send(job)
         finally:
             self.attempts = job.attempts
-        self.first_byte_s = services.clock() - self.started
+        if won.answer.is_stream:
+            self.first_byte_s = services.clock() - self.started
         self._disclose(won, model, renderer, job.attempts)
         services.learn(won.answer.headers, images)
         relay = self._relay()
-        with services.record(self._plan if won.model is model else NO_PLAN) as recorder:
+        with self.stored.record(wanted=won.model is model) as recorder:
             usage = await relay.pass_on(
                 won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
             )
         if relay.broken:
             self.code = "stream_broken"
             services.dispatcher.note_broken(won.backend, "vision" if demand.has_images else "text")
-        estimate = self._estimate(images)._replace(completion_tokens=relay.events)
-        self.consumption = consumption_of(usage, estimate)
-
-    def _renderer(self, body: Body) -> Renderer:
-        api = "chat" if self._translation is not None else self.api
-        return Renderer(body, api, self.exchange.headers, self.exchange.request_id)
-
-    async def _reserve(self, model: ModelConfig, demand: Demand) -> None:
-        """Take the request from the limits of its tenant. Raises Overloaded."""
-        services, prompt = self.services, demand.prompt_tokens + demand.visual_tokens
-        expected = Consumption(prompt, demand.visual_tokens, 0, demand.answer_tokens, len(demand.images))
-        cost = 0 if services.prices is None else services.prices.cost(model.name, expected)
-        amounts = Amounts(1, demand.text_tokens, demand.visual_tokens, cost)
-        self._reservation = await services.accounts.reserve(self.tenant.name, self.tenant.limits, amounts)
+        if won.answer.status < 400:
+            bill.use(won.model.name, usage, relay.events)
+        self._ended = True
 
     def _load(self, model: ModelConfig, images: list[RequestImage]) -> Load:
         assert self.demand is not None
         if model is self.model:
             return Load(self.demand.text_tokens, self.demand.visual_tokens)
         return Load(self.demand.text_tokens, self.services.visual.count(model, images))
-
-    def _estimate(self, images: list[RequestImage]) -> Consumption:
-        demand = self.demand
-        assert demand is not None
-        return Consumption(
-            demand.prompt_tokens + demand.visual_tokens, demand.visual_tokens, 0, 0, len(images)
-        )
 
     def _disclose(self, won: Won, wanted: ModelConfig, renderer: Renderer, attempts: int) -> None:
         """Say in the answer's headers where it comes from."""
@@ -318,8 +283,8 @@ class Generation:
         if renderer.degraded:
             extra["x-fovea-degraded"] = f"detail={renderer.degraded}"
             self.services.metrics.count("degraded")
-        if self.cache:
-            extra["x-fovea-cache"] = self.cache
+        if self.stored.result:
+            extra["x-fovea-cache"] = self.stored.result
         for name, value in won.answer.headers:
             if name.startswith("x-fovea-") and name not in extra:
                 extra[name] = value
@@ -332,31 +297,21 @@ class Generation:
             with suppress(ClientGone):
                 await self.exchange.refuse(error, self._translation)
 
-    def _price(self, model: ModelConfig, *, cached: bool) -> None:
-        if self.services.prices is not None:
-            price = self.services.prices.price(model.name, self.consumption, cached_response=cached)
-            self.cost, self.credit, self.visual_cost = price.cost, price.credit, price.visual
-
     async def _finish(self) -> None:
         """Give everything back that the request has taken, and record it."""
-        services, demand = self.services, self.demand
+        services, won = self.services, self.won
         if self._turn is not None and self.model is not None:
             services.queues.of(self.model).release(self._turn)
-        if self.won is not None:
-            self.won.end()
-            if self.consumption is NOTHING and demand is not None:  # the client left before the end
-                self.consumption = self._estimate(demand.images)._replace(
-                    completion_tokens=demand.answer_tokens, estimated=True
-                )
-            self._price(self.won.model, cached=False)
-        if self._plan.seat is not None:
-            services.abandon(self._plan)
-        if self._reservation is not None:
-            used = Amounts()
-            if self.won is not None:
-                used = Amounts(1, self.consumption.text_tokens, self.consumption.visual_tokens, self.cost)
-            await services.accounts.settle(self._reservation, used)
-        if self._assignment is not None and services.experiments is not None:
+        if won is not None:
+            won.end()
+        self.stored.end()
+        if self.bill is not None:
+            if won is not None and not self._ended:
+                self.bill.use_estimate(won.model.name)
+            stored = self.stored.result in ("hit", "stale")
+            await self.bill.settle(answered=won is not None, stored=stored)
+        # A client that left says nothing about the variant that it got.
+        if self._assignment is not None and services.experiments is not None and not self._gone:
             services.experiments.record(self._assignment, self._outcome())
         services.book.enter(self)
 
@@ -366,8 +321,8 @@ class Generation:
             self.services.clock() - self.started,
             self.first_byte_s,
             status >= 500 or self.code == "stream_broken",
-            self.consumption,
-            self.cost,
+            NOTHING if self.bill is None else self.bill.consumption,
+            0 if self.bill is None else self.bill.price.cost,
             self.exchange.request_id,
         )
 

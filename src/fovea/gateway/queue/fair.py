@@ -10,13 +10,15 @@ parts:
    of tokens per round. This removes the wait behind the flood's queue.
 2. Headroom. A share of the capacity is kept free for the tenants of part 1 while others wait. This removes
    the wait for the running requests to end. After the headroom was used, the next requests that end fill it
-   again, before the flood sends more. It costs throughput only while it is of use: nothing is kept free if
-   all recent tenants wait themselves (then the order is enough), or if there is only one tenant.
+   again, before the flood sends more. A request larger than the headroom must leave as much free as it takes
+   (up to a quarter of the capacity), because the room that it takes comes back late and all at once. All this
+   costs throughput only while it is of use: nothing is kept free if all recent tenants wait themselves (then
+   the order is enough), or if there is only one tenant.
 3. Reservation. If the first request in the order does not fit, nothing else goes, so room gathers for it.
    Small requests cannot pass a large one for ever.
 
 A cap on each tenant's share of the running requests would be the other form. It wastes more: with a cap of
-1/2, a flood beside a tenant that uses 5% leaves 45% of the capacity idle; the headroom leaves 10%.
+1/2, a flood beside a tenant that uses 5% leaves 45% of the capacity idle; the headroom leaves 12.5%.
 benchmarks/gateway/fairness.py prints what each part brings.
 
 Priorities are strict, except that less urgent classes earn `queue_class_share` of the tokens that more urgent
@@ -38,6 +40,9 @@ from fovea.gateway.queue.drain import Drain
 from fovea.gateway.queue.order import Flow, Head, Order
 from fovea.gateway.queue.settings import QueueSettings
 from fovea.gateway.queue.turn import State, Turn
+
+LARGEST_KEPT = 4
+"""The most that a large request must leave free is the capacity divided by this."""
 
 
 class Decision(NamedTuple):
@@ -73,7 +78,7 @@ class FairQueue:
     """
 
     __slots__ = (
-        "_settings", "_drain", "_tokens", "_requests", "_kept_tokens", "_kept_requests", "running",
+        "_settings", "_drain", "_tokens", "_requests", "_keeps", "_kept_tokens", "_kept_requests", "running",
         "running_tokens", "waiting", "waiting_tokens", "_tenants", "_waiting_tenants", "_waiting_weight",
         "_orders", "_classes", "_owed", "_last_owed",
     )  # fmt: skip
@@ -106,13 +111,22 @@ class FairQueue:
         self._remove(tenant, turn)
         return Decision(started + self._start(), refusal)
 
-    def finish(self, turn: Turn, now_s: float) -> list[Turn]:
-        """End a running request. Returns the requests that run from now on."""
+    def finish(self, turn: Turn, now_s: float, used: int | None = None) -> list[Turn]:
+        """End a running request. Returns the requests that run from now on.
+
+        used: tokens that it used, if they are known. Its tenant is charged for them, not for the estimate.
+        """
         turn.state = State.ENDED
-        self._seen(turn.tenant, now_s).running -= 1
+        tenant = self._seen(turn.tenant, now_s)
+        tenant.running -= 1
         self.running -= 1
         self.running_tokens -= turn.cost
         self._drain.add(turn.cost, now_s)
+        if used is not None and used != turn.cost:
+            # The rest of a round is not taken back from a flow that was idle since: it begins anew.
+            flow = tenant.flows.get(turn.priority)
+            if flow is not None and flow.ring is not None:
+                self._orders[turn.priority].charge(flow, used - turn.cost)
         return self._start()
 
     def withdraw(self, turn: Turn, now_s: float) -> list[Turn]:
@@ -142,6 +156,7 @@ class FairQueue:
     def _set_capacity(self, tokens: int, requests: int) -> None:
         self._tokens, self._requests = tokens, requests
         share = self._settings.queue_headroom
+        self._keeps = share > 0
         self._kept_tokens, self._kept_requests = int(tokens * share), int(requests * share)
 
     def _seen(self, name: str, now_s: float) -> _Tenant:
@@ -240,8 +255,8 @@ class FairQueue:
             return True
         tokens, requests = self.running_tokens + head.turn.cost, self.running + 1
         # Recent tenants that do not wait may come back at any time: room is kept free for them.
-        if not head.fresh and len(self._tenants) > self._waiting_tenants:
-            tokens += self._kept_tokens
+        if self._keeps and not head.fresh and len(self._tenants) > self._waiting_tenants:
+            tokens += max(self._kept_tokens, min(head.turn.cost, self._tokens // LARGEST_KEPT))
             requests += self._kept_requests
         return tokens <= self._tokens and requests <= self._requests
 

@@ -10,8 +10,8 @@ tenants wait.
 
 A tenant that was idle starts in a second ring, `fresh`, with one quantum; that ring is served first (as for
 new flows in FQ-CoDel, RFC 8290). It gains no more than a quantum per round by that: when its quantum is
-spent, or when it has nothing to send, it goes to the end of the other ring, and it is forgotten only when
-a visit finds it there without requests.
+spent, or when it has nothing to send, it goes to the end of the other ring, and it counts as idle only when
+a visit finds it there without requests and without debt.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from fovea.gateway.queue.turn import Turn
+
+MOST_DEBT = 1000
+"""Most quanta of a flow's debt. More is forgiven: one wrong number must not make the ring turn for long."""
 
 
 class Flow:
@@ -102,23 +105,35 @@ class Order:
             self._move(flow, ring)
         while True:
             flow = next(iter(ring))
-            if not flow.turns:
+            if not flow.turns and flow.deficit >= 0:
                 self.forget(flow)
                 continue
-            if flow.deficit > 0:
+            if flow.turns and flow.deficit > 0:
                 return Head(next(iter(flow.turns)), flow, False)
             flow.deficit += self._quantum * flow.weight
             flow.fresh = False
-            if flow.deficit <= 0:
+            if flow.deficit <= 0 or not flow.turns:
                 ring.move_to_end(flow)
 
     def take(self, head: Head) -> None:
-        """Send the next request: charge its flow, and move on if its flow has sent what it may."""
+        """Send the next request, and charge its flow."""
         flow = head.flow
         del flow.turns[head.turn]
         self.waiting -= 1
-        flow.deficit -= head.turn.cost
-        if flow.deficit <= 0 or (head.fresh and not flow.turns):
+        self.charge(flow, head.turn.cost)
+        if flow.ring is self._fresh and not flow.turns:
+            self._move(flow, self._ring)
+
+    def charge(self, flow: Flow, tokens: int) -> None:
+        """Charge a flow, or give tokens back if there are fewer than 0.
+
+        A flow that has spent its deficit goes to the end of the ring.
+        """
+        had = flow.deficit > 0
+        quantum = self._quantum * flow.weight
+        most = flow.deficit if flow.deficit > quantum else quantum  # tokens given back are not hoarded
+        flow.deficit = max(min(flow.deficit - tokens, most), -MOST_DEBT * quantum)
+        if had and flow.deficit <= 0:
             self._move(flow, self._ring)
 
     def _move(self, flow: Flow, ring: Ring) -> None:

@@ -17,13 +17,14 @@ class QueueSettings:
         8192,
         "Tokens that a tenant of weight 1 sends per round of the fair queue. A tenant that was idle sends "
         "this many at once, before the tenants that wait already.",
-        low=1,
+        low=256,
         high=10**7,
     )
     queue_headroom: float = setting(
-        0.1,
+        0.125,
         "Share of the capacity that is kept free, for tenants that come back, while others wait. "
-        "0 turns it off. Nothing is kept free while all recent tenants wait, or if there is only one.",
+        "0 turns it off. A request larger than that must leave as much free as it takes, up to a quarter of "
+        "the capacity. Nothing is kept free while all recent tenants wait, or if there is only one.",
         low=0.0,
         high=0.5,
     )

@@ -52,16 +52,20 @@ class TurnQueue:
     ) -> Turn:
         """Wait until the request may run. `release` must be called for the result, once.
 
+        weight: the tenant's weight, greater than 0.
         cost: estimated tokens of text and images.
         deadline_s: the time of the clock at which waiting ends; None: never.
 
         Raises Overloaded if the queue is full, DeadlineExceeded if the deadline passes while it waits, and
-        InvalidRequest for a priority that is not accepted. A task that is cancelled leaves the queue.
+        InvalidRequest for a priority that is not accepted; ValueError for a wrong weight. A task that is
+        cancelled leaves the queue.
         """
         if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
             raise InvalidRequest(
                 f"priority is {priority}; accepted: -{MOST_PRIORITY} to {MOST_PRIORITY}", param="priority"
             )
+        if not weight > 0:
+            raise ValueError(f"weight is {weight}; accepted: numbers greater than 0")
         turn = Turn(tenant, weight, priority, cost)
         started, refusal = self._queue.offer(turn, self._clock())
         if refusal is not None or len(started) > 1 or turn.state is not State.RUNNING:
@@ -72,10 +76,13 @@ class TurnQueue:
                 await self._wait(turn, deadline_s)
         return turn
 
-    def release(self, turn: Turn) -> None:
-        """End a running request, and let the next ones run. A second call does nothing."""
+    def release(self, turn: Turn, used: int | None = None) -> None:
+        """End a running request, and let the next ones run. A second call does nothing.
+
+        used: tokens that the request used, if they are known. Otherwise its cost was right.
+        """
         if turn.state is State.RUNNING:
-            _wake(self._queue.finish(turn, self._clock()))
+            _wake(self._queue.finish(turn, self._clock(), used))
 
     @asynccontextmanager
     async def turn(

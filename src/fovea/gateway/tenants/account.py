@@ -6,7 +6,7 @@ drains first. Budgets count in windows: a UTC day, and a UTC month. A request co
 it was reserved; what settling changes after the end of a window is not counted.
 
 No clock and no I/O: the accounts in memory and in SQLite use this class. `scripts/account.lua` does the
-same computations in Redis, in the same order, so that both give the same numbers to the last bit.
+same computations in Redis, in the same order.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Adjustment(NamedTuple):
 
 
 class Account:
-    """What one tenant has used.
+    """The amounts that one tenant has used.
 
     The attributes are those of `Counters`; `in_flight` is kept by the store that knows the leases.
     """

@@ -8,7 +8,7 @@ from fovea.core.settings import check_settings, setting
 from fovea.gateway.tenants.bounds import MILLIONTHS, NO_BOUNDS, Bounds
 
 SCOPES = ("tenant", "shared")
-_MOST = 1_000_000_000_000
+_MOST = 100_000_000_000
 _LEAST_COST = 0.000001
 _MOST_COST = 1_000_000_000.0
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 from fovea.core.errors import ConfigError
 from fovea.gateway.amounts import Amounts
@@ -22,7 +21,9 @@ try:
     import redis.asyncio as redis_asyncio
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
-    from redis.exceptions import NoScriptError, RedisError
+    from redis.exceptions import RedisError
+
+    from fovea.gateway.tenants.redis_batch import Batches, Script
 except ImportError as error:
     raise ConfigError(
         "accounts in Redis need the package redis; install it with: pip install fovea[redis]",
@@ -35,13 +36,10 @@ _LIFETIME_MS = 32 * 86_400_000
 _CONNECTIONS = 64
 
 
-class _Script:
-    """One Lua script: its text, and the hash by which Redis knows it."""
-
-    def __init__(self, name: str) -> None:
-        parts = [(_FOLDER / f"{part}.lua").read_text(encoding="utf-8") for part in ("account", name)]
-        self.text = "\n".join(parts)
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+def _script(name: str) -> Script:
+    """Return a script: the common text, and its own."""
+    text = "\n".join((_FOLDER / f"{part}.lua").read_text(encoding="utf-8") for part in ("account", name))
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 class RedisStore:
@@ -78,7 +76,8 @@ class RedisStore:
         address = f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
         self._name = f"Redis at {where.get('path') or address}"  # without its password
         self._births = births()
-        self._scripts = {name: _Script(name) for name in ("reserve", "adjust", "adopt")}
+        self._batches = Batches(self._redis, timeout_s)
+        self._scripts = {name: _script(name) for name in ("reserve", "adjust", "adopt")}
 
     async def reserve(
         self, lease: str, tenant: str, bounds: Bounds, amounts: Amounts, known: Counters
@@ -95,17 +94,14 @@ class RedisStore:
         """Register leases again."""
         return (await self._run("adopt", tenant, bounds, known, (), tuple(leases)))[1]
 
-    async def ping(self) -> None:
-        """Check that Redis answers."""
-        await self._within(lambda: cast(Awaitable[Any], self._redis.ping()))
-
     async def aclose(self) -> None:
         """Close the connections."""
+        await self._batches.aclose()
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._redis.aclose()
                 await self._redis.connection_pool.disconnect()
-        except (RedisError, OSError, TimeoutError):
+        except (RedisError, OSError):
             return
 
     async def _run(
@@ -118,7 +114,6 @@ class RedisStore:
         leases: tuple[str, ...],
     ) -> tuple[bool, Counters]:
         """Run a script and return its answer."""
-        script = self._scripts[name]
         now = 0 if self._clock is None else int(self._clock() * 1e6)
         values = (
             now, _LIFETIME_MS, self._lease_us,
@@ -129,22 +124,11 @@ class RedisStore:
         keys = (f"fovea:{{{tenant}}}:account", f"fovea:{{{tenant}}}:leases")
         arguments = (*keys, text, next(self._births), known.birth, *leases)
 
-        async def call() -> Any:
-            try:
-                return await self._redis.evalsha(script.sha, 2, *arguments)
-            except NoScriptError:  # Redis was started again, or SCRIPT FLUSH was called
-                return await self._redis.eval(script.text, 2, *arguments)
-
-        return _counters(await self._within(call))
-
-    async def _within(self, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await call()
-        except TimeoutError:
-            raise StoreFailed(f"{self._name} gave no answer in {self._timeout_s:g} s") from None
+            return _counters(await self._batches.call(self._scripts[name], 2, arguments))
         except (RedisError, OSError) as error:
-            raise StoreFailed(f"{self._name}: {error}") from error
+            reason = f"gave no answer in {self._timeout_s:g} s" if isinstance(error, TimeoutError) else error
+            raise StoreFailed(f"{self._name}: {reason}") from error
 
 
 def _counters(answer: bytes) -> tuple[bool, Counters]:

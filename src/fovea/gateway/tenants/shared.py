@@ -21,7 +21,7 @@ from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.gateway.amounts import Amounts
 from fovea.gateway.tenants.account import DAY_US, Adjustment, Counters, difference, month_of
 from fovea.gateway.tenants.accounts import FREE, Reservation
-from fovea.gateway.tenants.bounds import Bounds
+from fovea.gateway.tenants.bounds import NO_BOUNDS, Bounds
 from fovea.gateway.tenants.limits import TenantLimits
 from fovea.gateway.tenants.outage import Outage
 from fovea.gateway.tenants.pending import Pending
@@ -32,6 +32,8 @@ from fovea.gateway.tenants.store import NO_CHANGE, Store, StoreFailed
 
 log = logging.getLogger("fovea.gateway")
 NOTHING = Amounts()
+_PROBE = ":probe"
+"""Name of the account that probes write to. No tenant with limits has a colon in its name."""
 _AT_ONCE = 500
 """Most leases that are registered again in one call."""
 
@@ -55,7 +57,7 @@ class SharedAccounts:
         self._pending = Pending(settings.accounts_pending, settings.accounts_sharers)
         self._standbys: dict[str, Standby] = {}
         self._lost: set[str] = set()
-        """Tenants whose leases have to be registered again."""
+        """Tenants whose accounts and leases the store may have lost."""
         self._fallbacks = 0
         self._process = secrets.token_hex(6)
         self._numbers = itertools.count(1)
@@ -199,8 +201,7 @@ class SharedAccounts:
 
     def _remember(self, tenant: str, standby: Standby, counters: Counters) -> None:
         """Note a success, and what the store said."""
-        if self._outage.succeeded():
-            self._resume()
+        self._succeeded()
         self._learn(tenant, standby, counters)
 
     def _learn(self, tenant: str, standby: Standby, counters: Counters) -> None:
@@ -223,10 +224,9 @@ class SharedAccounts:
             log.error("the store of the accounts fails: %s", error)
         self._mend()
 
-    def _resume(self) -> None:
-        log.info("the store of the accounts works again")
-        for standby in self._standbys.values():
-            standby.close()
+    def _succeeded(self) -> None:
+        if self._outage.succeeded():
+            log.info("the store of the accounts works again")
 
     def _mend(self) -> None:
         """Start the task that probes the store and applies changes, unless it runs."""
@@ -238,23 +238,27 @@ class SharedAccounts:
             await asyncio.sleep(self._outage.pause_s)
             try:
                 if self._outage.open:
-                    await self._store.ping()
-                    self._lost.update(name for name, each in self._standbys.items() if each.leases)
+                    await self._store.adjust(_PROBE, NO_BOUNDS, NO_CHANGE, Counters())
+                    self._lost.update(
+                        name for name, each in self._standbys.items() if each.leases or each.known.birth
+                    )
                 await self._adopt()
                 await self._replay()
             except StoreFailed as error:
                 self._failed(error, probe=True)
             else:
-                if self._outage.succeeded():
-                    self._resume()
+                self._succeeded()
+                if not self._pending:  # the store knows now what was admitted without it
+                    for standby in self._standbys.values():
+                        standby.close()
 
     async def _adopt(self) -> None:
-        """Register leases again, with what this gateway remembers of their accounts."""
+        """Tell the store what this gateway remembers of accounts, and register their leases again."""
         while self._lost:
             tenant = next(iter(self._lost))
             standby = self._standbys[tenant]
             leases = list(standby.leases)
-            for start in range(0, len(leases), _AT_ONCE):
+            for start in range(0, max(1, len(leases)), _AT_ONCE):
                 some = leases[start : start + _AT_ONCE]
                 standby.adopted.update(some)
                 standby.known = await self._store.adopt(tenant, standby.bounds, some, standby.known)

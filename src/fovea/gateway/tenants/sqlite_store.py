@@ -76,10 +76,6 @@ class SqliteStore:
         """Register leases again."""
         return await self._call(lambda file: self._adopt(file, tenant, bounds, leases, known))
 
-    async def ping(self) -> None:
-        """Check that a transaction can begin and end."""
-        await self._call(lambda file: None)
-
     async def aclose(self) -> None:
         """Close the file. A call that hangs is left behind."""
         if self._file is not None:

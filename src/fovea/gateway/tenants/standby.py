@@ -1,4 +1,4 @@
-"""What one gateway knows of a tenant's account, and its own account while the store fails.
+"""The knowledge that one gateway has of a tenant's account, and its own account while the store fails.
 
 While the store fails, the gateway admits its part of each limit: the limit divided by the number of gateways.
 Its account begins with its part of what it last saw in the store. So all gateways together do not admit more
@@ -89,7 +89,9 @@ class Standby:
 
 
 class Carry:
-    """What one gateway admitted for one tenant on one day without the store, to be added to the store.
+    """The amounts that one gateway admitted for one tenant on one day without the store.
+
+    They are added to the store when it works again.
 
     bounds: the limits of the tenant.
     """

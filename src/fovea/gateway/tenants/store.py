@@ -35,11 +35,7 @@ class Store(Protocol):
         ...
 
     async def adopt(self, tenant: str, bounds: Bounds, leases: Sequence[str], known: Counters) -> Counters:
-        """Register leases again that the store may have lost, each for a whole lease time."""
-        ...
-
-    async def ping(self) -> None:
-        """Check that the store works."""
+        """Register leases again that the store may have lost, for a whole lease time. There may be none."""
         ...
 
     async def aclose(self) -> None:

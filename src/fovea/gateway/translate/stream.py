@@ -15,6 +15,7 @@ from typing import Any
 
 from fovea.api import sse
 from fovea.core.errors import FoveaError
+from fovea.core.types import Usage
 from fovea.gateway.translate.chat_reader import ChatReader
 from fovea.gateway.translate.errors import BackendError, is_error
 from fovea.gateway.translate.writer import Event, Writer
@@ -59,6 +60,11 @@ class StreamTranslator:
         self._begun = False
         self._out: list[bytes] = []
         self._decoder = sse.Decoder(comments=True)
+
+    @property
+    def usage(self) -> Usage | None:
+        """Token counts that the backend has reported so far; None: it has reported none."""
+        return self._reader.usage
 
     def feed(self, chunk: bytes) -> bytes:
         """Add bytes of the backend's stream, cut anywhere. Returns the events that they complete, as bytes.

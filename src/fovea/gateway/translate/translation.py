@@ -62,7 +62,10 @@ class ChatTranslation:
         if is_error(chat):
             raise BackendError.of(status, chat)
         reader = ChatReader(self.stops, ids)
-        read = reader.read(chat, "message")
+        try:
+            read = reader.read(chat, "message")
+        except RecursionError:
+            raise BackendError("the backend's answer is nested too deeply") from None
         if read is None:
             raise BackendError("the backend's answer has no choice")
         answer = Answer()

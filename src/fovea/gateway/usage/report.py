@@ -104,7 +104,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     """Open a file to read it.
 
     A file in WAL mode is read with a second file, which SQLite creates if no gateway is running. In a folder
-    where that is not allowed, the file is read as one that does not change; without a WAL, that is true.
+    where that is not allowed, the file is read as one that does not change: if its WAL is empty, no gateway
+    writes to it.
     """
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
@@ -112,7 +113,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
     except sqlite3.OperationalError:
         connection.close()
-        if Path(f"{path}-wal").exists():
+        log = Path(f"{path}-wal")
+        if log.exists() and log.stat().st_size:
             raise
         connection = sqlite3.connect(f"{address}&immutable=1", uri=True, timeout=BUSY_S, isolation_level=None)
     return connection
