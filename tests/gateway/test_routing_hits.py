@@ -23,6 +23,7 @@ from PIL import Image
 
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.outliers import LEAST_SAMPLES, eject_outliers
 from fovea.gateway.build import Setup, create_gateway
 from fovea.gateway.config import BackendConfig, ModelConfig, Tables
 from fovea.gateway.experiments.config import ExperimentConfig
@@ -261,3 +262,17 @@ def test_a_backend_that_comes_to_warm_ones_starts_slowly(how: str) -> None:
         backend.note_check(now, passed=True)
     assert backend.weight(now) == pytest.approx(0.1)
     assert backend.weight(now + SLOW_START_S) == 1.0
+
+
+def test_a_backend_with_cold_caches_is_no_outlier() -> None:
+    """A backend that came back has to encode what others have cached. Later, the same times are too slow."""
+    made, now = fleet(100.0), 200.0
+    for backend in made:
+        cold = backend.name == "engine-2"
+        if cold:
+            backend.come_back(now)
+        for _ in range(2 * LEAST_SAMPLES):
+            backend.note_first_byte(0.4 if cold else 0.02, 300)
+    settings = ResilienceSettings(slow_start_s=SLOW_START_S)
+    assert eject_outliers(list(made), settings, now + SLOW_START_S / 2) == []
+    assert eject_outliers(list(made), settings, now + SLOW_START_S) == [made.get("engine-2")]

@@ -38,6 +38,8 @@ def eject_outliers(backends: Sequence[Backend], settings: ResilienceSettings, no
         others = [seconds for name, seconds in medians.items() if name != backend.name]
         if own is None or not others or len(slow) >= room or now < backend.ejected_until:
             continue
+        if backend.weight(now) < backend.config.weight:  # a slow start: its caches are cold, so it is slower
+            continue
         usual = median(others)
         if own > settings.outlier_factor * usual and own - usual > LEAST_DIFFERENCE_S:
             backend.ejections += 1
