@@ -1,7 +1,7 @@
 """Start two engines with the bundled model, on ports 8001 and 8002, until Ctrl-C.
 
-    python examples/two_engines.py
-    fovea gateway --config examples/gateway.toml
+python examples/two_engines.py
+fovea gateway --config examples/gateway.toml
 """
 
 from __future__ import annotations

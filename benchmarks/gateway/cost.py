@@ -133,8 +133,9 @@ class Run:
 
 
 def compare(plan: Plan) -> dict[str, Any]:
-    """Start everything, measure, and return the results; `rows`, `footprints`, `missing` and
-    `clocks_differ_ms`.
+    """Start everything, measure, and return the results.
+
+    Their keys are `rows`, `footprints`, `missing` (reasons by proxy) and `clocks_differ_ms`.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-cost-")))

@@ -102,7 +102,9 @@ TARGETS = (
     Target("text", "cpu_open_ms", 0.5, "processor time per request of 1 KB: at most 0.5 ms"),
     Target("photo", "cpu_open_ms", 6.5, "processor time per request of 1.4 MB with an image: at most 6.5 ms"),
     Target("burst", "cpu_open_ms", 1.3, "processor time per stream of 100 events: at most 1.3 ms"),
-    Target("image", "per_s", 400.0, "requests of 220 KB per second and core: at least 400", at_least=True),
+    Target(
+        "image", "per_core_s", 400.0, "requests/s of 220 KB that fit on a core: at least 400", at_least=True
+    ),
     Target("text", "added_ms", 2.0, "added to the median latency of 1 KB: at most 2 ms"),
 )
 

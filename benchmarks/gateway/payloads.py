@@ -49,9 +49,7 @@ KINDS = {
 
 
 def picture(size: int, seed: int) -> str:
-    """A data URL of about `size` characters: noise as a PNG file if the seed is even, as a JPEG file if it is
-    odd.
-    """
+    """A data URL of about `size` characters: noise as PNG if the seed is even, as JPEG if it is odd."""
     file_bytes = size * 3 // 4
     if seed % 2 == 0:
         return _data_url(_noise(round((file_bytes / 3) ** 0.5), seed, "PNG"), "png")

@@ -241,6 +241,22 @@ def envoy_address(host: str, port: int | str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def fovea_gateway(urls: Sequence[str], *options: str) -> Iterator[str]:
+    """Fovea's gateway in front of engines; it ends without a lame-duck time.
+
+    options: further arguments of `fovea gateway`.
+    """
+    port = free_port()
+    backends = [part for url in urls for part in ("--backend", url)]
+    command = [sys.executable, "-m", "fovea.cli.main", "gateway", *backends, "--port", str(port)]
+    with (
+        folder("gateway") as home,
+        started([*command, "--lame-duck-s", "0", "--drain-seconds", "1", *options], [port], home / "log"),
+    ):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
 def simulated_backends(count: int = 2, *options: str) -> Iterator[list[str]]:
     """Simulated engines (benchmarks/gateway/backend.py) in one process. options: its further arguments."""
     ports = [free_port() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What a request takes of its tenant's limits, and what a backend says that it used."""
+"""Amounts that a request takes of its tenant's limits, and the consumption that a backend reports."""
 
 from __future__ import annotations
 

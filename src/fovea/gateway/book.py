@@ -105,7 +105,7 @@ class Book:
             request.exchange.request_id,
             request.tenant.name,
             fingerprint(digest(key)) if key and request.tenant.name else "",
-            demand.model if demand is not None else "",
+            request.asked,
             won.model.name if won is not None else "",
             won.backend.name if won is not None else "",
             won.reason if won is not None else "",

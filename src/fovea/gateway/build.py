@@ -53,7 +53,7 @@ RELOAD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a gateway is configured to be.
+    """The configuration of a gateway.
 
     read_tables: reads the tables of the file again; None: there is no file.
     path: the file whose change means a reload.

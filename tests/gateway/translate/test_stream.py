@@ -274,7 +274,7 @@ def test_halves_of_characters_elsewhere_are_replaced() -> None:
     assert response["fovea"] == {"a": "\ufffd"}
 
 
-@pytest.mark.parametrize("depth", range(700, 1000, 20))
+@pytest.mark.parametrize("depth", [50, 97, 98, 99, 100, 940])
 def test_deep_values_end_the_stream_at_most_once(depth: int) -> None:
     deep = '{"choices": [], "fovea": {"a": %s}}' % ("[" * depth + "]" * depth)
     data = stream(TEXT, STOP, done=False) + f"data: {deep}\n\n".encode() + sse.DONE

@@ -1,4 +1,4 @@
-"""What one request takes of its tenant's limits: reserved before it is sent, settled when it has ended."""
+"""The bill of one request: reserved before it is sent, settled when it has ended."""
 
 from __future__ import annotations
 

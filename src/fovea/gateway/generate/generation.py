@@ -13,6 +13,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from fovea.api.unknown import HEADER, header
 from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Load
 from fovea.gateway.cache.hit import Hit
@@ -33,6 +34,7 @@ from fovea.gateway.queue.turn import Turn
 from fovea.gateway.services import Services
 from fovea.gateway.tenants.keys import EVERYONE, Tenant
 from fovea.gateway.translate import ChatTranslation, to_chat
+from fovea.http.body_budget import Claim
 
 CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
@@ -44,6 +46,7 @@ class Generation:
     """One request for an answer.
 
     tenant, demand, model, won, bill: known as the request proceeds.
+    asked: name of the model that the client asked for, without aliases; "": none that is known.
     stored: its part of the response cache.
     code: code of the error that ended it; "": none.
     started, first_byte_s, waited_s: when it arrived, and seconds to the first byte of a stream and in the
@@ -67,10 +70,11 @@ class Generation:
         self.first_byte_s: float | None = None
         self.waited_s = 0.0
         self.attempts = 0
-        self._asked = ""
+        self.asked = ""
         self._assignment: Assignment | None = None
         self._translation: ChatTranslation | None = None
         self._turn: Turn | None = None
+        self._claim: Claim | None = None
         self._cut = ""
         self._gone = self._ended = False
         self._task: asyncio.Task[Any] | None = None
@@ -113,6 +117,7 @@ class Generation:
             try:
                 async with waiting:
                     body = await exchange.body(services.bodies, claim)
+                    self._claim = claim
             except TimeoutError:
                 raise services.bodies.overloaded() from None
             watch = asyncio.ensure_future(exchange.disconnected())
@@ -133,7 +138,7 @@ class Generation:
         services = self.services
         asked = body.value.get("model")
         model = services.fleet.model(asked if isinstance(asked, str) else "")
-        self._asked = model.name
+        self.asked = model.name
         if not self.tenant.limits.allows(model.name):
             self.tenant.check_model(str(asked or model.name))
         parts = list(media_parts(body.value))
@@ -191,6 +196,8 @@ class Generation:
         if backends and all(self.api in backend.config.apis for backend in backends):
             return body
         self._translation = to_chat(self.api, body.value, body.text)  # type: ignore[arg-type]
+        if self._translation.ignored:
+            self.exchange.extra[HEADER] = header(self._translation.ignored)
         return body.with_value(self._translation.body)
 
     async def _find(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> Hit | None:
@@ -243,11 +250,15 @@ class Generation:
         self.waited_s = services.clock() - waited
         ladder = [model, *(services.fleet.model(name) for name in model.fallback)]
         job = Job(demand, ladder, renderer, lambda each: self._load(each, images), deadline)
-        services.shadows.maybe(self._assignment, job, self._asked)
+        copied = services.shadows.maybe(self._assignment, job, self.asked)
         try:
             self.won = won = await services.dispatcher.send(job)
         finally:
             self.attempts = job.attempts
+        if not copied and self._claim is not None:
+            # No other backend gets the request any more, and its answer may take minutes.
+            renderer.drop()
+            self._claim.release()
         if won.answer.is_stream:
             self.first_byte_s = services.clock() - self.started
         self._disclose(won, model, renderer, job.attempts)
@@ -299,17 +310,18 @@ class Generation:
 
     async def _finish(self) -> None:
         """Give everything back that the request has taken, and record it."""
-        services, won = self.services, self.won
-        if self._turn is not None and self.model is not None:
-            services.queues.of(self.model).release(self._turn)
+        services, won, bill = self.services, self.won, self.bill
         if won is not None:
             won.end()
+            if bill is not None and not self._ended:
+                bill.use_estimate(won.model.name)
+        if self._turn is not None and self.model is not None:
+            used = None if bill is None else bill.consumption.text_tokens + bill.consumption.visual_tokens
+            services.queues.of(self.model).release(self._turn, used)
         self.stored.end()
-        if self.bill is not None:
-            if won is not None and not self._ended:
-                self.bill.use_estimate(won.model.name)
+        if bill is not None:
             stored = self.stored.result in ("hit", "stale")
-            await self.bill.settle(answered=won is not None, stored=stored)
+            await bill.settle(answered=won is not None, stored=stored)
         # A client that left says nothing about the variant that it got.
         if self._assignment is not None and services.experiments is not None and not self._gone:
             services.experiments.record(self._assignment, self._outcome())

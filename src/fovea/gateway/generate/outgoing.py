@@ -53,6 +53,11 @@ class Renderer:
             self._done[key] = self._write(*key)
         return self._done[key]
 
+    def drop(self) -> None:
+        """Forget the body. No further backend gets the request."""
+        self._done.clear()
+        self._body.drop()
+
     def _write(self, name: str, degrade: str) -> Outgoing:
         value: dict[str, Any] = {**self._body.value, "model": name}
         if self.adds_usage:

@@ -154,7 +154,7 @@ class Relay:
         rest = events.finish()
         if failure is None and not events.complete and not events.failed:
             failure = BadGateway("the backend ended the stream before its last event")
-        self.broken = failure is not None or events.failed
+        self.broken = failure is not None or events.failed or (translator is not None and translator.failed)
         if translator is not None:
             rest = translator.feed(rest) + translator.close(None if failure is None else failure.message)
         elif failure is not None:

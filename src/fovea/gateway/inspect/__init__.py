@@ -1,1 +1,1 @@
-"""What a request asks for, read before anything is forwarded: its model, its images, its size."""
+"""Reads a request before anything is forwarded: its model, its images, its size."""

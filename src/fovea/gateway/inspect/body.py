@@ -121,6 +121,10 @@ class Body:
         self._strings[name] = data if isinstance(data, bytearray) else bytearray(data)
         return name
 
+    def drop(self) -> None:
+        """Forget the long strings, and with them nearly all of the body's memory."""
+        self._strings.clear()
+
     def with_value(self, value: dict[str, Any]) -> Body:
         """Return a body of another value with the same long strings."""
         return Body(value, self._strings, self.size)

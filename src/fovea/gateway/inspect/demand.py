@@ -1,4 +1,4 @@
-"""What one request asks for, as routing, limits and queues see it: integers and short texts."""
+"""The demand of one request, as routing, limits and queues see it: integers and short texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SESSION_FIELDS = ("prompt_cache_key", "conversation", "session_id")
 
 
 class Demand:
-    """What a request asks for.
+    """The work that a request asks for.
 
     api: "chat", "completions", "messages" or "responses".
     model: the name in the request.
@@ -29,7 +29,7 @@ class Demand:
     answer_tokens: tokens that the answer may have, all choices together.
     images: its images and videos.
     visual_tokens: tokens of the images in the model that will answer; set when the model is known.
-    session: what the client names its conversation by; "": nothing.
+    session: the name that the client gives to its conversation; "": none.
     prefix: 16 hex digits of the conversation's beginning.
     """
 

@@ -41,7 +41,7 @@ class RequestImage:
     """The facts about one image or video of a request.
 
     identity: 64 hex digits, as in the engine's caches; "": not known yet, because only the engine reads it.
-    name: what the image behind a URL is known by; b"" for a data: URL.
+    name: the name of the image behind a URL (`remote.name_of`); b"" for a data: URL.
     width, height: pixels; 0: not known.
     is_video: whether it is a video.
     part: where it is in the body.
@@ -58,7 +58,7 @@ class RequestImage:
 
     @property
     def key(self) -> str:
-        """What the image is routed by: its identity, or the name of its URL."""
+        """The key by which the image is routed: its identity, or the name of its URL."""
         return self.identity or f"url:{self.name.hex()}"
 
 

@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """Facts by which a policy decides.
+    """The facts by which a policy decides.
 
     candidates: backends that accept the request now, at least one.
     members: all backends of the model, whatever their state is.

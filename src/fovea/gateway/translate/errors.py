@@ -22,6 +22,10 @@ ANTHROPIC_KINDS = OPENAI_KINDS | {413: "request_too_large", 503: "overloaded_err
 """Anthropic's types. Others: invalid_request_error below 500, and api_error."""
 
 
+MOST_LEVELS = 100
+"""Levels of nesting that a backend's answer may have. Writing deeper ones could exceed Python's stack."""
+
+
 class BackendError(FoveaError):
     """A backend refused a request or failed, or it answered something that cannot be translated.
 
@@ -64,7 +68,7 @@ def valid_text(text: str) -> str:
 
 
 def valid_json(value: Any) -> Any:
-    """A JSON value whose texts are valid Unicode. Raises RecursionError if it is nested too deeply."""
+    """A JSON value whose texts are valid Unicode."""
     text = json.dumps(value, ensure_ascii=False)
     valid = valid_text(text)
     return value if valid == text else json.loads(valid)

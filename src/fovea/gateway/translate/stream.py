@@ -15,9 +15,10 @@ from typing import Any
 
 from fovea.api import sse
 from fovea.core.errors import FoveaError
+from fovea.core.json_depth import is_nested_deeper
 from fovea.core.types import Usage
 from fovea.gateway.translate.chat_reader import ChatReader
-from fovea.gateway.translate.errors import BackendError, is_error
+from fovea.gateway.translate.errors import MOST_LEVELS, BackendError, is_error
 from fovea.gateway.translate.writer import Event, Writer
 
 DONE = "[DONE]"
@@ -124,8 +125,6 @@ class StreamTranslator:
                 self._chunk(_parsed(payload))
         except BackendError as error:
             self._fail(error)
-        except RecursionError:
-            self._fail(BackendError("an event of the backend's stream is nested too deeply"))
 
     def _chunk(self, chunk: dict[str, Any]) -> None:
         read = self._reader.read(chunk, "delta")
@@ -167,6 +166,9 @@ def _parsed(payload: str) -> dict[str, Any]:
         raise BackendError("an event of the backend's stream is not JSON") from None
     if not isinstance(chunk, dict):
         raise BackendError("an event of the backend's stream is not a JSON object")
+    # Counted first, because nearly no event has so many brackets.
+    if payload.count("[") + payload.count("{") > MOST_LEVELS and is_nested_deeper(chunk, MOST_LEVELS):
+        raise BackendError("an event of the backend's stream is nested too deeply")
     if is_error(chunk):
         raise BackendError.of(200, chunk)
     return chunk

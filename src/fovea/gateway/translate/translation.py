@@ -10,8 +10,9 @@ from typing import Any, Literal
 from fovea.api.ids import NewId, new_id
 from fovea.api.reading import Answer
 from fovea.core.errors import FoveaError
+from fovea.core.json_depth import is_nested_deeper
 from fovea.gateway.translate.chat_reader import ChatReader
-from fovea.gateway.translate.errors import BackendError, error_fields, is_error, refusal
+from fovea.gateway.translate.errors import MOST_LEVELS, BackendError, error_fields, is_error, refusal
 from fovea.gateway.translate.stream import StreamTranslator
 from fovea.gateway.translate.writer import MakeWriter, Writer
 
@@ -61,11 +62,10 @@ class ChatTranslation:
             raise BackendError("the backend's answer is not a JSON object")
         if is_error(chat):
             raise BackendError.of(status, chat)
+        if is_nested_deeper(chat, MOST_LEVELS):
+            raise BackendError("the backend's answer is nested too deeply")
         reader = ChatReader(self.stops, ids)
-        try:
-            read = reader.read(chat, "message")
-        except RecursionError:
-            raise BackendError("the backend's answer is nested too deeply") from None
+        read = reader.read(chat, "message")
         if read is None:
             raise BackendError("the backend's answer has no choice")
         answer = Answer()
