@@ -6,12 +6,12 @@ A real gateway runs in front of four servers that answer at once. Only counts ar
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import json
 import random
 import time
-from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,6 +21,7 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
+from fovea.core.image import content_identity
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.backends.outliers import LEAST_SAMPLES, eject_outliers
@@ -35,6 +36,8 @@ from fovea.gateway.settings import GatewaySettings, ResilienceSettings, RouteSet
 IMAGES, TIMES, CONCURRENCY = 64, 4, 8
 NAMES = ("engine-1", "engine-2", "engine-3", "engine-4")
 MODEL = "m"
+HOST = "https://1.1.1.1"
+"""A public address, so that no name is resolved. Nothing is downloaded: the engines only pretend to."""
 SLOW_START_S = 30.0
 
 
@@ -65,7 +68,7 @@ class Engine:
         return web.json_response({"status": "ready"})
 
     async def _answer(self, request: web.Request) -> web.Response:
-        await request.read()
+        url = (await request.json())["messages"][0]["content"][0]["image_url"]["url"]
         await asyncio.sleep(0.001)  # so that requests overlap
         return web.json_response(
             {
@@ -73,7 +76,9 @@ class Engine:
                 "choices": [{"index": 0, "finish_reason": "stop",
                              "message": {"role": "assistant", "content": "a picture"}}],
                 "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11},
-            }
+            },
+            headers={"x-fovea-images": IDENTITIES[url.rpartition("/")[2].partition("?")[0]]}
+            if url.startswith("https:") else {},
         )  # fmt: skip
 
 
@@ -89,7 +94,20 @@ def picture(seed: int) -> str:
     Image.frombytes("RGB", (width, height), noise.randbytes(width * height * 3)).save(
         file, "PNG", compress_level=0
     )
-    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+class Identities(dict[str, str]):
+    """The identities of the pictures behind URLs, by the last part of their path."""
+
+    def __missing__(self, name: str) -> str:
+        data = base64.b64decode(picture(int(name.removesuffix(".png"))).partition(",")[2])
+        with Image.open(io.BytesIO(data)) as image:
+            self[name] = content_identity("image/png", *image.size, data)
+        return self[name]
+
+
+IDENTITIES = Identities()
 
 
 @dataclass
@@ -99,9 +117,9 @@ class Running:
     client: httpx.AsyncClient
     engines: dict[str, Engine]
 
-    async def ask(self, image: int) -> tuple[str, str]:
-        """Ask about an image. Returns the backend, and the reason for it."""
-        parts = [{"type": "image_url", "image_url": {"url": picture(image)}}]
+    async def ask(self, image: int, url: str = "") -> tuple[str, str]:
+        """Ask about an image, or the one behind a URL. Returns the backend, and the reason for it."""
+        parts = [{"type": "image_url", "image_url": {"url": url or picture(image)}}]
         body = {"model": MODEL, "messages": [{"role": "user", "content": parts}], "max_tokens": 8}
         answer = await self.client.post(
             "/v1/chat/completions", content=json.dumps(body), headers={"content-type": "application/json"}
@@ -151,6 +169,23 @@ async def gateway(policy: str = "cache-affine") -> AsyncIterator[Running]:
         await app._stop()
         for engine in engines.values():
             await engine.kill()
+
+
+async def test_an_image_behind_a_url_stays_where_it_is_known() -> None:
+    """Learning its identity moves it nowhere. Its other URLs, and the picture itself, follow it."""
+    numbers = range(16)
+    async with gateway() as running:
+        asked = [
+            (n, (await running.ask(n, f"{HOST}/{n}.png?sig={turn}"))[0]) for turn in range(3) for n in numbers
+        ]
+        home = dict(asked)
+        other_url = {n: (await running.ask(n, f"{HOST}/copies/{n}.png"))[0] for n in numbers}
+        known = {n: (await running.ask(n, f"{HOST}/copies/{n}.png"))[0] for n in numbers}
+        itself = {n: (await running.ask(n))[0] for n in numbers}
+    assert warm_share(asked) == 1.0
+    assert other_url != home  # nothing is known about a URL before its first answer
+    assert known == home
+    assert itself == home
 
 
 def shuffled(times: int) -> list[int]:
