@@ -4,9 +4,9 @@
 
 The gateway's own router chooses. So many clients send one request after the other, about images of 64 to
 1,024 visual tokens, each drawn from 400. "even": all images are equally popular. "skewed": the most popular
-one gets 15% of the requests (Zipf's law). "hot": one gets 60%. An engine keeps the last 150 images that it has
-seen. It encodes unknown images one after the other, 1 ms for each token. Then an answer takes 0.4 s alone, and
-twice as long among 32.
+one gets 15% of the requests (Zipf's law). "hot": one gets 60%. An engine keeps the last 150 images that it
+has seen. It encodes unknown images one after the other, 1 ms for each token. Then an answer takes 0.4 s
+alone, and twice as long among 32.
 
   warm       which part of the requests about known images went to an engine that knows the image
   per s      requests per second of the virtual clock

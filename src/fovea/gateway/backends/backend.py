@@ -156,3 +156,8 @@ class Backend:
     def median_first_byte(self, least: int) -> float | None:
         """The median time to the first byte in seconds; None: fewer than `least` are known."""
         return median(self.first_bytes) if len(self.first_bytes) >= least else None
+
+    def quick_first_byte(self) -> float:
+        """The lower quartile of the known times to the first byte in seconds; 0: none is known."""
+        ordered = sorted(self.first_bytes)
+        return ordered[(len(ordered) - 1) // 4] if ordered else 0.0
