@@ -68,6 +68,7 @@ class Backend:
         self.first_bytes: deque[float] = deque(maxlen=RECENT)
         self.seconds_per_token = 0.0
         self._settings = settings
+        self._created = now
         self._since = now - settings.slow_start_s  # at the start of the gateway all are equal
 
     @property
@@ -124,7 +125,7 @@ class Backend:
 
     def note_check(self, now: float, *, passed: bool, draining: bool = False) -> bool:
         """Note a health check. Returns whether the backend's health changed by it."""
-        before = self.healthy
+        before, first = self.healthy, not self._was_healthy
         self.drains_itself = draining
         self.failed_checks = 0 if passed or draining else self.failed_checks + 1
         if passed:
@@ -132,9 +133,14 @@ class Backend:
             self._was_healthy = True
         elif self.failed_checks >= self._settings.unhealthy_after or not self._was_healthy:
             self.healthy = False
-        if self.healthy and not before:
+        if self.healthy and not before and not (first and self._starts_with_all(now)):
             self.come_back(now)
         return self.healthy != before
+
+    def _starts_with_all(self, now: float) -> bool:
+        """Whether it became ready soon after the gateway began: then no other backend is warm yet."""
+        full = self._settings.slow_start_s
+        return self._since < self._created and now - self._created < full
 
     def come_back(self, now: float) -> None:
         """Begin its slow start: it was away, so its caches may be cold."""
@@ -150,3 +156,8 @@ class Backend:
     def median_first_byte(self, least: int) -> float | None:
         """The median time to the first byte in seconds; None: fewer than `least` are known."""
         return median(self.first_bytes) if len(self.first_bytes) >= least else None
+
+    def quick_first_byte(self) -> float:
+        """The lower quartile of the known times to the first byte in seconds; 0: none is known."""
+        ordered = sorted(self.first_bytes)
+        return ordered[(len(ordered) - 1) // 4] if ordered else 0.0

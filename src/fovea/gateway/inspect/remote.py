@@ -41,12 +41,17 @@ def unsigned(url: str) -> str:
 class KnownImages:
     """Identities of images by URL, as engines have told them. The least recently used are forgotten.
 
+    The first URL of a picture stays the name by which it is routed: the engine that told the identity has the
+    picture in its caches, and was chosen by this name. The picture's other URLs, and the picture itself as a
+    data: URL, then follow it there.
+
     capacity: most URLs.
     """
 
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
         self._identities: OrderedDict[bytes, str] = OrderedDict()
+        self._first: dict[str, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._identities)
@@ -58,12 +63,24 @@ class KnownImages:
             self._identities.move_to_end(name)
         return identity
 
+    def first_name(self, identity: str) -> bytes:
+        """Return the name of the URL by which a picture was first known; b"": it is known by none."""
+        return self._first.get(identity, b"")
+
     def learn(self, name: bytes, identity: str) -> None:
         """Keep the identity of the image behind a URL."""
+        before = self._identities.get(name, identity)
+        if before != identity:  # another picture is behind the URL now
+            self._forget_first(name, before)
         self._identities[name] = identity
         self._identities.move_to_end(name)
+        self._first.setdefault(identity, name)
         if len(self._identities) > self._capacity:
-            self._identities.popitem(last=False)
+            self._forget_first(*self._identities.popitem(last=False))
+
+    def _forget_first(self, name: bytes, identity: str) -> None:
+        if self._first.get(identity) == name:
+            del self._first[identity]
 
 
 def name_of(url: str) -> bytes:
