@@ -162,7 +162,9 @@ class Dispatcher:
         self.budget.count_request()
         error: FoveaError | None = None
         for place, model in enumerate(job.ladder):
-            if place:
+            if error is not None:
+                if _is_over(job):
+                    break
                 self._observer.retried("fallback")
             try:
                 return await self._with_model(job, model, fallback=place > 0)
@@ -176,7 +178,9 @@ class Dispatcher:
         tried: list[str] = []
         failure: AttemptFailed | None = None
         while len(tried) < self._settings.max_attempts:
-            if asyncio.get_running_loop().time() >= job.deadline:
+            if _is_over(job):
+                if failure is not None:
+                    break
                 raise DeadlineExceeded("the gateway's time for this request is over", code="total_timeout")
             choice = self._router.choose(model, job.demand, job.load_of(model), tried)
             if choice is None:
@@ -259,10 +263,13 @@ class Dispatcher:
                 for stage in (CONNECT, VISION if vision else TEXT):
                     backend.breakers[stage].release()
         seconds = self._clock() - started
+        stage = backend.breakers[VISION if vision else TEXT]
         backend.breakers[CONNECT].succeed()
-        backend.breakers[VISION if vision else TEXT].succeed()
         if answer.is_stream:
+            stage.begin_stream()
             backend.note_first_byte(seconds, load.tokens)
+        else:
+            stage.succeed()
         return Won(answer, backend, model, choice.reason, seconds, load)
 
     def _note_failure(self, backend: Backend, failure: AttemptFailed, *, vision: bool) -> None:
@@ -273,10 +280,19 @@ class Dispatcher:
             return
         self.note_broken(backend, (VISION if vision else TEXT) if failure.connected else CONNECT)
 
+    def note_complete(self, backend: Backend, stage: str) -> None:
+        """Note that a running stream of a stage has reached its end."""
+        backend.breakers[stage].succeed()
+
     def note_broken(self, backend: Backend, stage: str) -> None:
         """Note that a stage of a backend has failed, also when a running stream has broken off."""
         if backend.breakers[stage].fail(self._clock()):
             self._observer.breaker_opened(backend, stage)
+
+
+def _is_over(job: Job) -> bool:
+    """Whether the time for all attempts is over."""
+    return asyncio.get_running_loop().time() >= job.deadline
 
 
 def _end_loser(task: asyncio.Future[Won]) -> None:

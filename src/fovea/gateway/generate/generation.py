@@ -13,9 +13,10 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, Unavailable
+from fovea.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, Unavailable
 from fovea.gateway.amounts import Amounts, Consumption
 from fovea.gateway.backends.backend import Load
+from fovea.gateway.backends.breaker import TEXT, VISION
 from fovea.gateway.cache.hit import Hit
 from fovea.gateway.cache.key import MEDIA_MARK
 from fovea.gateway.cache.plan import Plan
@@ -41,7 +42,7 @@ CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
 NO_PLAN = Plan(key="", owner="", reason="off")
 NOTHING = Consumption()
-NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout)
+NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout, DeadlineExceeded)
 """Errors after which an old answer from the cache is better than none."""
 
 
@@ -274,9 +275,12 @@ class Generation:
             usage = await relay.pass_on(
                 won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
             )
+        stage = VISION if demand.has_images else TEXT
         if relay.broken:
             self.code = "stream_broken"
-            services.dispatcher.note_broken(won.backend, "vision" if demand.has_images else "text")
+            services.dispatcher.note_broken(won.backend, stage)
+        else:
+            services.dispatcher.note_complete(won.backend, stage)
         estimate = self._estimate(images)._replace(completion_tokens=relay.events)
         self.consumption = consumption_of(usage, estimate)
 
