@@ -18,6 +18,8 @@ log = logging.getLogger("fovea.gateway")
 MODELS_EVERY = 12
 """A backend is asked for its models at every so many checks, and at each one until it has told them."""
 TICK_S = 1.0
+ASK_EVERY_S = 2.0
+"""Seconds between two questions for the models of a backend, if there are no health checks."""
 
 
 class Getter(Protocol):
@@ -66,9 +68,9 @@ class Watch:
         """Start the checks that are due, and eject backends that are too slow."""
         now = self._clock()
         for backend in self._fleet:
-            if self._settings.probe_every_s and now >= self._due.get(backend.name, 0.0):
-                spread = random.uniform(0.9, 1.1)
-                self._due[backend.name] = now + self._settings.probe_every_s * spread
+            every_s = self._settings.probe_every_s or (0.0 if backend.models else ASK_EVERY_S)
+            if every_s and now >= self._due.get(backend.name, 0.0):
+                self._due[backend.name] = now + every_s * random.uniform(0.9, 1.1)
                 task = asyncio.get_running_loop().create_task(self.check(backend))
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
