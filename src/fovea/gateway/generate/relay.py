@@ -132,7 +132,11 @@ class Relay:
                     data = await read()
                     silence.since = math.inf
         except TimeoutError:
-            reason = "sent nothing more in time (idle_s)" if loop.time() < deadline else "was not done in time (total_s)"
+            reason = (
+                "sent nothing more in time (idle_s)"
+                if loop.time() < deadline
+                else "was not done in time (total_s)"
+            )
             failure = GatewayTimeout(f"{won.backend.name} {reason}; the answer is not complete")
         except BROKEN as error:
             failure = BadGateway(
