@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import math
 import socket
@@ -17,6 +19,7 @@ from typing import Any
 
 import httpx
 import openai
+from PIL import Image
 
 from fovea.gateway.app import Gateway
 from fovea.gateway.build import Setup, create_gateway
@@ -87,6 +90,7 @@ class FakeEngine:
     received: the requests for answers that it got.
     cut: answers whose client left before their end.
     health: status of its health check.
+    prompt_tokens: tokens that it reports for every prompt.
     """
 
     def __init__(self, name: str = "a", *models: str, plan: Plan | None = None) -> None:
@@ -97,6 +101,7 @@ class FakeEngine:
         self.received: list[Received] = []
         self.cut = 0
         self.health = 200
+        self.prompt_tokens = 7
         self.port = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,10 +198,12 @@ class FakeEngine:
             "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": self.models[0],
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         }  # fmt: skip
-        return {**answer, "usage": _usage(plan)} if plan.usage else answer
+        return {**answer, "usage": self._usage(plan)} if plan.usage else answer
 
     async def _stream(self, plan: Plan, request: Received, writer: asyncio.StreamWriter) -> bool:
-        head = _head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **plan.headers})
+        head = _head(
+            200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **plan.headers}
+        )
         writer.write(head)
         word = _event(self._chunk([_choice(self.name + " ")]))
         for number in range(plan.events):
@@ -215,11 +222,19 @@ class FakeEngine:
             writer.write(_event(self._chunk([_choice("", "stop")])))
             options = request.json.get("stream_options") or {}
             if plan.usage and options.get("include_usage"):
-                writer.write(_event({**self._chunk([]), "usage": _usage(plan)}))
+                writer.write(_event({**self._chunk([]), "usage": self._usage(plan)}))
             writer.write(_chunked(b"data: [DONE]\n\n"))
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+    def _usage(self, plan: Plan) -> Json:
+        prompt = self.prompt_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": plan.events,
+            "total_tokens": prompt + plan.events,
+        }
 
     def _chunk(self, choices: list[Json]) -> Json:
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": self.models[0]}
@@ -271,10 +286,6 @@ def _choice(text: str, reason: str | None = None) -> Json:
     return {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": reason}
 
 
-def _usage(plan: Plan) -> Json:
-    return {"prompt_tokens": 7, "completion_tokens": plan.events, "total_tokens": 7 + plan.events}
-
-
 def _chunked(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
@@ -312,7 +323,9 @@ class Running:
                 return str(answer.choices[0].message.content)
             return "".join([one.choices[0].delta.content or "" async for one in answer if one.choices])
 
-    async def ask(self, text: str = "hello", *, headers: Mapping[str, str] | None = None, **body: Any) -> httpx.Response:
+    async def ask(
+        self, text: str = "hello", *, headers: Mapping[str, str] | None = None, **body: Any
+    ) -> httpx.Response:
         """Send a chat request, and return its complete answer, or all of its stream."""
         return await self.client.post(CHAT, json=chat(text, **body), headers=headers)
 
@@ -336,6 +349,23 @@ class Running:
 def chat(text: str = "hello", **body: Any) -> Json:
     """The body of a chat request for the model m."""
     return {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 16, **body}
+
+
+def picture(shade: int = 0, size: int = 32) -> bytes:
+    """A PNG of one colour. shade: 0 to 255."""
+    out = io.BytesIO()
+    Image.new("RGB", (size, size), (shade, 0, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+def data_url(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def about(*urls: str, **more: Any) -> list[Json]:
+    """The messages of a question about images. more: further fields of each image."""
+    images = [{"type": "image_url", "image_url": {"url": url, **more}} for url in urls]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": "What is it?"}]}]
 
 
 def words(stream: str) -> list[str]:
@@ -396,13 +426,17 @@ async def running(
         services.draining = True
 
     hooks = Hooks(on_drain=drain, on_cut=gateway.cut, drain_s=own.drain_seconds)
-    table = Connections(own.http.max_connections, own.http.max_connections_per_address, observer=services.metrics)
+    table = Connections(
+        own.http.max_connections, own.http.max_connections_per_address, observer=services.metrics
+    )
     server = Server(gateway, sockets, own.http, table, hooks, loop="none")
     task = asyncio.create_task(server.serve())
     try:
         await soon(lambda: server.started or task.done())
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=url, timeout=PATIENCE_S, limits=limits, trust_env=False
+        ) as client:
             yield Running(url, gateway, client, server)
     finally:
         server.should_exit = True

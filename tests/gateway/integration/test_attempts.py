@@ -120,7 +120,10 @@ async def test_a_silent_stream_is_ended_after_idle_s() -> None:
     async with FakeEngine("mute", plan=Plan(end="stall")) as mute, running(mute, timeouts=SHORT) as gateway:
         answer = await gateway.ask(stream=True)
         error = error_of(answer.text)
-        assert (error["code"], "mute sent nothing more in time (idle_s)" in error["message"]) == ("upstream_timeout", True)
+        assert (error["code"], "mute sent nothing more in time (idle_s)" in error["message"]) == (
+            "upstream_timeout",
+            True,
+        )
         await soon(lambda: mute.cut == 1)
 
 
@@ -144,7 +147,10 @@ async def test_the_total_time_bounds_all_attempts_together() -> None:
     async with engines[0], engines[1], engines[2], running(*engines, timeouts=times) as gateway:
         answer = await gateway.ask(stream=True)
         assert answer.status_code == 504
-        assert "gave no first byte in time (total_s) (2 backends were asked)" in answer.json()["error"]["message"]
+        assert (
+            "gave no first byte in time (total_s) (2 backends were asked)"
+            in answer.json()["error"]["message"]
+        )
         await soon(lambda: sum(engine.cut for engine in engines) == 2)
     assert sum(len(engine.received) for engine in engines) == 2
 

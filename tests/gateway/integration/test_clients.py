@@ -35,7 +35,12 @@ def request(body: Any, *, length: int | None = None, headers: Mapping[str, str] 
     """The bytes of a chat request."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     size = len(data) if length is None else length
-    lines = [f"POST {CHAT} HTTP/1.1", "host: test", "content-type: application/json", f"content-length: {size}"]
+    lines = [
+        f"POST {CHAT} HTTP/1.1",
+        "host: test",
+        "content-type: application/json",
+        f"content-length: {size}",
+    ]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     return "\r\n".join([*lines, "", ""]).encode() + data
 
@@ -154,7 +159,16 @@ async def test_bodies_that_are_no_request_are_refused_by_name() -> None:
         assert b" 413 " in await asyncio.to_thread(_send_too_much, gateway.url)
         packed = await post(CHAT, content=b"\x1f\x8b", headers={**JSON, "content-encoding": "gzip"})
         assert (packed.status_code, packed.json()["error"]["code"]) == (415, "unsupported_encoding")
-        for content in (b"", b"{", b"[]", b'"x"', b"\xff", b'{"a":' * 5000, b"1e999999", b'{"n":' + b"9" * 5000 + b"}"):
+        for content in (
+            b"",
+            b"{",
+            b"[]",
+            b'"x"',
+            b"\xff",
+            b'{"a":' * 5000,
+            b"1e999999",
+            b'{"n":' + b"9" * 5000 + b"}",
+        ):
             answer = await post(CHAT, content=content, headers=JSON)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json"), content[:20]
         form = await post(CHAT, data={"model": "m"})
@@ -189,11 +203,21 @@ async def test_a_field_of_any_form_is_answered_or_refused_and_never_a_defect(pat
     async with FakeEngine() as engine, running(engine) as gateway:
         for name in FIELDS[path]:
             for value in ODD:
-                body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}], name: value}
+                body = {
+                    "model": "m",
+                    "max_tokens": 5,
+                    "messages": [{"role": "user", "content": "x"}],
+                    name: value,
+                }
                 answer = await gateway.client.post(path, json=body)
                 assert answer.status_code < 500, (name, value, answer.text)
         for content in ODD:
-            for part in (content, [content], [{"type": "image_url", "image_url": content}], [{"type": content}]):
+            for part in (
+                content,
+                [content],
+                [{"type": "image_url", "image_url": content}],
+                [{"type": content}],
+            ):
                 body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": part}]}
                 body["input"] = body["messages"]
                 answer = await gateway.client.post(path, json=body)
@@ -242,7 +266,6 @@ async def test_unknown_routes_and_methods_are_refused() -> None:
             ("POST", "/admin/backends/none/drain", 404),
             ("GET", "/v1/models/m", 200),
             ("GET", "//v1/models", 404),
-            
         ):
             answer = await send(method, path)
             assert answer.status_code == status, (method, path, answer.text)

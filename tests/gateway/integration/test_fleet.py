@@ -163,7 +163,9 @@ async def test_a_changed_file_changes_the_backends_and_no_running_stream_notices
             assert await names(gateway) == {"b"}
             broken = await gateway.client.post("/admin/reload")
             assert (broken.status_code, broken.json()["error"]["code"]) == (400, "bad_config")
-            file.path.write_text('[[backend]]\nurl = "http://127.0.0.1:1"\napi_key_file = "missing"\nname = "c"\n')
+            file.path.write_text(
+                '[[backend]]\nurl = "http://127.0.0.1:1"\napi_key_file = "missing"\nname = "c"\n'
+            )
             again = await gateway.client.post("/admin/reload")
             assert "missing" in again.json()["error"]["message"]
             assert await names(gateway) == {"b"}
@@ -172,7 +174,9 @@ async def test_a_changed_file_changes_the_backends_and_no_running_stream_notices
             done = await stream
             assert (len(words(done.text)), "[DONE]" in done.text) == (25, True)
             file.write(one, two)
-            assert (await gateway.client.post("/admin/reload")).json()["reloaded"].startswith("backends: a came")
+            assert (
+                (await gateway.client.post("/admin/reload")).json()["reloaded"].startswith("backends: a came")
+            )
 
 
 async def gateway_model(gateway: Running, model: str) -> str:
@@ -185,7 +189,9 @@ async def _has_names(gateway: Running, wanted: set[str]) -> bool:
     return await names(gateway) == wanted
 
 
-async def test_a_backend_that_comes_is_asked_for_its_models_also_without_health_checks(tmp_path: Path) -> None:
+async def test_a_backend_that_comes_is_asked_for_its_models_also_without_health_checks(
+    tmp_path: Path,
+) -> None:
     file = Configured(tmp_path)
     async with FakeEngine("a", "m1") as one, FakeEngine("b", "m2") as two:
         file.path.write_text(f'[[backend]]\nurl = "{one.url}"\n')
@@ -233,7 +239,9 @@ async def test_backends_are_found_in_a_file_and_stay_while_it_cannot_be_used(
             listed.unlink()
             reloaded = await gateway.client.post("/admin/reload")
             assert reloaded.status_code == 200
-            assert await names(gateway) == {first, second}, "a reload must not forget what a source has listed"
+            assert await names(gateway) == {first, second}, (
+                "a reload must not forget what a source has listed"
+            )
             listed.write_text(f"{two.url}\n")
             await soon(lambda: _has_names(gateway, {second}))
             assert (await gateway.ask()).status_code == 200
@@ -283,7 +291,9 @@ class Cluster:
         self.paths.append(head.split(" ")[1])
         status = 200 if f"Bearer {self.token}\r\n" in head else 401
         body = json.dumps(self.answer).encode()
-        writer.write(b"HTTP/1.1 %d x\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(body)) + body)
+        writer.write(
+            b"HTTP/1.1 %d x\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(body)) + body
+        )
         await writer.drain()
         writer.close()
         with contextlib.suppress(OSError, ssl.SSLError):
@@ -304,7 +314,9 @@ async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     words_ = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=api"
     files = ["-keyout", str(folder / "key"), "-out", str(folder / "ca.crt")]
     subprocess.run(
-        [program, *words_.split(), "-addext", "subjectAltName=IP:127.0.0.1", *files], check=True, capture_output=True
+        [program, *words_.split(), "-addext", "subjectAltName=IP:127.0.0.1", *files],
+        check=True,
+        capture_output=True,
     )
     (folder / "token").write_text("first\n")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -381,4 +393,3 @@ async def test_slow_backends_are_ejected_and_the_metrics_tell(monkeypatch: pytes
 
 async def _ejected(gateway: Running, name: str) -> bool:
     return bool((await gateway.backend(name))["accepts"]["text"] == "ejected")
-
