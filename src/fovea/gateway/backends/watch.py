@@ -21,6 +21,8 @@ TICK_S = 1.0
 READY, HEALTH = "/ready", "/health"
 ANSWERS = frozenset((401, 403, 404, 405))
 """Statuses of servers that have no such route, or that open it to others only: they answer."""
+ASK_EVERY_S = 2.0
+"""Seconds between two questions for the models of a backend, if there are no health checks."""
 
 
 class Getter(Protocol):
@@ -70,8 +72,9 @@ class Watch:
         """Start the checks that are due, and eject backends that are too slow."""
         now = self._clock()
         for backend in self._fleet:
-            if self._settings.probe_every_s and now >= self._due.get(backend.name, 0.0):
-                self._due[backend.name] = now + self._settings.probe_every_s
+            every_s = self._settings.probe_every_s or (0.0 if backend.models else ASK_EVERY_S)
+            if every_s and now >= self._due.get(backend.name, 0.0):
+                self._due[backend.name] = now + every_s
                 task = asyncio.get_running_loop().create_task(self.check(backend))
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)

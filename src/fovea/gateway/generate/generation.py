@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from fovea.api.unknown import HEADER, header
-from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, Unavailable
+from fovea.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Load
+from fovea.gateway.backends.breaker import TEXT, VISION
 from fovea.gateway.cache.hit import Hit
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import ClientGone, Exchange
@@ -40,7 +41,7 @@ from fovea.http.body_budget import Claim
 log = logging.getLogger("fovea.gateway")
 CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
-NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout)
+NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout, DeadlineExceeded)
 """Errors after which an old answer from the cache is better than none."""
 
 
@@ -270,9 +271,12 @@ class Generation:
             usage = await relay.pass_on(
                 won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
             )
+        stage = VISION if demand.has_images else TEXT
         if relay.broken:
             self.code = "stream_broken"
-            services.dispatcher.note_broken(won.backend, "vision" if demand.has_images else "text")
+            services.dispatcher.note_broken(won.backend, stage)
+        else:
+            services.dispatcher.note_complete(won.backend, stage)
         if won.answer.status < 400:
             bill.use(won.model.name, usage, relay.events)
         self._ended = True
