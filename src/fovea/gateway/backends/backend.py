@@ -104,7 +104,7 @@ class Backend:
         """Its share of the load; less for a while after it came back."""
         full = self._settings.slow_start_s
         age = now - self._since
-        if age >= full:
+        if not full or age >= full:
             return self.config.weight
         return self.config.weight * max(LEAST_SHARE, age / full)
 
@@ -124,7 +124,7 @@ class Backend:
 
     def note_check(self, now: float, *, passed: bool, draining: bool = False) -> bool:
         """Note a health check. Returns whether the backend's health changed by it."""
-        before = self.healthy
+        before, drained = self.healthy, self.drains_itself
         self.drains_itself = draining
         self.failed_checks = 0 if passed or draining else self.failed_checks + 1
         if passed:
@@ -132,7 +132,7 @@ class Backend:
             self._was_healthy = True
         elif self.failed_checks >= self._settings.unhealthy_after or not self._was_healthy:
             self.healthy = False
-        if self.healthy and not before:
+        if (self.healthy and not before) or (drained and passed and not draining):
             self.come_back(now)
         return self.healthy != before
 

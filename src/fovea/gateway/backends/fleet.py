@@ -50,9 +50,10 @@ class Fleet:
         come = [name for name in wanted if name not in self._backends or name in gone]
         for name in gone:
             self._backends.pop(name).removed = True
+        warm = bool(self._backends)
         for name in come:
             self._backends[name] = backend = Backend(wanted[name], self._settings, now, keys[name])
-            if self.version:  # it joins others that are warm
+            if warm:  # it joins others
                 backend.come_back(now)
         if come or gone:
             self.changed()
