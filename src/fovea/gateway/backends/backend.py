@@ -105,7 +105,7 @@ class Backend:
         """Its share of the load; less for a while after it came back."""
         full = self._settings.slow_start_s
         age = now - self._since
-        if age >= full:
+        if not full or age >= full:
             return self.config.weight
         return self.config.weight * max(LEAST_SHARE, age / full)
 
@@ -125,7 +125,8 @@ class Backend:
 
     def note_check(self, now: float, *, passed: bool, draining: bool = False) -> bool:
         """Note a health check. Returns whether the backend's health changed by it."""
-        before, first = self.healthy, not self._was_healthy
+        before, drained = self.healthy, self.drains_itself
+        first = not self._was_healthy
         self.drains_itself = draining
         self.failed_checks = 0 if passed or draining else self.failed_checks + 1
         if passed:
@@ -133,7 +134,8 @@ class Backend:
             self._was_healthy = True
         elif self.failed_checks >= self._settings.unhealthy_after or not self._was_healthy:
             self.healthy = False
-        if self.healthy and not before and not (first and self._starts_with_all(now)):
+        healthy_again = self.healthy and not before and not (first and self._starts_with_all(now))
+        if healthy_again or (drained and passed and not draining):
             self.come_back(now)
         return self.healthy != before
 

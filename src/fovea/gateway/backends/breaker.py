@@ -67,7 +67,7 @@ class Breaker:
     def succeed(self) -> None:
         """Note a success, which closes the breaker."""
         self.failures = 0
-        self._probe_until = 0.0
+        self._until = self._probe_until = 0.0
 
     def fail(self, now: float) -> bool:
         """Note a failure. Returns whether the breaker opens by it."""

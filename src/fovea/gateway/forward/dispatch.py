@@ -217,15 +217,13 @@ class Dispatcher:
                 running.add(asyncio.ensure_future(self._attempt(job, model, other)))
             failure: AttemptFailed | None = None
             while running:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
+                    running.discard(task)  # the others are ended below, also those that are done, too
                     try:
-                        won = task.result()
+                        return task.result()
                     except AttemptFailed as failed:
                         failure = failed
-                        continue
-                    running |= done - {task}
-                    return won
             assert failure is not None  # every task has failed
             raise failure
         finally:
@@ -278,6 +276,8 @@ class Dispatcher:
     def _note_failure(self, backend: Backend, failure: AttemptFailed, *, vision: bool) -> None:
         now = self._clock()
         self._observer.attempt_failed(backend, failure)
+        if failure.status:
+            backend.breakers[CONNECT].succeed()
         if failure.status in OVERLOADED:
             backend.busy_until = now + (failure.retry_after or USUAL_PAUSE_S)
             return

@@ -85,7 +85,7 @@ def lowered(value: dict[str, Any], detail: str) -> dict[str, Any]:
             continue
         if own.get("detail") not in (None, "auto") or "visual_tokens" in value:
             continue
-        if part.key == "url":
+        if part.owner is part.part.get("image_url"):
             changed[id(part.owner)] = {**part.owner, "detail": detail}
         elif part.part.get("type") == "input_image":
             changed[id(part.part)] = {**part.part, "detail": detail}

@@ -17,10 +17,11 @@ def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Co
     """
     if usage is None:
         return estimate._replace(estimated=True)
-    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    told = _count(usage, "prompt_tokens", "input_tokens")
     completion = _count(usage, "completion_tokens", "output_tokens")
-    if prompt is None:
+    if told is None and completion is None:
         return estimate._replace(estimated=True)
+    prompt = estimate.prompt_tokens if told is None else told
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     if not isinstance(details, Mapping):
         details = {}
@@ -35,8 +36,9 @@ def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Co
         prompt_tokens=max(prompt, visual),
         visual_tokens=visual,
         cached_tokens=min(cached, prompt),
-        completion_tokens=completion or 0,
+        completion_tokens=estimate.completion_tokens if completion is None else completion,
         images=estimate.images,
+        estimated=told is None,
     )
 
 

@@ -59,12 +59,12 @@ class Demand:
         self.stream = value.get("stream") is True
         self.images = images
         self.visual_tokens = 0
-        urls = {id(image.part.owner) for image in images}
+        urls = {image.part.url for image in images}  # by text, because a translation copies their objects
         self.prompt_tokens = sum(_text_bytes(value.get(key), body, urls) for key in _PROMPTS)
         self.prompt_tokens = -(-self.prompt_tokens // BYTES_PER_TOKEN)
         self.answer_tokens = _answer_tokens(value)
         named = (value.get(name) for name in SESSION_FIELDS)
-        self.session = next((name for name in named if isinstance(name, str) and name), session)
+        self.session = next((body.text(name) for name in named if isinstance(name, str) and name), session)
         self.prefix = _prefix(value, body)
 
     @property
@@ -89,13 +89,13 @@ class Demand:
 _PROMPTS = ("messages", "input", "prompt", "system", "instructions", "tools")
 
 
-def _text_bytes(node: Any, body: Body, urls: set[int]) -> int:
-    """Sum the bytes of all texts of a value. urls: ids of the objects that hold URLs of images."""
+def _text_bytes(node: Any, body: Body, urls: set[str]) -> int:
+    """Sum the bytes of all texts of a value. urls: those of images, which are no text."""
     if isinstance(node, str):
-        return body.length(node)
+        return 0 if node in urls else body.length(node)
     if isinstance(node, list):
         return sum(_text_bytes(entry, body, urls) for entry in node)
-    if isinstance(node, dict) and id(node) not in urls:
+    if isinstance(node, dict):
         return sum(_text_bytes(entry, body, urls) for entry in node.values())
     return 0
 

@@ -4,12 +4,17 @@
 {"type": "video_url", "video_url": {"url": "..."}}      chat, as vLLM and Fovea have it
 {"type": "input_image", "image_url": "..."}             responses
 {"type": "image", "source": {"type": "url" | "base64"}} messages
+
+Backends choose by `type` or by the fields that they find, each in its own way. So every field of an entry
+that may hold an image counts, and an entry that holds one is searched for nested content all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from fovea.gateway.translate.prefixed import Prefixed
 
 MAX_DEPTH = 8
 """Levels of nested content that are searched: a message, its content, a tool's result, its content."""
@@ -35,7 +40,7 @@ class MediaPart(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The URL, or base64 text."""
+        """The URL, or base64 text. To be used for bodies of clients only, not for translated ones."""
         return str(self.owner[self.key])
 
 
@@ -54,27 +59,23 @@ def _search(node: Any, path: str, depth: int) -> Iterator[MediaPart]:
 
 
 def _entry(entry: dict[str, Any], path: str, depth: int) -> Iterator[MediaPart]:
-    found = _media(entry, path)
-    if found is not None:
-        yield found
-        return
+    yield from _media(entry, path)
     if depth:
         for key in _LISTS:
             if key in entry:
                 yield from _search(entry[key], f"{path}.{key}", depth - 1)
 
 
-def _media(entry: dict[str, Any], path: str) -> MediaPart | None:
+def _media(entry: dict[str, Any], path: str) -> Iterator[MediaPart]:
     for key in ("image_url", "video_url"):
         held = entry.get(key)
-        if isinstance(held, dict) and isinstance(held.get("url"), str):
-            return MediaPart(held, "url", f"{path}.{key}.url", key == "video_url", "", entry)
+        if isinstance(held, dict) and isinstance(held.get("url"), str | Prefixed):
+            yield MediaPart(held, "url", f"{path}.{key}.url", key == "video_url", "", entry)
         if isinstance(held, str):
-            return MediaPart(entry, key, f"{path}.{key}", key == "video_url", "", entry)
+            yield MediaPart(entry, key, f"{path}.{key}", key == "video_url", "", entry)
     source = entry.get("source")
     if isinstance(source, dict):
         for key in ("url", "data"):
             if isinstance(source.get(key), str):
                 bare = str(source.get("media_type") or "image/any") if key == "data" else ""
-                return MediaPart(source, key, f"{path}.source.{key}", False, bare, entry)
-    return None
+                yield MediaPart(source, key, f"{path}.source.{key}", False, bare, entry)
