@@ -83,7 +83,8 @@ class EventStream:
         """The last usage that the stream has told; None: none. To be called at its end."""
         found = None
         for value in _values(self._usage):
-            held = value.get("usage") or value.get("response", {}).get("usage")
+            inner = value.get("response")
+            held = value.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)
             if isinstance(held, dict):
                 found = held
         return found
@@ -101,7 +102,7 @@ def _values(data: bytes) -> Iterator[dict[str, Any]]:
         if line.startswith(b"data:"):
             try:
                 value = json.loads(line[5:])
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 yield value

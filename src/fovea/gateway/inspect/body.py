@@ -8,6 +8,7 @@ all) are neither parsed nor copied again; they are put back as they arrived.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,21 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.payload import Payload
 from fovea.gateway.translate.prefixed import Prefixed
 
+
+
+def _no_constant(name: str) -> Any:
+    raise InvalidRequest(f"the body is not JSON: {name} is no number", code="invalid_json")
+
+
+def _finite(text: str) -> float:
+    """Return a number of the body. One that is too large would be written as Infinity, which is not JSON."""
+    number = float(text)
+    if math.isinf(number):
+        raise InvalidRequest("the body holds a number that is too large", code="invalid_json")
+    return number
+
+
+_READER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 _PLACEHOLDER = re.compile(rb'"((?:data:[^";,]{1,100};base64,)?)([0-9a-f]{32}:[0-9]+)"')
 
 
@@ -41,7 +57,8 @@ class Body:
         """Parse a body that has arrived completely. Raises InvalidRequest if it is not a JSON object."""
         cut = cutter.finish()
         try:
-            value = json.loads(cut.skeleton)
+            # Named here, because `json.loads` would guess UTF-16, in which the cutter's limits do not hold.
+            value = _READER.decode(cut.skeleton.decode("utf-8-sig"))
         except json.JSONDecodeError as error:
             raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
         except UnicodeDecodeError:
@@ -55,7 +72,9 @@ class Body:
     def length(self, text: str) -> int:
         """The bytes of a string of the body, placeholder or not."""
         raw = self._strings.get(text)
-        return len(text) if raw is None else len(raw)
+        if raw is not None:
+            return len(raw)
+        return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
     def is_long(self, text: str) -> bool:
         """Whether a string is a placeholder."""
