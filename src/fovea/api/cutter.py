@@ -63,7 +63,7 @@ class Cutter:
         self.size = 0
         self._skeleton = bytearray()
         self._strings: dict[str, bytearray] = {}
-        self._nonce = secrets.token_hex(16)  # nobody can send a string that is a placeholder
+        self._nonce = ""
         self._open: bytearray | None = None
         self._escape = False
         self._depth = self._commas = self._pairs = self._containers = self._count = 0
@@ -128,6 +128,8 @@ class Cutter:
         if len(string) <= SHORT:
             self._skeleton += b'"%b"' % bytes(string)
             return
+        if not self._nonce:  # nobody can send a string that is a placeholder
+            self._nonce = secrets.token_hex(16)
         name = f"{self._nonce}:{len(self._strings)}"
         self._skeleton += b'"%b"' % name.encode()
         self._strings[name] = string

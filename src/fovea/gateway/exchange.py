@@ -12,16 +12,16 @@ from typing import Any
 
 from fovea.api.bodies.errors import error_body
 from fovea.api.cutter import Cutter
-from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, PayloadTooLarge
+from fovea.core.errors import FoveaError, Overloaded, PayloadTooLarge
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.translate import ChatTranslation
 from fovea.http.body_budget import BodyBudget, Claim
+from fovea.http.json_body import MIB, check_body_headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-MIB = 1024 * 1024
 SLICE = 64 * 1024
 """Bytes that are cut between two turns of the event loop."""
 _ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
@@ -29,13 +29,6 @@ _ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 class ClientGone(Exception):
     """The client has closed its connection, so no answer can be sent."""
-
-
-class UnsupportedEncoding(InvalidRequest):
-    """The body is compressed."""
-
-    status = 415
-    default_code = "unsupported_encoding"
 
 
 class Exchange:
@@ -84,7 +77,12 @@ class Exchange:
         claim: counts its bytes.
         Raises PayloadTooLarge, InvalidRequest, Overloaded, and ClientGone.
         """
-        self._check_headers(budget.largest)
+        check_body_headers(
+            self.header(b"content-encoding"),
+            self.header(b"content-type"),
+            self.header(b"content-length"),
+            budget.largest,
+        )
         cutter = Cutter()
         while True:
             message = await self._receive()
@@ -103,22 +101,6 @@ class Exchange:
             if not message.get("more_body", False):
                 claim.arrived()
                 return Body.parse(cutter)
-
-    def _check_headers(self, largest: int) -> None:
-        """Refuse a body by its headers, before any of it is read."""
-        encoding = self.header(b"content-encoding").strip().lower()
-        if encoding not in ("", "identity"):
-            raise UnsupportedEncoding(f"the body has the Content-Encoding {encoding[:40]!r}; accepted: none")
-        kind = self.header(b"content-type").partition(";")[0].strip().lower()
-        if kind != "application/json" and not kind.endswith("+json"):
-            raise InvalidRequest(
-                "the body must be JSON, sent as Content-Type: application/json", code="invalid_json"
-            )
-        length = self.header(b"content-length") or "0"
-        if length.isdecimal() and int(length) > largest:
-            raise PayloadTooLarge(
-                f"the body has {int(length)} bytes; accepted: at most {largest} bytes ({largest // MIB} MiB)"
-            )
 
     async def disconnected(self) -> None:
         """Return when the client has closed its connection, or has got its answer."""

@@ -2,8 +2,8 @@
 
 Counts and times are added as requests end; gauges of backends and stores are read when they are scraped. With
 several workers, prometheus_client keeps the numbers of each in a file (PROMETHEUS_MULTIPROC_DIR), and every
-worker can answer for all. Labels are bounded: beyond MOST_NAMES, names of tenants and models are "other", and so are names of
-backends beyond MOST_BACKENDS.
+worker can answer for all. Labels are bounded: beyond MOST_NAMES, names of tenants and models are "other", and
+so are names of backends beyond MOST_BACKENDS.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class Getter(Protocol):
 
     async def __call__(self, url: str, key: str, timeout_s: float, /) -> tuple[int, bytes]: ...
 
+
 MOST_MODELS = 1000
 """Models of one backend. What it lists beyond them is not used."""
 LONGEST_NAME = 256

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import suppress
 from typing import Any
 
@@ -35,7 +36,9 @@ from fovea.gateway.queue.turn import Turn
 from fovea.gateway.services import Services
 from fovea.gateway.tenants.keys import EVERYONE, Tenant
 from fovea.gateway.translate import ChatTranslation, to_chat
+from fovea.http.body_budget import Claim
 
+log = logging.getLogger("fovea.gateway")
 CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
 TIMEOUTS = ("upstream_timeout", "total_timeout")
@@ -83,6 +86,7 @@ class Generation:
         self._translation: ChatTranslation | None = None
         self._turn: Turn | None = None
         self._passed: Relay | None = None
+        self._claim: Claim | None = None
         self._cut = ""
         self._gone = self._ended = False
         self._task: asyncio.Task[Any] | None = None
@@ -125,6 +129,7 @@ class Generation:
             try:
                 async with waiting:
                     body = await exchange.body(services.bodies, claim)
+                    self._claim = claim
             except TimeoutError:
                 raise services.bodies.overloaded() from None
             watch = asyncio.ensure_future(exchange.disconnected())
@@ -260,11 +265,15 @@ class Generation:
         self.waited_s = services.clock() - waited
         ladder = [model, *(services.fleet.model(name) for name in model.fallback)]
         job = Job(demand, ladder, renderer, lambda each: self._load(each, images), deadline)
-        services.shadows.maybe(self._assignment, job, self.asked)
+        copied = services.shadows.maybe(self._assignment, job, self.asked)
         try:
             self.won = won = await services.dispatcher.send(job)
         finally:
             self.attempts = job.attempts
+        if not copied and self._claim is not None:
+            # No other backend gets the request any more, and its answer may take minutes.
+            renderer.drop()
+            self._claim.release()
         if won.answer.is_stream:
             self.first_byte_s = services.clock() - self.started
         self._disclose(won, model, renderer, job.attempts)
@@ -291,6 +300,7 @@ class Generation:
     def _disclose(self, won: Won, wanted: ModelConfig, renderer: Renderer, attempts: int) -> None:
         """Say in the answer's headers where it comes from."""
         extra = self.exchange.extra
+        log.debug("%s goes to %s: %s", self.exchange.request_id, won.backend.name, won.reason)
         extra["x-fovea-backend"] = won.backend.name
         extra["x-fovea-route"] = won.reason
         extra["x-fovea-model"] = won.model.name

@@ -53,6 +53,11 @@ class Renderer:
             self._done[key] = self._write(*key)
         return self._done[key]
 
+    def drop(self) -> None:
+        """Forget the body. No further backend gets the request."""
+        self._done.clear()
+        self._body.drop()
+
     def _write(self, name: str, degrade: str) -> Outgoing:
         value: dict[str, Any] = {**self._body.value, "model": name}
         if self.adds_usage:
@@ -74,7 +79,7 @@ class Renderer:
 def lowered(value: dict[str, Any], detail: str) -> dict[str, Any]:
     """Return a body whose images ask for a lower detail level, unless they name their own level or limits."""
     changed: dict[int, dict[str, Any]] = {}
-    for part in media_parts(value):
+    for part in media_parts(value, check=False):
         own = part.owner if part.key == "url" else part.part
         if part.is_video or part.bare or any(own.get(name) for name in ("min_pixels", "max_pixels")):
             continue

@@ -40,26 +40,27 @@ class Shadows:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def maybe(self, assignment: Assignment | None, job: Job, model: str) -> None:
-        """Send a copy of a request if its model's experiment wants one now.
+    def maybe(self, assignment: Assignment | None, job: Job, model: str) -> bool:
+        """Send a copy of a request if its model's experiment wants one now. Returns whether it is sent.
 
         assignment: of the request itself; None: its model has no experiment.
         model: the name that the client asked for.
         """
         if self._experiments is None or assignment is None:
-            return
+            return False
         copy = self._experiments.shadow(model)
         if copy is None:
-            return
+            return False
         try:
             ladder = [self._fleet.model(copy.model)]
         except FoveaError as error:
             log.warning("experiment %s: no copy is sent: %s", copy.experiment, error.message)
             self._experiments.drop(copy)
-            return
+            return False
         task = asyncio.get_running_loop().create_task(self._send(copy, replace(job, ladder=ladder)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return True
 
     async def aclose(self) -> None:
         """Cancel the copies that are in flight."""

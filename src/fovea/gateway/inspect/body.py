@@ -21,7 +21,6 @@ from fovea.core.payload import Payload
 from fovea.gateway.translate.prefixed import Prefixed
 
 
-
 def _no_constant(name: str) -> Any:
     raise InvalidRequest(f"the body is not JSON: {name} is no number", code="invalid_json")
 
@@ -139,6 +138,10 @@ class Body:
         name = f"{nonce}:{len(self._strings)}"
         self._strings[name] = data if isinstance(data, bytearray) else bytearray(data)
         return name
+
+    def drop(self) -> None:
+        """Forget the long strings, and with them nearly all of the body's memory."""
+        self._strings.clear()
 
     def with_value(self, value: dict[str, Any]) -> Body:
         """Return a body of another value with the same long strings."""

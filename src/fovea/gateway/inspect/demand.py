@@ -64,10 +64,7 @@ class Demand:
         self.stream = value.get("stream") is True
         self.images = images
         self.visual_tokens = 0
-        urls = {id(image.part.owner) for image in images}
-        self.prompt_tokens = sum(_text_bytes(value.get(key), body, urls) for key in _PROMPTS)
-        self.prompt_tokens += sum(_text_bytes(value[key], body, urls, True) for key in _SCHEMAS if key in value)
-        self.prompt_tokens = -(-self.prompt_tokens // BYTES_PER_TOKEN)
+        self.prompt_tokens = -(-_prompt_bytes(value, body, images) // BYTES_PER_TOKEN)
         self.answer_tokens = _answer_tokens(value)
         named = (value.get(name) for name in SESSION_FIELDS)
         self.session = next((name for name in named if isinstance(name, str) and name), session)
@@ -103,19 +100,32 @@ _SCHEMAS = (
 """Fields whose names of fields are part of the prompt, too."""
 
 
-def _text_bytes(node: Any, body: Body, urls: set[int], names: bool = False) -> int:
+def _prompt_bytes(value: Mapping[str, Any], body: Body, images: list[RequestImage]) -> int:
+    """Sum the bytes of all texts of a prompt, without the URLs of its images.
+
+    Only a long URL is known by its placeholder. A short one may be a text elsewhere, so it counts once less.
+    """
+    urls = [image.part.url for image in images]
+    long = frozenset(url for url in urls if body.is_long(url))
+    size = sum(_text_bytes(value[key], body, long) for key in _PROMPTS if key in value)
+    size += sum(_text_bytes(value[key], body, long, True) for key in _SCHEMAS if key in value)
+    short = (image.part.url for image in images if not image.part.bare)
+    return max(0, size - sum(body.length(url) for url in short if url not in long))
+
+
+def _text_bytes(node: Any, body: Body, urls: frozenset[str], names: bool = False) -> int:
     """Sum the bytes of all texts of a value. A list of token ids counts as the text of so many tokens.
 
-    urls: ids of the objects that hold URLs of images.
+    urls: placeholders of the URLs of images, which do not count.
     names: whether the names of fields count.
     """
     if isinstance(node, str):
-        return body.length(node)
+        return 0 if node in urls else body.length(node)
     if isinstance(node, list):
         if node and isinstance(node[0], int):
             return len(node) * BYTES_PER_TOKEN
         return sum(_text_bytes(entry, body, urls, names) for entry in node)
-    if isinstance(node, dict) and id(node) not in urls:
+    if isinstance(node, dict):
         held = sum(_text_bytes(entry, body, urls, names) for entry in node.values())
         return held + sum(map(body.length, node)) if names else held
     return 0
@@ -128,7 +138,8 @@ def _answer_tokens(value: Mapping[str, Any]) -> int:
     total = int(max(limits, default=USUAL_ANSWER)) * int(choices) * _prompts(value.get("prompt"))
     if total > MOST_TOKENS:
         raise InvalidRequest(
-            f"the answers may have {total} tokens together; accepted: at most {MOST_TOKENS}", param="max_tokens"
+            f"the answers may have {total} tokens together; accepted: at most {MOST_TOKENS}",
+            param="max_tokens",
         )
     return total
 

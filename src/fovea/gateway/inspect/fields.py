@@ -39,7 +39,7 @@ REFUSED: Mapping[str, str] = {
     "session_params": _OTHERS,
     "lora_path": _OTHERS,
 }
-"""Fields of requests that are refused, and why. They are those of vLLM, SGLang, TensorRT-LLM and llama.cpp."""
+"""Fields of requests that are refused, and why. Each is one of vLLM, SGLang, TensorRT-LLM or llama.cpp."""
 _REFUSED = frozenset(REFUSED)
 _TEMPLATE = "chat_template_kwargs"
 _IN_TEMPLATE = frozenset(("chat_template", "tokenize"))

@@ -5,8 +5,8 @@
 {"type": "input_image", "image_url": "..."}             responses
 {"type": "image", "source": {"type": "url" | "base64"}} messages
 
-Everything in a conversation is searched, at any depth, and an object may hold several of these fields: engines
-disagree about the field that they read. Media in forms that the gateway cannot check are refused.
+Everything in a conversation is searched, at any depth, and an object may hold several of these fields,
+because engines disagree about the field that they read. Media that the gateway cannot check are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOADED = ("url", "path", "image", "video", "audio", "base64")
 """Fields of a part of the type image, video or audio that Hugging Face's processors read."""
 _NEEDS_URL = frozenset(("image_url", "video_url", "input_image"))
 _ARGUMENTS = frozenset(("arguments", "tool_calls", "input", "source", *_URLS))
-"""Fields that are not searched further: arguments of calls are data, and media are found by their own rule."""
+"""Fields that are not searched further: arguments of calls are data, and media have their own rule."""
 
 
 class MediaPart(NamedTuple):
@@ -54,31 +54,32 @@ class MediaPart(NamedTuple):
         return str(self.owner[self.key])
 
 
-def media_parts(body: dict[str, Any]) -> Iterator[MediaPart]:
+def media_parts(body: dict[str, Any], *, check: bool = True) -> Iterator[MediaPart]:
     """Yield the images and videos of a body in the order of its messages.
 
-    Raises InvalidRequest for media in a form that the gateway cannot check.
+    check: whether media in a form that the gateway cannot check raise InvalidRequest.
     """
     for key in ("messages", "input"):
         held = body.get(key)
         if isinstance(held, list | dict):
-            yield from _search(held, key)
+            yield from _search(held, key, check)
 
 
-def _search(node: list[Any] | dict[str, Any], path: str) -> Iterator[MediaPart]:
+def _search(node: list[Any] | dict[str, Any], path: str, check: bool) -> Iterator[MediaPart]:
     if isinstance(node, list):
         for index, entry in enumerate(node):
             if isinstance(entry, list | dict):
-                yield from _search(entry, f"{path}[{index}]"[:LONGEST_PATH])
+                yield from _search(entry, f"{path}[{index}]"[:LONGEST_PATH], check)
         return
     found = False
     for part in _media(node, path):
         found = True
         yield part
-    _check(node, path, found)
+    if check:
+        _check(node, path, found)
     for key, entry in node.items():
         if isinstance(entry, list | dict) and key not in _ARGUMENTS:
-            yield from _search(entry, f"{path}.{key[:40]}"[:LONGEST_PATH])
+            yield from _search(entry, f"{path}.{key[:40]}"[:LONGEST_PATH], check)
 
 
 def _media(entry: dict[str, Any], path: str) -> Iterator[MediaPart]:
@@ -88,10 +89,6 @@ def _media(entry: dict[str, Any], path: str) -> Iterator[MediaPart]:
             yield MediaPart(held, "url", f"{path}.{key}.url", key == "video_url", "", entry)
         elif isinstance(held, str):
             yield MediaPart(entry, key, f"{path}.{key}", key == "video_url", "", entry)
-        elif held is not None:
-            raise InvalidRequest(
-                f"{path}.{key} is neither a URL nor an object with a url", param=f"{path}.{key}"
-            )
     source = entry.get("source")
     if isinstance(source, dict):
         for key in ("url", "data"):

@@ -12,14 +12,12 @@ import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from email.message import Message
 from typing import Any, cast
 
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
-from starlette.datastructures import Headers
 
 from fovea.api.content import ChatMessage
 from fovea.api.cut_texts import restore
@@ -30,23 +28,16 @@ from fovea.api.unknown import HEADER, header, ignored_fields
 from fovea.api.wire import MAX_ITEMS, Wire, check_count
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
 from fovea.http.body_budget import BodyBudget, Claim
+from fovea.http.json_body import MIB, check_body_headers
 from fovea.server.answer import ClientGone
 from fovea.server.state import caller_of, state_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-MIB = 1024 * 1024
 SLICE = 64 * 1024
 """Bytes that are cut between two turns of the event loop, a millisecond or two at most."""
 LARGE = 64 * 1024
 # One thread: several would take the interpreter in turns, and the event loop would wait for all of them.
 _PARSER = ThreadPoolExecutor(1, "fovea-bodies")
-
-
-class UnsupportedEncoding(InvalidRequest):
-    """The body is compressed."""
-
-    status = 415
-    default_code = "unsupported_encoding"
 
 
 class BodyRoute(APIRoute):
@@ -60,7 +51,12 @@ class BodyRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             state = state_of(request)
-            _check_headers(request.headers, state.bodies.largest)
+            check_body_headers(
+                request.headers.get("content-encoding", ""),
+                request.headers.get("content-type", ""),
+                request.headers.get("content-length", ""),
+                state.bodies.largest,
+            )
             waiting = asyncio.timeout(None)
             with state.bodies.claim(caller_of(request).client.name, lambda: waiting.reschedule(0)) as claim:
                 try:
@@ -93,27 +89,6 @@ class _Received(Request):
 
     async def json(self) -> Any:
         return self._value
-
-
-def _check_headers(headers: Headers, largest: int) -> None:
-    """Refuse a body by its headers, before any of it is read."""
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise UnsupportedEncoding(
-            f"the body has the Content-Encoding {encoding[:40]!r}; accepted: bodies that are not compressed"
-        )
-    kind = Message()
-    kind["content-type"] = headers.get("content-type", "text/plain")
-    subtype = kind.get_content_subtype()
-    if kind.get_content_maintype() != "application" or not (subtype == "json" or subtype.endswith("+json")):
-        raise InvalidRequest(
-            "the body must be JSON, sent as Content-Type: application/json", code="invalid_json"
-        )
-    length = headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > largest:
-        raise PayloadTooLarge(
-            f"the body has {int(length)} bytes; accepted: at most {largest} bytes ({largest // MIB} MiB)"
-        )
 
 
 async def _receive(request: Request, claim: Claim, budget: BodyBudget) -> Cutter:
