@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fovea.core.errors import ConfigError, InvalidRequest, NotFound
+from fovea.core.errors import ConfigError, Forbidden, InvalidRequest, NotFound
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.services import Services
@@ -31,8 +31,14 @@ class Admin:
         self._reload = reload
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Serve a request. Raises Unauthorized, NotFound, InvalidRequest."""
+        """Serve a request. Raises Unauthorized, Forbidden, NotFound, InvalidRequest."""
         services = self._services
+        if not services.tenants.open and not services.tenants.has("admin"):
+            raise Forbidden(
+                "/admin is closed, because there are API keys and no admin key; accepted: --admin-key, or "
+                "FOVEA_ADMIN_KEY, at the gateway's start",
+                code="no_admin_key",
+            )
         services.tenants.authenticate(exchange.headers.get(b"authorization", b""), ADMIN)
         words = exchange.path.removeprefix("/admin/").split("/")
         match (exchange.method, *words):

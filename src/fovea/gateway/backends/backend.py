@@ -45,6 +45,7 @@ class Backend:
     removed: whether it is no longer configured; its running requests go on.
     breakers: by stage.
     ejected_until: end of its ejection as an outlier, in seconds of the clock.
+    answered_at: time of its last answer, in seconds of the clock.
     busy_until: until then it has asked for no further requests.
     """
 
@@ -62,6 +63,7 @@ class Backend:
         self._was_healthy = False
         self.ejected_until = self.busy_until = 0.0
         self.ejections = 0
+        self.answered_at = 0.0
         self.breakers: Mapping[str, Breaker] = {
             stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
         }

@@ -31,6 +31,12 @@ class Getter(Protocol):
     async def __call__(self, url: str, key: str, timeout_s: float, /) -> tuple[int, bytes]: ...
 
 
+MOST_MODELS = 1000
+"""Models of one backend. What it lists beyond them is not used."""
+LONGEST_NAME = 256
+"""Characters of a model's name."""
+
+
 class Watch:
     """Checks every backend in turn with the others, so that checks do not come in one burst.
 
@@ -126,8 +132,8 @@ class Watch:
                 backend.config.url + "/v1/models", backend.key, self._settings.probe_timeout_s
             )
             listed = json.loads(body)["data"] if status == 200 else []
-            names = [entry["id"] for entry in listed if isinstance(entry["id"], str)]
-        except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            names = [entry["id"] for entry in listed if _is_name(entry["id"])][:MOST_MODELS]
+        except (OSError, TimeoutError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning(
                 "backend %s does not tell its models: %s", backend.name, error or type(error).__name__
             )
@@ -135,6 +141,11 @@ class Watch:
         if names and frozenset(names) != backend.models:
             self._fleet.learn_models(backend, names)
             self._on_change()
+
+
+def _is_name(value: object) -> bool:
+    """Whether a value can be the name of a model: it appears in headers, logs, metrics and errors."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def _says_draining(body: bytes) -> bool:

@@ -256,14 +256,21 @@ class Dispatcher:
                 deadline=job.deadline,
             )
         except AttemptFailed as failure:
-            self._note_failure(backend, failure, vision=vision)
+            # A complete answer that takes too long says something about the request, if others were answered
+            # meanwhile. Otherwise a client that asks for endless answers would open all breakers.
+            late = failure.reason == "timeout" and not job.demand.stream
+            if late and backend.answered_at > started:
+                self._observer.attempt_failed(backend, failure)
+            else:
+                self._note_failure(backend, failure, vision=vision)
             raise
         finally:
             if answer is None:
                 backend.end(load)
                 for stage in (CONNECT, VISION if vision else TEXT):
                     backend.breakers[stage].release()
-        seconds = self._clock() - started
+        backend.answered_at = now = self._clock()
+        seconds = now - started
         breaker = backend.breakers[VISION if vision else TEXT]
         backend.breakers[CONNECT].succeed()
         if answer.is_stream:

@@ -123,7 +123,7 @@ def _values(data: bytes) -> Iterator[dict[str, Any]]:
         if line.startswith(b"data:"):
             try:
                 value = json.loads(line[5:])
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 yield value

@@ -79,7 +79,7 @@ class Renderer:
 def lowered(value: dict[str, Any], detail: str) -> dict[str, Any]:
     """Return a body whose images ask for a lower detail level, unless they name their own level or limits."""
     changed: dict[int, dict[str, Any]] = {}
-    for part in media_parts(value):
+    for part in media_parts(value, check=False):
         own = part.owner if part.key == "url" else part.part
         if part.is_video or part.bare or any(own.get(name) for name in ("min_pixels", "max_pixels")):
             continue

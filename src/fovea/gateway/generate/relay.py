@@ -92,7 +92,7 @@ class Relay:
     async def _complete(self, status: int, body: bytes) -> Mapping[str, Any] | None:
         try:
             value = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         usage = value.get("usage") if isinstance(value, dict) else None
         if self._translation is not None:
@@ -146,9 +146,10 @@ class Relay:
             failure = ShuttingDown("the gateway is shutting down; the answer is not complete")
             await self._end(events, translator, failure)
             raise
+        finally:
+            self.events = events.count
         await self._end(events, translator, failure)
         recorder.finish(200 if events.complete and not self.broken else 502)
-        self.events = events.count
         return events.usage()
 
     async def _end(

@@ -8,6 +8,9 @@ from typing import Any
 
 from fovea.gateway.amounts import Consumption
 
+MOST = 1 << 40
+"""A larger number of tokens is taken for none: no account could hold it."""
+
 
 def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Consumption:
     """Return the tokens that a backend reports; what it leaves out is as estimated.
@@ -46,7 +49,7 @@ def usage_of(body: bytes) -> dict[str, Any] | None:
     """Return the object `usage` of a complete answer; None: it has none."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     usage = value.get("usage") if isinstance(value, dict) else None
     return usage if isinstance(usage, dict) else None
@@ -55,6 +58,6 @@ def usage_of(body: bytes) -> dict[str, Any] | None:
 def _count(values: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = values.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST:
             return value
     return None

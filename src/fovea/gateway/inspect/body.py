@@ -20,6 +20,20 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.payload import Payload
 from fovea.gateway.translate.prefixed import Prefixed
 
+
+def _no_constant(name: str) -> Any:
+    raise InvalidRequest(f"the body is not JSON: {name} is no number", code="invalid_json")
+
+
+def _finite(text: str) -> float:
+    """Return a number of the body. One that is too large would be written as Infinity, which is not JSON."""
+    number = float(text)
+    if math.isinf(number):
+        raise InvalidRequest("the body holds a number that is too large", code="invalid_json")
+    return number
+
+
+_READER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 _PLACEHOLDER = re.compile(rb'"((?:data:[^";,]{1,100};base64,)?)([0-9a-f]{32}:[0-9]+)"')
 
 _LONG_NAME = re.compile(rb'"[0-9a-f]{32}:[0-9]+"\s*:')
@@ -45,7 +59,8 @@ class Body:
         """Parse a body that has arrived completely. Raises InvalidRequest if it is not a JSON object."""
         cut = cutter.finish()
         try:
-            value = _DECODER.decode(cut.skeleton.decode("utf-8-sig"))
+            # Named here, because `json.loads` would guess UTF-16, in which the cutter's limits do not hold.
+            value = _READER.decode(cut.skeleton.decode("utf-8-sig"))
         except json.JSONDecodeError as error:
             raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
         except UnicodeDecodeError:
@@ -62,7 +77,9 @@ class Body:
     def length(self, text: str) -> int:
         """The bytes of a string of the body, placeholder or not."""
         raw = self._strings.get(text)
-        return len(text) if raw is None else len(raw)
+        if raw is not None:
+            return len(raw)
+        return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
     def is_long(self, text: str) -> bool:
         """Whether a string is a placeholder."""
@@ -174,23 +191,6 @@ class Body:
     def encoded(self) -> bytes:
         """The bytes of the body, written anew."""
         return b"".join(self.pieces())
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidRequest(f"the body is not JSON: it holds {name}", code="invalid_json")
-
-
-def _number(text: str) -> float:
-    """Return a number with a fraction or an exponent. One that is too large would be written as Infinity."""
-    value = float(text)
-    if math.isinf(value):
-        raise InvalidRequest(
-            f"the body holds the number {text[:40]}; accepted: at most about 1.8e308", code="invalid_json"
-        )
-    return value
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_number)
 
 
 def _written(value: Any) -> str:
