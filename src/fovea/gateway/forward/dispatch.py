@@ -251,7 +251,7 @@ class Dispatcher:
                 deadline=job.deadline,
             )
         except AttemptFailed as failure:
-            self._note_failure(backend, failure, vision=vision)
+            self._note_failure(backend, failure, job.demand)
             raise
         finally:
             if answer is None:
@@ -265,13 +265,21 @@ class Dispatcher:
             backend.note_first_byte(seconds, load.tokens)
         return Won(answer, backend, model, choice.reason, seconds, load)
 
-    def _note_failure(self, backend: Backend, failure: AttemptFailed, *, vision: bool) -> None:
+    def _note_failure(self, backend: Backend, failure: AttemptFailed, demand: Demand) -> None:
+        """Note a failure for the backend's breakers.
+
+        vLLM and llama.cpp answer 500 if they cannot download an image. A client could close all backends to
+        the images of others by a link that leads nowhere, so such answers say nothing about a backend.
+        """
         now = self._clock()
         self._observer.attempt_failed(backend, failure)
         if failure.status in OVERLOADED:
             backend.busy_until = now + (failure.retry_after or USUAL_PAUSE_S)
             return
-        self.note_broken(backend, (VISION if vision else TEXT) if failure.connected else CONNECT)
+        if failure.status and demand.has_links:
+            return
+        stage = VISION if demand.has_images else TEXT
+        self.note_broken(backend, stage if failure.connected else CONNECT)
 
     def note_broken(self, backend: Backend, stage: str) -> None:
         """Note that a stage of a backend has failed, also when a running stream has broken off."""
