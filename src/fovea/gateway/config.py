@@ -34,7 +34,7 @@ from fovea.gateway.settings import POLICIES
 
 T = TypeVar("T")
 APIS = ("chat", "completions", "messages", "responses")
-DEGRADE = ("detail", "max-pixels", "off")
+DEGRADE = ("auto", "detail", "max-pixels", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class BackendConfig:
     api_key_file: file of the key that is sent to it; "": none is sent.
     max_requests, max_tokens: what it may have outstanding; 0: the setting for all.
     apis: APIs that it offers itself; the others are translated to chat.
-    degrade: how it is asked for fewer visual tokens.
+    degrade: how it is asked for fewer visual tokens. "auto": by `detail` if it says that it is Fovea. Others are
+        not asked, because they refuse levels that they do not know.
     health: path of its health check; "": /ready, or /health if it has none.
     """
 
@@ -62,7 +63,7 @@ class BackendConfig:
     max_requests: int = 0
     max_tokens: int = 0
     apis: tuple[str, ...] = ("chat", "completions")
-    degrade: str = "detail"
+    degrade: str = "auto"
     health: str = ""
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ class Backend:
 
     config: its configuration.
     models: names of the models that it serves, as it calls them.
+    is_fovea: whether its list of models says that it is a Fovea engine.
     requests, text, visual: outstanding requests, tokens of text, visual tokens.
     healthy: whether its health check passes; true until one has failed.
     draining: whether it gets no new requests, because an operator wants so, or it says so itself.
@@ -56,6 +57,7 @@ class Backend:
         self.config = config
         self.key = key
         self.models: frozenset[str] = frozenset(config.models)
+        self.is_fovea = False
         self.requests = self.text = self.visual = 0
         self.healthy = True
         self.draining = self.drains_itself = self.removed = False
@@ -76,6 +78,13 @@ class Backend:
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def degrade(self) -> str:
+        """How it is asked for fewer visual tokens: "detail", "max-pixels" or "off"."""
+        if self.config.degrade != "auto":
+            return self.config.degrade
+        return "detail" if self.is_fovea else "off"
 
     @property
     def tokens(self) -> int:

@@ -17,6 +17,8 @@ from fovea.gateway.settings import ResilienceSettings
 log = logging.getLogger("fovea.gateway")
 MODELS_EVERY = 12
 """A backend is asked for its models at every so many checks, and at each one until it has told them."""
+FOVEA = "fovea"
+"""Owner of every model in the list of a Fovea engine."""
 TICK_S = 1.0
 READY, HEALTH = "/ready", "/health"
 ANSWERS = frozenset((401, 403, 404, 405))
@@ -133,11 +135,16 @@ class Watch:
             )
             listed = json.loads(body)["data"] if status == 200 else []
             names = [entry["id"] for entry in listed if _is_name(entry["id"])][:MOST_MODELS]
-        except (OSError, TimeoutError, ValueError, KeyError, TypeError, RecursionError) as error:
+            is_fovea = all(entry.get("owned_by") == FOVEA for entry in listed)
+        except (
+            OSError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+        ) as error:  # fmt: skip
             log.warning(
                 "backend %s does not tell its models: %s", backend.name, error or type(error).__name__
             )
             return
+        if names:
+            backend.is_fovea = is_fovea
         if names and frozenset(names) != backend.models:
             self._fleet.learn_models(backend, names)
             self._on_change()

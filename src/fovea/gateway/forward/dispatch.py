@@ -262,7 +262,7 @@ class Dispatcher:
             if late and backend.answered_at > started:
                 self._observer.attempt_failed(backend, failure)
             else:
-                self._note_failure(backend, failure, vision=vision)
+                self._note_failure(backend, failure, job.demand)
             raise
         finally:
             if answer is None:
@@ -280,7 +280,12 @@ class Dispatcher:
             breaker.succeed()
         return Won(answer, backend, model, choice.reason, seconds, load)
 
-    def _note_failure(self, backend: Backend, failure: AttemptFailed, *, vision: bool) -> None:
+    def _note_failure(self, backend: Backend, failure: AttemptFailed, demand: Demand) -> None:
+        """Note a failure for the backend's breakers.
+
+        vLLM and llama.cpp answer 500 if they cannot download an image. A client could close all backends to
+        the images of others by a link that leads nowhere, so such answers say nothing about a backend.
+        """
         now = self._clock()
         self._observer.attempt_failed(backend, failure)
         if failure.status:
@@ -288,7 +293,10 @@ class Dispatcher:
         if failure.status in OVERLOADED:
             backend.busy_until = now + (failure.retry_after or USUAL_PAUSE_S)
             return
-        self.note_broken(backend, (VISION if vision else TEXT) if failure.connected else CONNECT)
+        if failure.status and demand.has_links:
+            return
+        stage = VISION if demand.has_images else TEXT
+        self.note_broken(backend, stage if failure.connected else CONNECT)
 
     def note_complete(self, backend: Backend, stage: str) -> None:
         """Note that a running stream of a stage has reached its end."""

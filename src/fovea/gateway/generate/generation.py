@@ -312,7 +312,7 @@ class Generation:
             extra["x-fovea-attempts"] = str(attempts)
         if won.model is not wanted:
             extra["x-fovea-fallback"] = f"{wanted.name} -> {won.model.name}"
-        if renderer.degraded:
+        if renderer.degraded and won.backend.degrade != "off":
             extra["x-fovea-degraded"] = f"detail={renderer.degraded}"
             self.services.metrics.count("degraded")
         if self.stored.result:

@@ -48,7 +48,7 @@ class Renderer:
 
     def __call__(self, backend: Backend, model: ModelConfig) -> Outgoing:
         """Return the request for a backend and a model."""
-        key = (model.served or model.name, backend.config.degrade if self.degraded else "")
+        key = (model.served or model.name, backend.degrade if self.degraded else "")
         if key not in self._done:
             self._done[key] = self._write(*key)
         return self._done[key]

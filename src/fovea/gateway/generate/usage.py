@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fovea.gateway.amounts import Consumption
+from fovea.gateway.amounts import Consumption, visual_tokens_of
 
 MOST = 1 << 40
 """A larger number of tokens is taken for none: no account could hold it."""
@@ -31,7 +31,7 @@ def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Co
     cached = _count(details, "cached_tokens")
     if cached is None:
         cached = _count(usage, "cache_read_input_tokens") or 0
-    visual = _count(details, "image_tokens")
+    visual = visual_tokens_of(details)
     if visual is None:
         visual = min(estimate.visual_tokens, prompt)
     # A reused picture may be counted beside the prompt; never more visual tokens than the prompt has.

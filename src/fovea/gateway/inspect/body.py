@@ -12,7 +12,7 @@ import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from fovea.api.cut_texts import decode, unescape
 from fovea.api.cutter import Cutter

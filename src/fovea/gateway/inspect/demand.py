@@ -83,6 +83,11 @@ class Demand:
         """Whether the request has images or videos."""
         return bool(self.images)
 
+    @property
+    def has_links(self) -> bool:
+        """Whether the backend has to download images or videos itself."""
+        return any(image.name for image in self.images)
+
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield (reason, key) for routing, the strongest first: image, session, beginning of the text."""
         if self.images:
