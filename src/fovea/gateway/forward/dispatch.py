@@ -181,7 +181,7 @@ class Dispatcher:
             if _is_over(job):
                 if failure is not None:
                     break
-                raise DeadlineExceeded("the gateway's time for this request is over", code="total_timeout")
+                raise DeadlineExceeded("the request took longer than total_s", code="total_timeout")
             choice = self._next(job, model, tried, fallback=fallback)
             if choice is None:
                 break
@@ -324,7 +324,9 @@ def _as_error(failure: AttemptFailed, attempts: int) -> FoveaError:
     tries = f" ({attempts} backends were asked)" if attempts > 1 else ""
     if failure.status in OVERLOADED:
         return Overloaded(
-            f"all backends are busy{tries}", retry_after=failure.retry_after or 1.0, code="backends_busy"
+            f"the backends of this model are busy{tries}",
+            retry_after=failure.retry_after or 1.0,
+            code="backends_busy",
         )
     if failure.reason == "timeout":
         return GatewayTimeout(f"{failure.message}{tries}")
