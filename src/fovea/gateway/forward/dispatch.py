@@ -177,11 +177,11 @@ class Dispatcher:
         """Return an answer of one model. Raises the error of its last backend."""
         tried: list[str] = []
         failure: AttemptFailed | None = None
-        while len(tried) < self._settings.max_attempts:
-            if _is_over(job):
-                if failure is not None:
-                    break
-                raise DeadlineExceeded("the gateway's time for this request is over", code="total_timeout")
+        if _is_over(job):
+            raise DeadlineExceeded(
+                "the gateway's time for this request is over (total_s)", code="total_timeout"
+            )
+        while len(tried) < self._settings.max_attempts and not (failure is not None and _is_over(job)):
             choice = self._router.choose(model, job.demand, job.load_of(model), tried)
             if choice is None:
                 break
@@ -263,13 +263,13 @@ class Dispatcher:
                 for stage in (CONNECT, VISION if vision else TEXT):
                     backend.breakers[stage].release()
         seconds = self._clock() - started
-        stage = backend.breakers[VISION if vision else TEXT]
+        breaker = backend.breakers[VISION if vision else TEXT]
         backend.breakers[CONNECT].succeed()
         if answer.is_stream:
-            stage.begin_stream()
+            breaker.begin_stream()
             backend.note_first_byte(seconds, load.tokens)
         else:
-            stage.succeed()
+            breaker.succeed()
         return Won(answer, backend, model, choice.reason, seconds, load)
 
     def _note_failure(self, backend: Backend, failure: AttemptFailed, *, vision: bool) -> None:
