@@ -59,7 +59,8 @@ async def test_responses_are_translated_both_ways_for_the_official_client() -> N
     async with FakeEngine("e") as engine, running(engine) as gateway, gateway.openai() as client:
         answer = await client.responses.create(model="m", input="hello", max_output_tokens=16)
         assert answer.output_text == "e e e"
-        assert answer.usage is not None and answer.usage.output_tokens == 3
+        assert answer.usage is not None
+        assert answer.usage.output_tokens == 3
         stream = await client.responses.create(model="m", input="hello", stream=True)
         kinds, text = [], ""
         async for event in stream:
@@ -71,7 +72,7 @@ async def test_responses_are_translated_both_ways_for_the_official_client() -> N
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 async def test_errors_have_the_form_of_the_api(path: str) -> None:
-    """Of the gateway, of a backend, and in the middle of a stream."""
+    """Errors come from the gateway, from a backend, and in the middle of a stream."""
     body = MESSAGE if path == "/v1/messages" else ITEM
     times = TimeoutSettings(idle_s=0.3)
     async with FakeEngine("e", plan=Plan(400)) as engine, running(engine, timeouts=times) as gateway:
@@ -85,7 +86,8 @@ async def test_errors_have_the_form_of_the_api(path: str) -> None:
         assert [answer.status_code for answer in refused] == [400, 404, 502, 400]
         for answer in refused:
             value = answer.json()
-            assert value["error"]["message"] and value["error"]["type"]
+            assert value["error"]["message"]
+            assert value["error"]["type"]
             assert (value.get("type") == "error") == (path == "/v1/messages")
         for plan in (Plan(end="stall"), Plan(end="close"), Plan(end="error")):
             engine.plan = plan
@@ -93,7 +95,8 @@ async def test_errors_have_the_form_of_the_api(path: str) -> None:
             assert stream.status_code == 200
             name, value = events(stream.text)[-1]
             assert "error" in name or value.get("type") in ("error", "response.failed"), stream.text[-300:]
-            assert "message_stop" not in stream.text and "response.completed" not in stream.text
+            assert "message_stop" not in stream.text
+            assert "response.completed" not in stream.text
 
 
 async def test_the_official_client_raises_for_a_broken_response() -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ class Command:
         with self.log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "fovea.cli.main", "gateway", "--config", str(self.file),
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=environment,
             )  # fmt: skip
         try:
             async with asyncio.timeout(60):
@@ -154,7 +155,7 @@ async def test_two_workers_from_their_start_to_their_end(tmp_path: Path) -> None
         os.kill(victim, signal.SIGKILL)
         await soon(lambda: _replaced(gateway, workers))
         assert victim not in await gateway.pids()
-        done = [stream for stream in await asyncio.gather(*streams, return_exceptions=True)]
+        done = list(await asyncio.gather(*streams, return_exceptions=True))
         whole = [answer for answer in done if isinstance(answer, httpx.Response)]
         assert all(len(words(answer.text)) == 25 and "[DONE]" in answer.text for answer in whole)
         assert len(whole) + sum(isinstance(answer, httpx.TransportError) for answer in done) == 4
