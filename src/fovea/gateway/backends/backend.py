@@ -12,6 +12,8 @@ from fovea.gateway.settings import ResilienceSettings
 
 RECENT = 64
 """Times to the first byte that are kept for each backend."""
+BUSY = "busy"
+"""Why a backend gets no request that has asked for a pause, with status 429 or 503."""
 LEAST_SHARE = 0.1
 """Share of its weight with which a backend starts that came back."""
 
@@ -110,7 +112,7 @@ class Backend:
             return "draining"
         if now < self.ejected_until:
             return "ejected"
-        return "busy" if now < self.busy_until else "breaker open"
+        return BUSY if now < self.busy_until else "breaker open"
 
     def weight(self, now: float) -> float:
         """Its share of the load; less for a while after it came back."""

@@ -177,11 +177,9 @@ class Dispatcher:
         """Return an answer of one model. Raises the error of its last backend."""
         tried: list[str] = []
         failure: AttemptFailed | None = None
-        while len(tried) < self._settings.max_attempts:
-            if _is_over(job):
-                if failure is not None:
-                    break
-                raise DeadlineExceeded("the request took longer than total_s", code="total_timeout")
+        if _is_over(job):
+            raise DeadlineExceeded("the request took longer than total_s", code="total_timeout")
+        while len(tried) < self._settings.max_attempts and not (failure is not None and _is_over(job)):
             choice = self._next(job, model, tried, fallback=fallback)
             if choice is None:
                 break
