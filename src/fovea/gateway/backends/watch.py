@@ -70,6 +70,7 @@ class Watch:
         """Start the checks that are due, and eject backends that are too slow."""
         now = self._clock()
         for backend in self._fleet:
+            backend.fade()
             if self._settings.probe_every_s and now >= self._due.get(backend.name, 0.0):
                 self._due[backend.name] = now + self._settings.probe_every_s
                 task = asyncio.get_running_loop().create_task(self.check(backend))
