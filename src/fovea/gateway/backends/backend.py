@@ -41,12 +41,14 @@ class Backend:
 
     config: its configuration.
     models: names of the models that it serves, as it calls them.
+    is_fovea: whether its list of models says that it is a Fovea engine.
     requests, text, visual: outstanding requests, tokens of text, visual tokens.
     healthy: whether its health check passes; true until one has failed.
     draining: whether it gets no new requests, because an operator wants so, or it says so itself.
     removed: whether it is no longer configured; its running requests go on.
     breakers: by stage.
     ejected_until: end of its ejection as an outlier, in seconds of the clock.
+    answered_at: time of its last answer, in seconds of the clock.
     busy_until: until then it has asked for no further requests.
     recent: streams of about the last minute; earlier ones count less.
     """
@@ -58,6 +60,7 @@ class Backend:
         self.config = config
         self.key = key
         self.models: frozenset[str] = frozenset(config.models)
+        self.is_fovea = False
         self.requests = self.text = self.visual = 0
         self.healthy = True
         self.draining = self.drains_itself = self.removed = False
@@ -65,6 +68,7 @@ class Backend:
         self._was_healthy = False
         self.ejected_until = self.busy_until = 0.0
         self.ejections = 0
+        self.answered_at = 0.0
         self.breakers: Mapping[str, Breaker] = {
             stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
         }
@@ -77,6 +81,13 @@ class Backend:
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def degrade(self) -> str:
+        """How it is asked for fewer visual tokens: "detail", "max-pixels" or "off"."""
+        if self.config.degrade != "auto":
+            return self.config.degrade
+        return "detail" if self.is_fovea else "off"
 
     @property
     def tokens(self) -> int:
@@ -108,7 +119,7 @@ class Backend:
         """Its share of the load; less for a while after it came back."""
         full = self._settings.slow_start_s
         age = now - self._since
-        if age >= full:
+        if not full or age >= full:
             return self.config.weight
         return self.config.weight * max(LEAST_SHARE, age / full)
 
@@ -128,7 +139,8 @@ class Backend:
 
     def note_check(self, now: float, *, passed: bool, draining: bool = False) -> bool:
         """Note a health check. Returns whether the backend's health changed by it."""
-        before, first = self.healthy, not self._was_healthy
+        before, drained = self.healthy, self.drains_itself
+        first = not self._was_healthy
         self.drains_itself = draining
         self.failed_checks = 0 if passed or draining else self.failed_checks + 1
         if passed:
@@ -136,7 +148,8 @@ class Backend:
             self._was_healthy = True
         elif self.failed_checks >= self._settings.unhealthy_after or not self._was_healthy:
             self.healthy = False
-        if self.healthy and not before and not (first and self._starts_with_all(now)):
+        healthy_again = self.healthy and not before and not (first and self._starts_with_all(now))
+        if healthy_again or (drained and passed and not draining):
             self.come_back(now)
         return self.healthy != before
 

@@ -17,16 +17,26 @@ from fovea.gateway.settings import ResilienceSettings
 log = logging.getLogger("fovea.gateway")
 MODELS_EVERY = 12
 """A backend is asked for its models at every so many checks, and at each one until it has told them."""
+FOVEA = "fovea"
+"""Owner of every model in the list of a Fovea engine."""
 TICK_S = 1.0
 READY, HEALTH = "/ready", "/health"
 ANSWERS = frozenset((401, 403, 404, 405))
 """Statuses of servers that have no such route, or that open it to others only: they answer."""
+ASK_EVERY_S = 2.0
+"""Seconds between two questions for the models of a backend, if there are no health checks."""
 
 
 class Getter(Protocol):
     """Sends a GET; `Upstream.get` is one."""
 
     async def __call__(self, url: str, key: str, timeout_s: float, /) -> tuple[int, bytes]: ...
+
+
+MOST_MODELS = 1000
+"""Models of one backend. What it lists beyond them is not used."""
+LONGEST_NAME = 256
+"""Characters of a model's name."""
 
 
 class Watch:
@@ -71,8 +81,9 @@ class Watch:
         now = self._clock()
         for backend in self._fleet:
             backend.fade()
-            if self._settings.probe_every_s and now >= self._due.get(backend.name, 0.0):
-                self._due[backend.name] = now + self._settings.probe_every_s
+            every_s = self._settings.probe_every_s or (0.0 if backend.models else ASK_EVERY_S)
+            if every_s and now >= self._due.get(backend.name, 0.0):
+                self._due[backend.name] = now + every_s
                 task = asyncio.get_running_loop().create_task(self.check(backend))
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
@@ -124,15 +135,25 @@ class Watch:
                 backend.config.url + "/v1/models", backend.key, self._settings.probe_timeout_s
             )
             listed = json.loads(body)["data"] if status == 200 else []
-            names = [entry["id"] for entry in listed if isinstance(entry["id"], str)]
-        except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            names = [entry["id"] for entry in listed if _is_name(entry["id"])][:MOST_MODELS]
+            is_fovea = all(entry.get("owned_by") == FOVEA for entry in listed)
+        except (
+            OSError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+        ) as error:  # fmt: skip
             log.warning(
                 "backend %s does not tell its models: %s", backend.name, error or type(error).__name__
             )
             return
+        if names:
+            backend.is_fovea = is_fovea
         if names and frozenset(names) != backend.models:
             self._fleet.learn_models(backend, names)
             self._on_change()
+
+
+def _is_name(value: object) -> bool:
+    """Whether a value can be the name of a model: it appears in headers, logs, metrics and errors."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def _says_draining(body: bytes) -> bool:

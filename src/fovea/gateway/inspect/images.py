@@ -135,6 +135,11 @@ class ImageInspector:
                 raise Forbidden(
                     f"{noun} {index}: {error.message}", param=part.param, code=error.code
                 ) from None
+            except InvalidRequest as error:
+                noun = "video" if part.is_video else "image"
+                raise InvalidRequest(
+                    f"{noun} {index}: {error.message}", param=part.param, code=error.code
+                ) from None
         pixels = sum(image.width * image.height for image in images)
         if pixels > self._limits.max_request_pixels:
             raise InvalidRequest(
@@ -172,11 +177,9 @@ class ImageInspector:
         return await self._inspect_remote(body, part, source.url, kind)
 
     def _url(self, body: Body, part: MediaPart) -> str | Payload:
-        url = body.payload(part.url)
         if not part.bare:
-            return url
-        data = url.encode("utf-8", "replace") if isinstance(url, str) else url.data
-        return Payload(b"data:image/any;base64," + data)
+            return body.payload(part.url)
+        return Payload(b"data:image/any;base64," + body.unescaped(part.url))
 
     async def _in_turn(self, source: InlineSource) -> _Facts:
         """Read an inline source: here if it is small, in a thread if not."""

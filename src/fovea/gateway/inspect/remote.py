@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 _SIGNATURE = re.compile(
     r"x-amz-.*|x-goog-.*|x-oss-.*|x-cos-.*|q-.*|awsaccesskeyid|googleaccessid|ossaccesskeyid|signature|"
@@ -29,13 +29,19 @@ def unsigned(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return url
-    kept = [
-        (name, value)
-        for name, value in parse_qsl(parts.query, keep_blank_values=True)
-        if not _SIGNATURE.fullmatch(name)
-    ]
-    query = f"?{urlencode(sorted(kept))}" if kept else ""
+    # Fields stay as they are written, so that no two values become one. Those of one name keep their order.
+    kept = sorted((field for field in parts.query.split("&") if not _signs(field)), key=_name)
+    query = f"?{'&'.join(kept)}" if kept else ""
     return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path}{query}"
+
+
+def _name(field: str) -> str:
+    return field.partition("=")[0]
+
+
+def _signs(field: str) -> bool:
+    """Whether a field of a query belongs to a signature, or is empty."""
+    return not field or _SIGNATURE.fullmatch(unquote_plus(_name(field))) is not None
 
 
 class KnownImages:
