@@ -82,7 +82,7 @@ class Gateway:
             await exchange.refuse(error)
         except Exception as error:
             self.services.metrics.count("refused", "internal_error")
-            log.error("%s %s failed", exchange.method, exchange.path[:200], exc_info=error)
+            log.error("%s %r failed", exchange.method, exchange.path[:200], exc_info=error)
             if exchange.status:
                 raise  # the connection is closed, so that the client sees that its answer is not complete
             await exchange.refuse(EngineError("the gateway failed on this request; see its log"))

@@ -2,7 +2,8 @@
 
 Counts and times are added as requests end; gauges of backends and stores are read when they are scraped. With
 several workers, prometheus_client keeps the numbers of each in a file (PROMETHEUS_MULTIPROC_DIR), and every
-worker can answer for all. Labels are bounded: beyond MOST_NAMES, names of tenants and models are "other".
+worker can answer for all. Labels are bounded: beyond MOST_NAMES, names of tenants and models are "other", and
+so are names of backends beyond MOST_BACKENDS.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 MOST_NAMES = 100
+MOST_BACKENDS = 1000
+MOST_CHILDREN = 20_000
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 PREFIX = "fovea_gateway_"
 
@@ -99,7 +102,10 @@ class Metrics:
             )
             for name, row in GAUGES.items()
         }
+        self._backends = Names(MOST_BACKENDS)
         self._children: dict[tuple[str, ...], Counter | Histogram] = {}
+        self._shown: set[tuple[str, ...]] = set()
+        self._fresh: set[tuple[str, ...]] = set()
         self.refresh: Callable[[Metrics], None] = lambda metrics: None
 
     def count(self, name: str, *labels: str, by: float = 1.0) -> None:
@@ -108,7 +114,8 @@ class Metrics:
         child = self._children.get(key)
         if child is None:
             parent = self._counters[name]
-            child = self._children[key] = parent.labels(*labels) if labels else parent
+            bounded = self._bounded(COUNTERS[name], labels)
+            child = self._children[key] = parent.labels(*bounded) if labels else parent
         assert isinstance(child, Counter)
         child.inc(by)
 
@@ -117,13 +124,32 @@ class Metrics:
         key = (name, *labels)
         child = self._children.get(key)
         if child is None:
-            child = self._children[key] = self._histograms[name].labels(*labels)
+            bounded = self._bounded(HISTOGRAMS[name], labels)
+            child = self._children[key] = self._histograms[name].labels(*bounded)
         assert isinstance(child, Histogram)
         child.observe(seconds)
 
     def set(self, name: str, value: float, *labels: str) -> None:
         """Set a gauge of GAUGES."""
         self._gauges[name].labels(*labels).set(value)
+        self._fresh.add((name, *labels))
+
+    def _bounded(self, row: Row, labels: tuple[str, ...]) -> list[str]:
+        """Return labels with bounded names of backends, which come and go for months."""
+        if len(self._children) > MOST_CHILDREN:
+            self._children.clear()
+        pairs = zip(row.labels, labels, strict=True)
+        return [self._backends(value) if name == "backend" else value for name, value in pairs]
+
+    def _refresh(self) -> None:
+        """Set all gauges, and drop those of backends and queues that are gone."""
+        self._fresh = set()
+        self.refresh(self)
+        for name, *labels in self._shown - self._fresh:
+            self._gauges[name].labels(*labels).set(0)
+            if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # files of several workers cannot be cut
+                self._gauges[name].remove(*labels)
+        self._shown = self._fresh
 
     def count_refused_connection(self, reason: str) -> None:
         """Count a connection that was refused before any route saw it."""
@@ -135,7 +161,7 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """The metrics of all workers, in the text format of Prometheus."""
-        self.refresh(self)
+        self._refresh()
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self.registry)
         registry = CollectorRegistry()

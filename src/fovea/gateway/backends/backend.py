@@ -46,6 +46,7 @@ class Backend:
     removed: whether it is no longer configured; its running requests go on.
     breakers: by stage.
     ejected_until: end of its ejection as an outlier, in seconds of the clock.
+    answered_at: time of its last answer, in seconds of the clock.
     busy_until: until then it has asked for no further requests.
     """
 
@@ -64,12 +65,14 @@ class Backend:
         self._was_healthy = False
         self.ejected_until = self.busy_until = 0.0
         self.ejections = 0
+        self.answered_at = 0.0
         self.breakers: Mapping[str, Breaker] = {
             stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
         }
         self.first_bytes: deque[float] = deque(maxlen=RECENT)
         self.seconds_per_token = 0.0
         self._settings = settings
+        self._created = now
         self._since = now - settings.slow_start_s  # at the start of the gateway all are equal
 
     @property
@@ -113,7 +116,7 @@ class Backend:
         """Its share of the load; less for a while after it came back."""
         full = self._settings.slow_start_s
         age = now - self._since
-        if age >= full:
+        if not full or age >= full:
             return self.config.weight
         return self.config.weight * max(LEAST_SHARE, age / full)
 
@@ -133,7 +136,8 @@ class Backend:
 
     def note_check(self, now: float, *, passed: bool, draining: bool = False) -> bool:
         """Note a health check. Returns whether the backend's health changed by it."""
-        before = self.healthy
+        before, drained = self.healthy, self.drains_itself
+        first = not self._was_healthy
         self.drains_itself = draining
         self.failed_checks = 0 if passed or draining else self.failed_checks + 1
         if passed:
@@ -141,9 +145,15 @@ class Backend:
             self._was_healthy = True
         elif self.failed_checks >= self._settings.unhealthy_after or not self._was_healthy:
             self.healthy = False
-        if self.healthy and not before:
+        healthy_again = self.healthy and not before and not (first and self._starts_with_all(now))
+        if healthy_again or (drained and passed and not draining):
             self.come_back(now)
         return self.healthy != before
+
+    def _starts_with_all(self, now: float) -> bool:
+        """Whether it became ready soon after the gateway began: then no other backend is warm yet."""
+        full = self._settings.slow_start_s
+        return self._since < self._created and now - self._created < full
 
     def come_back(self, now: float) -> None:
         """Begin its slow start: it was away, so its caches may be cold."""
@@ -159,3 +169,8 @@ class Backend:
     def median_first_byte(self, least: int) -> float | None:
         """The median time to the first byte in seconds; None: fewer than `least` are known."""
         return median(self.first_bytes) if len(self.first_bytes) >= least else None
+
+    def quick_first_byte(self) -> float:
+        """The lower quartile of the known times to the first byte in seconds; 0: none is known."""
+        ordered = sorted(self.first_bytes)
+        return ordered[(len(ordered) - 1) // 4] if ordered else 0.0

@@ -3,6 +3,9 @@
 A backend can answer its health checks and still be useless: a throttled GPU, a full disk, a noisy neighbour.
 Its median time to the first byte then is far from those of the others. It is ejected for a while, longer each
 time, but never more than a part of all backends: if most are slow, slow is the rule.
+
+An unknown image takes many times as long as a cached one. So a backend that has got some more new images than
+others has a far larger median. It is judged by its lower quartile, too: a slow backend is slow for all.
 """
 
 from __future__ import annotations
@@ -38,7 +41,14 @@ def eject_outliers(backends: Sequence[Backend], settings: ResilienceSettings, no
         others = [seconds for name, seconds in medians.items() if name != backend.name]
         if own is None or not others or len(slow) >= room or now < backend.ejected_until:
             continue
+        if backend.weight(now) < backend.config.weight:  # a slow start: its caches are cold, so it is slower
+            continue
         usual = median(others)
+        quick = median(
+            one.quick_first_byte() for one in backends if one is not backend and one.name in medians
+        )
+        if backend.quick_first_byte() <= settings.outlier_factor * quick:
+            continue
         if own > settings.outlier_factor * usual and own - usual > LEAST_DIFFERENCE_S:
             backend.ejections += 1
             backend.ejected_until = now + settings.outlier_eject_s * min(backend.ejections, LONGEST)

@@ -23,12 +23,20 @@ TICK_S = 1.0
 READY, HEALTH = "/ready", "/health"
 ANSWERS = frozenset((401, 403, 404, 405))
 """Statuses of servers that have no such route, or that open it to others only: they answer."""
+ASK_EVERY_S = 2.0
+"""Seconds between two questions for the models of a backend, if there are no health checks."""
 
 
 class Getter(Protocol):
     """Sends a GET; `Upstream.get` is one."""
 
     async def __call__(self, url: str, key: str, timeout_s: float, /) -> tuple[int, bytes]: ...
+
+
+MOST_MODELS = 1000
+"""Models of one backend. What it lists beyond them is not used."""
+LONGEST_NAME = 256
+"""Characters of a model's name."""
 
 
 class Watch:
@@ -72,8 +80,9 @@ class Watch:
         """Start the checks that are due, and eject backends that are too slow."""
         now = self._clock()
         for backend in self._fleet:
-            if self._settings.probe_every_s and now >= self._due.get(backend.name, 0.0):
-                self._due[backend.name] = now + self._settings.probe_every_s
+            every_s = self._settings.probe_every_s or (0.0 if backend.models else ASK_EVERY_S)
+            if every_s and now >= self._due.get(backend.name, 0.0):
+                self._due[backend.name] = now + every_s
                 task = asyncio.get_running_loop().create_task(self.check(backend))
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
@@ -125,9 +134,11 @@ class Watch:
                 backend.config.url + "/v1/models", backend.key, self._settings.probe_timeout_s
             )
             listed = json.loads(body)["data"] if status == 200 else []
-            names = [entry["id"] for entry in listed if isinstance(entry["id"], str)]
+            names = [entry["id"] for entry in listed if _is_name(entry["id"])][:MOST_MODELS]
             is_fovea = all(entry.get("owned_by") == FOVEA for entry in listed)
-        except (OSError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            OSError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+        ) as error:  # fmt: skip
             log.warning(
                 "backend %s does not tell its models: %s", backend.name, error or type(error).__name__
             )
@@ -137,6 +148,11 @@ class Watch:
         if names and frozenset(names) != backend.models:
             self._fleet.learn_models(backend, names)
             self._on_change()
+
+
+def _is_name(value: object) -> bool:
+    """Whether a value can be the name of a model: it appears in headers, logs, metrics and errors."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def _says_draining(body: bytes) -> bool:

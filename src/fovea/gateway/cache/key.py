@@ -109,7 +109,9 @@ def cacheability(
         return Cacheability(None, "unreadable")
     if _URLS.search(text) or any(field in text for field in _FILES):
         return Cacheability(None, "reference")
-    if (images or MEDIA_MARK in text) and {int(n) for n in _MARKS.findall(text)} != set(range(len(images))):
+    if (images or MEDIA_MARK in text) and sorted(int(n) for n in _MARKS.findall(text)) != [
+        *range(len(images))
+    ]:
         return Cacheability(None, "no_identity")
     return Cacheability(_digest((scope, model_version, path, text, *identities)))
 

@@ -162,7 +162,9 @@ class Dispatcher:
         self.budget.count_request()
         error: FoveaError | None = None
         for place, model in enumerate(job.ladder):
-            if place:
+            if error is not None:
+                if _is_over(job):
+                    break
                 self._observer.retried("fallback")
             try:
                 return await self._with_model(job, model, fallback=place > 0)
@@ -176,18 +178,13 @@ class Dispatcher:
         tried: list[str] = []
         failure: AttemptFailed | None = None
         while len(tried) < self._settings.max_attempts:
-            if asyncio.get_running_loop().time() >= job.deadline:
+            if _is_over(job):
+                if failure is not None:
+                    break
                 raise DeadlineExceeded("the gateway's time for this request is over", code="total_timeout")
-            choice = self._router.choose(model, job.demand, job.load_of(model), tried)
+            choice = self._next(job, model, tried, fallback=fallback)
             if choice is None:
                 break
-            if tried:
-                if not self.budget.take():
-                    break
-                self._observer.retried("retry")
-                choice = choice._replace(reason=f"retry, {choice.reason}")
-            if fallback:
-                choice = choice._replace(reason=f"fallback, {choice.reason}")
             tried.append(choice.backend.name)
             try:
                 if self._settings.hedge_after_s:
@@ -199,8 +196,18 @@ class Dispatcher:
             raise self._router.unavailable(model, job.demand)
         raise _as_error(failure, len(tried))
 
+    def _next(self, job: Job, model: ModelConfig, tried: Sequence[str], *, fallback: bool) -> Choice | None:
+        """Choose the next backend of a model; None: there is none, or too many retries were made."""
+        choice = self._router.choose(model, job.demand, job.load_of(model), tried)
+        if choice is None or (tried and not self.budget.take()):
+            return None
+        if tried:
+            self._observer.retried("retry")
+        words = ["fallback"] * fallback + ["retry"] * bool(tried)
+        return choice._replace(reason=", ".join([*words, choice.reason]))
+
     async def _hedged(self, job: Job, model: ModelConfig, choice: Choice, tried: list[str]) -> Won:
-        """Like `_attempt`, but ask a second backend if the first byte takes long."""
+        """Send the request to one backend, and to a second one, too, if the first byte takes long."""
         first = asyncio.ensure_future(self._attempt(job, model, choice))
         running = {first}
         try:
@@ -210,15 +217,13 @@ class Dispatcher:
                 running.add(asyncio.ensure_future(self._attempt(job, model, other)))
             failure: AttemptFailed | None = None
             while running:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
+                    running.discard(task)  # the others are ended below, also those that are done, too
                     try:
-                        won = task.result()
+                        return task.result()
                     except AttemptFailed as failed:
                         failure = failed
-                        continue
-                    running |= done - {task}
-                    return won
             assert failure is not None  # every task has failed
             raise failure
         finally:
@@ -251,18 +256,28 @@ class Dispatcher:
                 deadline=job.deadline,
             )
         except AttemptFailed as failure:
-            self._note_failure(backend, failure, job.demand)
+            # A complete answer that takes too long says something about the request, if others were answered
+            # meanwhile. Otherwise a client that asks for endless answers would open all breakers.
+            late = failure.reason == "timeout" and not job.demand.stream
+            if late and backend.answered_at > started:
+                self._observer.attempt_failed(backend, failure)
+            else:
+                self._note_failure(backend, failure, job.demand)
             raise
         finally:
             if answer is None:
                 backend.end(load)
                 for stage in (CONNECT, VISION if vision else TEXT):
                     backend.breakers[stage].release()
-        seconds = self._clock() - started
+        backend.answered_at = now = self._clock()
+        seconds = now - started
+        breaker = backend.breakers[VISION if vision else TEXT]
         backend.breakers[CONNECT].succeed()
-        backend.breakers[VISION if vision else TEXT].succeed()
         if answer.is_stream:
+            breaker.begin_stream()
             backend.note_first_byte(seconds, load.tokens)
+        else:
+            breaker.succeed()
         return Won(answer, backend, model, choice.reason, seconds, load)
 
     def _note_failure(self, backend: Backend, failure: AttemptFailed, demand: Demand) -> None:
@@ -273,6 +288,8 @@ class Dispatcher:
         """
         now = self._clock()
         self._observer.attempt_failed(backend, failure)
+        if failure.status:
+            backend.breakers[CONNECT].succeed()
         if failure.status in OVERLOADED:
             backend.busy_until = now + (failure.retry_after or USUAL_PAUSE_S)
             return
@@ -281,10 +298,19 @@ class Dispatcher:
         stage = VISION if demand.has_images else TEXT
         self.note_broken(backend, stage if failure.connected else CONNECT)
 
+    def note_complete(self, backend: Backend, stage: str) -> None:
+        """Note that a running stream of a stage has reached its end."""
+        backend.breakers[stage].succeed()
+
     def note_broken(self, backend: Backend, stage: str) -> None:
         """Note that a stage of a backend has failed, also when a running stream has broken off."""
         if backend.breakers[stage].fail(self._clock()):
             self._observer.breaker_opened(backend, stage)
+
+
+def _is_over(job: Job) -> bool:
+    """Whether the time for all attempts is over."""
+    return asyncio.get_running_loop().time() >= job.deadline
 
 
 def _end_loser(task: asyncio.Future[Won]) -> None:

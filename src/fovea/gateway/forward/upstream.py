@@ -6,6 +6,7 @@ All traffic to backends for requests goes through `Upstream.open`, which a test 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -19,12 +20,14 @@ from fovea.gateway.settings import TimeoutSettings
 KEEP_ALIVE_S = 4.0
 """Seconds for which an idle connection to a backend is reused: less than the 5 s after which uvicorn closes
 one, because a request that is sent into a closing connection is lost."""
-LARGEST_ANSWER = 64 * 1024 * 1024
+LARGEST_ANSWER = 16 * 1024 * 1024
 LARGEST_ERROR = 64 * 1024
 SMALL = 64 * 1024
 OVERLOADED = (429, 503)
-TRY_ANOTHER = frozenset((408, 429, 500, 502, 503, 504, 529))
-"""Statuses after which another backend may answer the same request."""
+TRY_ANOTHER = frozenset((401, 407, 408, 429, 500, 502, 503, 504, 529))
+"""Statuses after which another backend may answer the same request. 401 and 407: it refuses the gateway's own
+key, about which clients learn nothing."""
+LEAST_STATUS, MOST_STATUS = 200, 599
 
 
 BROKEN = (aiohttp.ClientError, OSError)
@@ -144,8 +147,11 @@ class Upstream:
                 f"{backend.name} cannot be connected to: {reason_of(error)}", "connect", connected=False
             ) from error
         except TimeoutError:
-            part = "first byte" if stream else "answer"
-            raise AttemptFailed(f"{backend.name} gave no {part} in time", "timeout") from None
+            part, limit = (
+                "first byte" if stream else "answer",
+                "first_byte_s" if until < deadline else "total_s",
+            )
+            raise AttemptFailed(f"{backend.name} gave no {part} in time ({limit})", "timeout") from None
         except (aiohttp.ClientError, OSError) as error:
             raise AttemptFailed(f"{backend.name} broke off: {reason_of(error)}", "broken") from error
         finally:
@@ -154,6 +160,10 @@ class Upstream:
 
     async def _begin(self, response: aiohttp.ClientResponse, *, stream: bool) -> Answer:
         """Read an answer up to the point at which it is passed on. Raises AttemptFailed."""
+        encoding = response.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            response.close()
+            raise AttemptFailed("the backend's answer is compressed, for which it was not asked", "broken")
         kind = response.headers.get("content-type", "")
         is_stream = stream and response.status == 200 and kind.startswith("text/event-stream")
         if is_stream:
@@ -163,6 +173,11 @@ class Upstream:
             if first.lstrip().startswith((b'data: {"error"', b'data:{"error"', b"event: error")):
                 raise AttemptFailed("the stream began with an error", "stream error", body=first)
             return HttpAnswer(response, first, is_stream=True)
+        if not LEAST_STATUS <= response.status <= MOST_STATUS or 300 <= response.status < 400:
+            response.close()
+            raise AttemptFailed(
+                f"the backend answered {response.status}, which is no answer to such a request", "broken"
+            )
         if response.status in TRY_ANOTHER:
             body = await _bounded(response, LARGEST_ERROR)
             raise AttemptFailed(
@@ -175,7 +190,9 @@ class Upstream:
         """Return status and body of a GET, for health checks. Raises OSError or TimeoutError."""
         try:
             async with asyncio.timeout(timeout_s):
-                async with self._http().get(url, headers=_with_key({}, key)) as response:
+                async with self._http().get(
+                    url, headers=_with_key({}, key), allow_redirects=False
+                ) as response:
                     return response.status, await _bounded(response, 4 * 1024 * 1024)
         except (aiohttp.ClientError, AttemptFailed) as error:
             raise OSError(reason_of(error)) from error
@@ -231,5 +248,18 @@ def _seconds(text: str) -> float:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's text, or its class if it has none."""
-    return str(error)[:200] or type(error).__name__
+    """Say why a connection failed, for logs and clients: without addresses, and without bytes of the answer.
+
+    aiohttp's own messages have both.
+    """
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its host was not found"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        error = error.os_error
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        return "the connection was closed"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "the answer is no HTTP"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno) if error.errno > 0 else "its host was not found"
+    return type(error).__name__

@@ -48,7 +48,8 @@ class Bill:
         """
         self.consumption = consumption_of(usage, self._estimate(0))
         self._price(model, stored=True)
-        await self._take(Amounts(1, 0, 0, self.price.cost))
+        if self._reservation is None:  # an older answer stands in for backends, for which there is one
+            await self._take(Amounts(1, 0, 0, self.price.cost))
 
     def use(self, model: str, usage: Mapping[str, Any] | None, events: int) -> None:
         """Note what a backend says that the request has used.
@@ -58,14 +59,23 @@ class Bill:
         self.consumption = consumption_of(usage, self._estimate(events))
         self._price(model)
 
-    def use_estimate(self, model: str) -> None:
-        """Note the most that the request may have used: its client left before the end."""
-        self.consumption = self._estimate(self._demand.answer_tokens)._replace(estimated=True)
-        self._price(model)
+    def use_estimate(self, model: str, events: int = 0, *, free: bool = False) -> None:
+        """Note the most that the request may have used: nobody has seen its end.
+
+        events: events of its stream so far. The request may have named no limit, so they can be more.
+        free: it costs no money, because its client got nothing.
+        """
+        answer = max(self._demand.answer_tokens, events)
+        self.consumption = self._estimate(answer)._replace(estimated=True)
+        if free:
+            self.price = FREE._replace(estimated=True)
+        else:
+            self._price(model)
 
     async def settle(self, *, answered: bool, stored: bool) -> None:
-        """Replace what was reserved by what was used. A request that no backend answered costs nothing.
+        """Replace what was reserved by what was used. A request that failed costs nothing.
 
+        answered: whether a backend has worked on it, up to its answer or until it was given up.
         stored: whether the answer came from the cache, so that no tokens were used.
         """
         if self._reservation is None:

@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from fovea.api.unknown import HEADER, header
-from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, Unavailable
+from fovea.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Load
+from fovea.gateway.backends.breaker import TEXT, VISION
 from fovea.gateway.cache.hit import Hit
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import ClientGone, Exchange
@@ -29,6 +30,7 @@ from fovea.gateway.generate.relay import Relay, ShuttingDown
 from fovea.gateway.generate.stored import Stored
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.inspect.fields import check_fields, check_priority, separate_uuids
 from fovea.gateway.inspect.images import RequestImage
 from fovea.gateway.inspect.media_parts import media_parts
 from fovea.gateway.queue.turn import Turn
@@ -40,7 +42,15 @@ from fovea.http.body_budget import Claim
 log = logging.getLogger("fovea.gateway")
 CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
-NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout)
+TIMEOUTS = ("upstream_timeout", "total_timeout")
+"""Codes of errors after which a backend has worked for nothing."""
+OWN_HEADERS = frozenset(
+    f"x-fovea-{name}"
+    for name in ("backend", "route", "model", "attempts", "fallback", "degraded", "cache", "experiment")
+)
+"""Headers that only the gateway itself may set."""
+LONGEST_HEADER = 8192
+NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout, DeadlineExceeded)
 """Errors after which an old answer from the cache is better than none."""
 
 
@@ -76,6 +86,7 @@ class Generation:
         self._assignment: Assignment | None = None
         self._translation: ChatTranslation | None = None
         self._turn: Turn | None = None
+        self._passed: Relay | None = None
         self._claim: Claim | None = None
         self._cut = ""
         self._gone = self._ended = False
@@ -143,7 +154,10 @@ class Generation:
         self.asked = model.name
         if not self.tenant.limits.allows(model.name):
             self.tenant.check_model(str(asked or model.name))
+        check_fields(body.value, self.api)
+        check_priority(body.value, self.tenant.name, self.tenant.limits.priority)
         parts = list(media_parts(body.value))
+        separate_uuids(body, parts, self.tenant.name)
         images = await services.inspector.inspect(body, parts) if parts else []
         services.metrics.count("images", by=len(images)) if images else None
         self.model = model = self._assigned(body, model)
@@ -265,14 +279,18 @@ class Generation:
             self.first_byte_s = services.clock() - self.started
         self._disclose(won, model, renderer, job.attempts)
         services.learn(won.answer.headers, images)
-        relay = self._relay()
-        with self.stored.record(wanted=won.model is model) as recorder:
+        relay = self._passed = self._relay()
+        # An answer about smaller images must not be given later, when there is room for the whole ones.
+        with self.stored.record(wanted=won.model is model and not renderer.degraded) as recorder:
             usage = await relay.pass_on(
                 won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
             )
+        stage = VISION if demand.has_images else TEXT
         if relay.broken:
             self.code = "stream_broken"
-            services.dispatcher.note_broken(won.backend, "vision" if demand.has_images else "text")
+            services.dispatcher.note_broken(won.backend, stage)
+        else:
+            services.dispatcher.note_complete(won.backend, stage)
         if won.answer.status < 400:
             bill.use(won.model.name, usage, relay.events)
         self._ended = True
@@ -300,8 +318,8 @@ class Generation:
         if self.stored.result:
             extra["x-fovea-cache"] = self.stored.result
         for name, value in won.answer.headers:
-            if name.startswith("x-fovea-") and name not in extra:
-                extra[name] = value
+            if name.startswith("x-fovea-") and name not in OWN_HEADERS and len(value) <= LONGEST_HEADER:
+                extra.setdefault(name, value)
 
     async def _fail(self, error: FoveaError) -> None:
         """Send an error, or nothing if an answer has begun already (its relay has ended it then)."""
@@ -317,18 +335,28 @@ class Generation:
         if won is not None:
             won.end()
             if bill is not None and not self._ended:
-                bill.use_estimate(won.model.name)
+                bill.use_estimate(won.model.name, 0 if self._passed is None else self._passed.events)
+        elif bill is not None and self.model is not None and self._works_in_vain:
+            bill.use_estimate(self.model.name, free=not self._gone)
         if self._turn is not None and self.model is not None:
             used = None if bill is None else bill.consumption.text_tokens + bill.consumption.visual_tokens
             services.queues.of(self.model).release(self._turn, used)
         self.stored.end()
         if bill is not None:
             stored = self.stored.result in ("hit", "stale")
-            await bill.settle(answered=won is not None, stored=stored)
+            await bill.settle(answered=won is not None or self._works_in_vain, stored=stored)
         # A client that left says nothing about the variant that it got.
         if self._assignment is not None and services.experiments is not None and not self._gone:
             services.experiments.record(self._assignment, self._outcome())
         services.book.enter(self)
+
+    @property
+    def _works_in_vain(self) -> bool:
+        """Whether a backend has worked without an answer, because the client left or the time was over.
+
+        It counts, or else a client would have no limits: it could leave every request just before its answer.
+        """
+        return self.attempts > 0 and (self._gone or self.code in TIMEOUTS)
 
     def _outcome(self) -> Outcome:
         status = self.exchange.status

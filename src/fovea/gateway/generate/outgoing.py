@@ -79,13 +79,13 @@ class Renderer:
 def lowered(value: dict[str, Any], detail: str) -> dict[str, Any]:
     """Return a body whose images ask for a lower detail level, unless they name their own level or limits."""
     changed: dict[int, dict[str, Any]] = {}
-    for part in media_parts(value):
+    for part in media_parts(value, check=False):
         own = part.owner if part.key == "url" else part.part
         if part.is_video or part.bare or any(own.get(name) for name in ("min_pixels", "max_pixels")):
             continue
         if own.get("detail") not in (None, "auto") or "visual_tokens" in value:
             continue
-        if part.key == "url":
+        if part.owner is part.part.get("image_url"):
             changed[id(part.owner)] = {**part.owner, "detail": detail}
         elif part.part.get("type") == "input_image":
             changed[id(part.part)] = {**part.part, "detail": detail}

@@ -64,9 +64,9 @@ class Relay:
 
     async def stored(self, hit: Hit) -> None:
         """Send an answer from the cache."""
-        payload, headers = hit.payload(), hit.headers()
-        self._exchange.extra.update(
-            {name: value for name, value in headers.items() if name != "content-type"}
+        payload, headers, extra = hit.payload(), hit.headers(), self._exchange.extra
+        extra.update(
+            {name: value for name, value in headers.items() if name != "content-type" and name not in extra}
         )
         if headers["content-type"].startswith("text/event-stream"):
             translator = self._translator()
@@ -92,7 +92,7 @@ class Relay:
     async def _complete(self, status: int, body: bytes) -> Mapping[str, Any] | None:
         try:
             value = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         usage = value.get("usage") if isinstance(value, dict) else None
         if self._translation is not None:
@@ -132,7 +132,11 @@ class Relay:
                     data = await read()
                     silence.since = math.inf
         except TimeoutError:
-            reason = "sent nothing more in time" if loop.time() < deadline else "took longer than total_s"
+            reason = (
+                "sent nothing more in time (idle_s)"
+                if loop.time() < deadline
+                else "was not done in time (total_s)"
+            )
             failure = GatewayTimeout(f"{won.backend.name} {reason}; the answer is not complete")
         except BROKEN as error:
             failure = BadGateway(
@@ -142,9 +146,10 @@ class Relay:
             failure = ShuttingDown("the gateway is shutting down; the answer is not complete")
             await self._end(events, translator, failure)
             raise
+        finally:
+            self.events = events.count
         await self._end(events, translator, failure)
         recorder.finish(200 if events.complete and not self.broken else 502)
-        self.events = events.count
         return events.usage()
 
     async def _end(

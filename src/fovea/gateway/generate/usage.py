@@ -8,6 +8,9 @@ from typing import Any
 
 from fovea.gateway.amounts import Consumption, visual_tokens_of
 
+MOST = 1 << 40
+"""A larger number of tokens is taken for none: no account could hold it."""
+
 
 def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Consumption:
     """Return the tokens that a backend reports; what it leaves out is as estimated.
@@ -17,10 +20,11 @@ def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Co
     """
     if usage is None:
         return estimate._replace(estimated=True)
-    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    told = _count(usage, "prompt_tokens", "input_tokens")
     completion = _count(usage, "completion_tokens", "output_tokens")
-    if prompt is None:
+    if told is None and completion is None:
         return estimate._replace(estimated=True)
+    prompt = estimate.prompt_tokens if told is None else told
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     if not isinstance(details, Mapping):
         details = {}
@@ -35,8 +39,9 @@ def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Co
         prompt_tokens=max(prompt, visual),
         visual_tokens=visual,
         cached_tokens=min(cached, prompt),
-        completion_tokens=completion or 0,
+        completion_tokens=estimate.completion_tokens if completion is None else completion,
         images=estimate.images,
+        estimated=told is None,
     )
 
 
@@ -44,7 +49,7 @@ def usage_of(body: bytes) -> dict[str, Any] | None:
     """Return the object `usage` of a complete answer; None: it has none."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     usage = value.get("usage") if isinstance(value, dict) else None
     return usage if isinstance(usage, dict) else None
@@ -53,6 +58,6 @@ def usage_of(body: bytes) -> dict[str, Any] | None:
 def _count(values: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = values.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST:
             return value
     return None

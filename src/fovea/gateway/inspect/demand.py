@@ -8,6 +8,7 @@ from typing import Any
 
 from fovea.core.errors import InvalidRequest
 from fovea.gateway.inspect.body import Body
+from fovea.gateway.inspect.fields import ANSWERS, CHOICES, MOST_TOKENS
 from fovea.gateway.inspect.images import RequestImage
 
 BYTES_PER_TOKEN = 4
@@ -16,6 +17,8 @@ USUAL_ANSWER = 256
 """Assumed tokens of an answer whose request names no limit."""
 PREFIX_BYTES = 16 * 1024
 """Bytes of a conversation's beginning by which it is routed."""
+LONGEST_SESSION = 256
+"""Characters of a session's name; a longer one is known by its hash."""
 SESSION_FIELDS = ("prompt_cache_key", "conversation", "session_id")
 
 
@@ -48,7 +51,9 @@ class Demand:
     def __init__(self, api: str, body: Body, images: list[RequestImage], session: str = "") -> None:
         """session: from a header; a field of the body takes precedence.
 
-        Raises InvalidRequest for a model that is no text.
+        Raises InvalidRequest for a model that is no text, and for answers that are too long together.
+
+        The fields have been checked by `check_fields`.
         """
         value = body.value
         model = value.get("model", "")
@@ -59,12 +64,13 @@ class Demand:
         self.stream = value.get("stream") is True
         self.images = images
         self.visual_tokens = 0
-        urls = {id(image.part.owner) for image in images}
-        self.prompt_tokens = sum(_text_bytes(value.get(key), body, urls) for key in _PROMPTS)
-        self.prompt_tokens = -(-self.prompt_tokens // BYTES_PER_TOKEN)
+        self.prompt_tokens = -(-_prompt_bytes(value, body, images) // BYTES_PER_TOKEN)
         self.answer_tokens = _answer_tokens(value)
         named = (value.get(name) for name in SESSION_FIELDS)
-        self.session = next((name for name in named if isinstance(name, str) and name), session)
+        self.session = next((body.text(name) for name in named if isinstance(name, str) and name), session)
+        if len(self.session) > LONGEST_SESSION:
+            data = self.session.encode("utf-8", "surrogatepass")
+            self.session = hashlib.blake2b(data, digest_size=16).hexdigest()
         self.prefix = _prefix(value, body)
 
     @property
@@ -91,30 +97,63 @@ class Demand:
         yield "prefix", self.prefix
 
 
-_PROMPTS = ("messages", "input", "prompt", "system", "instructions", "tools")
+_PROMPTS = ("messages", "input", "prompt", "system", "instructions", "suffix")
+_SCHEMAS = (
+    "tools", "functions", "documents", "chat_template_kwargs", "response_format", "text", "guided_json",
+    "structured_outputs", "json_schema",
+)  # fmt: skip
+"""Fields whose names of fields are part of the prompt, too."""
 
 
-def _text_bytes(node: Any, body: Body, urls: set[int]) -> int:
-    """Sum the bytes of all texts of a value. urls: ids of the objects that hold URLs of images."""
+def _prompt_bytes(value: Mapping[str, Any], body: Body, images: list[RequestImage]) -> int:
+    """Sum the bytes of all texts of a prompt, without the URLs of its images.
+
+    Only a long URL is known by its placeholder. A short one may be a text elsewhere, so it counts once less.
+    """
+    urls = [image.part.url for image in images]
+    long = frozenset(url for url in urls if body.is_long(url))
+    size = sum(_text_bytes(value[key], body, long) for key in _PROMPTS if key in value)
+    size += sum(_text_bytes(value[key], body, long, True) for key in _SCHEMAS if key in value)
+    short = (image.part.url for image in images if not image.part.bare)
+    return max(0, size - sum(body.length(url) for url in short if url not in long))
+
+
+def _text_bytes(node: Any, body: Body, urls: frozenset[str], names: bool = False) -> int:
+    """Sum the bytes of all texts of a value. A list of token ids counts as the text of so many tokens.
+
+    urls: placeholders of the URLs of images, which do not count.
+    names: whether the names of fields count.
+    """
     if isinstance(node, str):
-        return body.length(node)
+        return 0 if node in urls else body.length(node)
     if isinstance(node, list):
-        return sum(_text_bytes(entry, body, urls) for entry in node)
-    if isinstance(node, dict) and id(node) not in urls:
-        return sum(_text_bytes(entry, body, urls) for entry in node.values())
+        if node and isinstance(node[0], int):
+            return len(node) * BYTES_PER_TOKEN
+        return sum(_text_bytes(entry, body, urls, names) for entry in node)
+    if isinstance(node, dict):
+        held = sum(_text_bytes(entry, body, urls, names) for entry in node.values())
+        return held + sum(map(body.length, node)) if names else held
     return 0
 
 
 def _answer_tokens(value: Mapping[str, Any]) -> int:
-    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-    limits = [value[name] for name in names if _is_count(value.get(name))]
-    choices = value.get("n")
-    each = min(limits, default=USUAL_ANSWER)
-    return int(each) * (int(choices) if _is_count(choices) and choices else 1)
+    """Return the tokens of all answers. Of several limits the largest counts: an engine may read that one."""
+    limits = [value[name] for name in ANSWERS if value.get(name) is not None]
+    choices = max(value.get(name) or 1 for name in CHOICES)
+    total = int(max(limits, default=USUAL_ANSWER)) * int(choices) * _prompts(value.get("prompt"))
+    if total > MOST_TOKENS:
+        raise InvalidRequest(
+            f"the answers may have {total} tokens together; accepted: at most {MOST_TOKENS}",
+            param="max_tokens",
+        )
+    return total
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+def _prompts(prompt: Any) -> int:
+    """The number of prompts of a request for completions: each is answered."""
+    if not isinstance(prompt, list) or all(isinstance(entry, int) for entry in prompt):
+        return 1
+    return len(prompt)
 
 
 def _prefix(value: Mapping[str, Any], body: Body) -> str:

@@ -103,6 +103,10 @@ class Tenants:
         key = find_key(self._table.keys, hashed, roles, kind, self._now())
         return self._tenants[key.digest]
 
+    def has(self, role: str) -> bool:
+        """Whether keys can have a role, so that those without it are refused."""
+        return role in self._closed
+
     def reload(self) -> bool:
         """Read the keys file if it has changed. Returns whether other keys are used now."""
         if not self._table.reload():

@@ -1,0 +1,116 @@
+"""Checks the fields of a request that would pass by the gateway's own rules, or reach into an engine.
+
+A gateway forwards fields that it does not know, because engines have many. But some let a client run code in
+an engine, connect it to other machines, or see what belongs to other clients. Others decide how much work a
+request is, and engines read more forms of them than the gateway counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fovea.core.errors import InvalidRequest
+from fovea.gateway.inspect.body import Body
+from fovea.gateway.inspect.media_parts import MediaPart
+
+_CODE = "it would run code of a client in the engine"
+_CONNECT = "it would connect the engine to an address of the client's choice"
+_UNSEEN = "the gateway can neither check nor count it"
+_OTHERS = "it names what belongs to the engine or to other clients"
+REFUSED: Mapping[str, str] = {
+    "chat_template": _CODE,
+    "logits_processors": _CODE,
+    "custom_logit_processor": _CODE,
+    "kv_transfer_params": _CONNECT,
+    "disaggregated_params": _CONNECT,
+    "bootstrap_host": _CONNECT,
+    "bootstrap_port": _CONNECT,
+    "bootstrap_room": _CONNECT,
+    "prompt_embeds": _UNSEEN,
+    "input_embeds": _UNSEEN,
+    "multi_modal_data": _UNSEEN,
+    "image_data": _UNSEEN,
+    "video_data": _UNSEEN,
+    "audio_data": _UNSEEN,
+    "rid": _OTHERS,
+    "id_slot": _OTHERS,
+    "session_params": _OTHERS,
+    "lora_path": _OTHERS,
+}
+"""Fields of requests that are refused, and why. Each is one of vLLM, SGLang, TensorRT-LLM or llama.cpp."""
+_REFUSED = frozenset(REFUSED)
+_TEMPLATE = "chat_template_kwargs"
+_IN_TEMPLATE = frozenset(("chat_template", "tokenize"))
+ANSWERS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+"""Names of the longest answer in tokens. Engines disagree about which of them counts."""
+CHOICES = ("n", "best_of")
+MOST_CHOICES = 1024
+MOST_TOKENS = (1 << 31) - 1
+
+
+def check_fields(value: Mapping[str, Any], api: str) -> None:
+    """Check the top-level fields of a request. Raises InvalidRequest, which names the field.
+
+    api: "chat", "completions", "messages" or "responses".
+    """
+    if not _REFUSED.isdisjoint(value):
+        for name, reason in REFUSED.items():
+            if value.get(name) is not None:
+                raise InvalidRequest(
+                    f"{name} is not forwarded: {reason}", param=name, code="unsupported_field"
+                )
+    held = value.get(_TEMPLATE)
+    if isinstance(held, dict) and not _IN_TEMPLATE.isdisjoint(held):
+        raise InvalidRequest(
+            f"{_TEMPLATE} holds chat_template or tokenize, which are not forwarded: {_CODE}",
+            param=_TEMPLATE,
+            code="unsupported_field",
+        )
+    stream = value.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidRequest("stream is neither true nor false", param="stream")
+    for name in ANSWERS:
+        _check_count(value, name, 0, MOST_TOKENS)
+    for name in CHOICES:
+        _check_count(value, name, 1, MOST_CHOICES)
+    if api == "completions":
+        prompt = value.get("prompt")
+        if any(isinstance(entry, dict) for entry in (prompt if isinstance(prompt, list) else (prompt,))):
+            raise InvalidRequest("prompt holds an object; accepted: texts and token ids", param="prompt")
+
+
+def check_priority(value: Mapping[str, Any], tenant: str, least: int) -> None:
+    """Raise InvalidRequest if a tenant asks an engine for a more urgent priority than its own.
+
+    least: the tenant's priority; smaller ones are more urgent.
+    """
+    priority = value.get("priority")
+    if priority is None or not tenant:
+        return
+    if not isinstance(priority, int) or isinstance(priority, bool) or priority < least:
+        raise InvalidRequest(
+            f"priority is more urgent than that of key {tenant!r}; accepted: whole numbers from {least} on",
+            param="priority",
+        )
+
+
+def separate_uuids(body: Body, parts: Iterable[MediaPart], tenant: str) -> None:
+    """Replace the names that clients give to images by names that no other tenant can give.
+
+    vLLM keeps images under these names: without this, a tenant could put its image in place of another's.
+    """
+    for part in parts:
+        name = part.part.get("uuid")
+        if isinstance(name, str):
+            data = f"{len(tenant)}:{tenant}".encode() + bytes(body.raw(name))
+            part.part["uuid"] = hashlib.sha256(data).hexdigest()
+
+
+def _check_count(value: Mapping[str, Any], name: str, low: int, high: int) -> None:
+    count = value.get(name)
+    if count is None:
+        return
+    if not isinstance(count, int) or isinstance(count, bool) or not low <= count <= high:
+        raise InvalidRequest(f"{name} is no whole number from {low} to {high}", param=name)
