@@ -30,6 +30,7 @@ from fovea.gateway.config import BackendConfig, ModelConfig, Tables
 from fovea.gateway.experiments.config import ExperimentConfig
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.inspect.remote import KnownImages
 from fovea.gateway.route.router import Router
 from fovea.gateway.settings import GatewaySettings, ResilienceSettings, RouteSettings
 
@@ -338,3 +339,16 @@ def test_a_backend_with_more_requests_may_be_slower(share: int) -> None:
             backend.note_first_byte(0.5 if busy else 0.1, 300)
     ejected = eject_outliers(list(made), ResilienceSettings(), 200.0)
     assert [one.name for one in ejected] == (["engine-3"] if share == 1 else [])
+
+
+def test_the_first_url_of_a_picture_is_forgotten_with_it() -> None:
+    """Otherwise these names would grow without a bound, or lead to another picture."""
+    known = KnownImages(2)
+    known.learn(b"a", "1")
+    known.learn(b"b", "1")
+    assert known.first_name("1") == b"a"
+    known.learn(b"a", "2")  # the URL shows another picture now
+    assert (known.first_name("1"), known.first_name("2")) == (b"", b"a")
+    known.learn(b"c", "3")
+    known.learn(b"d", "4")
+    assert [known.first_name(identity) for identity in "1234"] == [b"", b"", b"c", b"d"]
