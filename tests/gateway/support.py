@@ -316,7 +316,7 @@ class Running:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
 
     async def says(self, text: str = "hello", **body: Any) -> str:
-        """Send a chat request by the official client, and return the text of the answer. Raises its errors."""
+        """Send a chat request by the official client, and return the answer's text. Raises its errors."""
         async with self.openai() as client:
             answer: Any = await client.chat.completions.create(**chat(text, **body))
             if not body.get("stream"):

@@ -30,6 +30,7 @@ from fovea.gateway.config import BackendConfig, ModelConfig, Tables
 from fovea.gateway.experiments.config import ExperimentConfig
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.inspect.remote import KnownImages
 from fovea.gateway.route.router import Router
 from fovea.gateway.settings import GatewaySettings, ResilienceSettings, RouteSettings
 
@@ -322,8 +323,32 @@ def test_more_new_images_than_others_are_no_reason_to_be_ejected() -> None:
             backend.note_first_byte(0.4 if number < new else 0.02, 300)
     settings = ResilienceSettings()
     assert eject_outliers(list(made), settings, 200.0) == []
-    engine = made.get("engine-2")
-    assert engine is not None
     for _ in range(4 * LEAST_SAMPLES):  # now it is slow for known images, too
-        engine.note_first_byte(0.4, 300)
-    assert eject_outliers(list(made), settings, 200.0) == [engine]
+        for backend in made:
+            backend.note_first_byte(0.4 if backend.name == "engine-2" else 0.02, 300)
+    assert eject_outliers(list(made), settings, 200.0) == [made.get("engine-2")]
+
+
+@pytest.mark.parametrize("share", [1, 3])
+def test_a_backend_with_more_requests_may_be_slower(share: int) -> None:
+    """Few keys are spread unevenly. The backend with the most of them is busy, not broken."""
+    made = fleet(100.0)
+    for backend in made:
+        busy = backend.name == "engine-3"
+        for _ in range(2 * LEAST_SAMPLES * (share if busy else 1)):
+            backend.note_first_byte(0.5 if busy else 0.1, 300)
+    ejected = eject_outliers(list(made), ResilienceSettings(), 200.0)
+    assert [one.name for one in ejected] == (["engine-3"] if share == 1 else [])
+
+
+def test_the_first_url_of_a_picture_is_forgotten_with_it() -> None:
+    """Otherwise these names would grow without a bound, or lead to another picture."""
+    known = KnownImages(2)
+    known.learn(b"a", "1")
+    known.learn(b"b", "1")
+    assert known.first_name("1") == b"a"
+    known.learn(b"a", "2")  # the URL shows another picture now
+    assert (known.first_name("1"), known.first_name("2")) == (b"", b"a")
+    known.learn(b"c", "3")
+    known.learn(b"d", "4")
+    assert [known.first_name(identity) for identity in "1234"] == [b"", b"", b"c", b"d"]

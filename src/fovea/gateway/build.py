@@ -115,7 +115,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         prices=prices,
         cache=open_cache(settings.response_cache, settings.redis),
         experiments=experiments,
-        shadows=Shadows(experiments, dispatcher, fleet, clock),
+        shadows=Shadows(experiments, dispatcher, fleet, prices, clock),
         book=Book(metrics, _usage_log(settings, prices), AuditLog(settings.audit_log)),
         drains=Drains(setup.drains),
         silence=SilenceWatch(clock),
@@ -253,6 +253,10 @@ def _set_gauges(services: Services, metrics: Metrics) -> None:
         metrics.set("backend_requests", backend.requests, backend.name)
         metrics.set("backend_tokens", backend.text, backend.name, "text")
         metrics.set("backend_tokens", backend.visual, backend.name, "visual")
+    for name, value in ({} if services.cache is None else services.cache.stats()).items():
+        metrics.set("response_cache", value, name)
+    for name, value in services.accounts.stats().items():
+        metrics.set("accounts", value, name)
     for name, queue in services.queues:
         metrics.set("queued", queue.queue.waiting, metrics.models(name))
 

@@ -49,8 +49,8 @@ class BackendConfig:
     api_key_file: file of the key that is sent to it; "": none is sent.
     max_requests, max_tokens: what it may have outstanding; 0: the setting for all.
     apis: APIs that it offers itself; the others are translated to chat.
-    degrade: how it is asked for fewer visual tokens. "auto": by `detail` if it says that it is Fovea.
-        Others are not asked, because they refuse levels that they do not know.
+    degrade: how it is asked for fewer visual tokens. "auto": by `detail` if it says that it is Fovea. Others
+        are not asked, because they refuse levels that they do not know.
     health: path of its health check; "": /ready, or /health if it has none.
     """
 
@@ -157,7 +157,7 @@ class Tables:
                     )
 
 
-TABLES = ("backend", "discover", "model", "experiment")
+TABLES = ("backend", "discover", "model", "experiment", "experiments")
 """Keys of the file that are no settings."""
 
 

@@ -152,7 +152,7 @@ def test_a_url_that_is_no_unicode_is_refused(inside: bytes) -> None:
         (b'{"a":"\xed\xa0\x80"}', "UTF-8"),
         (b'{"a":NaN}', "NaN"),
         (b'{"a":-Infinity}', "-Infinity"),
-        (b'{"a":[1e999]}', "1e999"),
+        (b'{"a":[1e999]}', "too large"),
         (b'{"a":%b}' % (b"9" * 600), "digits"),
         (b'{"a":"\x00"}', "not JSON"),
         ('{"a":1}'.encode("utf-16"), "not JSON"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fovea.core.errors import InvalidRequest
 from tests.gateway.samples import parts
 
 URL = {"type": "image_url", "image_url": {"url": "u"}}
@@ -66,10 +67,11 @@ def test_results_of_tools() -> None:
     assert [part.url for part in parts({"input": [{"type": "input_image", "image_url": "u"}]})] == ["u"]
 
 
-def test_deep_content_is_searched_up_to_a_bound() -> None:
-    assert len(parts(nested(URL, 9))) == 1
-    assert len(parts(nested(URL, 10))) == 0
-    assert parts(nested(URL, 90)) == []
+@pytest.mark.parametrize("levels", [2, 10, 40])
+def test_content_is_searched_at_any_depth(levels: int) -> None:
+    [found] = parts(nested(URL, levels))
+    assert found.url == "u"
+    assert len(found.param) < 400
 
 
 @pytest.mark.parametrize(
@@ -77,15 +79,34 @@ def test_deep_content_is_searched_up_to_a_bound() -> None:
     [
         {},
         {"messages": "text"},
-        {"messages": {"content": [URL]}},
-        {"messages": [[URL], None, 3, "x"]},
+        {"messages": [[None], None, 3, "x"]},
         {"messages": [{"content": [{"image_url": 5}, {"image_url": {"url": 5}}, {"source": "x"}]}]},
-        {"messages": [{"content": [{"type": "image_url", "image_url": {"url": ["u"]}}]}]},
         {"tools": [{"content": [URL]}], "metadata": [URL]},
     ],
 )
 def test_other_values_are_no_images(value: dict[str, Any]) -> None:
     assert parts(value) == []
+
+
+@pytest.mark.parametrize("value", [{"content": [URL]}, [[URL]], [{"content": {"x": URL}}]])
+def test_images_at_unusual_places_are_found(value: Any) -> None:
+    assert [part.url for part in parts({"messages": value})] == ["u"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": ["u"]}},
+        {"type": "image_url", "uuid": "1"},
+        {"type": "audio_url", "audio_url": {"url": "http://10.0.0.1"}},
+        {"type": "image", "image": "http://10.0.0.1"},
+    ],
+)
+def test_media_that_cannot_be_checked_are_refused(part: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parts({"messages": [{"content": [URL, part]}]})
+    assert caught.value.code == "unsupported_media"
+    assert str(caught.value.param).startswith("messages[0].content[1]")
 
 
 @pytest.mark.parametrize(

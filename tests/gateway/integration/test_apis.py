@@ -72,7 +72,7 @@ async def test_responses_are_translated_both_ways_for_the_official_client() -> N
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 async def test_errors_have_the_form_of_the_api(path: str) -> None:
-    """Of the gateway, of a backend, and in the middle of a stream."""
+    """Errors come from the gateway, from a backend, and in the middle of a stream."""
     body = MESSAGE if path == "/v1/messages" else ITEM
     times = TimeoutSettings(idle_s=0.3)
     async with FakeEngine("e", plan=Plan(400)) as engine, running(engine, timeouts=times) as gateway:

@@ -1,4 +1,4 @@
-"""A large request passes nginx, Envoy, the gateway and a simulated Fovea engine, all of them real processes."""
+"""A large request passes nginx, Envoy, the gateway and a simulated engine, all of them real processes."""
 
 from __future__ import annotations
 
@@ -98,5 +98,6 @@ def test_three_large_images_arrive_and_have_the_same_identities_on_both_sides(
             said = sdk.chat.completions.create(**body)
         assert said.choices[0].message.content == complete.json()["choices"][0]["message"]["content"]
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
-    assert [[image["identity"] for image in line["images"]] for line in lines] == [identities] * 3
+    logged = [[SIDE, SIDE, identity[:16]] for identity in identities]
+    assert [(line["images"], line["image_list"]) for line in lines] == [(3, logged)] * 3
     assert os.path.getsize(audit) < 10_000, "identities are logged, not images"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fovea.gateway.settings import RouteSettings, TimeoutSettings
 from tests.gateway.support import CHAT, PATIENCE_S, FakeEngine, Plan, Running, chat, running, soon, words
 
 MIB = 1024 * 1024
@@ -72,7 +73,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_backend(plan: Plan) 
             await soon(lambda seen=before: engine.cut == seen + 1)
         await soon(lambda: nothing_is_outstanding(gateway, engine))
         assert await gateway.metric("requests_total", status="499") == engine.cut
-        # Nobody's fault: no breaker counts it, and the next request is served.
+        # No breaker counts it, and the next request is served.
         engine.plan = Plan()
         assert (await gateway.ask()).status_code == 200
         assert (await gateway.backend(engine.name))["breakers"]["text"] == "closed"
@@ -80,56 +81,90 @@ async def test_a_client_that_leaves_ends_its_request_at_the_backend(plan: Plan) 
 
 
 async def test_a_client_that_leaves_while_it_waits_leaves_the_queue() -> None:
-    async with FakeEngine(plan=Plan(wait_s=math.inf)) as engine:
-        from fovea.gateway.settings import RouteSettings
-
-        async with running(engine, route=RouteSettings(requests_per_backend=1)) as gateway:
-            _, first = await raw(gateway, request(chat()))
-            await soon(lambda: engine.received)
-            _, second = await raw(gateway, request(chat("second")))
-            await soon(lambda: _queued(gateway, 1))
-            second.transport.abort()
-            await soon(lambda: _queued(gateway, 0))
-            assert len(engine.received) == 1
-            first.transport.abort()
-            await soon(lambda: nothing_is_outstanding(gateway, engine))
+    route = RouteSettings(requests_per_backend=1)
+    async with FakeEngine(plan=Plan(wait_s=math.inf)) as engine, running(engine, route=route) as gateway:
+        _, first = await raw(gateway, request(chat()))
+        await soon(lambda: engine.received)
+        _, second = await raw(gateway, request(chat("second")))
+        await soon(lambda: _queued(gateway, 1))
+        second.transport.abort()
+        await soon(lambda: _queued(gateway, 0))
+        assert len(engine.received) == 1
+        first.transport.abort()
+        await soon(lambda: nothing_is_outstanding(gateway, engine))
 
 
 async def _queued(gateway: Running, count: int) -> bool:
     return await gateway.metric("queued") == count
 
 
-async def test_clients_that_read_slowly_do_not_disturb_others_and_take_little_memory() -> None:
-    """200 clients read nothing of endless streams. The engine is slowed down, not the gateway's memory."""
+@pytest.mark.parametrize("clients", [40, pytest.param(200, marks=pytest.mark.slow)])
+async def test_clients_that_read_slowly_do_not_disturb_others_and_take_little_memory(clients: int) -> None:
+    """Many clients read nothing of endless streams. The engine has to wait, and the memory stays bounded."""
     plan = Plan(events=10**6)
     async with FakeEngine(plan=plan) as engine, running(engine) as gateway:
         engine.name = "x" * 60_000  # long events fill the sockets soon
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        writers = [(await raw(gateway, request(chat(str(number), stream=True))))[1] for number in range(200)]
+        writers = [
+            (await raw(gateway, request(chat(str(number), stream=True))))[1] for number in range(clients)
+        ]
         for writer in writers:
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await soon(lambda: len(engine.received) == 200)
+        await soon(lambda: len(engine.received) == clients)
         engine.plan = Plan(events=2)
         for number in range(20):
             answer = await gateway.ask(f"other {number}")
             assert answer.status_code == 200
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
-        assert grown < 400, "MiB for 200 streams, with the sockets and buffers of engine and clients"
+        assert grown < 64 + 2 * clients, "MiB, with the buffers of engine and clients in this process"
         for writer in writers:
             writer.transport.abort()
-        await soon(lambda: engine.cut == 200)
+        await soon(lambda: engine.cut == clients)
         await soon(lambda: not gateway.gateway.services.running)
 
 
 async def test_a_client_that_reads_nothing_is_disconnected_after_write_timeout_s() -> None:
-    async with FakeEngine(plan=Plan(events=10**6)) as engine:
-        async with running(engine, http={"write_timeout_s": 0.5}) as gateway:
-            engine.name = "x" * 60_000
+    async with (
+        FakeEngine(plan=Plan(events=10**6)) as engine,
+        running(engine, http={"write_timeout_s": 0.5}) as gateway,
+    ):
+        engine.name = "x" * 60_000
+        _, writer = await raw(gateway, request(chat(stream=True)))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await soon(lambda: engine.cut == 1)
+        assert await gateway.metric("connection_timeouts_total") == 1
+        writer.transport.abort()
+
+
+async def test_a_pause_of_the_client_is_not_a_silence_of_the_backend() -> None:
+    """The client reads nothing for longer than idle_s, then all the rest."""
+    times = TimeoutSettings(idle_s=0.3)
+    async with (
+        FakeEngine("x" * 60_000, plan=Plan(events=300)) as engine,
+        running(engine, timeouts=times) as gateway,
+    ):
+        reader, writer = await raw(gateway, request(chat(stream=True)))
+        await reader.readuntil(b"data: ")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(1.0)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        end = b""
+        while not end.endswith(b"0\r\n\r\n"):
+            data = await reader.read(1 << 20)
+            assert data, "the stream was cut"
+            end = (end + data)[-4096:]
+        assert b"[DONE]" in end
+        writer.close()
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
+    async with FakeEngine("x" * 60_000, plan=Plan(events=10**6)) as engine, asyncio.timeout(PATIENCE_S):
+        async with running(engine, drain_seconds=0.2) as gateway:
             _, writer = await raw(gateway, request(chat(stream=True)))
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            await soon(lambda: engine.cut == 1)
-            assert await gateway.metric("connection_timeouts_total") == 1
-            writer.transport.abort()
+            await soon(lambda: engine.received)
+        await soon(lambda: engine.cut == 1)
+        writer.transport.abort()
 
 
 async def test_a_body_that_arrives_slowly_is_answered_and_one_that_stops_is_refused() -> None:

@@ -57,7 +57,8 @@ class Command:
         with self.log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "fovea.cli.main", "gateway", "--config", str(self.file),
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=environment,
             )  # fmt: skip
         try:
             async with asyncio.timeout(60):

@@ -79,26 +79,30 @@ async def test_an_engine_that_tells_nonsense_about_images_teaches_nothing() -> N
 async def test_fetched_images_become_data_urls_and_equal_bytes_share_an_answer() -> None:
     png, other = picture(1), picture(2)
     files = {"/one.png": png, "/two.png": png, "/other.png": other}
-    async with image_server(files) as (url, asked), FakeEngine("a") as one, FakeEngine("b") as two:
-        async with running(one, two, media=LOCAL, remote_images="fetch") as gateway:
-            first = await gateway.ask(messages=about(f"{url}/one.png?sig=1"), temperature=0)
-            assert (first.status_code, first.headers["x-fovea-cache"]) == (200, "miss")
-            received = (one.received + two.received)[-1].json["messages"][0]["content"][0]["image_url"]["url"]
-            assert received == data_url(png)
-            second = await gateway.ask(messages=about(f"{url}/two.png"), temperature=0)
-            assert (second.status_code, second.headers["x-fovea-cache"]) == (200, "hit")
-            inline = await gateway.ask(messages=about(data_url(png)), temperature=0)
-            assert inline.headers["x-fovea-cache"] == "hit"
-            third = await gateway.ask(messages=about(f"{url}/other.png"), temperature=0)
-            assert third.headers["x-fovea-cache"] == "miss"
-            missing = await gateway.ask(messages=about(data_url(png), f"{url}/none.png"))
-            assert missing.status_code == 400
-            error = missing.json()["error"]
-            assert (error["code"], error["param"]) == (
-                "image_fetch_failed",
-                "messages[0].content[1].image_url.url",
-            )
-            assert "image 1" in error["message"]
+    async with (
+        image_server(files) as (url, asked),
+        FakeEngine("a") as one,
+        FakeEngine("b") as two,
+        running(one, two, media=LOCAL, remote_images="fetch") as gateway,
+    ):
+        first = await gateway.ask(messages=about(f"{url}/one.png?sig=1"), temperature=0)
+        assert (first.status_code, first.headers["x-fovea-cache"]) == (200, "miss")
+        received = (one.received + two.received)[-1].json["messages"][0]["content"][0]["image_url"]["url"]
+        assert received == data_url(png)
+        second = await gateway.ask(messages=about(f"{url}/two.png"), temperature=0)
+        assert (second.status_code, second.headers["x-fovea-cache"]) == (200, "hit")
+        inline = await gateway.ask(messages=about(data_url(png)), temperature=0)
+        assert inline.headers["x-fovea-cache"] == "hit"
+        third = await gateway.ask(messages=about(f"{url}/other.png"), temperature=0)
+        assert third.headers["x-fovea-cache"] == "miss"
+        missing = await gateway.ask(messages=about(data_url(png), f"{url}/none.png"))
+        assert missing.status_code == 400
+        error = missing.json()["error"]
+        assert (error["code"], error["param"]) == (
+            "image_fetch_failed",
+            "messages[0].content[1].image_url.url",
+        )
+        assert "image 1" in error["message"]
     assert len(one.received) + len(two.received) == 2
     assert asked[0] == "/one.png?sig=1"
 

@@ -12,6 +12,10 @@ from fovea.gateway.settings import ResilienceSettings
 
 RECENT = 64
 """Times to the first byte that are kept for each backend."""
+BUSY = "busy"
+"""Why a backend gets no request that has asked for a pause, with status 429 or 503."""
+FADE = 0.99
+"""Factor by which earlier answers count less at each tick of the watch, twice per second: half in 35 s."""
 LEAST_SHARE = 0.1
 """Share of its weight with which a backend starts that came back."""
 
@@ -48,6 +52,7 @@ class Backend:
     ejected_until: end of its ejection as an outlier, in seconds of the clock.
     answered_at: time of its last answer, in seconds of the clock.
     busy_until: until then it has asked for no further requests.
+    recent: streams of about the last minute; earlier ones count less.
     """
 
     def __init__(
@@ -70,7 +75,7 @@ class Backend:
             stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
         }
         self.first_bytes: deque[float] = deque(maxlen=RECENT)
-        self.seconds_per_token = 0.0
+        self.seconds_per_token = self.recent = 0.0
         self._settings = settings
         self._created = now
         self._since = now - settings.slow_start_s  # at the start of the gateway all are equal
@@ -110,7 +115,7 @@ class Backend:
             return "draining"
         if now < self.ejected_until:
             return "ejected"
-        return "busy" if now < self.busy_until else "breaker open"
+        return BUSY if now < self.busy_until else "breaker open"
 
     def weight(self, now: float) -> float:
         """Its share of the load; less for a while after it came back."""
@@ -158,11 +163,17 @@ class Backend:
     def come_back(self, now: float) -> None:
         """Begin its slow start: it was away, so its caches may be cold."""
         self._since = now
+        self.recent = 0.0
         self.first_bytes.clear()
+
+    def fade(self) -> None:
+        """Let earlier answers count less. Called twice per second."""
+        self.recent *= FADE
 
     def note_first_byte(self, seconds: float, tokens: int) -> None:
         """Note the time to the first byte of a request with so many tokens."""
         self.first_bytes.append(seconds)
+        self.recent += 1.0
         rate = seconds / max(1, tokens)
         self.seconds_per_token += 0.1 * (rate - self.seconds_per_token) if self.seconds_per_token else rate
 

@@ -48,11 +48,14 @@ class Fleet:
         keys = {name: api_key(config) for name, config in wanted.items()}
         gone = [name for name, old in self._backends.items() if wanted.get(name) != old.config]
         come = [name for name in wanted if name not in self._backends or name in gone]
-        for name in gone:
-            self._backends.pop(name).removed = True
+        old = {name: self._backends.pop(name) for name in gone}
+        for backend in old.values():
+            backend.removed = True
         warm = bool(self._backends)
         for name in come:
             self._backends[name] = backend = Backend(wanted[name], self._settings, now, keys[name])
+            if name in old and not backend.models and old[name].config.url == backend.config.url:
+                backend.models = old[name].models  # until it is asked again
             if warm:  # it joins others
                 backend.come_back(now)
         if come or gone:

@@ -80,6 +80,7 @@ class Watch:
         """Start the checks that are due, and eject backends that are too slow."""
         now = self._clock()
         for backend in self._fleet:
+            backend.fade()
             every_s = self._settings.probe_every_s or (0.0 if backend.models else ASK_EVERY_S)
             if every_s and now >= self._due.get(backend.name, 0.0):
                 self._due[backend.name] = now + every_s

@@ -177,12 +177,10 @@ class Dispatcher:
         """Return an answer of one model. Raises the error of its last backend."""
         tried: list[str] = []
         failure: AttemptFailed | None = None
-        while len(tried) < self._settings.max_attempts:
-            if _is_over(job):
-                if failure is not None:
-                    break
-                raise DeadlineExceeded("the gateway's time for this request is over", code="total_timeout")
-            choice = self._next(job, model, tried, fallback=fallback)
+        if _is_over(job):
+            raise DeadlineExceeded("the request took longer than total_s", code="total_timeout")
+        while len(tried) < self._settings.max_attempts and not (failure is not None and _is_over(job)):
+            choice = self._next(job, model, tried, failure, fallback=fallback)
             if choice is None:
                 break
             tried.append(choice.backend.name)
@@ -196,14 +194,26 @@ class Dispatcher:
             raise self._router.unavailable(model, job.demand)
         raise _as_error(failure, len(tried))
 
-    def _next(self, job: Job, model: ModelConfig, tried: Sequence[str], *, fallback: bool) -> Choice | None:
-        """Choose the next backend of a model; None: there is none, or too many retries were made."""
+    def _next(
+        self,
+        job: Job,
+        model: ModelConfig,
+        tried: Sequence[str],
+        failure: AttemptFailed | None,
+        *,
+        fallback: bool,
+    ) -> Choice | None:
+        """Choose the next backend of a model; None: there is none, or too many retries were made.
+
+        failure: of the backend before. One that was not even connected to has cost nothing, so the retry does
+            not count: when a backend dies, all of its requests may go elsewhere.
+        """
         choice = self._router.choose(model, job.demand, job.load_of(model), tried)
-        if choice is None or (tried and not self.budget.take()):
+        if choice is None or (failure is not None and failure.connected and not self.budget.take()):
             return None
-        if tried:
+        if failure is not None:
             self._observer.retried("retry")
-        words = ["fallback"] * fallback + ["retry"] * bool(tried)
+        words = ["fallback"] * fallback + ["retry"] * (failure is not None)
         return choice._replace(reason=", ".join([*words, choice.reason]))
 
     async def _hedged(self, job: Job, model: ModelConfig, choice: Choice, tried: list[str]) -> Won:
@@ -324,7 +334,9 @@ def _as_error(failure: AttemptFailed, attempts: int) -> FoveaError:
     tries = f" ({attempts} backends were asked)" if attempts > 1 else ""
     if failure.status in OVERLOADED:
         return Overloaded(
-            f"all backends are busy{tries}", retry_after=failure.retry_after or 1.0, code="backends_busy"
+            f"the backends of this model are busy{tries}",
+            retry_after=failure.retry_after or 1.0,
+            code="backends_busy",
         )
     if failure.reason == "timeout":
         return GatewayTimeout(f"{failure.message}{tries}")

@@ -142,6 +142,9 @@ class Upstream:
                 answer = await self._begin(response, stream=stream)
                 response = None
                 return answer
+        except AttemptFailed as failure:
+            failure.message = f"{backend.name}: {failure.message}"
+            raise
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise AttemptFailed(
                 f"{backend.name} cannot be connected to: {reason_of(error)}", "connect", connected=False

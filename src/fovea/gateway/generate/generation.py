@@ -121,10 +121,7 @@ class Generation:
 
     async def _receive(self) -> None:
         services, exchange = self.services, self.exchange
-        key = exchange.headers.get(b"authorization", b"")
-        if not key and b"x-api-key" in exchange.headers:  # Anthropic's clients send it so
-            key = b"Bearer " + exchange.headers[b"x-api-key"]
-        self.tenant = services.tenants.authenticate(key)
+        self.tenant = services.tenants.authenticate(exchange.authorization)
         waiting = asyncio.timeout(None)
         with services.bodies.claim(self.tenant.name, lambda: waiting.reschedule(0)) as claim:
             try:
@@ -345,8 +342,7 @@ class Generation:
         if bill is not None:
             stored = self.stored.result in ("hit", "stale")
             await bill.settle(answered=won is not None or self._works_in_vain, stored=stored)
-        # A client that left says nothing about the variant that it got.
-        if self._assignment is not None and services.experiments is not None and not self._gone:
+        if self._assignment is not None and services.experiments is not None and self._is_outcome():
             services.experiments.record(self._assignment, self._outcome())
         services.book.enter(self)
 
@@ -358,12 +354,20 @@ class Generation:
         """
         return self.attempts > 0 and (self._gone or self.code in TIMEOUTS)
 
+    def _is_outcome(self) -> bool:
+        """Whether the end of the request says something about the variant that it got.
+
+        It does not if the client left or has sent a wrong request, or if the answer came from the cache.
+        """
+        wrong = 400 <= self.exchange.status < 500 and self.exchange.status != Overloaded.status
+        return not self._gone and not wrong and self.stored.result not in ("hit", "stale")
+
     def _outcome(self) -> Outcome:
         status = self.exchange.status
         return Outcome(
             self.services.clock() - self.started,
             self.first_byte_s,
-            status >= 500 or self.code == "stream_broken",
+            status >= 500 or status == Overloaded.status or self.code == "stream_broken",
             NOTHING if self.bill is None else self.bill.consumption,
             0 if self.bill is None else self.bill.price.cost,
             self.exchange.request_id,

@@ -171,7 +171,7 @@ class ImageInspector:
             return self._inline(facts, part)
         if not isinstance(source, RemoteSource):
             raise Forbidden(
-                f"file: URLs are not forwarded; accepted: data: and https: URLs of {kind.noun}s",
+                f"file: URLs are not forwarded; accepted: data:, http: and https: URLs of {kind.noun}s",
                 code="url_not_allowed",
             )
         return await self._inspect_remote(body, part, source.url, kind)
