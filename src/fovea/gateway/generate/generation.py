@@ -286,7 +286,8 @@ class Generation:
             )
         if relay.broken:
             self.code = "stream_broken"
-            services.dispatcher.note_broken(won.backend, "vision" if demand.has_images else "text")
+            if not relay.late:
+                services.dispatcher.note_broken(won.backend, "vision" if demand.has_images else "text")
         if won.answer.status < 400:
             bill.use(won.model.name, usage, relay.events)
         self._ended = True
