@@ -4,15 +4,21 @@ Triton decides at its first import whether kernels are compiled for a GPU or int
 Hypothesis fails an example that takes longer than 200 ms, which can happen to any on a busy machine, so that
 limit is off. A shell makes background processes ignore Ctrl-C; their children, which tests interrupt, would
 ignore it, too.
+
+Garbage collections leave out what imports and the collection of tests made. It stays to the end, and there is
+so much of it that each visit takes a second.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 if not Path("/dev/nvidiactl").exists():
@@ -24,6 +30,16 @@ settings.load_profile("fovea")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    gc.disable()
+    try:
+        return (yield)  # type: ignore[misc]
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:

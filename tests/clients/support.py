@@ -57,28 +57,33 @@ class Server:
 @contextmanager
 def serve(*flags: str) -> Iterator[Server]:
     """Serve fovea-tiny on a free port until the end of the block."""
+    with _run("serve", MODEL, "--lame-duck-s", "0", *flags) as server:
+        yield server
+
+
+@contextmanager
+def gateway(backend: Server) -> Iterator[Server]:
+    """Run a gateway in front of a server on a free port until the end of the block.
+
+    The gateway forwards chat completions and completions, and translates the other APIs to them. It keeps no
+    answers, so that each one comes from the server.
+    """
+    flags = ("--response-cache-mib", "0", "--lame-duck-s", "0")
+    with _run("gateway", "--backend", backend.url, *flags) as server:
+        yield server
+
+
+@contextmanager
+def _run(command: str, *words: str) -> Iterator[Server]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    process = subprocess.Popen(
-        [
-            str(FOVEA),
-            "serve",
-            MODEL,
-            "--port",
-            str(port),
-            "--lame-duck-s",
-            "0",
-            "--log-level",
-            "warning",
-            *flags,
-        ]
-    )
+    process = subprocess.Popen([str(FOVEA), command, *words, "--port", str(port), "--log-level", "warning"])
     try:
         server = Server(f"http://127.0.0.1:{port}")
         _wait_until_ready(server, process)
         yield server
-        assert process.poll() is None, f"the server ended with {process.returncode}"
+        assert process.poll() is None, f"fovea {command} ended with {process.returncode}"
     finally:
         process.terminate()
         process.wait(60)
@@ -87,8 +92,8 @@ def serve(*flags: str) -> Iterator[Server]:
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + LOAD_SECONDS
     while not _is_ready(server):
-        assert process.poll() is None, f"the server ended with {process.returncode} before it was ready"
-        assert time.monotonic() < deadline, f"the server was not ready after {LOAD_SECONDS} s"
+        assert process.poll() is None, f"it ended with {process.returncode} before it was ready"
+        assert time.monotonic() < deadline, f"it was not ready after {LOAD_SECONDS} s"
         time.sleep(0.2)
 
 

@@ -37,9 +37,11 @@ INTRODUCTION = """\
 # Clients
 
 These public clients, and two tools that test servers (guidellm and schemathesis), were run against
-`fovea serve` with the bundled model, fovea-tiny. Every row is a test of `tests/clients/`, some of them with
-several inputs; `make test-clients` runs them and writes this page. "yes" means that the test passed with all
-of them: the client understood every answer, and answers about images were right.
+`fovea serve` with the bundled model, fovea-tiny, and against `fovea gateway` in front of it. The gateway
+translated `/v1/messages` and `/v1/responses` to chat completions, as for an engine without them. Every row is
+a test of `tests/clients/`, some of them with several inputs; `make test-clients` runs them and writes this
+page. "yes" means that the test passed with all of them: the client understood every answer, and answers about
+images were right.
 """
 
 
@@ -60,30 +62,47 @@ class Result:
     reason: str = ""
 
 
-def page(results: Sequence[Result]) -> str:
-    """The page about the results, in Markdown."""
-    works = sum(result.works is True for result in results)
+def page(results: Sequence[Result], through: Sequence[Result]) -> str:
+    """The page about the results, in Markdown.
+
+    through: results of the same tests through the gateway.
+    """
+    works, works_through = (sum(each.works is True for each in some) for some in (results, through))
     versions = {result.client: result.version for result in results}
-    lines = [INTRODUCTION, f"{len(versions)} clients, {len(results)} tests: {works} work."]
+    lines = [
+        INTRODUCTION,
+        f"{len(versions)} clients, {len(results)} tests: {works} work, {works_through} through the gateway.",
+    ]
     for client, version in versions.items():
-        groups: dict[str, list[Result]] = {}
-        for result in results:
-            if result.client == client:
-                groups.setdefault(result.does, []).append(result)
-        lines += [f"\n## {client} {version}\n", "| what it does | works |", "|---|---|"]
-        lines += [_row(does, group) for does, group in groups.items()]
+        groups = dict.fromkeys(result.does for result in results if result.client == client)
+        lines += [
+            f"\n## {client} {version}\n",
+            "| what it does | works | through the gateway |",
+            "|---|---|---|",
+        ]
+        for does in groups:
+            lines.append(_row(does, *(_of(client, does, some) for some in (results, through))))
     return "\n".join(lines) + "\n"
 
 
-def _row(does: str, results: Sequence[Result]) -> str:
-    """The row of a test, with all its parameters."""
+def _of(client: str, does: str, results: Sequence[Result]) -> list[Result]:
+    return [result for result in results if (result.client, result.does) == (client, does)]
+
+
+def _row(does: str, *ways: Sequence[Result]) -> str:
+    """The row of a test, with all its parameters, and a cell for each way."""
+    cells = [cell.replace("|", "\\|") for cell in (does, *map(_cell, ways))]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(results: Sequence[Result]) -> str:
+    """Say whether a test works with all its parameters, and if not, why."""
     count = sum(result.works is True for result in results)
     answer = "yes" if count == len(results) else "no" if not count else f"{count} of {len(results)}"
     if all(result.works is None for result in results):
         answer = "not tested"
     reasons = dict.fromkeys(result.reason for result in results if result.reason)
-    works = ": ".join([answer, *list(reasons)[:1]])
-    return f"| {does.replace('|', chr(92) + '|')} | {works.replace('|', chr(92) + '|')} |"
+    return ": ".join([answer, *list(reasons)[:1]])
 
 
 def one_line(text: str) -> str:
@@ -109,7 +128,8 @@ class Recorder:
         if report.when != "call" and report.passed:
             return
         package = PACKAGES[Path(report.nodeid.split("::")[0]).stem]
-        works = None if report.skipped else report.passed
+        expected = getattr(report, "wasxfail", "")
+        works = None if report.skipped and not expected else report.passed
         self.results.setdefault(
             report.nodeid,
             Result(
@@ -117,7 +137,7 @@ class Recorder:
                 importlib.metadata.version(package),
                 self._does[report.nodeid],
                 works,
-                "" if report.passed else one_line(_reason(report)),
+                "" if report.passed else one_line(expected or _reason(report)),
             ),
         )
 
@@ -137,10 +157,15 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def main() -> int:
-    recorder = Recorder()
-    status = pytest.main(["-c", str(HERE / "pytest.ini"), "-q", "--tb=short", str(HERE)], plugins=[recorder])
-    PAGE.write_text(page(list(recorder.results.values())), encoding="utf-8")
-    return int(status)
+    direct, through = Recorder(), Recorder()
+    words = ["-c", str(HERE / "pytest.ini"), "-q", "--tb=short", str(HERE)]
+    statuses = [
+        pytest.main(words, plugins=[direct]),
+        pytest.main([*words, "--through-gateway"], plugins=[through]),
+    ]
+    text = page(list(direct.results.values()), list(through.results.values()))
+    PAGE.write_text(text, encoding="utf-8")
+    return max(map(int, statuses))
 
 
 if __name__ == "__main__":

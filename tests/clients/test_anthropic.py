@@ -142,6 +142,7 @@ def test_stop_sequences(client: Anthropic) -> None:
     assert text_of(answer) == "The text "
 
 
+@pytest.mark.not_at_gateway("chat completions cannot count tokens")
 def test_count_tokens(client: Anthropic) -> None:
     """`count_tokens` gives the number of tokens of the prompt"""
     messages = [user_asks(READ_SIGN)]

@@ -425,6 +425,7 @@ def test_responses_tool_result(client: OpenAI) -> None:
     assert second.output_text
 
 
+@pytest.mark.not_at_gateway("stored conversations need one engine, so they are refused")
 def test_responses_previous(client: OpenAI) -> None:
     """responses: `previous_response_id` continues a conversation"""
     first = respond(client, asked(Case(("shapes.png",), "How many circles are there?", ())))
@@ -451,6 +452,7 @@ def uploaded(client: OpenAI) -> Iterator[Any]:
     client.files.delete(file.id)
 
 
+@pytest.mark.not_at_gateway("files are not routed")
 def test_files(client: OpenAI, uploaded: Any) -> None:
     """files: a file is uploaded, listed, described, read and deleted"""
     assert uploaded.purpose == "batch"
@@ -478,6 +480,7 @@ def lines_of(client: OpenAI, file_id: str) -> dict[str, Any]:
     return {line["custom_id"]: line["response"] for line in map(json.loads, lines)}
 
 
+@pytest.mark.not_at_gateway("batches are not routed")
 def test_batches(client: OpenAI, uploaded: Any) -> None:
     """batches: a file of requests is answered, and a wrong request is reported"""
     batch = client.batches.create(
@@ -545,6 +548,7 @@ def test_responses_errors(client: OpenAI) -> None:
     assert caught.value.param == "temperature"
 
 
+@pytest.mark.not_at_gateway("files and batches are not routed")
 def test_not_found(client: OpenAI) -> None:
     """errors: an unknown model, response, file or batch raises NotFoundError"""
     with pytest.raises(openai.NotFoundError) as caught:

@@ -11,22 +11,27 @@ def test_page_has_a_row_for_each_result() -> None:
             Result("openai", "2.0", "chats", True),
             Result("openai", "2.0", "writes a|b", False, "404 | no route"),
             Result("litellm", "1.0", "embeds", None, "Skipped: no route"),
-        ]
+        ],
+        [
+            Result("openai", "2.0", "chats", True),
+            Result("openai", "2.0", "writes a|b", True),
+            Result("litellm", "1.0", "embeds", False, "not routed"),
+        ],
     )
-    assert "2 clients, 3 tests: 1 work." in text
+    assert "2 clients, 3 tests: 1 work, 2 through the gateway." in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert rows == [
-        "| what it does | works |",
-        "| chats | yes |",
-        "| writes a\\|b | no: 404 \\| no route |",
-        "| what it does | works |",
-        "| embeds | not tested: Skipped: no route |",
+        "| what it does | works | through the gateway |",
+        "| chats | yes | yes |",
+        "| writes a\\|b | no: 404 \\| no route | yes |",
+        "| what it does | works | through the gateway |",
+        "| embeds | not tested: Skipped: no route | no: not routed |",
     ]
 
 
 def test_inputs_of_one_test_share_a_row() -> None:
     results = [Result("openai", "2.0", "reads", works, "" if works else "blurred") for works in (True, False)]
-    assert "| reads | 1 of 2: blurred |" in page(results)
+    assert "| reads | 1 of 2: blurred | yes |" in page(results, results[:1])
 
 
 def test_reason_is_one_line_without_ports() -> None:

@@ -352,14 +352,15 @@ TEXTS = {
 }
 
 
+@pytest.mark.parametrize("divisions", [100, pytest.param(500, marks=pytest.mark.slow)])
 @forms
-def test_the_chunks_do_not_matter(form: str) -> None:
-    """500 random divisions of each text give equal pieces, joined, as the whole text at once."""
+def test_the_chunks_do_not_matter(form: str, divisions: int) -> None:
+    """Random divisions of each text give equal pieces, joined, as the whole text at once."""
     rng = Random(form)
     for text in TEXTS[form]:
         for thinking in (False, True):
             expected = read(form, text, thinking=thinking)
-            for _ in range(500):
+            for _ in range(divisions):
                 share = rng.choice((0.02, 0.2, 0.7))
                 cuts = [0, *(at for at in range(1, len(text)) if rng.random() < share), len(text)]
                 chunks = [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]

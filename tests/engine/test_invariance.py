@@ -43,7 +43,10 @@ def together(machine: Engine, names: Sequence[str]) -> list[tuple[int, ...]]:
         return list(pool.map(lambda name: one(machine, name), names))
 
 
-@pytest.fixture(scope="module", params=["qwen", "tiled", "hybrid", "windowed", "crossing"])
+FOLDERS = ("qwen", "tiled", "hybrid", "windowed", "crossing")
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
 def folder(request: pytest.FixtureRequest) -> Path:
     path: Path = request.getfixturevalue(request.param)
     return path
@@ -72,10 +75,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "blocks of five tokens": {"block_size": 5, "kv_blocks": 512},
     "no prefix cache": {"prefix_cache": False},
     "no encoder-output cache": {"embed_cache_mib": 0},
-    "no checkpoints but at ends": {"state_spacing": 0},
-    "few states, many checkpoints": {"state_cache_mib": 1, "state_spacing": 4, "max_step_tokens": 7},
     "neither, in chunks": {"prefix_cache": False, "embed_cache_mib": 0, "max_step_tokens": 11},
 }
+
+STATES: dict[str, dict[str, Any]] = {
+    "no checkpoints but at ends": {"state_spacing": 0},
+    "few states, many checkpoints": {"state_cache_mib": 1, "state_spacing": 4, "max_step_tokens": 7},
+}
+"""Settings of the states of recurrent layers, which only one of the models has."""
 
 
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS.keys())
@@ -87,6 +94,16 @@ def test_answers_in_batches_and_repeated_under_any_setting(
         for _ in range(2):
             assert together(machine, names) == [truth[name] for name in names]
         assert_idle(machine)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(n, marks=[] if n == "hybrid" else pytest.mark.slow) for n in FOLDERS],
+    indirect=True,
+)
+@pytest.mark.parametrize("config", STATES.values(), ids=STATES.keys())
+def test_answers_under_any_setting_of_states(folder: Path, truth: Answers, config: dict[str, Any]) -> None:
+    test_answers_in_batches_and_repeated_under_any_setting(folder, truth, config)
 
 
 def test_answers_after_preemption(folder: Path, truth: Answers) -> None:
@@ -200,7 +217,11 @@ def small(folder: Path) -> Iterator[Engine]:
         yield machine
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(plan=PLAN)
 def test_answers_beside_cancelled_requests_in_a_small_pool(
     small: Engine, truth: Answers, plan: list[tuple[str, int | None]]

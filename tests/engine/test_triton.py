@@ -12,8 +12,8 @@ import pytest
 from fovea import Engine
 from fovea.core.types import ChatPrompt
 from fovea.kernels.flash import attention as flash
-from tests.support import checkpoints, fake_flashinfer
-from tests.support.checkpoints import write
+from tests.support import fake_flashinfer
+from tests.support.checkpoints import parts, write
 from tests.support.engines import ask, assert_idle, picture
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -25,7 +25,7 @@ SETTINGS = {"dtype": "float32", "device": "cpu", "threads": 1, "kv_blocks": 64}
 
 def test_a_model_gives_the_answers_of_torchs_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that normalises queries and keys, and adds features of the image after layers."""
-    monkeypatch.setattr(checkpoints, "TEXT_LAYERS", 2)
+    monkeypatch.setattr(parts, "TEXT_LAYERS", 2)
     folder = str(write("qwen3_vl", tmp_path))
     prompts = [ask("what is it?", picture(1, 64, 64)), ask("the red circle")]
     answers = {}
@@ -43,7 +43,7 @@ def test_a_model_gives_the_same_answers_with_flashinfers_prompt_attention(
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
     monkeypatch.setattr(flash, "HEAD_DIMS", (16,))
     monkeypatch.setattr(flash, "WORKSPACE_BYTES", 16)
-    monkeypatch.setattr(checkpoints, "TEXT_LAYERS", 2)
+    monkeypatch.setattr(parts, "TEXT_LAYERS", 2)
     settings: dict[str, Any] = {**SETTINGS, "dtype": "float16", "max_step_tokens": 8}
     folder, prompt, answers = str(write("qwen3_vl", tmp_path)), ask("what is it?", picture(1, 64, 64)), {}
     for kernels in ("triton", "flashinfer"):

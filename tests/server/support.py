@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@cache
 def picture(width: int = 96, height: int = 64, seed: int = 0) -> bytes:
     """A PNG of noise. Pictures of different seeds look different to a model."""
     noise = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)

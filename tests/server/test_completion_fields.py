@@ -297,3 +297,10 @@ def test_other_processor_options_are_refused(server: Server) -> None:
     for options in ({"do_resize": False}, {"max_pixels": "9"}, {"size": {}}):
         wrong = error(server, "/v1/chat/completions", mm_processor_kwargs=options)
         assert wrong["param"] == f"mm_processor_kwargs.{next(iter(options))}"
+
+
+@pytest.mark.parametrize("options", [0.5, 7, True, "max_pixels", ["max_pixels"]])
+def test_processor_options_that_are_no_object_are_refused(server: Server, options: Any) -> None:
+    """A number here once ended the request with status 500."""
+    wrong = error(server, "/v1/chat/completions", mm_processor_kwargs=options)
+    assert wrong["param"] == "mm_processor_kwargs"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,20 +63,53 @@ def http(fuzzed: Server) -> Iterator[httpx.Client]:
         yield client
 
 
-schema = schemathesis.openapi.from_dict(create_app(Script()).openapi())
+DESCRIPTION = create_app(Script()).openapi()
+OPERATIONS = [(path, method) for path, operations in DESCRIPTION["paths"].items() for method in operations]
 
 
-@schema.parametrize()
-@BOUNDED
-def test_openapi_description(case: schemathesis.Case, fuzzed: Server) -> None:
-    case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
+@pytest.fixture(scope="module")
+def schema() -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_dict(DESCRIPTION)
+
+
+# `schema.parametrize()` would make thousands of requests in every run: when tests are collected.
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_openapi_description(schema: schemathesis.BaseSchema, fuzzed: Server, path: str, method: str) -> None:
+    """A few random requests of every operation. Bodies fit the description or contradict it."""
+    operation = schema[path][method]
+    requests = operation.as_strategy()
+    if operation.body:
+        requests |= operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
+
+    @settings(BOUNDED, max_examples=16)
+    @given(requests)
+    def check(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["coverage", "fuzzing"])
+def test_every_request_that_schemathesis_makes(fuzzed: Server, tmp_path: Path, phase: str) -> None:
+    """More random requests, and one for each limit and type of each field."""
+    checks = ",".join(check.__name__ for check in CHECKS)
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("schemathesis"), "run", f"{fuzzed.url}/openapi.json",
+            f"--checks={checks}", f"--phases={phase}", "--max-examples=100", "--seed=1",
+            "--continue-on-failure", "--suppress-health-check=all", "--no-color",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_openapi_declares_only_responses_that_occur() -> None:
-    for path, operations in create_app(Script()).openapi()["paths"].items():
+    for path, operations in DESCRIPTION["paths"].items():
         for operation in operations.values():
             assert "422" not in operation["responses"], path
-    answers = create_app(Script()).openapi()["paths"]["/v1/chat/completions"]["post"]["responses"]
+    answers = DESCRIPTION["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
 
 

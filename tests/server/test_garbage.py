@@ -27,6 +27,8 @@ def test_objects_of_a_ready_server_are_not_visited_again() -> None:
         keep_for_life()
     finally:
         gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # as in tests/conftest.py
 
 
 async def test_circles_of_failed_requests_are_freed_soon(monkeypatch: pytest.MonkeyPatch) -> None:

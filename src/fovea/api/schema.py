@@ -247,8 +247,12 @@ class MediaOptions(Wire):
     @model_validator(mode="before")
     @classmethod
     def _no_others(cls, value: Any) -> Any:
-        others = [name for name in value if name not in ("max_pixels", "min_pixels")] if value else []
-        if isinstance(value, dict) and others:
+        others = (
+            [name for name in value if name not in ("max_pixels", "min_pixels")]
+            if isinstance(value, dict)
+            else []
+        )
+        if others:
             name = str(others[0])[:64]
             raise InvalidRequest(
                 f"mm_processor_kwargs.{name} cannot be set; accepted: max_pixels, min_pixels",

@@ -59,7 +59,9 @@ def register(commands: Any) -> None:
             metavar="KEY",
             help=f"open {what} only to this key; may be given several times (or FOVEA_{role.upper()}_KEY)",
         )
-    parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, help="least severity that is logged (default: info)"
+    )
     options.add_options(parser, "address", ListenSettings)
     options.add_options(parser, "gateway", GatewaySettings)
     parser.set_defaults(run=run)

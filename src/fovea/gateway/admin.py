@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fovea.core.errors import Forbidden, InvalidRequest, NotFound
+from fovea.core.errors import ConfigError, Forbidden, InvalidRequest, NotFound
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.services import Services
@@ -31,7 +31,7 @@ class Admin:
         self._reload = reload
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Serve a request. Raises Unauthorized, Forbidden, NotFound, InvalidRequest, ConfigError."""
+        """Serve a request. Raises Unauthorized, Forbidden, NotFound, InvalidRequest."""
         services = self._services
         if not services.tenants.open and not services.tenants.has("admin"):
             raise Forbidden(
@@ -48,7 +48,7 @@ class Admin:
                 backend = self._drain("/".join(name), drain=verb == "drain")
                 await exchange.reply_json(self._shown(backend))
             case ("POST", "reload"):
-                await exchange.reply_json({"reloaded": await self._reload()})
+                await exchange.reply_json({"reloaded": await self._read_again()})
             case ("POST", "cache", "clear"):
                 if services.cache is None:
                     raise InvalidRequest("the response cache is turned off", code="no_cache")
@@ -60,6 +60,15 @@ class Admin:
                     "POST /admin/cache/clear",
                     code="unknown_url",
                 )
+
+    async def _read_again(self) -> str:
+        """Read the configuration. Raises InvalidRequest that says what is wrong with it."""
+        try:
+            return await self._reload()
+        except ConfigError as error:
+            raise InvalidRequest(
+                f"the configuration stays what it was: {error.message}", param=error.param, code="bad_config"
+            ) from error
 
     def _drain(self, name: str, *, drain: bool) -> Backend:
         backend = self._services.fleet.get(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Amounts(NamedTuple):
@@ -42,3 +43,17 @@ class Consumption(NamedTuple):
     def text_tokens(self) -> int:
         """Tokens of text, of prompt and answer."""
         return max(0, self.prompt_tokens - self.visual_tokens) + self.completion_tokens
+
+
+def visual_tokens_of(details: Mapping[str, Any]) -> int | None:
+    """Return the visual tokens that a backend's `prompt_tokens_details` tell; None: they tell none.
+
+    Fovea tells one number, vLLM one for each kind of media.
+    """
+    kinds = details.get("multimodal_tokens")
+    if isinstance(kinds, Mapping):
+        counts = [kinds.get("image"), kinds.get("video")]
+    else:
+        counts = [details.get("image_tokens")]
+    known = [count for count in counts if type(count) is int and count >= 0]
+    return sum(known) if known else None

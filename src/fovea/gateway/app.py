@@ -116,7 +116,7 @@ class Gateway:
         raise NotFound(f"there is no route {path[:100]!r} at this gateway", code="unknown_url")
 
     def _authenticate(self, exchange: Exchange) -> None:
-        self.services.tenants.authenticate(exchange.headers.get(b"authorization", b""))
+        self.services.tenants.authenticate(exchange.authorization)
 
     async def _health(self, exchange: Exchange) -> None:
         """Say that the process lives."""
@@ -134,7 +134,7 @@ class Gateway:
 
     async def _metrics(self, exchange: Exchange) -> None:
         if not self.services.tenants.open:
-            self.services.tenants.authenticate(exchange.headers.get(b"authorization", b""), METRICS_ROLES)
+            self.services.tenants.authenticate(exchange.authorization, METRICS_ROLES)
         body = self.services.metrics.exposition()
         await exchange.reply(200, body, {"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
@@ -157,7 +157,10 @@ class Gateway:
             raise InvalidRequest("request_id is not a text; accepted: the x-request-id of an answer",
                                  param="request_id")  # fmt: skip
         if rating is None:
-            raise InvalidRequest('accepted as rating: 1 to 5, "up" or "down"', param="rating")
+            raise InvalidRequest(
+                f'rating is {str(value.get("rating"))[:40]!r}; accepted: 1 to 5, "up" or "down"',
+                param="rating",
+            )
         if services.experiments is None or not await asyncio.to_thread(
             services.experiments.rate, request_id, rating
         ):

@@ -99,7 +99,7 @@ class Book:
 
     def _line(self, request: Generation, used: Consumption, price: Price, seconds: float) -> AuditRecord:
         demand, won = request.demand, request.won
-        key = request.exchange.headers.get(b"authorization", b"").partition(b" ")[2].strip()
+        key = request.exchange.authorization.partition(b" ")[2].strip()
         return AuditRecord(
             self._now(),
             request.exchange.request_id,

@@ -115,7 +115,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         prices=prices,
         cache=open_cache(settings.response_cache, settings.redis),
         experiments=experiments,
-        shadows=Shadows(experiments, dispatcher, fleet, clock),
+        shadows=Shadows(experiments, dispatcher, fleet, prices, clock),
         book=Book(metrics, _usage_log(settings, prices), AuditLog(settings.audit_log)),
         drains=Drains(setup.drains),
         silence=SilenceWatch(clock),
@@ -135,6 +135,8 @@ class Life:
         self._tables = setup.tables
         self._discovery = Discovery(setup.tables.backends, setup.tables.discover)
         self._seen = _version(setup.path)
+        self._changing = asyncio.Lock()
+        self._problem = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
         self._watch = Watch(
@@ -150,7 +152,7 @@ class Life:
         """Find the backends and ask them for their models, then begin to look after them."""
         services = self._services
         services.fleet.configure(self._tables.models)
-        await self._find_backends()
+        await self._find_backends(self._discovery)
         await self._stack.enter_async_context(services.tenants.watching())
         if services.experiments is not None:
             services.experiments.start()
@@ -182,11 +184,13 @@ class Life:
         setup = self._setup
         if setup.read_tables is None:
             raise ConfigError("the gateway has no configuration file to read again")
-        tables = await asyncio.to_thread(setup.read_tables)
-        discovery = Discovery(tables.backends, tables.discover)
-        self._tables, self._discovery = tables, discovery
-        self._services.fleet.configure(tables.models)
-        come, gone = await self._find_backends()
+        async with self._changing:
+            tables = await asyncio.to_thread(setup.read_tables)
+            discovery = Discovery(tables.backends, tables.discover, self._discovery)
+            come, gone = await self._find_backends(discovery)
+            self._tables, self._discovery = tables, discovery
+            self._services.fleet.configure(tables.models)
+            self._services.queues.resize()
         return f"backends: {', '.join(come) or 'none'} came, {', '.join(gone) or 'none'} went"
 
     async def _look_after(self) -> None:
@@ -196,22 +200,29 @@ class Life:
             await asyncio.sleep(RELOAD_S)
             now = self._services.clock()
             version = await asyncio.to_thread(_version, self._setup.path)
-            if version != self._seen:
-                self._seen = version
-                try:
+            try:
+                if version != self._seen:
+                    self._seen = version
                     log.info("the configuration was read again: %s", await self.reload())
-                except ConfigError as error:
+                elif self._discovery.has_sources and now - looked >= EVERY_S:
+                    looked = now
+                    async with self._changing:
+                        await self._find_backends(self._discovery)
+                self._problem = ""
+            except ConfigError as error:
+                if error.message != self._problem:  # sources are looked at often
+                    self._problem = error.message
                     log.error("the configuration stays what it was: %s", error.message)
-            elif self._discovery.has_sources and now - looked >= EVERY_S:
-                looked = now
-                await self._find_backends()
             self._services.drains.apply(self._services.fleet, now)
             self._services.queues.resize()
 
-    async def _find_backends(self) -> tuple[list[str], list[str]]:
-        """Use the backends that the sources list now. Returns those that came and that went."""
+    async def _find_backends(self, discovery: Discovery) -> tuple[list[str], list[str]]:
+        """Use the backends that the sources list now. Returns those that came and that went.
+
+        Raises ConfigError for a key file that cannot be read; nothing has changed then.
+        """
         services = self._services
-        come, gone = services.fleet.update(await self._discovery.look(), services.clock())
+        come, gone = services.fleet.update(await discovery.look(), services.clock())
         services.drains.apply(services.fleet, services.clock())
         for name in come:
             log.info("backend %s came", name)
@@ -242,6 +253,10 @@ def _set_gauges(services: Services, metrics: Metrics) -> None:
         metrics.set("backend_requests", backend.requests, backend.name)
         metrics.set("backend_tokens", backend.text, backend.name, "text")
         metrics.set("backend_tokens", backend.visual, backend.name, "visual")
+    for name, value in ({} if services.cache is None else services.cache.stats()).items():
+        metrics.set("response_cache", value, name)
+    for name, value in services.accounts.stats().items():
+        metrics.set("accounts", value, name)
     for name, queue in services.queues:
         metrics.set("queued", queue.queue.waiting, metrics.models(name))
 

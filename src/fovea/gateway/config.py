@@ -30,10 +30,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fovea.core.errors import ConfigError
+from fovea.gateway.settings import POLICIES
 
 T = TypeVar("T")
 APIS = ("chat", "completions", "messages", "responses")
-DEGRADE = ("detail", "max-pixels", "off")
+DEGRADE = ("auto", "detail", "max-pixels", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class BackendConfig:
     api_key_file: file of the key that is sent to it; "": none is sent.
     max_requests, max_tokens: what it may have outstanding; 0: the setting for all.
     apis: APIs that it offers itself; the others are translated to chat.
-    degrade: how it is asked for fewer visual tokens.
+    degrade: how it is asked for fewer visual tokens. "auto": by `detail` if it says that it is Fovea. Others
+        are not asked, because they refuse levels that they do not know.
     health: path of its health check; "": /ready, or /health if it has none.
     """
 
@@ -61,15 +63,11 @@ class BackendConfig:
     max_requests: int = 0
     max_tokens: int = 0
     apis: tuple[str, ...] = ("chat", "completions")
-    degrade: str = "detail"
+    degrade: str = "auto"
     health: str = ""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"url is {self.url!r}; accepted: http://HOST:PORT or https://HOST", param="url")
-        if parts.username or parts.password:
-            raise ConfigError("url holds a user name or password; accepted: api_key_file", param="url")
+        _check_url(self.url)
         if not 0.001 <= self.weight <= 1000:
             raise ConfigError(f"weight is {self.weight!r}; accepted: 0.001 to 1000", param="weight")
         _check_choices("apis", self.apis, APIS)
@@ -126,6 +124,12 @@ class ModelConfig:
     visual_rule: str = ""
     policy: str = ""
 
+    def __post_init__(self) -> None:
+        if "" in (self.name, *self.aliases):
+            raise ConfigError("a name is empty; accepted: a text of one character and more", param="name")
+        if self.policy:
+            _check_choices("policy", (self.policy,), POLICIES)
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -153,7 +157,7 @@ class Tables:
                     )
 
 
-TABLES = ("backend", "discover", "model", "experiment")
+TABLES = ("backend", "discover", "model", "experiment", "experiments")
 """Keys of the file that are no settings."""
 
 
@@ -172,6 +176,13 @@ def read_tables(values: Mapping[str, Any], base: Path | None = None) -> Tables:
 
     def discover(entry: dict[str, Any]) -> DiscoverConfig:
         rest = {name: value for name, value in entry.items() if name != "from"}
+        for name in ("url", "name"):
+            if name in rest:
+                raise ConfigError(
+                    f"{name} cannot be given here, because each backend has its own; accepted: from, and "
+                    "other keys of [[backend]]",
+                    param=name,
+                )
         _read(BackendConfig, {"url": "http://host", **rest})
         return DiscoverConfig(str(entry.get("from", "")), rest)
 
@@ -239,6 +250,21 @@ def _value(name: str, value: Any, default: Any) -> Any:
     if kind is int and value < 0:
         raise ConfigError(f"{name} is {value}; accepted: 0 and more", param=name)
     return kind(value)
+
+
+def _check_url(url: str) -> None:
+    wrong = ConfigError(f"url is {url!r}; accepted: http://HOST:PORT or https://HOST", param="url")
+    try:
+        parts = urlsplit(url)
+        if parts.username or parts.password:
+            raise ConfigError("url holds a user name or password; accepted: api_key_file", param="url")
+        port = parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise wrong
+    if port == 0 or any(char <= " " for char in url):
+        raise wrong
 
 
 def _check_choices(name: str, values: tuple[str, ...], accepted: tuple[str, ...]) -> None:

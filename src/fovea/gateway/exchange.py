@@ -62,6 +62,13 @@ class Exchange:
         return str(self.scope["method"])
 
     @property
+    def authorization(self) -> bytes:
+        """The header with the key, also if it came in x-api-key, as Anthropic's clients send it."""
+        given = self.headers.get(b"authorization", b"")
+        other = b"" if given else self.headers.get(b"x-api-key", b"")
+        return b"Bearer " + other if other else given
+
+    @property
     def address(self) -> str:
         """Address of the client, without its port."""
         client = self.scope.get("client")

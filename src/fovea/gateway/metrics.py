@@ -41,7 +41,7 @@ COUNTERS: Mapping[str, Row] = {
     "images": Row("images and videos inspected"),
     "refused": Row("requests refused by the gateway, by the error's code", ("code",)),
     "degraded": Row("requests whose images were asked for with fewer visual tokens"),
-    "cache": Row("requests by their use of the response cache: hit, miss, bypass", ("result",)),
+    "cache": Row("requests by their use of the response cache: hit, miss, stale, bypass", ("result",)),
     "connections_refused": Row("connections refused before any route saw them", ("reason",)),
     "connection_timeouts": Row("connections closed because the client was too slow", ("kind",)),
 }
@@ -54,6 +54,10 @@ GAUGES: Mapping[str, Row] = {
     "backend_up": Row("1 if a backend gets requests, 0 if not", ("backend",)),
     "backend_requests": Row("outstanding requests of a backend", ("backend",)),
     "backend_tokens": Row("outstanding tokens of a backend", ("backend", "kind")),
+    "response_cache": Row("figures of the response cache by name", ("name",)),
+    "accounts": Row(
+        "figures of the accounts of tenants by name: failures, fallbacks, pending, ...", ("name",)
+    ),
     "queued": Row("requests that wait for a backend", ("model",)),
 }
 

@@ -79,4 +79,4 @@ class Queues:
             tokens += backend.config.max_tokens or self._route.tokens_per_backend or ENDLESS
             requests += backend.config.max_requests or self._route.requests_per_backend or ENDLESS
         share = self._workers
-        return min(ENDLESS, tokens // share) or ENDLESS, min(ENDLESS, -(-requests // share)) or ENDLESS
+        return min(ENDLESS, -(-tokens // share)) or ENDLESS, min(ENDLESS, -(-requests // share)) or ENDLESS

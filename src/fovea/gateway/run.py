@@ -15,9 +15,11 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
@@ -102,17 +104,25 @@ class Supervisor:
             while not self._signal:
                 self._replace_dead()
                 time.sleep(0.1)
-            for worker in self._workers:
-                if worker is not None and worker.pid is not None and worker.is_alive():
-                    os.kill(worker.pid, self._signal)
-            for worker in self._workers:
-                if worker is not None:
-                    worker.join()
-            return max((abs(worker.exitcode or 0) for worker in self._workers if worker), default=0)
+            return self._end()
         finally:
             for sock in self._sockets:
                 sock.close()
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self) -> int:
+        """Pass the signal on, wait for all workers, and return the exit status.
+
+        A worker that was only starting ends by the signal itself, which is no failure.
+        """
+        workers = [worker for worker in self._workers if worker is not None]
+        for worker in workers:
+            if worker.pid is not None and worker.is_alive():
+                os.kill(worker.pid, self._signal)
+        for worker in workers:
+            worker.join()
+        failed = [abs(worker.exitcode or 0) for worker in workers if worker.exitcode != -self._signal]
+        return max(failed, default=0)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
@@ -155,4 +165,14 @@ def _work(make_setup: MakeSetup, sockets: list[socket.socket], drains: Path, lev
         level="WARNING", format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )
     logging.getLogger("fovea").setLevel(level)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     sys.exit(run_worker(replace(make_setup(), drains=drains), sockets))
+
+
+def _end_with_parent() -> None:
+    """Drain this worker if the first process dies: nobody would replace or end it any more."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        log.error("the first process has died, so this worker ends")
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -45,7 +45,7 @@ class LoggedMetrics:
 
     def attempt_failed(self, backend: Backend, failure: AttemptFailed) -> None:
         self._metrics.count("attempts", backend.name, failure.reason)
-        log.warning("backend %s: %s", backend.name, failure.message)
+        log.warning("%s", failure.message)
 
     def breaker_opened(self, backend: Backend, stage: str) -> None:
         self._metrics.count("breaker_opened", backend.name, stage)

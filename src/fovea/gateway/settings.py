@@ -101,7 +101,7 @@ class RouteSettings:
         choices=POLICIES,
     )
     balance: float = setting(
-        1.25,
+        1.5,
         "Most outstanding tokens of a backend under cache-affine, as a multiple of the average.",
         low=1,
         high=100,

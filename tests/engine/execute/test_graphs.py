@@ -15,8 +15,7 @@ from fovea.core.types import ChatPrompt
 from fovea.engine.execute.graphs import PaddedDecodes, _Batch
 from fovea.engine.schedule import shares
 from fovea.kernels.native.build import library
-from tests.support import checkpoints
-from tests.support.checkpoints import write
+from tests.support.checkpoints import parts, write
 from tests.support.engines import all_at_once, ask, assert_idle, picture
 
 pytestmark = pytest.mark.kernels
@@ -99,7 +98,7 @@ def test_padding_changes_no_answer_on_tritons_kernels(
     pytest.importorskip("triton", reason="triton is not installed")
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("there is a GPU: tests/gpu runs these kernels on it")
-    monkeypatch.setattr(checkpoints, "TEXT_LAYERS", 1)
+    monkeypatch.setattr(parts, "TEXT_LAYERS", 1)
     folder = str(write("llava", tmp_path))
     plain = answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="torch")
     monkeypatch.setattr(shares.find_shares, "__kwdefaults__", {"least_tokens": 8})

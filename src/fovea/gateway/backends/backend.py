@@ -12,6 +12,10 @@ from fovea.gateway.settings import ResilienceSettings
 
 RECENT = 64
 """Times to the first byte that are kept for each backend."""
+BUSY = "busy"
+"""Why a backend gets no request that has asked for a pause, with status 429 or 503."""
+FADE = 0.99
+"""Factor by which earlier answers count less at each tick of the watch, twice per second: half in 35 s."""
 LEAST_SHARE = 0.1
 """Share of its weight with which a backend starts that came back."""
 
@@ -39,6 +43,7 @@ class Backend:
 
     config: its configuration.
     models: names of the models that it serves, as it calls them.
+    is_fovea: whether its list of models says that it is a Fovea engine.
     requests, text, visual: outstanding requests, tokens of text, visual tokens.
     healthy: whether its health check passes; true until one has failed.
     draining: whether it gets no new requests, because an operator wants so, or it says so itself.
@@ -47,6 +52,7 @@ class Backend:
     ejected_until: end of its ejection as an outlier, in seconds of the clock.
     answered_at: time of its last answer, in seconds of the clock.
     busy_until: until then it has asked for no further requests.
+    recent: streams of about the last minute; earlier ones count less.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Backend:
         self.config = config
         self.key = key
         self.models: frozenset[str] = frozenset(config.models)
+        self.is_fovea = False
         self.requests = self.text = self.visual = 0
         self.healthy = True
         self.draining = self.drains_itself = self.removed = False
@@ -68,13 +75,21 @@ class Backend:
             stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
         }
         self.first_bytes: deque[float] = deque(maxlen=RECENT)
-        self.seconds_per_token = 0.0
+        self.seconds_per_token = self.recent = 0.0
         self._settings = settings
+        self._created = now
         self._since = now - settings.slow_start_s  # at the start of the gateway all are equal
 
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def degrade(self) -> str:
+        """How it is asked for fewer visual tokens: "detail", "max-pixels" or "off"."""
+        if self.config.degrade != "auto":
+            return self.config.degrade
+        return "detail" if self.is_fovea else "off"
 
     @property
     def tokens(self) -> int:
@@ -100,13 +115,13 @@ class Backend:
             return "draining"
         if now < self.ejected_until:
             return "ejected"
-        return "busy" if now < self.busy_until else "breaker open"
+        return BUSY if now < self.busy_until else "breaker open"
 
     def weight(self, now: float) -> float:
         """Its share of the load; less for a while after it came back."""
         full = self._settings.slow_start_s
         age = now - self._since
-        if age >= full:
+        if not full or age >= full:
             return self.config.weight
         return self.config.weight * max(LEAST_SHARE, age / full)
 
@@ -126,7 +141,8 @@ class Backend:
 
     def note_check(self, now: float, *, passed: bool, draining: bool = False) -> bool:
         """Note a health check. Returns whether the backend's health changed by it."""
-        before = self.healthy
+        before, drained = self.healthy, self.drains_itself
+        first = not self._was_healthy
         self.drains_itself = draining
         self.failed_checks = 0 if passed or draining else self.failed_checks + 1
         if passed:
@@ -134,21 +150,38 @@ class Backend:
             self._was_healthy = True
         elif self.failed_checks >= self._settings.unhealthy_after or not self._was_healthy:
             self.healthy = False
-        if self.healthy and not before:
+        healthy_again = self.healthy and not before and not (first and self._starts_with_all(now))
+        if healthy_again or (drained and passed and not draining):
             self.come_back(now)
         return self.healthy != before
+
+    def _starts_with_all(self, now: float) -> bool:
+        """Whether it became ready soon after the gateway began: then no other backend is warm yet."""
+        full = self._settings.slow_start_s
+        return self._since < self._created and now - self._created < full
 
     def come_back(self, now: float) -> None:
         """Begin its slow start: it was away, so its caches may be cold."""
         self._since = now
+        self.recent = 0.0
         self.first_bytes.clear()
+
+    def fade(self) -> None:
+        """Let earlier answers count less. Called twice per second."""
+        self.recent *= FADE
 
     def note_first_byte(self, seconds: float, tokens: int) -> None:
         """Note the time to the first byte of a request with so many tokens."""
         self.first_bytes.append(seconds)
+        self.recent += 1.0
         rate = seconds / max(1, tokens)
         self.seconds_per_token += 0.1 * (rate - self.seconds_per_token) if self.seconds_per_token else rate
 
     def median_first_byte(self, least: int) -> float | None:
         """The median time to the first byte in seconds; None: fewer than `least` are known."""
         return median(self.first_bytes) if len(self.first_bytes) >= least else None
+
+    def quick_first_byte(self) -> float:
+        """The lower quartile of the known times to the first byte in seconds; 0: none is known."""
+        ordered = sorted(self.first_bytes)
+        return ordered[(len(ordered) - 1) // 4] if ordered else 0.0

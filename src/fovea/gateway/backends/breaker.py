@@ -55,10 +55,19 @@ class Breaker:
         if self.failures >= self._most:
             self._probe_until = now + self._open_s
 
+    def begin_stream(self) -> None:
+        """Note the first event of a stream, which can still break off.
+
+        It is no success yet: otherwise a backend that breaks all its streams would never be opened. But a
+        probe that has come so far lets others through. One more failure opens the breaker again.
+        """
+        self.failures = min(self.failures, self._most - 1)
+        self._probe_until = 0.0
+
     def succeed(self) -> None:
         """Note a success, which closes the breaker."""
         self.failures = 0
-        self._probe_until = 0.0
+        self._until = self._probe_until = 0.0
 
     def fail(self, now: float) -> bool:
         """Note a failure. Returns whether the breaker opens by it."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import ssl
 import tomllib
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.gateway.config import BackendConfig, DiscoverConfig, read_tables
+from fovea.gateway.config import BackendConfig, DiscoverConfig, api_key, read_tables
 from fovea.media.fetch.resolve import Resolver
 
 log = logging.getLogger("fovea.gateway")
@@ -22,6 +23,7 @@ EVERY_S = 2.0
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder of a pod's own token and of the certificate of the Kubernetes API."""
 
+_TABLE = re.compile(r"^\s*\[\[\s*backend\s*\]\]", re.MULTILINE)
 Look = Callable[[], Awaitable[Sequence[BackendConfig]]]
 """Returns the backends that a source lists now. Raises OSError, TimeoutError or ValueError if it cannot."""
 
@@ -33,10 +35,26 @@ class Discovery:
     Kubernetes API must not stop the gateway.
     """
 
-    def __init__(self, fixed: Sequence[BackendConfig], sources: Sequence[DiscoverConfig]) -> None:
+    def __init__(
+        self,
+        fixed: Sequence[BackendConfig],
+        sources: Sequence[DiscoverConfig],
+        before: Discovery | None = None,
+    ) -> None:
+        """before: the discovery that this one replaces. What its sources listed is kept for the same sources.
+
+        Raises ConfigError for a source that is not well formed.
+        """
         self._fixed = tuple(fixed)
+        self._sources = {source.source: source for source in sources}
         self._looks = {source.source: look_of(source) for source in sources}
         self._listed: dict[str, tuple[BackendConfig, ...]] = {}
+        if before is not None:
+            self._listed = {
+                name: listed
+                for name, listed in before._listed.items()
+                if self._sources.get(name) == before._sources[name]
+            }
         self._failing: set[str] = set()
 
     @property
@@ -48,7 +66,10 @@ class Discovery:
         """Return all backends. Of two with one name, the first stays."""
         for name, look in self._looks.items():
             try:
-                self._listed[name] = tuple(await look())
+                listed = tuple(await look())
+                for backend in listed:
+                    api_key(backend)  # a listing whose keys cannot be read is no listing
+                self._listed[name] = listed
                 self._failing.discard(name)
             except (OSError, TimeoutError, ValueError, ConfigError) as error:
                 if name not in self._failing:
@@ -82,11 +103,9 @@ def look_of(source: DiscoverConfig) -> Look:
 async def _file(path: Path, rest: Any) -> Sequence[BackendConfig]:
     """Read [[backend]] tables of a TOML file, or a URL per line. Empty lines and # are left out."""
     text = await asyncio.to_thread(path.read_text, encoding="utf-8")
-    if "[[backend]]" in text:
-        values = tomllib.loads(text)
-        return read_tables(
-            {"backend": [{**rest, **entry} for entry in values["backend"]]}, path.parent
-        ).backends
+    if _TABLE.search(text):
+        values = tomllib.loads(text).get("backend", [])
+        return read_tables({"backend": [{**rest, **entry} for entry in values]}, path.parent).backends
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return read_tables({"backend": [{**rest, "url": line} for line in lines if line]}).backends
 
@@ -133,11 +152,17 @@ async def _kubernetes(namespace: str, service: str, port: int, rest: Any) -> Seq
 
 
 def ready_addresses(slices: dict[str, Any]) -> list[str]:
-    """Return the addresses of endpoints that are ready, from a list of EndpointSlices, sorted."""
-    addresses = set()
-    for entry in slices.get("items", []):
-        for endpoint in entry.get("endpoints") or []:
-            conditions = endpoint.get("conditions") or {}
-            if conditions.get("ready", True) and not conditions.get("terminating", False):
-                addresses.update(endpoint.get("addresses", []))
+    """Return the addresses of endpoints that are ready, from a list of EndpointSlices, sorted.
+
+    Raises ValueError if it is no such list.
+    """
+    addresses: set[str] = set()
+    try:
+        for entry in slices["items"]:
+            for endpoint in entry.get("endpoints") or []:
+                conditions = endpoint.get("conditions") or {}
+                if conditions.get("ready", True) and not conditions.get("terminating", False):
+                    addresses.update(endpoint.get("addresses", []))
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError("the Kubernetes API sent no list of EndpointSlices") from None
     return sorted(addresses)

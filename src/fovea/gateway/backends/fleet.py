@@ -44,15 +44,19 @@ class Fleet:
         Returns the names of the backends that came and that went. Raises ConfigError for a key file that
         cannot be read; nothing has changed then.
         """
-        wanted = {config.name: config for config in configs}
+        wanted, _first = {config.name: config for config in configs}, not self._backends
         keys = {name: api_key(config) for name, config in wanted.items()}
         gone = [name for name, old in self._backends.items() if wanted.get(name) != old.config]
         come = [name for name in wanted if name not in self._backends or name in gone]
-        for name in gone:
-            self._backends.pop(name).removed = True
+        old = {name: self._backends.pop(name) for name in gone}
+        for backend in old.values():
+            backend.removed = True
+        warm = bool(self._backends)
         for name in come:
             self._backends[name] = backend = Backend(wanted[name], self._settings, now, keys[name])
-            if self.version:  # it joins others that are warm
+            if name in old and not backend.models and old[name].config.url == backend.config.url:
+                backend.models = old[name].models  # until it is asked again
+            if warm:  # it joins others
                 backend.come_back(now)
         if come or gone:
             self.changed()

@@ -17,10 +17,14 @@ from fovea.gateway.settings import ResilienceSettings
 log = logging.getLogger("fovea.gateway")
 MODELS_EVERY = 12
 """A backend is asked for its models at every so many checks, and at each one until it has told them."""
+FOVEA = "fovea"
+"""Owner of every model in the list of a Fovea engine."""
 TICK_S = 1.0
 READY, HEALTH = "/ready", "/health"
 ANSWERS = frozenset((401, 403, 404, 405))
 """Statuses of servers that have no such route, or that open it to others only: they answer."""
+ASK_EVERY_S = 2.0
+"""Seconds between two questions for the models of a backend, if there are no health checks."""
 
 
 class Getter(Protocol):
@@ -76,8 +80,10 @@ class Watch:
         """Start the checks that are due, and eject backends that are too slow."""
         now = self._clock()
         for backend in self._fleet:
-            if self._settings.probe_every_s and now >= self._due.get(backend.name, 0.0):
-                self._due[backend.name] = now + self._settings.probe_every_s
+            backend.fade()
+            every_s = self._settings.probe_every_s or (0.0 if backend.models else ASK_EVERY_S)
+            if every_s and now >= self._due.get(backend.name, 0.0):
+                self._due[backend.name] = now + every_s
                 task = asyncio.get_running_loop().create_task(self.check(backend))
                 self._checks.add(task)
                 task.add_done_callback(self._checks.discard)
@@ -130,11 +136,16 @@ class Watch:
             )
             listed = json.loads(body)["data"] if status == 200 else []
             names = [entry["id"] for entry in listed if _is_name(entry["id"])][:MOST_MODELS]
-        except (OSError, TimeoutError, ValueError, KeyError, TypeError, RecursionError) as error:
+            is_fovea = all(entry.get("owned_by") == FOVEA for entry in listed)
+        except (
+            OSError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+        ) as error:  # fmt: skip
             log.warning(
                 "backend %s does not tell its models: %s", backend.name, error or type(error).__name__
             )
             return
+        if names:
+            backend.is_fovea = is_fovea
         if names and frozenset(names) != backend.models:
             self._fleet.learn_models(backend, names)
             self._on_change()

@@ -162,7 +162,9 @@ class Dispatcher:
         self.budget.count_request()
         error: FoveaError | None = None
         for place, model in enumerate(job.ladder):
-            if place:
+            if error is not None:
+                if _is_over(job):
+                    break
                 self._observer.retried("fallback")
             try:
                 return await self._with_model(job, model, fallback=place > 0)
@@ -175,19 +177,12 @@ class Dispatcher:
         """Return an answer of one model. Raises the error of its last backend."""
         tried: list[str] = []
         failure: AttemptFailed | None = None
-        while len(tried) < self._settings.max_attempts:
-            if asyncio.get_running_loop().time() >= job.deadline:
-                raise DeadlineExceeded("the gateway's time for this request is over", code="total_timeout")
-            choice = self._router.choose(model, job.demand, job.load_of(model), tried)
+        if _is_over(job):
+            raise DeadlineExceeded("the request took longer than total_s", code="total_timeout")
+        while len(tried) < self._settings.max_attempts and not (failure is not None and _is_over(job)):
+            choice = self._next(job, model, tried, failure, fallback=fallback)
             if choice is None:
                 break
-            if tried:
-                if not self.budget.take():
-                    break
-                self._observer.retried("retry")
-                choice = choice._replace(reason=f"retry, {choice.reason}")
-            if fallback:
-                choice = choice._replace(reason=f"fallback, {choice.reason}")
             tried.append(choice.backend.name)
             try:
                 if self._settings.hedge_after_s:
@@ -199,8 +194,30 @@ class Dispatcher:
             raise self._router.unavailable(model, job.demand)
         raise _as_error(failure, len(tried))
 
+    def _next(
+        self,
+        job: Job,
+        model: ModelConfig,
+        tried: Sequence[str],
+        failure: AttemptFailed | None,
+        *,
+        fallback: bool,
+    ) -> Choice | None:
+        """Choose the next backend of a model; None: there is none, or too many retries were made.
+
+        failure: of the backend before. One that was not even connected to has cost nothing, so the retry does
+            not count: when a backend dies, all of its requests may go elsewhere.
+        """
+        choice = self._router.choose(model, job.demand, job.load_of(model), tried)
+        if choice is None or (failure is not None and failure.connected and not self.budget.take()):
+            return None
+        if failure is not None:
+            self._observer.retried("retry")
+        words = ["fallback"] * fallback + ["retry"] * (failure is not None)
+        return choice._replace(reason=", ".join([*words, choice.reason]))
+
     async def _hedged(self, job: Job, model: ModelConfig, choice: Choice, tried: list[str]) -> Won:
-        """Like `_attempt`, but ask a second backend if the first byte takes long."""
+        """Send the request to one backend, and to a second one, too, if the first byte takes long."""
         first = asyncio.ensure_future(self._attempt(job, model, choice))
         running = {first}
         try:
@@ -210,15 +227,13 @@ class Dispatcher:
                 running.add(asyncio.ensure_future(self._attempt(job, model, other)))
             failure: AttemptFailed | None = None
             while running:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
+                    running.discard(task)  # the others are ended below, also those that are done, too
                     try:
-                        won = task.result()
+                        return task.result()
                     except AttemptFailed as failed:
                         failure = failed
-                        continue
-                    running |= done - {task}
-                    return won
             assert failure is not None  # every task has failed
             raise failure
         finally:
@@ -257,7 +272,7 @@ class Dispatcher:
             if late and backend.answered_at > started:
                 self._observer.attempt_failed(backend, failure)
             else:
-                self._note_failure(backend, failure, vision=vision)
+                self._note_failure(backend, failure, job.demand)
             raise
         finally:
             if answer is None:
@@ -266,24 +281,46 @@ class Dispatcher:
                     backend.breakers[stage].release()
         backend.answered_at = now = self._clock()
         seconds = now - started
+        breaker = backend.breakers[VISION if vision else TEXT]
         backend.breakers[CONNECT].succeed()
-        backend.breakers[VISION if vision else TEXT].succeed()
         if answer.is_stream:
+            breaker.begin_stream()
             backend.note_first_byte(seconds, load.tokens)
+        else:
+            breaker.succeed()
         return Won(answer, backend, model, choice.reason, seconds, load)
 
-    def _note_failure(self, backend: Backend, failure: AttemptFailed, *, vision: bool) -> None:
+    def _note_failure(self, backend: Backend, failure: AttemptFailed, demand: Demand) -> None:
+        """Note a failure for the backend's breakers.
+
+        vLLM and llama.cpp answer 500 if they cannot download an image. A client could close all backends to
+        the images of others by a link that leads nowhere, so such answers say nothing about a backend.
+        """
         now = self._clock()
         self._observer.attempt_failed(backend, failure)
+        if failure.status:
+            backend.breakers[CONNECT].succeed()
         if failure.status in OVERLOADED:
             backend.busy_until = now + (failure.retry_after or USUAL_PAUSE_S)
             return
-        self.note_broken(backend, (VISION if vision else TEXT) if failure.connected else CONNECT)
+        if failure.status and demand.has_links:
+            return
+        stage = VISION if demand.has_images else TEXT
+        self.note_broken(backend, stage if failure.connected else CONNECT)
+
+    def note_complete(self, backend: Backend, stage: str) -> None:
+        """Note that a running stream of a stage has reached its end."""
+        backend.breakers[stage].succeed()
 
     def note_broken(self, backend: Backend, stage: str) -> None:
         """Note that a stage of a backend has failed, also when a running stream has broken off."""
         if backend.breakers[stage].fail(self._clock()):
             self._observer.breaker_opened(backend, stage)
+
+
+def _is_over(job: Job) -> bool:
+    """Whether the time for all attempts is over."""
+    return asyncio.get_running_loop().time() >= job.deadline
 
 
 def _end_loser(task: asyncio.Future[Won]) -> None:
@@ -297,7 +334,9 @@ def _as_error(failure: AttemptFailed, attempts: int) -> FoveaError:
     tries = f" ({attempts} backends were asked)" if attempts > 1 else ""
     if failure.status in OVERLOADED:
         return Overloaded(
-            f"all backends are busy{tries}", retry_after=failure.retry_after or 1.0, code="backends_busy"
+            f"the backends of this model are busy{tries}",
+            retry_after=failure.retry_after or 1.0,
+            code="backends_busy",
         )
     if failure.reason == "timeout":
         return GatewayTimeout(f"{failure.message}{tries}")

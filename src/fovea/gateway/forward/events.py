@@ -7,6 +7,7 @@ any time. No event is parsed while the stream runs; a few substrings tell where 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ _ENDS = {
 }
 _DONE = (b"[DONE]",)
 _USAGE = (b'"usage":{', b'"usage": {')
+_BETWEEN = re.compile(rb"(\r?\n\r?\n)")
 _NO_CHOICES = (b'"choices":[]', b'"choices": []')
 
 
@@ -29,7 +31,7 @@ class EventStream:
     count: events so far.
     """
 
-    __slots__ = ("_ends", "_rest", "_strip", "_usage", "complete", "count", "failed")
+    __slots__ = ("_ends", "_first_usage", "_rest", "_strip", "_usage", "complete", "count", "failed")
 
     def __init__(self, api: str = "chat", *, strip_usage: bool = False) -> None:
         """api: of the backend's events.
@@ -42,7 +44,7 @@ class EventStream:
         self.count = 0
         self._rest = b""
         self._strip = strip_usage
-        self._usage = b""
+        self._first_usage = self._usage = b""
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece of the stream and return what is passed on now: whole events."""
@@ -50,11 +52,12 @@ class EventStream:
             data = self._whole(data)
             if not data:
                 return b""
-        self.count += data.count(b"data:")
+        self.count += data.count(b"\ndata:") + data.startswith(b"data:")
         if _USAGE[0] in data or _USAGE[1] in data:
+            self._first_usage = self._first_usage or data
             self._usage = data
         for mark in self._ends:
-            if mark in data:
+            if mark in data and _has_end(data, mark):
                 self.complete = True
         if b'"error"' in data:
             self._look_for_error(data)
@@ -65,35 +68,53 @@ class EventStream:
     def _whole(self, data: bytes) -> bytes:
         """Return the whole events of a piece and of what was left before it, and keep the rest."""
         data = self._rest + data
-        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-        if end < 4:
-            end = len(data) if len(data) >= LONGEST_EVENT else 0
+        plain, carriage = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+        end = max(plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0)
+        if not end and len(data) >= LONGEST_EVENT:
+            end = len(data)
         self._rest = data[end:]
         return data[:end]
 
     def finish(self) -> bytes:
         """Return what is left at the end of the stream. An event that was cut off is left out."""
         rest, self._rest = self._rest, b""
-        if not rest.strip() or not (rest.startswith(b"data:") and b"[DONE]" in rest):
+        if not rest.startswith(b"data:") or rest[5:].strip() not in _DONE:
             return b""
         self.complete = True
         return rest
 
     def usage(self) -> dict[str, Any] | None:
-        """The last usage that the stream has told; None: none. To be called at its end."""
-        found = None
-        for value in _values(self._usage):
-            inner = value.get("response")
-            held = value.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)
-            if isinstance(held, dict):
-                found = held
-        return found
+        """The usage that the stream has told; None: none. To be called at its end.
+
+        Anthropic's API tells the tokens of the prompt at the beginning and those of the answer at the end, so
+        fields of the first usage stay unless the last one has them, too.
+        """
+        found: dict[str, Any] = {}
+        for piece in (self._first_usage, self._usage):
+            for value in _values(piece):
+                for holder in (value, value.get("message"), value.get("response")):
+                    held = holder.get("usage") if isinstance(holder, dict) else None
+                    if isinstance(held, dict):
+                        found |= held
+        return found or None
 
     def _look_for_error(self, data: bytes) -> None:
-        if any(
-            isinstance(value.get("error"), dict) or value.get("type") == "error" for value in _values(data)
-        ):
-            self.failed = True
+        for value in _values(data):
+            error = value.get("error")
+            if value.get("type") == "error" or (isinstance(error, dict | str) and error):
+                self.failed = True
+
+
+def _has_end(data: bytes, mark: bytes) -> bool:
+    """Whether a piece really holds a last event. A mark within the text of an answer is none."""
+    for line in data.splitlines():
+        if mark in line:
+            name, _, text = line.partition(b":")
+            if name in (b"data", b"event") and text.strip() == mark:
+                return True
+            if any(value.get("type") == mark.decode() for value in _values(line)):
+                return True
+    return False
 
 
 def _values(data: bytes) -> Iterator[dict[str, Any]]:
@@ -111,11 +132,12 @@ def _values(data: bytes) -> Iterator[dict[str, Any]]:
 def _without_usage(data: bytes) -> bytes:
     """Leave out events that have usage and no choices."""
     kept = []
-    for event in data.replace(b"\r\n", b"\n").split(b"\n\n"):
+    parts = _BETWEEN.split(data)  # an event, its end, an event, ..., and what follows the last end
+    for event, end in zip(parts[::2], [*parts[1::2], b""], strict=True):
         value = next(_values(event), {})
         if not (value.get("choices") == [] and isinstance(value.get("usage"), dict)):
-            kept.append(event)
-    return b"\n\n".join(kept)
+            kept.append(event + end)
+    return b"".join(kept)
 
 
 def error_event(api: str, body: dict[str, Any]) -> bytes:
@@ -127,6 +149,6 @@ def error_event(api: str, body: dict[str, Any]) -> bytes:
     if api == "messages":
         return b"event: error\ndata: " + json.dumps({"type": "error", **body}).encode() + b"\n\n"
     if api == "responses":
-        error = {"type": "error", **body["error"], "sequence_number": 0}
+        error = {**body["error"], "type": "error", "sequence_number": 0}
         return b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
     return b"data: " + json.dumps(body).encode() + b"\n\n"

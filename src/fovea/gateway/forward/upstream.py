@@ -142,13 +142,19 @@ class Upstream:
                 answer = await self._begin(response, stream=stream)
                 response = None
                 return answer
+        except AttemptFailed as failure:
+            failure.message = f"{backend.name}: {failure.message}"
+            raise
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise AttemptFailed(
                 f"{backend.name} cannot be connected to: {reason_of(error)}", "connect", connected=False
             ) from error
         except TimeoutError:
-            part = "first byte" if stream else "answer"
-            raise AttemptFailed(f"{backend.name} gave no {part} in time", "timeout") from None
+            part, limit = (
+                "first byte" if stream else "answer",
+                "first_byte_s" if until < deadline else "total_s",
+            )
+            raise AttemptFailed(f"{backend.name} gave no {part} in time ({limit})", "timeout") from None
         except (aiohttp.ClientError, OSError) as error:
             raise AttemptFailed(f"{backend.name} broke off: {reason_of(error)}", "broken") from error
         finally:

@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from fovea.api.unknown import HEADER, header
-from fovea.core.errors import FoveaError, InvalidRequest, Overloaded, Unavailable
+from fovea.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Load
+from fovea.gateway.backends.breaker import TEXT, VISION
 from fovea.gateway.cache.hit import Hit
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import ClientGone, Exchange
@@ -49,7 +50,7 @@ OWN_HEADERS = frozenset(
 )
 """Headers that only the gateway itself may set."""
 LONGEST_HEADER = 8192
-NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout)
+NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout, DeadlineExceeded)
 """Errors after which an old answer from the cache is better than none."""
 
 
@@ -120,10 +121,7 @@ class Generation:
 
     async def _receive(self) -> None:
         services, exchange = self.services, self.exchange
-        key = exchange.headers.get(b"authorization", b"")
-        if not key and b"x-api-key" in exchange.headers:  # Anthropic's clients send it so
-            key = b"Bearer " + exchange.headers[b"x-api-key"]
-        self.tenant = services.tenants.authenticate(key)
+        self.tenant = services.tenants.authenticate(exchange.authorization)
         waiting = asyncio.timeout(None)
         with services.bodies.claim(self.tenant.name, lambda: waiting.reschedule(0)) as claim:
             try:
@@ -284,10 +282,13 @@ class Generation:
             usage = await relay.pass_on(
                 won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
             )
+        stage = VISION if demand.has_images else TEXT
         if relay.broken:
             self.code = "stream_broken"
-            if not relay.late:
-                services.dispatcher.note_broken(won.backend, "vision" if demand.has_images else "text")
+        if relay.broken and not relay.late:
+            services.dispatcher.note_broken(won.backend, stage)
+        else:
+            services.dispatcher.note_complete(won.backend, stage)
         if won.answer.status < 400:
             bill.use(won.model.name, usage, relay.events)
         self._ended = True
@@ -309,7 +310,7 @@ class Generation:
             extra["x-fovea-attempts"] = str(attempts)
         if won.model is not wanted:
             extra["x-fovea-fallback"] = f"{wanted.name} -> {won.model.name}"
-        if renderer.degraded:
+        if renderer.degraded and won.backend.degrade != "off":
             extra["x-fovea-degraded"] = f"detail={renderer.degraded}"
             self.services.metrics.count("degraded")
         if self.stored.result:
@@ -342,8 +343,7 @@ class Generation:
         if bill is not None:
             stored = self.stored.result in ("hit", "stale")
             await bill.settle(answered=won is not None or self._works_in_vain, stored=stored)
-        # A client that left says nothing about the variant that it got.
-        if self._assignment is not None and services.experiments is not None and not self._gone:
+        if self._assignment is not None and services.experiments is not None and self._is_outcome():
             services.experiments.record(self._assignment, self._outcome())
         services.book.enter(self)
 
@@ -355,12 +355,20 @@ class Generation:
         """
         return self.attempts > 0 and (self._gone or self.code in TIMEOUTS)
 
+    def _is_outcome(self) -> bool:
+        """Whether the end of the request says something about the variant that it got.
+
+        It does not if the client left or has sent a wrong request, or if the answer came from the cache.
+        """
+        wrong = 400 <= self.exchange.status < 500 and self.exchange.status != Overloaded.status
+        return not self._gone and not wrong and self.stored.result not in ("hit", "stale")
+
     def _outcome(self) -> Outcome:
         status = self.exchange.status
         return Outcome(
             self.services.clock() - self.started,
             self.first_byte_s,
-            status >= 500 or self.code == "stream_broken",
+            status >= 500 or status == Overloaded.status or self.code == "stream_broken",
             NOTHING if self.bill is None else self.bill.consumption,
             0 if self.bill is None else self.bill.price.cost,
             self.exchange.request_id,

@@ -48,7 +48,7 @@ class Renderer:
 
     def __call__(self, backend: Backend, model: ModelConfig) -> Outgoing:
         """Return the request for a backend and a model."""
-        key = (model.served or model.name, backend.config.degrade if self.degraded else "")
+        key = (model.served or model.name, backend.degrade if self.degraded else "")
         if key not in self._done:
             self._done[key] = self._write(*key)
         return self._done[key]
@@ -85,7 +85,7 @@ def lowered(value: dict[str, Any], detail: str) -> dict[str, Any]:
             continue
         if own.get("detail") not in (None, "auto") or "visual_tokens" in value:
             continue
-        if part.key == "url":
+        if part.owner is part.part.get("image_url"):
             changed[id(part.owner)] = {**part.owner, "detail": detail}
         elif part.part.get("type") == "input_image":
             changed[id(part.part)] = {**part.part, "detail": detail}

@@ -65,9 +65,9 @@ class Relay:
 
     async def stored(self, hit: Hit) -> None:
         """Send an answer from the cache."""
-        payload, headers = hit.payload(), hit.headers()
-        self._exchange.extra.update(
-            {name: value for name, value in headers.items() if name != "content-type"}
+        payload, headers, extra = hit.payload(), hit.headers(), self._exchange.extra
+        extra.update(
+            {name: value for name, value in headers.items() if name != "content-type" and name not in extra}
         )
         if headers["content-type"].startswith("text/event-stream"):
             translator = self._translator()
@@ -133,7 +133,11 @@ class Relay:
                     data = await read()
                     silence.since = math.inf
         except TimeoutError:
-            reason = "sent nothing more in time" if loop.time() < deadline else "took longer than total_s"
+            reason = (
+                "sent nothing more in time (idle_s)"
+                if loop.time() < deadline
+                else "was not done in time (total_s)"
+            )
             failure = GatewayTimeout(f"{won.backend.name} {reason}; the answer is not complete")
             self.late = loop.time() >= deadline
         except BROKEN as error:

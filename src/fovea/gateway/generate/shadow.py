@@ -20,6 +20,7 @@ from fovea.gateway.generate.usage import consumption_of, usage_of
 if TYPE_CHECKING:
     from fovea.gateway.backends.fleet import Fleet
     from fovea.gateway.experiments.experiments import Experiments
+    from fovea.gateway.usage.prices import PriceTable
 
 log = logging.getLogger("fovea.gateway")
 
@@ -32,11 +33,13 @@ class Shadows:
         experiments: Experiments | None,
         dispatcher: Dispatcher,
         fleet: Fleet,
+        prices: PriceTable | None,
         clock: Callable[[], float],
     ) -> None:
         self._experiments = experiments
         self._dispatcher = dispatcher
         self._fleet = fleet
+        self._prices = prices
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -102,4 +105,5 @@ class Shadows:
             won.end()
         told = events.usage() if won.answer.is_stream else usage_of(won.answer.first)
         used = consumption_of(told, Consumption(completion_tokens=events.count))
-        return Outcome(self._clock() - started, first if won.answer.is_stream else None, failed, used)
+        cost = 0 if self._prices is None else self._prices.cost(won.model.name, used)
+        return Outcome(self._clock() - started, first if won.answer.is_stream else None, failed, used, cost)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fovea.gateway.amounts import Consumption
+from fovea.gateway.amounts import Consumption, visual_tokens_of
 
 MOST = 1 << 40
 """A larger number of tokens is taken for none: no account could hold it."""
@@ -20,17 +20,18 @@ def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Co
     """
     if usage is None:
         return estimate._replace(estimated=True)
-    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    told = _count(usage, "prompt_tokens", "input_tokens")
     completion = _count(usage, "completion_tokens", "output_tokens")
-    if prompt is None:
+    if told is None and completion is None:
         return estimate._replace(estimated=True)
+    prompt = estimate.prompt_tokens if told is None else told
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     if not isinstance(details, Mapping):
         details = {}
     cached = _count(details, "cached_tokens")
     if cached is None:
         cached = _count(usage, "cache_read_input_tokens") or 0
-    visual = _count(details, "image_tokens")
+    visual = visual_tokens_of(details)
     if visual is None:
         visual = min(estimate.visual_tokens, prompt)
     # A reused picture may be counted beside the prompt; never more visual tokens than the prompt has.
@@ -38,8 +39,9 @@ def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Co
         prompt_tokens=max(prompt, visual),
         visual_tokens=visual,
         cached_tokens=min(cached, prompt),
-        completion_tokens=completion or 0,
+        completion_tokens=estimate.completion_tokens if completion is None else completion,
         images=estimate.images,
+        estimated=told is None,
     )
 
 

@@ -36,6 +36,9 @@ def _finite(text: str) -> float:
 _READER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 _PLACEHOLDER = re.compile(rb'"((?:data:[^";,]{1,100};base64,)?)([0-9a-f]{32}:[0-9]+)"')
 
+_LONG_NAME = re.compile(rb'"[0-9a-f]{32}:[0-9]+"\s*:')
+_IS_DATA = re.compile(rb"\s*data:", re.IGNORECASE)
+
 
 class Body:
     """The body of one request.
@@ -66,7 +69,10 @@ class Body:
             raise InvalidRequest("the body holds a number that cannot be read", code="invalid_json") from None
         if not isinstance(value, dict):
             raise InvalidRequest("the body must be a JSON object", code="invalid_json")
-        return cls(value, cut.strings, cutter.size)
+        body = cls(value, cut.strings, cutter.size)
+        if cut.strings and _LONG_NAME.search(cut.skeleton):
+            body.value = body._without_repeated_names(value)
+        return body
 
     def length(self, text: str) -> int:
         """The bytes of a string of the body, placeholder or not."""
@@ -85,20 +91,30 @@ class Body:
         return text.encode("utf-8", "surrogatepass") if raw is None else raw
 
     def payload(self, text: str) -> str | Payload:
-        """Return a URL: the text itself, or the bytes of a long one with its escapes resolved.
+        """Return a URL with its escapes resolved: bytes if it is a long data: URL, text otherwise.
+
+        Raises InvalidRequest if it is not valid Unicode.
+        """
+        if text not in self._strings:
+            return text
+        data = self.unescaped(text)
+        return Payload(data) if _IS_DATA.match(data) else data.decode()
+
+    def unescaped(self, text: str) -> bytes | bytearray:
+        """Return the UTF-8 bytes of a string with its escapes resolved.
 
         Raises InvalidRequest if it is not valid Unicode.
         """
         raw = self._strings.get(text)
         if raw is None:
-            return text
+            return text.encode("utf-8", "replace")
         try:
             data = unescape(raw)
         except ValueError:
             data = None
         if data is None:
             raise InvalidRequest("a URL of the body is not valid Unicode", code="invalid_json")
-        return Payload(data)
+        return data
 
     def text(self, text: str) -> str:
         """Return a string of the body with its escapes resolved. Raises InvalidRequest if it is no text."""
@@ -131,6 +147,15 @@ class Body:
         if isinstance(node, Prefixed):
             return self._resolve(node.value, markers)
         return node
+
+    def _without_repeated_names(self, node: Any) -> Any:
+        """Keep the last one of fields with one long name, each of which has a placeholder of its own."""
+        if isinstance(node, list):
+            return [self._without_repeated_names(entry) for entry in node]
+        if not isinstance(node, dict):
+            return node
+        last = {self.text(name): name for name in node}
+        return {name: self._without_repeated_names(node[name]) for name in last.values()}
 
     def put(self, data: bytes | bytearray) -> str:
         """Add a long ASCII string without quotes and backslashes, and return its placeholder."""

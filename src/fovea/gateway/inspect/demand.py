@@ -67,7 +67,7 @@ class Demand:
         self.prompt_tokens = -(-_prompt_bytes(value, body, images) // BYTES_PER_TOKEN)
         self.answer_tokens = _answer_tokens(value)
         named = (value.get(name) for name in SESSION_FIELDS)
-        self.session = next((name for name in named if isinstance(name, str) and name), session)
+        self.session = next((body.text(name) for name in named if isinstance(name, str) and name), session)
         if len(self.session) > LONGEST_SESSION:
             data = self.session.encode("utf-8", "surrogatepass")
             self.session = hashlib.blake2b(data, digest_size=16).hexdigest()
@@ -82,6 +82,11 @@ class Demand:
     def has_images(self) -> bool:
         """Whether the request has images or videos."""
         return bool(self.images)
+
+    @property
+    def has_links(self) -> bool:
+        """Whether the backend has to download images or videos itself."""
+        return any(image.name for image in self.images)
 
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield (reason, key) for routing, the strongest first: image, session, beginning of the text."""

@@ -46,6 +46,7 @@ class RequestImage:
     is_video: whether it is a video.
     part: where it is in the body.
     size: bytes of the encoded file; 0: not known.
+    first_name: the name of the URL by which the picture was first known; b"": it is known by none.
     """
 
     identity: str
@@ -55,11 +56,13 @@ class RequestImage:
     is_video: bool
     part: MediaPart
     size: int = 0
+    first_name: bytes = b""
 
     @property
     def key(self) -> str:
-        """The key by which the image is routed: its identity, or the name of its URL."""
-        return self.identity or f"url:{self.name.hex()}"
+        """The key by which the image is routed: the name of its first URL, or its identity if it had none."""
+        name = self.first_name or (b"" if self.identity else self.name)
+        return f"url:{name.hex()}" if name else self.identity
 
 
 class Fetch(Protocol):
@@ -132,6 +135,11 @@ class ImageInspector:
                 raise Forbidden(
                     f"{noun} {index}: {error.message}", param=part.param, code=error.code
                 ) from None
+            except InvalidRequest as error:
+                noun = "video" if part.is_video else "image"
+                raise InvalidRequest(
+                    f"{noun} {index}: {error.message}", param=part.param, code=error.code
+                ) from None
         pixels = sum(image.width * image.height for image in images)
         if pixels > self._limits.max_request_pixels:
             raise InvalidRequest(
@@ -160,22 +168,18 @@ class ImageInspector:
         source = parse_source(self._url(body, part), self._limits, kind)
         if isinstance(source, InlineSource):
             facts = await self._in_turn(source)
-            return RequestImage(
-                facts.identity, b"", facts.width, facts.height, part.is_video, part, facts.size
-            )
+            return self._inline(facts, part)
         if not isinstance(source, RemoteSource):
             raise Forbidden(
-                f"file: URLs are not forwarded; accepted: data: and https: URLs of {kind.noun}s",
+                f"file: URLs are not forwarded; accepted: data:, http: and https: URLs of {kind.noun}s",
                 code="url_not_allowed",
             )
         return await self._inspect_remote(body, part, source.url, kind)
 
     def _url(self, body: Body, part: MediaPart) -> str | Payload:
-        url = body.payload(part.url)
         if not part.bare:
-            return url
-        data = url.encode("utf-8", "replace") if isinstance(url, str) else url.data
-        return Payload(b"data:image/any;base64," + data)
+            return body.payload(part.url)
+        return Payload(b"data:image/any;base64," + body.unescaped(part.url))
 
     async def _in_turn(self, source: InlineSource) -> _Facts:
         """Read an inline source: here if it is small, in a thread if not."""
@@ -197,7 +201,9 @@ class ImageInspector:
         if not self._limits.allow_private_hosts:
             await self._check_host(host, parsed.port or 0, kind)
         name = name_of(url)
-        return RequestImage(self._known.find(name) or "", name, 0, 0, part.is_video, part)
+        identity = self._known.find(name) or ""
+        first = self._known.first_name(identity)
+        return RequestImage(identity, name, 0, 0, part.is_video, part, first_name=first)
 
     async def _fetch(self, body: Body, part: MediaPart, url: str) -> RequestImage:
         """Download an image, and put it into the body in place of its URL."""
@@ -205,7 +211,14 @@ class ImageInspector:
         loop = asyncio.get_running_loop()
         facts, text = await loop.run_in_executor(self._threads, _read_file, data, self._limits)
         part.owner[part.key] = body.put(text)
-        return RequestImage(facts.identity, b"", facts.width, facts.height, False, part, facts.size)
+        return self._inline(facts, part)
+
+    def _inline(self, facts: _Facts, part: MediaPart) -> RequestImage:
+        """Return an image whose bytes were read."""
+        first = self._known.first_name(facts.identity)
+        return RequestImage(
+            facts.identity, b"", facts.width, facts.height, part.is_video, part, facts.size, first
+        )
 
     async def _check_host(self, host: str, port: int, kind: Kind) -> None:
         """Raise Forbidden for a host with a private address, InvalidMedia for one that does not exist.

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fovea.core.errors import InvalidRequest
+from fovea.gateway.translate.prefixed import Prefixed
 
 LONGEST_PATH = 300
 """Characters of a JSON path; a longer one is cut off."""
@@ -50,7 +51,7 @@ class MediaPart(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The URL, or base64 text."""
+        """The URL, or base64 text. To be used for bodies of clients only, not for translated ones."""
         return str(self.owner[self.key])
 
 
@@ -85,7 +86,7 @@ def _search(node: list[Any] | dict[str, Any], path: str, check: bool) -> Iterato
 def _media(entry: dict[str, Any], path: str) -> Iterator[MediaPart]:
     for key in _URLS:
         held = entry.get(key)
-        if isinstance(held, dict) and isinstance(held.get("url"), str):
+        if isinstance(held, dict) and isinstance(held.get("url"), str | Prefixed):
             yield MediaPart(held, "url", f"{path}.{key}.url", key == "video_url", "", entry)
         elif isinstance(held, str):
             yield MediaPart(entry, key, f"{path}.{key}", key == "video_url", "", entry)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 _SIGNATURE = re.compile(
     r"x-amz-.*|x-goog-.*|x-oss-.*|x-cos-.*|q-.*|awsaccesskeyid|googleaccessid|ossaccesskeyid|signature|"
@@ -29,17 +29,27 @@ def unsigned(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return url
-    kept = [
-        (name, value)
-        for name, value in parse_qsl(parts.query, keep_blank_values=True)
-        if not _SIGNATURE.fullmatch(name)
-    ]
-    query = f"?{urlencode(sorted(kept))}" if kept else ""
+    # Fields stay as they are written, so that no two values become one. Those of one name keep their order.
+    kept = sorted((field for field in parts.query.split("&") if not _signs(field)), key=_name)
+    query = f"?{'&'.join(kept)}" if kept else ""
     return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path}{query}"
+
+
+def _name(field: str) -> str:
+    return field.partition("=")[0]
+
+
+def _signs(field: str) -> bool:
+    """Whether a field of a query belongs to a signature, or is empty."""
+    return not field or _SIGNATURE.fullmatch(unquote_plus(_name(field))) is not None
 
 
 class KnownImages:
     """Identities of images by URL, as engines have told them. The least recently used are forgotten.
+
+    The first URL of a picture stays the name by which it is routed: the engine that told the identity has the
+    picture in its caches, and was chosen by this name. The picture's other URLs, and the picture itself as a
+    data: URL, then follow it there.
 
     capacity: most URLs.
     """
@@ -47,6 +57,7 @@ class KnownImages:
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
         self._identities: OrderedDict[bytes, str] = OrderedDict()
+        self._first: dict[str, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._identities)
@@ -58,12 +69,24 @@ class KnownImages:
             self._identities.move_to_end(name)
         return identity
 
+    def first_name(self, identity: str) -> bytes:
+        """Return the name of the URL by which a picture was first known; b"": it is known by none."""
+        return self._first.get(identity, b"")
+
     def learn(self, name: bytes, identity: str) -> None:
         """Keep the identity of the image behind a URL."""
+        before = self._identities.get(name, identity)
+        if before != identity:  # another picture is behind the URL now
+            self._forget_first(name, before)
         self._identities[name] = identity
         self._identities.move_to_end(name)
+        self._first.setdefault(identity, name)
         if len(self._identities) > self._capacity:
-            self._identities.popitem(last=False)
+            self._forget_first(*self._identities.popitem(last=False))
+
+    def _forget_first(self, name: bytes, identity: str) -> None:
+        if self._first.get(identity) == name:
+            del self._first[identity]
 
 
 def name_of(url: str) -> bytes:

@@ -31,7 +31,7 @@ class VisualCounter:
         self._rules: dict[str, VisualTokenRule] = {}
 
     def rule(self, model: ModelConfig) -> VisualTokenRule:
-        """Return the rule of a model. Raises ConfigError if its `visual_rule` names none."""
+        """Return the rule of a model, or the estimate by area, with a warning, if no rule is known."""
         name = model.visual_rule or model.served or model.name
         if name not in self._rules:
             found = self._find(name)

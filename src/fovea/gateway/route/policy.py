@@ -85,8 +85,10 @@ class CacheAffine:
         weights = {one.name: one.weight(situation.now) for one in ordered}
         total = sum(one.tokens for one in ordered) + situation.load.tokens
         unit = self._balance * total / sum(weights.values())
+        # A slow start is relative to the others: if all have just come, none is held back.
+        furthest = max(weights[one.name] / one.config.weight for one in ordered)
         for place, one in enumerate(ordered):
-            free = one.requests < self._free * weights[one.name] / one.config.weight
+            free = one.requests < self._free * weights[one.name] / (one.config.weight * furthest)
             if free or one.tokens + situation.load.tokens <= unit * weights[one.name]:
                 return Choice(one, reason if place == 0 and one.name == names[0] else f"{reason}, next")
         return Choice(least_busy(situation).backend, f"{reason}, all busy")

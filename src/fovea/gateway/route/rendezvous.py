@@ -13,7 +13,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-_LARGEST = float(1 << 64)
+_BITS = 52
+"""Bits of a hash that are used: with half a step more, each such number is a float between 0 and 1."""
 MOST_ORDERS = 8192
 
 
@@ -21,7 +22,12 @@ def score(key: str, name: str, weight: float) -> float:
     """The score of a backend for a key; a larger one comes first."""
     data = f"{len(key)}:{key}{name}".encode("utf-8", "surrogatepass")
     hashed = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
-    return -weight / math.log((hashed + 0.5) / _LARGEST)
+    return -weight / math.log(fraction(hashed))
+
+
+def fraction(hashed: int) -> float:
+    """Return a hash of 64 bits as a number that is more than 0 and less than 1."""
+    return ((hashed >> (64 - _BITS)) + 0.5) / (1 << _BITS)
 
 
 def order(key: str, backends: Sequence[tuple[str, float]]) -> tuple[str, ...]:

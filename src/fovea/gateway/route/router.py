@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from fovea.core.errors import Unavailable
-from fovea.gateway.backends.backend import Load
+from fovea.core.errors import Overloaded, Unavailable
+from fovea.gateway.backends.backend import BUSY, Load
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.inspect.demand import Demand
@@ -39,11 +39,18 @@ class Router:
         policy = self._policy(model.policy or self._settings.policy)
         return policy(Situation(candidates, members, model.name, demand, load, now, self._fleet.version))
 
-    def unavailable(self, model: ModelConfig, demand: Demand) -> Unavailable:
-        """The error for a request that no backend accepts now. It names every backend's reason."""
+    def unavailable(self, model: ModelConfig, demand: Demand) -> Unavailable | Overloaded:
+        """The error for a request that no backend accepts now. It names every backend's reason.
+
+        If all of them have only asked for a pause, it tells when the first one wants to be asked again.
+        """
         now, vision = self._clock(), demand.has_images
         members = self._fleet.serving(model)
-        reasons = ", ".join(f"{one.name}: {one.why_not(now, vision=vision) or 'failed'}" for one in members)
+        whys = [one.why_not(now, vision=vision) or "failed" for one in members]
+        if members and set(whys) == {BUSY}:
+            pause_s = max(1.0, min(one.busy_until for one in members) - now)
+            return Overloaded("all backends are busy", retry_after=pause_s, code="backends_busy")
+        reasons = ", ".join(f"{one.name}: {why}" for one, why in zip(members, whys, strict=True))
         return Unavailable(
             f"no backend of {model.name!r} accepts requests now ({reasons or 'none is known'})",
             code="no_backend",

@@ -22,6 +22,7 @@ from fovea.api.ending import Ending
 from fovea.api.ids import NewId
 from fovea.core.types import Usage
 from fovea.dialects.reader import Piece
+from fovea.gateway.amounts import visual_tokens_of
 from fovea.gateway.translate.errors import BackendError, valid_json, valid_text
 
 FAILED = ("error", "abort")
@@ -198,7 +199,7 @@ def usage_of(body: dict[str, Any]) -> Usage:
         prompt=total,
         completion=_count(body.get("completion_tokens")),
         cached=min(total, _count(of_prompt.get("cached_tokens"))),
-        image=_count(of_prompt.get("image_tokens")),
+        image=visual_tokens_of(of_prompt) or 0,
         reasoning=_count(of_answer.get("reasoning_tokens")),
     )
 

@@ -48,7 +48,7 @@ class AuditRecord(NamedTuple):
     tenant: name of the client. fingerprint: the first 8 hex digits of its key's hash; empty: no key.
     asked, used: the model in the request, and the one that answered.
     backend: name of the backend that answered; empty: none.
-    route: the reason why it was chosen, in a word, as "least_cost".
+    route: the reason why it was chosen, such as "image, next". The gateway has made this text.
     status: HTTP status of the answer.
     images: the request's images, in order.
     cache: result of the response cache, as "hit" or "miss"; empty: it was not asked.
@@ -112,7 +112,7 @@ def line_of(record: AuditRecord) -> dict[str, Any]:
         "model_asked": name_of(record.asked),
         "model_used": name_of(record.used),
         "backend": name_of(record.backend),
-        "route": name_of(record.route),
+        "route": record.route,
         "status": record.status,
         "prompt_tokens": used.prompt_tokens,
         "visual_tokens": used.visual_tokens,
