@@ -342,3 +342,33 @@ async def test_headers_of_a_client_are_data() -> None:
                 break
             await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
         writer.close()
+
+
+ODD: list[dict[str, Any]] = [
+    {"session_id": "\ud800"}, {"user": "\ud800x"}, {"model": "\ud800"}, {"model": "x" * 5000},
+    {"model": ["m"]}, {"messages": "hi"}, {"messages": None}, {"messages": 5},
+    {"messages": [[{"content": "a"}], 5, None]},
+    {"tools": "x"}, {"stream_options": [1], "stream": True}, {"mm_processor_kwargs": [1]}, {"temperature": "0"},
+    {"messages": [{"content": [{"image_url": {"url": png(), "detail": ["x"]}}]}]},
+    {"messages": [{"content": [{"image_url": {"url": png(), "min_pixels": 10**30}}]}]},
+    {"messages": [{"content": [{"source": {"data": "x" * 300, "media_type": {"a": 1}}}]}]},
+    {"messages": [{"content": [{"source": {"data": "x" * 300, "media_type": 'image/png", "'}}]}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses"])
+async def test_odd_bodies_fail_nothing(path: str, tmp_path: Path) -> None:
+    """Every body gets an answer or a refusal, and the audit log holds a line of names and numbers for each."""
+    audit = tmp_path / "audit.log"
+    async with (
+        RawBackend().listening() as backend,
+        running(backend, audit_log=str(audit), api_keys=("the-key",)) as gateway,
+    ):
+        for body in ODD:
+            assert (await gateway.ask(path, key="the-key", **body)).status_code < 500, body
+        secret = [{"role": "user", "content": "a-secret-text"}]
+        await gateway.ask(path, key="the-key", messages=secret, prompt="a-secret-text", input="a-secret-text")
+        await soon(lambda: not gateway.gateway.services.running)
+    lines = audit.read_text().splitlines()
+    assert len(lines) == len(ODD) + 1
+    assert not any(word in line for line in lines for word in ("a-secret-text", "the-key", "base64", "\n"))
