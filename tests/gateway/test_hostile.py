@@ -348,7 +348,8 @@ ODD: list[dict[str, Any]] = [
     {"session_id": "\ud800"}, {"user": "\ud800x"}, {"model": "\ud800"}, {"model": "x" * 5000},
     {"model": ["m"]}, {"messages": "hi"}, {"messages": None}, {"messages": 5},
     {"messages": [[{"content": "a"}], 5, None]},
-    {"tools": "x"}, {"stream_options": [1], "stream": True}, {"mm_processor_kwargs": [1]}, {"temperature": "0"},
+    {"tools": "x"},
+    {"stream_options": [1], "stream": True}, {"mm_processor_kwargs": [1]}, {"temperature": "0"},
     {"messages": [{"content": [{"image_url": {"url": png(), "detail": ["x"]}}]}]},
     {"messages": [{"content": [{"image_url": {"url": png(), "min_pixels": 10**30}}]}]},
     {"messages": [{"content": [{"source": {"data": "x" * 300, "media_type": {"a": 1}}}]}]},
@@ -358,7 +359,7 @@ ODD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses"])
 async def test_odd_bodies_fail_nothing(path: str, tmp_path: Path) -> None:
-    """Every body gets an answer or a refusal, and the audit log holds a line of names and numbers for each."""
+    """Every body gets an answer or a refusal, and a line of names and numbers in the audit log."""
     audit = tmp_path / "audit.log"
     async with (
         RawBackend().listening() as backend,
