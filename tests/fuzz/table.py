@@ -8,7 +8,18 @@ from importlib import import_module
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
-NAMES = ("http", "body", "data_url", "image", "video", "tokenizer", "checkpoint", "events", "config_file")
+NAMES = (
+    "http",
+    "body",
+    "data_url",
+    "image",
+    "video",
+    "tokenizer",
+    "checkpoint",
+    "events",
+    "config_file",
+    "gateway",
+)
 
 
 @dataclass(frozen=True)

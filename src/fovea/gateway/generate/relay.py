@@ -47,6 +47,7 @@ class Relay:
     """Passes one answer on.
 
     broken: whether a stream has ended before its last event, by the backend's fault.
+    late: whether it was ended because the time of the whole request was over, which its client may cause.
     events: events that were passed on, which is about the number of tokens.
     """
 
@@ -59,7 +60,7 @@ class Relay:
         self._exchange = exchange
         self._api = api
         self._translation = translation
-        self.broken = False
+        self.broken = self.late = False
         self.events = 0
 
     async def stored(self, hit: Hit) -> None:
@@ -138,6 +139,7 @@ class Relay:
                 else "was not done in time (total_s)"
             )
             failure = GatewayTimeout(f"{won.backend.name} {reason}; the answer is not complete")
+            self.late = loop.time() >= deadline
         except BROKEN as error:
             failure = BadGateway(
                 f"{won.backend.name} broke off: {reason_of(error)}; the answer is not complete"
