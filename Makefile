@@ -2,7 +2,8 @@
 # make test   set up, check and test (minutes)
 # make servers  Debian's redis-server and nginx, which some tests run (as root; without them these tests are skipped)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
-# make test-clients  other people's API clients against a server, into docs/clients.md (3 minutes; 1.2 GB the first time)
+# make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
+#             (5 minutes; 1.2 GB the first time)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make check  lint, types, import walls (seconds)

@@ -548,14 +548,18 @@ def test_responses_errors(client: OpenAI) -> None:
     assert caught.value.param == "temperature"
 
 
-@pytest.mark.not_at_gateway("files and batches are not routed")
 def test_not_found(client: OpenAI) -> None:
-    """errors: an unknown model, response, file or batch raises NotFoundError"""
+    """errors: an unknown model, file or batch raises NotFoundError"""
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-9", messages=[user("?")])
     assert caught.value.code == "model_not_found"
     for retrieve in (client.models.retrieve, client.files.retrieve, client.batches.retrieve):
         with pytest.raises(openai.NotFoundError):
             retrieve("unknown")
+
+
+@pytest.mark.not_at_gateway("stored conversations need one engine, so they are refused")
+def test_response_not_found(client: OpenAI) -> None:
+    """errors: an unknown response raises NotFoundError"""
     with pytest.raises(openai.NotFoundError):
         respond(client, "?", previous_response_id="resp_unknown")

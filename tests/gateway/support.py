@@ -93,7 +93,9 @@ class FakeEngine:
     prompt_tokens: tokens that it reports for every prompt.
     """
 
-    def __init__(self, name: str = "a", *models: str, plan: Plan | None = None) -> None:
+    def __init__(
+        self, name: str = "a", *models: str, plan: Plan | None = None, degrade: str = "auto"
+    ) -> None:
         self.name = name
         self.models = models or ("m",)
         self.plan = plan or Plan()
@@ -103,6 +105,7 @@ class FakeEngine:
         self.health = 200
         self.prompt_tokens = 7
         self.port = 0
+        self._degrade = degrade
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -112,7 +115,7 @@ class FakeEngine:
 
     @property
     def config(self) -> BackendConfig:
-        return BackendConfig(self.url, self.name, self.models)
+        return BackendConfig(self.url, self.name, self.models, degrade=self._degrade)
 
     async def __aenter__(self) -> FakeEngine:
         await self.start()

@@ -27,6 +27,14 @@ LARGEST = 256
 """Visual tokens of the largest image: four times as many as detail "low" allows."""
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_regular_collections() -> Iterator[None]:
+    """Servers would collect garbage every two seconds because tests/conftest.py freezes objects."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fovea.server.garbage.EVERY_S", 3600.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write("qwen3_vl", tmp_path_factory.mktemp("server") / "tiny")

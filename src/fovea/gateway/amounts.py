@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+MOST = 1 << 40
+"""A larger number of tokens is taken for none: no account could hold it."""
+
 
 class Amounts(NamedTuple):
     """Amounts that limits and budgets count.
@@ -55,5 +58,5 @@ def visual_tokens_of(details: Mapping[str, Any]) -> int | None:
         counts = [kinds.get("image"), kinds.get("video")]
     else:
         counts = [details.get("image_tokens")]
-    known = [count for count in counts if type(count) is int and count >= 0]
+    known = [count for count in counts if type(count) is int and 0 <= count < MOST]
     return sum(known) if known else None

@@ -34,7 +34,6 @@ async def test_a_request_falls_from_model_to_model_to_an_old_answer_to_an_error(
     large, medium, small = FakeEngine("l", "large"), FakeEngine("m", "medium"), FakeEngine("s", "small")
     cache = ResponseCacheSettings(response_cache_ttl_s=1)
     given: Any = {
-        "tables": tables((large, medium, small), models=LADDER),
         "resilience": resilience(retry_share=1.0, breaker_failures=1000),
         "response_cache": cache,
     }

@@ -208,6 +208,13 @@ async def _serves(gateway: Running, model: str) -> bool:
     return (await gateway.ask(model=model)).status_code == 200
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file as a whole, so that nobody reads half of it."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 async def test_backends_are_found_in_a_file_and_stay_while_it_cannot_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +224,7 @@ async def test_backends_are_found_in_a_file_and_stay_while_it_cannot_be_used(
     listed = tmp_path / "engines"
     key = tmp_path / "key"
     async with FakeEngine("a") as one, FakeEngine("b") as two:
-        listed.write_text(f"# engines\n{one.url}\n")
+        replace_text(listed, f"# engines\n{one.url}\n")
         tables = Tables(discover=(DiscoverConfig(f"file:{listed}", {"models": ["m"]}),))
         file = Configured(tmp_path)
         file.path.write_text("")
@@ -225,7 +232,7 @@ async def test_backends_are_found_in_a_file_and_stay_while_it_cannot_be_used(
         first, second = (engine.url.removeprefix("http://") for engine in (one, two))
         async with running(tables=tables, setup=setup) as gateway:
             assert await names(gateway) == {first}
-            listed.write_text(f"{one.url}\n\n{two.url}  # new\n")
+            replace_text(listed, f"{one.url}\n\n{two.url}  # new\n")
             await soon(lambda: _has_names(gateway, {first, second}))
             for text in (
                 "http://",
@@ -235,7 +242,7 @@ async def test_backends_are_found_in_a_file_and_stay_while_it_cannot_be_used(
                 f'[[backend]]\nurl = "{one.url}"\napi_key_file = "{key}"',
                 "backend = 5 # [[backend]]",
             ):
-                listed.write_text(text)
+                replace_text(listed, text)
                 await asyncio.sleep(0.15)
                 assert await names(gateway) == {first, second}, text
             listed.unlink()
@@ -244,7 +251,7 @@ async def test_backends_are_found_in_a_file_and_stay_while_it_cannot_be_used(
             assert await names(gateway) == {first, second}, (
                 "a reload must not forget what a source has listed"
             )
-            listed.write_text(f"{two.url}\n")
+            replace_text(listed, f"{two.url}\n")
             await soon(lambda: _has_names(gateway, {second}))
             assert (await gateway.ask()).status_code == 200
 

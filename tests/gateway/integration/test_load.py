@@ -21,7 +21,10 @@ BUSY = Plan(wait_s=1.0)
 
 async def test_images_get_smaller_then_requests_wait_then_they_are_refused() -> None:
     """Four run, two wait, others are refused with a time. Everything ends, and then all is as it was."""
-    async with FakeEngine("e", plan=BUSY) as engine, running(engine, route=ROUTE, queue=QUEUE) as gateway:
+    async with (
+        FakeEngine("e", plan=BUSY, degrade="detail") as engine,
+        running(engine, route=ROUTE, queue=QUEUE) as gateway,
+    ):
         sent = []
         for number in range(6):
             messages = about(data_url(picture(number)))

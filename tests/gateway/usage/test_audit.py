@@ -86,7 +86,6 @@ def test_secrets_in_every_field_are_not_written(tmp_path: Path) -> None:
             asked=secret,
             used=secret,
             backend=secret,
-            route=secret,
             cache=secret,
             images=(AuditedImage(8, 8, secret),),
         )

@@ -97,8 +97,18 @@ class Watch:
                 self._on_eject(backend)
 
     async def check(self, backend: Backend) -> None:
-        """Check the health of a backend, and now and then its models."""
-        self._due[backend.name] = self._clock() + self._settings.probe_every_s * random.uniform(0.9, 1.1)
+        """Check the health of a backend, if that is wanted, and ask it now and then for its models."""
+        probes = self._settings.probe_every_s
+        self._due[backend.name] = self._clock() + (probes or ASK_EVERY_S) * random.uniform(0.9, 1.1)
+        round_ = self._rounds.get(backend.name, 0)
+        self._rounds[backend.name] = round_ + 1
+        if probes and not await self._passes(backend):
+            return
+        if not backend.config.models and (not backend.models or round_ % MODELS_EVERY == 0):
+            await self._ask_models(backend)
+
+    async def _passes(self, backend: Backend) -> bool:
+        """Check the health of a backend."""
         draining = passed = False
         try:
             status, body = await self._ask(backend)
@@ -109,10 +119,7 @@ class Watch:
         if backend.note_check(self._clock(), passed=passed, draining=draining):
             log.warning("backend %s is %s", backend.name, "healthy again" if backend.healthy else "unhealthy")
             self._on_change()
-        round_ = self._rounds.get(backend.name, 0)
-        self._rounds[backend.name] = round_ + 1
-        if passed and not backend.config.models and (not backend.models or round_ % MODELS_EVERY == 0):
-            await self._ask_models(backend)
+        return passed
 
     async def _ask(self, backend: Backend) -> tuple[int, bytes]:
         """Return status and body of a backend's health check. Raises OSError and TimeoutError.

@@ -171,6 +171,7 @@ class Generation:
         self.bill = bill = Bill(services, self.tenant, demand)
         hit = await self._find(body, model, images)
         if hit is None:
+            await bill.reserve(model.name)
             try:
                 await self._from_backend(body, model, images, bill)
                 return
@@ -248,7 +249,6 @@ class Generation:
         assert demand is not None  # set by `_serve`
         loop = asyncio.get_running_loop()
         deadline = loop.time() + services.settings.timeouts.total_s
-        await bill.reserve(model.name)
         renderer = Renderer(body, self._sent_as, self.exchange.headers, self.exchange.request_id)
         queue = services.queues.of(model)
         renderer.degraded = services.queues.degrade(model) if images else ""

@@ -6,10 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fovea.gateway.amounts import Consumption, visual_tokens_of
-
-MOST = 1 << 40
-"""A larger number of tokens is taken for none: no account could hold it."""
+from fovea.gateway.amounts import MOST, Consumption, visual_tokens_of
 
 
 def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Consumption:
@@ -31,6 +28,9 @@ def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Co
     cached = _count(details, "cached_tokens")
     if cached is None:
         cached = _count(usage, "cache_read_input_tokens") or 0
+        if told is not None and "prompt_tokens" not in usage:
+            # In Anthropic's API, input_tokens are only those that the cache neither gave nor took.
+            prompt += cached + (_count(usage, "cache_creation_input_tokens") or 0)
     visual = visual_tokens_of(details)
     if visual is None:
         visual = min(estimate.visual_tokens, prompt)
