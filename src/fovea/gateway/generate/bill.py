@@ -48,8 +48,7 @@ class Bill:
         """
         self.consumption = consumption_of(usage, self._estimate(0))
         self._price(model, stored=True)
-        if self._reservation is None:  # an older answer stands in for backends, for which there is one
-            if self._reservation is None:  # a request that no backend could answer has one
+        if self._reservation is None:  # a request that no backend could answer has one
             await self._take(Amounts(1, 0, 0, self.price.cost))
 
     def use(self, model: str, usage: Mapping[str, Any] | None, events: int) -> None:
