@@ -194,7 +194,7 @@ async def test_usage_that_cannot_be_true_harms_no_account(usage: Any, tmp_path: 
     assert consumption_of({"prompt_tokens": MOST}, Consumption()).estimated
 
 
-def test_a_backend_cannot_list_models_without_end() -> None:
+async def test_a_backend_cannot_list_models_without_end() -> None:
     fleet = Fleet(ResilienceSettings())
     fleet.update([BackendConfig("http://a:1", "a")], 0.0)
     backend = fleet.get("a")
@@ -210,10 +210,10 @@ def test_a_backend_cannot_list_models_without_end() -> None:
     def watch(getter: Any) -> Watch:
         return Watch(fleet, getter, ResilienceSettings(), lambda: 0.0, lambda: None, lambda one: None)
 
-    asyncio.run(watch(get).check(backend))
+    await watch(get).check(backend)
     assert len(backend.models) == MOST_MODELS
     assert "m0" in backend.models
-    asyncio.run(watch(deep).check(backend))
+    await watch(deep).check(backend)
     assert len(backend.models) == MOST_MODELS
 
 
