@@ -90,8 +90,8 @@ class EventStream:
         fields of the first usage stay unless the last one has them, too.
         """
         found: dict[str, Any] = {}
-        for piece in (self._first_usage, self._usage):
-            for value in _values(piece):
+        for piece in dict.fromkeys((self._first_usage, self._usage)):
+            for value in _values(piece, *_USAGE):
                 for holder in (value, value.get("message"), value.get("response")):
                     held = holder.get("usage") if isinstance(holder, dict) else None
                     if isinstance(held, dict):
@@ -99,7 +99,7 @@ class EventStream:
         return found or None
 
     def _look_for_error(self, data: bytes) -> None:
-        for value in _values(data):
+        for value in _values(data, b'"error"'):
             error = value.get("error")
             if value.get("type") == "error" or (isinstance(error, dict | str) and error):
                 self.failed = True
@@ -117,10 +117,13 @@ def _has_end(data: bytes, mark: bytes) -> bool:
     return False
 
 
-def _values(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects of the events of a piece. Events that are no JSON objects are skipped."""
+def _values(data: bytes, *marks: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the objects of the events of a piece that hold one of the marks; without marks, of all events.
+
+    Only these are parsed, because a piece may have a hundred events. Events that are no objects are skipped.
+    """
     for line in data.splitlines():
-        if line.startswith(b"data:"):
+        if line.startswith(b"data:") and (not marks or any(mark in line for mark in marks)):
             try:
                 value = json.loads(line[5:])
             except (ValueError, RecursionError):
@@ -134,7 +137,7 @@ def _without_usage(data: bytes) -> bytes:
     kept = []
     parts = _BETWEEN.split(data)  # an event, its end, an event, ..., and what follows the last end
     for event, end in zip(parts[::2], [*parts[1::2], b""], strict=True):
-        value = next(_values(event), {})
+        value = next(_values(event, *_NO_CHOICES), {})
         if not (value.get("choices") == [] and isinstance(value.get("usage"), dict)):
             kept.append(event + end)
     return b"".join(kept)

@@ -69,15 +69,19 @@ class Stored:
         An image that only its engine has read has no identity for the cache: what is behind its URL may have
         changed since.
         """
+        asked = every or exchange.header(WISH).lower() == "on"
+        value = body.value
+        if asked or value.get("temperature") == 0:  # others are not cached, so their texts are not needed
+            value = body.resolved({image.part.url: f"{MEDIA_MARK}{n}" for n, image in enumerate(images)})
         self._cache = cache
         self._plan = plan = cache.plan(
-            body.resolved({image.part.url: f"{MEDIA_MARK}{n}" for n, image in enumerate(images)}),
+            value,
             [image.identity if not image.name else "" for image in images],
             tenant=tenant.scope,
             model_version=f"{model.served or model.name}\n{model.version}",
             path=path,
             cache_control=exchange.header(b"cache-control") or None,
-            asked=every or exchange.header(WISH).lower() == "on",
+            asked=asked,
         )
         if not plan.key:
             self.result = "bypass"
