@@ -9,6 +9,7 @@
 # make check  lint, types, import walls (seconds)
 # make bench  every figure of README.md, and experts, states and windows (benchmarks/results/decoders.md); the first time
 #             installs the engines to compare with (an hour, 12 GB)
+# make bench-gateway  what the gateway costs and gains, into benchmarks/results/gateway_*.md (25 minutes)
 # make attack attack a running server in every known way, and measure what other clients see (6 minutes);
 #             PAGE=benchmarks/results/attack.md writes the page of results
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-relevance attack fuzz gpu wheel clean
+.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack fuzz gpu wheel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -92,6 +93,16 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/decoders.py --parts experts --formats none --repeats 7
 	$(BIN)/python benchmarks/decoder_memory.py
 	$(BIN)/python benchmarks/peers/run.py --instructions all,avx2
+
+bench-gateway: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/gateway/cost.py --page benchmarks/results/gateway_cost.md
+	$(BIN)/python benchmarks/gateway/memory.py --proxy gateway
+	$(BIN)/python benchmarks/gateway/routing.py --page benchmarks/results/gateway_routing.md
+	$(BIN)/python benchmarks/gateway/accounts.py
+	$(BIN)/python benchmarks/gateway/response_cache.py
+	$(BIN)/python benchmarks/gateway/fairness.py
+	$(BIN)/python benchmarks/gateway/experiments.py
+	$(BIN)/python benchmarks/gateway/translate.py
 
 bench-relevance: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/relevance.py --docs docs/relevance.md

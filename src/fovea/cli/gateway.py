@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from fovea.gateway.build import Setup
 
 log = logging.getLogger("fovea.gateway")
+NOT_DECODED = (
+    "decode_threads", "image_workers", "video_workers", "image_decode_s", "video_decode_s", "decode_memory_mib",
+    "max_video_s", "max_video_frames", "max_video_frame_pixels", "max_video_decode_mpx", "max_media_mib",
+    "file_root",
+)  # fmt: skip
+"""Settings of images and videos that have no effect here: the gateway decodes nothing and opens no files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ def register(commands: Any) -> None:
         "--log-level", choices=LOG_LEVELS, help="least severity that is logged (default: info)"
     )
     options.add_options(parser, "address", ListenSettings)
-    options.add_options(parser, "gateway", GatewaySettings)
+    options.add_options(parser, "gateway", GatewaySettings, skip=NOT_DECODED)
     parser.set_defaults(run=run)
 
 
@@ -130,7 +136,7 @@ def _read_file(path: Path | None) -> dict[str, Any]:
 def _names() -> list[str]:
     """The keys of the file: settings and tables."""
     own = options.setting_names(ListenSettings, GatewaySettings)
-    return [*own, *TABLES, "log_level", "api_key", "admin_key"]
+    return [*(name for name in own if name not in NOT_DECODED), *TABLES, "log_level", "api_key", "admin_key"]
 
 
 def _is_open(settings: GatewaySettings) -> bool:

@@ -91,7 +91,7 @@ class ResilienceSettings:
 
 @dataclass(frozen=True, slots=True)
 class RouteSettings:
-    """How a backend is chosen."""
+    """Settings of the choice of a backend."""
 
     policy: str = setting(
         "cache-affine",

@@ -1,1 +1,1 @@
-"""The backends: which there are, how they are, and what they have to do."""
+"""The backends: their list, their health and their outstanding work."""

@@ -86,7 +86,7 @@ class Backend:
 
     @property
     def degrade(self) -> str:
-        """How it is asked for fewer visual tokens: "detail", "max-pixels" or "off"."""
+        """The way in which it is asked for fewer visual tokens: "detail", "max-pixels" or "off"."""
         if self.config.degrade != "auto":
             return self.config.degrade
         return "detail" if self.is_fovea else "off"

@@ -13,7 +13,7 @@ NOTHING = Consumption()
 
 
 class Outcome(NamedTuple):
-    """How one request ended.
+    """The result of one request.
 
     latency_s: seconds from its arrival to the last byte of its answer.
     ttft_s: seconds to the first token; None if the answer was not streamed.

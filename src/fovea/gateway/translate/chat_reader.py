@@ -94,7 +94,7 @@ class ChatReader:
         return pieces, valid_json(entries) if isinstance(entries, list) else []
 
     def ending(self) -> Ending:
-        """How the answer has ended. Raises BackendError if it has not, or if a call has no name."""
+        """The ending of the answer. Raises BackendError if it has none, or if a call has no name."""
         if self.reason is None:
             raise BackendError("the backend's answer broke off: it has no finish reason")
         if any(call.number < 0 for call in self._calls):

@@ -110,9 +110,8 @@ def refusal(api: str, error: FoveaError) -> dict[str, Any]:
 
 
 def count_tokens_refusal() -> NotFound:
-    """The error for /v1/messages/count_tokens in front of a backend that has no such route."""
+    """The error for /v1/messages/count_tokens."""
     return NotFound(
-        "/v1/messages/count_tokens: the backend of this model answers chat completions alone, which cannot "
-        "count tokens; accepted: /v1/messages",
+        "/v1/messages/count_tokens is not offered by this gateway; accepted: /v1/messages",
         code="count_tokens_unsupported",
     )

@@ -21,7 +21,7 @@ GROUPS = {
     "day": "date(hour * 3600, 'unixepoch')",
     "hour": "strftime('%Y-%m-%d %H:00', hour * 3600, 'unixepoch')",
 }
-"""What rows can be grouped by, as SQL. Days and hours are those of UTC."""
+"""SQL of the names by which rows can be grouped. Days and hours are those of UTC."""
 
 
 class Row(NamedTuple):
