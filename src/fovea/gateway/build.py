@@ -79,9 +79,11 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
     metrics = Metrics()
     fleet = Fleet(settings.resilience)
     upstream = Upstream(settings.timeouts)
-    dispatcher = Dispatcher(
-        Router(fleet, settings.route, clock), upstream, settings.resilience, clock, LoggedMetrics(metrics)
-    )
+    router, observer = Router(fleet, settings.route, clock), LoggedMetrics(metrics)
+    dispatcher = Dispatcher(router, upstream, settings.resilience, clock, observer)
+    # Copies are sent once, and take nothing from the retries of users.
+    once = replace(settings.resilience, max_attempts=1, retry_share=0.0, hedge_after_s=0.0)
+    copies = Dispatcher(router, upstream, once, clock, observer)
     known = KnownImages()
     limits = settings.media
     fetcher = FetchCache(Fetcher(limits), FETCH_MIB * MIB)
@@ -115,7 +117,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         prices=prices,
         cache=open_cache(settings.response_cache, settings.redis),
         experiments=experiments,
-        shadows=Shadows(experiments, dispatcher, fleet, prices, clock),
+        shadows=Shadows(experiments, copies, fleet, prices, clock),
         book=Book(metrics, _usage_log(settings, prices), AuditLog(settings.audit_log)),
         drains=Drains(setup.drains),
         silence=SilenceWatch(clock),

@@ -88,7 +88,7 @@ class Supervisor:
         self._sockets = sockets
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[SpawnProcess | None] = [None] * workers
-        self._signal = 0
+        self._signals: list[int] = []
         self._folder = Path(tempfile.mkdtemp(prefix="fovea-gateway-"))
 
     def run(self, on_start: Callable[[], None]) -> int:
@@ -101,7 +101,7 @@ class Supervisor:
             for number in range(len(self._workers)):
                 self._start(number)
             on_start()
-            while not self._signal:
+            while not self._signals:
                 self._replace_dead()
                 time.sleep(0.1)
             return self._end()
@@ -111,21 +111,27 @@ class Supervisor:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end(self) -> int:
-        """Pass the signal on, wait for all workers, and return the exit status.
+        """Pass signals on until all workers have ended, and return the exit status.
 
-        A worker that was only starting ends by the signal itself, which is no failure.
+        A second signal ends a drain early. A worker that was only starting ends by the signal itself, which
+        is no failure.
         """
         workers = [worker for worker in self._workers if worker is not None]
-        for worker in workers:
-            if worker.pid is not None and worker.is_alive():
-                os.kill(worker.pid, self._signal)
-        for worker in workers:
-            worker.join()
-        failed = [abs(worker.exitcode or 0) for worker in workers if worker.exitcode != -self._signal]
-        return max(failed, default=0)
+        passed = 0
+        while any(worker.is_alive() for worker in workers):
+            for number in self._signals[passed:]:
+                passed += 1
+                for worker in workers:
+                    if worker.pid is not None and worker.is_alive():
+                        os.kill(worker.pid, number)
+            time.sleep(0.05)
+        ends = {-number for number in self._signals}
+        return max(
+            (abs(worker.exitcode or 0) for worker in workers if worker.exitcode not in ends), default=0
+        )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signal = number
+        self._signals.append(number)
 
     def _start(self, number: int) -> None:
         process = self._context.Process(
@@ -147,7 +153,7 @@ class Supervisor:
                 log.error("worker %d has died with status %s, and is replaced", number, worker.exitcode)
                 _forget_gauges(worker.pid)
                 time.sleep(RESTART_S)
-                if not self._signal:
+                if not self._signals:
                     self._start(number)
 
 
@@ -161,6 +167,7 @@ def _forget_gauges(pid: int | None) -> None:
 
 def _work(make_setup: MakeSetup, sockets: list[socket.socket], drains: Path, level: int) -> None:
     """Run one worker; the entry of its process."""
+    os.setpgid(0, 0)  # so that Ctrl-C reaches the first process alone, which passes it on once
     logging.basicConfig(
         level="WARNING", format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )

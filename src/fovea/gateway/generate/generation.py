@@ -22,9 +22,10 @@ from fovea.gateway.cache.hit import Hit
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import ClientGone, Exchange
 from fovea.gateway.experiments.split import Assignment
-from fovea.gateway.experiments.statistics import Outcome
 from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Job, Won
-from fovea.gateway.generate.bill import NOTHING, Bill
+from fovea.gateway.generate.bill import Bill
+from fovea.gateway.generate.disclose import headers_of
+from fovea.gateway.generate.experiment import assignment_of, outcome_of
 from fovea.gateway.generate.outgoing import PATHS, Renderer
 from fovea.gateway.generate.relay import Relay, ShuttingDown
 from fovea.gateway.generate.stored import Stored
@@ -44,12 +45,6 @@ CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
 TIMEOUTS = ("upstream_timeout", "total_timeout")
 """Codes of errors after which a backend has worked for nothing."""
-OWN_HEADERS = frozenset(
-    f"x-fovea-{name}"
-    for name in ("backend", "route", "model", "attempts", "fallback", "degraded", "cache", "experiment")
-)
-"""Headers that only the gateway itself may set."""
-LONGEST_HEADER = 8192
 NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout, DeadlineExceeded)
 """Errors after which an old answer from the cache is better than none."""
 
@@ -61,6 +56,7 @@ class Generation:
     asked: name of the model that the client asked for, without aliases; "": none that is known.
     stored: its part of the response cache.
     code: code of the error that ended it; "": none.
+    gone: whether its client has left.
     started, first_byte_s, waited_s: when it arrived, and seconds to the first byte of a stream and in the
         queue.
     attempts: backends that were asked.
@@ -89,7 +85,7 @@ class Generation:
         self._passed: Relay | None = None
         self._claim: Claim | None = None
         self._cut = ""
-        self._gone = self._ended = False
+        self.gone = self._ended = False
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
@@ -101,9 +97,9 @@ class Generation:
         except ClientGone:
             self.code = "client_gone"
         except asyncio.CancelledError:
-            if not (self._gone or self._cut):
+            if not (self.gone or self._cut):
                 raise
-            if self._gone:
+            if self.gone:
                 self.code = "client_gone"
             else:
                 await self._fail(ShuttingDown(f"{self._cut}; the request was not answered"))
@@ -139,7 +135,7 @@ class Generation:
                 watch.cancel()
 
     def _on_gone(self, _: object) -> None:
-        self._gone = True
+        self.gone = True
         if self._task is not None:
             self._task.cancel()
 
@@ -185,18 +181,9 @@ class Generation:
     def _assigned(self, body: Body, model: ModelConfig) -> ModelConfig:
         """Return the model that the experiment of this model assigns, if there is one."""
         experiments = self.services.experiments
-        experiment = None if experiments is None else experiments.of(model.name)
-        if experiments is None or experiment is None:
+        if experiments is None:
             return model
-        kind, _, name = experiment.sticky_by.partition(":")
-        user = body.value.get("user")
-        sticky = {
-            "key": self.tenant.name,
-            "user": user if isinstance(user, str) else "",
-            "header": self.exchange.header(name.lower().encode()),
-        }.get(kind, "")
-        header = self.exchange.header(experiment.header.lower().encode())
-        self._assignment = assigned = experiments.choose(model.name, header, sticky)
+        self._assignment = assigned = assignment_of(experiments, model.name, self.exchange, self.tenant, body)
         if assigned is None:
             return model
         self.exchange.extra["x-fovea-experiment"] = f"{assigned.experiment}={assigned.variant}"
@@ -274,7 +261,9 @@ class Generation:
             self._claim.release()
         if won.answer.is_stream:
             self.first_byte_s = services.clock() - self.started
-        self._disclose(won, model, renderer, job.attempts)
+        log.debug("%s goes to %s: %s", self.exchange.request_id, won.backend.name, won.reason)
+        self.exchange.extra |= headers_of(won, model, job.attempts, renderer.degraded, self.stored.result)
+        services.metrics.count("degraded", by="x-fovea-degraded" in self.exchange.extra)
         services.learn(won.answer.headers, images)
         relay = self._passed = self._relay()
         # An answer about smaller images must not be given later, when there is room for the whole ones.
@@ -299,26 +288,6 @@ class Generation:
             return Load(self.demand.text_tokens, self.demand.visual_tokens)
         return Load(self.demand.text_tokens, self.services.visual.count(model, images))
 
-    def _disclose(self, won: Won, wanted: ModelConfig, renderer: Renderer, attempts: int) -> None:
-        """Say in the answer's headers where it comes from."""
-        extra = self.exchange.extra
-        log.debug("%s goes to %s: %s", self.exchange.request_id, won.backend.name, won.reason)
-        extra["x-fovea-backend"] = won.backend.name
-        extra["x-fovea-route"] = won.reason
-        extra["x-fovea-model"] = won.model.name
-        if attempts > 1:
-            extra["x-fovea-attempts"] = str(attempts)
-        if won.model is not wanted:
-            extra["x-fovea-fallback"] = f"{wanted.name} -> {won.model.name}"
-        if renderer.degraded and won.backend.degrade != "off":
-            extra["x-fovea-degraded"] = f"detail={renderer.degraded}"
-            self.services.metrics.count("degraded")
-        if self.stored.result:
-            extra["x-fovea-cache"] = self.stored.result
-        for name, value in won.answer.headers:
-            if name.startswith("x-fovea-") and name not in OWN_HEADERS and len(value) <= LONGEST_HEADER:
-                extra.setdefault(name, value)
-
     async def _fail(self, error: FoveaError) -> None:
         """Send an error, or nothing if an answer has begun already (its relay has ended it then)."""
         self.code = error.code
@@ -335,7 +304,7 @@ class Generation:
             if bill is not None and not self._ended:
                 bill.use_estimate(won.model.name, 0 if self._passed is None else self._passed.events)
         elif bill is not None and self.model is not None and self._works_in_vain:
-            bill.use_estimate(self.model.name, free=not self._gone)
+            bill.use_estimate(self.model.name, free=not self.gone)
         if self._turn is not None and self.model is not None:
             used = None if bill is None else bill.consumption.text_tokens + bill.consumption.visual_tokens
             services.queues.of(self.model).release(self._turn, used)
@@ -343,8 +312,9 @@ class Generation:
         if bill is not None:
             stored = self.stored.result in ("hit", "stale")
             await bill.settle(answered=won is not None or self._works_in_vain, stored=stored)
-        if self._assignment is not None and services.experiments is not None and self._is_outcome():
-            services.experiments.record(self._assignment, self._outcome())
+        outcome = outcome_of(self)
+        if self._assignment is not None and services.experiments is not None and outcome is not None:
+            services.experiments.record(self._assignment, outcome)
         services.book.enter(self)
 
     @property
@@ -353,26 +323,7 @@ class Generation:
 
         It counts, or else a client would have no limits: it could leave every request just before its answer.
         """
-        return self.attempts > 0 and (self._gone or self.code in TIMEOUTS)
-
-    def _is_outcome(self) -> bool:
-        """Whether the end of the request says something about the variant that it got.
-
-        It does not if the client left or has sent a wrong request, or if the answer came from the cache.
-        """
-        wrong = 400 <= self.exchange.status < 500 and self.exchange.status != Overloaded.status
-        return not self._gone and not wrong and self.stored.result not in ("hit", "stale")
-
-    def _outcome(self) -> Outcome:
-        status = self.exchange.status
-        return Outcome(
-            self.services.clock() - self.started,
-            self.first_byte_s,
-            status >= 500 or status == Overloaded.status or self.code == "stream_broken",
-            NOTHING if self.bill is None else self.bill.consumption,
-            0 if self.bill is None else self.bill.price.cost,
-            self.exchange.request_id,
-        )
+        return self.attempts > 0 and (self.gone or self.code in TIMEOUTS)
 
     @property
     def status(self) -> int:
