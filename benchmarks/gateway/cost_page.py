@@ -127,11 +127,11 @@ loop and for {seconds} s at a fixed rate. Figures are medians of the rounds. {no
   and in the closed loop (lowest and highest round). In the closed loop, requests share the cost of waking
   up. The kernel's work on the loopback interface counts for the process that sends.
 - requests/s: in the closed loop, with the share of its core that the proxy used. Below {busy:.0%} (\\*)
-  something else decided on the rate: the core of the load generator and the engines, or other programs. "By
+  something else limited the rate: the core of the load generator and the engines, or other programs. "By
   CPU" is what fits on a core if the proxy has it for itself, from the CPU ms of the closed loop.
 - p50, p99: latency of whole answers at the fixed rate, and how much more that is than without a proxy in
-  the same round. Of the stream with pauses, the engines' timers decide on most of it, to within some
-  milliseconds.
+  the same round. For the stream with pauses, most of the latency is the engines'
+  timers, which vary by some milliseconds.
 - The two ways to measure processor time (the clocks of processes, the ticks in /proc) differed by
   {differ:.0f} ms at most; each process may differ by two ticks, 20 ms.
 

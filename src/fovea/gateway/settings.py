@@ -30,7 +30,7 @@ class TimeoutSettings:
         low=0.01,
         high=3600,
     )
-    idle_s: float = setting(30.0, "Seconds between two pieces of a stream.", low=0.01, high=3600)
+    idle_s: float = setting(30.0, "Seconds between two parts of a stream.", low=0.01, high=3600)
     total_s: float = setting(
         120.0, "Seconds for a request with all its attempts, waiting included.", low=0.01, high=86400
     )
