@@ -18,8 +18,9 @@ from fovea.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from fovea.gateway.exchange import ClientGone, Exchange
+from fovea.gateway.exchange import Exchange
 from fovea.http.body_budget import BodyBudget
+from fovea.http.errors import ClientGone
 from fovea.http.json_body import UnsupportedEncoding
 from tests.gateway.samples import run
 

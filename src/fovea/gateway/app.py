@@ -10,11 +10,13 @@ from typing import Any
 
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Unavailable
 from fovea.gateway.admin import Admin
-from fovea.gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
+from fovea.gateway.exchange import Exchange, Scope, Send
 from fovea.gateway.experiments.statistics import rating_of
 from fovea.gateway.generate.generation import Generation
 from fovea.gateway.services import Services
 from fovea.gateway.translate import count_tokens_refusal
+from fovea.http.errors import ClientGone, MethodNotAllowed
+from fovea.http.json_body import Receive
 
 log = logging.getLogger("fovea.gateway")
 APIS = {
@@ -25,13 +27,6 @@ APIS = {
 }
 METRICS_ROLES = frozenset(("metrics", "admin"))
 Lifespan = Callable[[], Awaitable[None]]
-
-
-class MethodNotAllowed(InvalidRequest):
-    """The path exists, but not for this HTTP method."""
-
-    status = 405
-    default_code = "method_not_allowed"
 
 
 class Gateway:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from fovea.api.bodies.errors import error_body
-from fovea.api.cutter import Cutter
-from fovea.core.errors import FoveaError, Overloaded, PayloadTooLarge
+from fovea.api.bodies.errors import error_body, error_headers
+from fovea.core.errors import FoveaError
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.translate import ChatTranslation
 from fovea.http.body_budget import BodyBudget, Claim
-from fovea.http.json_body import MIB, check_body_headers
+from fovea.http.json_body import Receive, check_body_headers, receive_body
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-SLICE = 64 * 1024
-"""Bytes that are cut between two turns of the event loop."""
 _ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
-
-
-class ClientGone(Exception):
-    """The client has closed its connection, so no answer can be sent."""
 
 
 class Exchange:
@@ -90,24 +80,9 @@ class Exchange:
             self.header(b"content-length"),
             budget.largest,
         )
-        cutter = Cutter()
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            data = message.get("body", b"")
-            if cutter.size + len(data) > budget.largest:
-                raise PayloadTooLarge(
-                    f"the body has more than {budget.largest} bytes ({budget.largest // MIB} MiB)"
-                )
-            claim.add(len(data))
-            for at in range(0, len(data), SLICE):
-                if at:
-                    await asyncio.sleep(0)
-                cutter.feed(data[at : at + SLICE])
-            if not message.get("more_body", False):
-                claim.arrived()
-                return Body.parse(cutter)
+        cutter = await receive_body(self._receive, claim, budget)
+        claim.arrived()
+        return Body.parse(cutter)
 
     async def disconnected(self) -> None:
         """Return when the client has closed its connection, or has got its answer."""
@@ -142,14 +117,7 @@ class Exchange:
         """
         kind = {"type": "error"} if self.path.startswith("/v1/messages") else {}
         body = {**kind, **error_body(error)} if translation is None else translation.refusal(error)
-        headers = {}
-        if isinstance(error, Overloaded):
-            headers["retry-after"] = str(math.ceil(error.retry_after))
-        elif error.status == 503:
-            headers["retry-after"] = "5"
-        if error.status == 401:
-            headers["www-authenticate"] = "Bearer"
-        await self.reply(error.status, json.dumps(body).encode(), headers)
+        await self.reply(error.status, json.dumps(body).encode(), error_headers(error))
 
 
 def _latin(value: str) -> bytes:

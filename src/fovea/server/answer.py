@@ -14,15 +14,12 @@ from fastapi import Request
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import Completion, Delta, GenerationRequest
+from fovea.http.errors import ClientGone
 from fovea.server.access.charge import Charge
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState
 
 T = TypeVar("T")
-
-
-class ClientGone(Exception):
-    """The client closed the connection, so no answer can be sent."""
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

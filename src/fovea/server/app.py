@@ -16,6 +16,7 @@ from fovea.core.errors import Forbidden
 from fovea.core.protocols import EngineClient
 from fovea.http.address import Proxies
 from fovea.http.body_budget import BodyBudget
+from fovea.http.errors import ClientGone
 from fovea.http.settings import HttpSettings
 from fovea.http.table import Connections
 from fovea.media.fetch.cache import FetchCache
@@ -29,7 +30,6 @@ from fovea.server import errors
 from fovea.server.access.access import Access
 from fovea.server.access.forbidden import on_forbidden
 from fovea.server.access.shares import divide_caches
-from fovea.server.answer import ClientGone
 from fovea.server.batches.runner import BatchRunner
 from fovea.server.batches.store import BatchStore
 from fovea.server.garbage import collect_regularly

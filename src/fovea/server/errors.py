@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -11,20 +10,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from fovea.api.bodies.errors import DEFECT, error_body
+from fovea.api.bodies.errors import DEFECT, error_body, error_headers
 from fovea.api.explain import explain, shorten
-from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Overloaded
+from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound
+from fovea.http.errors import MethodNotAllowed
 from fovea.observe.metrics import Metrics
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 log = logging.getLogger("fovea.server")
-
-
-class MethodNotAllowed(InvalidRequest):
-    """The route exists, but not for this HTTP method."""
-
-    status = 405
-    default_code = "method_not_allowed"
 
 
 def refusal(error: FoveaError, metrics: Metrics, path: str = "") -> JSONResponse:
@@ -39,14 +32,7 @@ def response(error: FoveaError, path: str = "") -> JSONResponse:
     path: of the request. Clients of Anthropic's API expect a type beside the error.
     """
     kind = {"type": "error"} if path.startswith("/v1/messages") else {}
-    headers = {}
-    if isinstance(error, Overloaded):
-        headers["Retry-After"] = str(math.ceil(error.retry_after))
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if error.status == 503:
-        headers["Retry-After"] = "5"
-    return JSONResponse({**kind, **error_body(error)}, status_code=error.status, headers=headers)
+    return JSONResponse({**kind, **error_body(error)}, status_code=error.status, headers=error_headers(error))
 
 
 def _methods(request: Request) -> set[str]:

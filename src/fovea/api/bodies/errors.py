@@ -1,10 +1,11 @@
-"""Bodies of errors."""
+"""Bodies and headers of errors."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from fovea.core.errors import EngineError, FoveaError
+from fovea.core.errors import EngineError, FoveaError, Overloaded
 
 LONGEST_MESSAGE = 500
 LONGEST_PARAM = 200
@@ -21,6 +22,18 @@ def error_body(error: FoveaError) -> dict[str, Any]:
     message = DEFECT if internal else clip(error.message, LONGEST_MESSAGE)
     param = None if error.param is None else clip(error.param, LONGEST_PARAM)
     return {"error": {"message": message, "type": error.kind, "param": param, "code": error.code}}
+
+
+def error_headers(error: FoveaError) -> dict[str, str]:
+    """The headers of an answer to an error: when to try again, and how to send a key. Names in lower case."""
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(math.ceil(error.retry_after))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status == 503:
+        headers["retry-after"] = "5"
+    return headers
 
 
 def clip(text: str, longest: int) -> str:

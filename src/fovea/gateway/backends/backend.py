@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-from fovea.gateway.backends.breaker import CONNECT, STAGES, TEXT, VISION, Breaker
+from fovea.gateway.backends.breaker import CONNECT, STAGES, Breaker, stage_of
 from fovea.gateway.config import BackendConfig
 from fovea.gateway.settings import ResilienceSettings
 
@@ -102,7 +102,7 @@ class Backend:
             return False
         if now < self.ejected_until or now < self.busy_until:
             return False
-        stage = self.breakers[VISION if vision else TEXT]
+        stage = self.breakers[stage_of(vision=vision)]
         return stage.allows(now) and self.breakers[CONNECT].allows(now)
 
     def why_not(self, now: float, *, vision: bool) -> str:
@@ -130,7 +130,7 @@ class Backend:
         self.requests += 1
         self.text += load.text
         self.visual += load.visual
-        self.breakers[VISION if vision else TEXT].begin(now)
+        self.breakers[stage_of(vision=vision)].begin(now)
         self.breakers[CONNECT].begin(now)
 
     def end(self, load: Load) -> None:

@@ -12,6 +12,11 @@ CONNECT, TEXT, VISION = "connect", "text", "vision"
 STAGES = (CONNECT, TEXT, VISION)
 
 
+def stage_of(*, vision: bool) -> str:
+    """The stage that answers a request. vision: whether the request has images."""
+    return VISION if vision else TEXT
+
+
 class State(StrEnum):
     """The state of a breaker."""
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Backend, Load
-from fovea.gateway.backends.breaker import CONNECT, TEXT, VISION
+from fovea.gateway.backends.breaker import CONNECT, stage_of
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.forward.upstream import OVERLOADED, Answer, AttemptFailed, Upstream
 from fovea.gateway.inspect.demand import Demand
@@ -277,11 +277,11 @@ class Dispatcher:
         finally:
             if answer is None:
                 backend.end(load)
-                for stage in (CONNECT, VISION if vision else TEXT):
+                for stage in (CONNECT, stage_of(vision=vision)):
                     backend.breakers[stage].release()
         backend.answered_at = now = self._clock()
         seconds = now - started
-        breaker = backend.breakers[VISION if vision else TEXT]
+        breaker = backend.breakers[stage_of(vision=vision)]
         backend.breakers[CONNECT].succeed()
         if answer.is_stream:
             breaker.begin_stream()
@@ -305,7 +305,7 @@ class Dispatcher:
             return
         if failure.status and demand.has_links:
             return
-        stage = VISION if demand.has_images else TEXT
+        stage = stage_of(vision=demand.has_images)
         self.note_broken(backend, stage if failure.connected else CONNECT)
 
     def note_complete(self, backend: Backend, stage: str) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 from fovea.api.unknown import HEADER, header
 from fovea.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Load
-from fovea.gateway.backends.breaker import TEXT, VISION
+from fovea.gateway.backends.breaker import stage_of
 from fovea.gateway.cache.hit import Hit
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.exchange import ClientGone, Exchange
+from fovea.gateway.exchange import Exchange
 from fovea.gateway.experiments.split import Assignment
 from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Job, Won
 from fovea.gateway.generate.bill import Bill
@@ -39,6 +39,7 @@ from fovea.gateway.services import Services
 from fovea.gateway.tenants.keys import EVERYONE, Tenant
 from fovea.gateway.translate import ChatTranslation, to_chat
 from fovea.http.body_budget import Claim
+from fovea.http.errors import ClientGone
 
 log = logging.getLogger("fovea.gateway")
 CLIENT_GONE = 499
@@ -152,7 +153,7 @@ class Generation:
         parts = list(media_parts(body.value))
         separate_uuids(body, parts, self.tenant.name)
         images = await services.inspector.inspect(body, parts) if parts else []
-        services.metrics.count("images", by=len(images)) if images else None
+        services.metrics.count("images", by=len(images))
         self.model = model = self._assigned(body, model)
         body = self._translated(body, model)
         demand = self.demand = Demand(self.api, body, images, self.exchange.header(b"x-session-id"))
@@ -231,7 +232,7 @@ class Generation:
     async def _from_backend(
         self, body: Body, model: ModelConfig, images: list[RequestImage], bill: Bill
     ) -> None:
-        """Reserve, wait for a turn, and pass on the answer of a backend."""
+        """Wait for a turn, and pass on the answer of a backend."""
         services, demand = self.services, self.demand
         assert demand is not None  # set by `_serve`
         loop = asyncio.get_running_loop()
@@ -271,7 +272,7 @@ class Generation:
             usage = await relay.pass_on(
                 won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
             )
-        stage = VISION if demand.has_images else TEXT
+        stage = stage_of(vision=demand.has_images)
         if relay.broken:
             self.code = "stream_broken"
         if relay.broken and not relay.late:

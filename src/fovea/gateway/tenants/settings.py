@@ -19,7 +19,7 @@ def check_accounts(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AccountSettings:
-    """Where the accounts of tenants are kept."""
+    """Settings of the tenants' accounts: their store, and its failures."""
 
     accounts: str = setting(
         "memory",

@@ -26,15 +26,12 @@ from fovea.api.explain import explained, fields_of
 from fovea.api.schema import ChatRequest, TokenizeRequest
 from fovea.api.unknown import HEADER, header, ignored_fields
 from fovea.api.wire import MAX_ITEMS, Wire, check_count
-from fovea.core.errors import InvalidRequest, PayloadTooLarge
-from fovea.http.body_budget import BodyBudget, Claim
-from fovea.http.json_body import MIB, check_body_headers
-from fovea.server.answer import ClientGone
+from fovea.core.errors import InvalidRequest
+from fovea.http.body_budget import Claim
+from fovea.http.json_body import check_body_headers, receive_body
 from fovea.server.state import caller_of, state_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-SLICE = 64 * 1024
-"""Bytes that are cut between two turns of the event loop, a millisecond or two at most."""
 LARGE = 64 * 1024
 # One thread: several would take the interpreter in turns, and the event loop would wait for all of them.
 _PARSER = ThreadPoolExecutor(1, "fovea-bodies")
@@ -61,7 +58,7 @@ class BodyRoute(APIRoute):
             with state.bodies.claim(caller_of(request).client.name, lambda: waiting.reschedule(0)) as claim:
                 try:
                     async with waiting:
-                        arrived = [await _receive(request, claim, state.bodies)]
+                        arrived = [await receive_body(request.receive, claim, state.bodies)]
                         claim.arrived()
                 except TimeoutError:
                     raise state.bodies.overloaded() from None
@@ -89,30 +86,6 @@ class _Received(Request):
 
     async def json(self) -> Any:
         return self._value
-
-
-async def _receive(request: Request, claim: Claim, budget: BodyBudget) -> Cutter:
-    """Cut the body while it arrives.
-
-    Raises PayloadTooLarge, InvalidRequest, Overloaded, and ClientGone if the client disconnects.
-    """
-    cutter = Cutter()
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        data = message.get("body", b"")
-        if cutter.size + len(data) > budget.largest:
-            raise PayloadTooLarge(
-                f"the body has more than {budget.largest} bytes ({budget.largest // MIB} MiB)"
-            )
-        claim.add(len(data))
-        for at in range(0, len(data), SLICE):
-            if at:
-                await asyncio.sleep(0)
-            cutter.feed(data[at : at + SLICE])
-        if not message.get("more_body", False):
-            return cutter
 
 
 async def _parse(

@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException
 from starlette.types import Message
 
 from fovea.core.errors import InvalidRequest, NotFound, PayloadTooLarge
-from fovea.server.answer import ClientGone
+from fovea.http.errors import ClientGone
 from fovea.server.batches.runner import batch_list
 from fovea.server.batches.store import BatchStore, public
 from fovea.server.docs import ERRORS, NAMED
