@@ -48,6 +48,7 @@ from fovea.server.routes import (
     messages,
     models,
     predict,
+    profile,
     responses,
 )
 from fovea.server.routes import images as images_api
@@ -121,6 +122,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
+        profile,
     ):  # fmt: skip
         app.include_router(routes.router)
     errors.install_handlers(app)
