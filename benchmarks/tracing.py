@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.support.servers import free_port, started  # noqa: E402
 
+Figures = dict[str, dict[str, list[float]]]
 CLIENTS = 8
 READY_S = 120.0
 

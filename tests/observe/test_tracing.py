@@ -119,6 +119,21 @@ def test_a_dead_collector_costs_a_bounded_queue(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+def test_a_collector_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile no span is made, and when it takes spans again, the log says so."""
+    monkeypatch.setattr(tracer, "FIRST_REST_S", 3600.0)
+    monkeypatch.setattr(tracer, "LONGEST_REST_S", 3600.0)
+    sink, made = Sink(good=False), []
+    traces = Tracer(TraceSettings(), sink)
+    traces.finish(lambda: [span()])
+    assert sink.called.wait(20)
+    while not traces.dropped:
+        pass
+    traces.finish(lambda: made.append(1) or [span()])  # type: ignore[func-returns-value]
+    traces.close()
+    assert (made, traces.dropped) == ([], 2)
+
+
 def test_the_last_traces_are_exported_when_a_server_stops() -> None:
     sink = Sink()
     traces = Tracer(TraceSettings(), sink)

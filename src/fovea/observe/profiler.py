@@ -136,10 +136,10 @@ async def _record(wish: Wish, output: Path) -> bytes:
             await process.wait()
     if process.returncode == 0 and output.is_file():
         return await asyncio.to_thread(output.read_bytes)
-    lines = said.decode(errors="replace").strip().splitlines()
+    said_last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
     raise NotProfiled(
-        f"py-spy cannot look at this process: {lines[-1][:200] if lines else 'it said nothing'}; it needs the "
-        "right to trace processes (ptrace), which seccomp, capabilities or yama can forbid"
+        f"py-spy cannot look at this process: {said_last[:200]}; it needs the right to trace processes "
+        "(ptrace), which seccomp, capabilities or yama can forbid"
     )
 
 
