@@ -25,6 +25,7 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
+from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.metrics import Metrics
 from fovea.observe.slow import SlowRequests
 from fovea.observe.tracing.tracer import open_tracer
@@ -47,6 +48,7 @@ from fovea.server.routes import (
     files,
     messages,
     models,
+    pdf,
     predict,
     profile,
     responses,
@@ -85,6 +87,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
             SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
             open_tracer(settings.traces, "fovea-server", __version__),
         ),
+        documents=DocumentRenderer(settings.media),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -104,6 +107,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
+        state.documents.close()
         await fetch_cache.aclose()
 
     app = FastAPI(
@@ -122,7 +126,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
-        profile,
+        profile, pdf,
     ):  # fmt: skip
         app.include_router(routes.router)
     errors.install_handlers(app)

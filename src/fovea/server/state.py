@@ -20,6 +20,7 @@ from fovea.media.fetch.cache import FetchCache
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
+from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.metrics import Metrics
 from fovea.observe.profiler import Profiler
 from fovea.observe.trail import Trail
@@ -58,6 +59,7 @@ class ServerState:
     batches: files and batches; None: there is no folder for them.
     runner: runs the batches.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
+    documents: draws pages of PDF files.
     profiler: makes profiles of this process.
     draining: whether the server is shutting down and refuses new requests.
     """
@@ -74,6 +76,7 @@ class ServerState:
     access: Access
     bodies: BodyBudget
     tracking: Tracking
+    documents: DocumentRenderer
     trail: Trail | None = None
     caller: Caller = field(default_factory=Caller)
     batches: BatchStore | None = None
