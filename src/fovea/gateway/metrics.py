@@ -12,8 +12,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from fovea.observe.exposition import Exposition, expose
 
 MOST_NAMES = 100
 MOST_BACKENDS = 1000
@@ -163,11 +165,11 @@ class Metrics:
         """Count a connection that was closed because its client was too slow."""
         self.count("connection_timeouts", kind)
 
-    def exposition(self) -> bytes:
-        """The metrics of all workers, in the text format of Prometheus."""
+    def exposition(self, accept: str = "") -> Exposition:
+        """Return the metrics of all workers as the text of a scrape. accept: the request's Accept header."""
         self._refresh()
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-            return generate_latest(self.registry)
+            return expose(self.registry, accept)
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+        return expose(registry, accept)
