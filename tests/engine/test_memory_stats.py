@@ -30,6 +30,10 @@ def test_a_model_with_states_and_one_with_windows_report_their_memory(
         layers = [tensor for layer in memory.states for tensor in layer]
         assert stats["state_capacity_bytes"] == sum(tensor.nbytes for tensor in layers)
         assert "window_blocks_total" not in stats
+        assert stats["image_encode_seconds_le_inf"] == stats["image_project_seconds_le_inf"] == 1
+        assert 0 < stats["image_project_seconds_sum"] < stats["image_encode_seconds_sum"]
+        assert stats["step_tokens_le_inf"] == stats["step_sequences_sum"] == GREEDY["max_tokens"]
+        assert stats["step_tokens_sum"] == stats["computed_tokens"]
         assert stages(stats)["states"]["bytes"] == stats["state_checkpoint_bytes"]
         assert "kv_windows" not in stages(stats)
         machine.clear_caches("kv")

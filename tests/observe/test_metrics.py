@@ -64,7 +64,16 @@ def test_every_name_of_the_table_is_exported() -> None:
 
 
 def test_every_name_has_a_known_prefix_and_a_help_text() -> None:
-    prefixes = ("fovea:", "vllm:", "vllm_", "arr_coc_", "vision_encoder_", "fusion_layer_")
+    prefixes = (
+        "fovea:",
+        "vllm:",
+        "vllm_",
+        "arr_coc_",
+        "vision_encoder_",
+        "fusion_layer_",
+        "process_",
+        "cgroup_",
+    )
     for name, family in families(new_metrics()).items():
         assert name.startswith(prefixes)
         assert family.documentation

@@ -6,6 +6,7 @@ requests are recorded as they happen, once each: names of other systems are copi
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -16,8 +17,10 @@ from prometheus_client.registry import Collector
 from fovea.core.types import Delta, StageTimings, Usage
 from fovea.observe.aliases import ALIASES
 from fovea.observe.bounded import BoundedSeries
+from fovea.observe.device import Devices
 from fovea.observe.engine_collector import EngineCollector, Stats
 from fovea.observe.exposition import Exposition, expose
+from fovea.observe.process import ProcessMetrics
 from fovea.observe.relevance import RelevanceMetrics
 from fovea.observe.renamed import renamed
 from fovea.observe.request_table import SPREADS, STAGES, TOTALS, Spread, Total
@@ -87,13 +90,13 @@ class Metrics:
         stats: Stats,
         model: str,
         version: str,
-        devices: Callable[[], Iterable[Metric]] = tuple,
+        devices: Devices | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """stats: returns the figures by the names of `observe.table`; a missing one counts as 0.
 
         model: the served model's name.
-        devices: returns the metrics of the machine's GPUs.
+        devices: the GPUs of the machine; None: no metrics of GPUs.
         clock: returns seconds.
         """
         self.registry = CollectorRegistry()
@@ -104,12 +107,14 @@ class Metrics:
         self._spreads = {name: _Spread(name, row) for name, row in SPREADS.items()}
         parts = (
             EngineCollector(stats, model, clock).collect,
-            devices,
+            *(() if devices is None else (devices.collect,)),
             *(total.metric.collect for total in self._totals.values()),
             *(spread.metric.collect for spread in self._spreads.values()),
         )
         self.registry.register(_Collector(parts, model))
+        self.registry.register(ProcessMetrics())
         self._relevance = RelevanceMetrics(self.registry)
+        self._devices = devices
 
     def observe_request(self, route: str, status: int, seconds: float, trace_id: str = "") -> None:
         self._count("requests", 1, route, str(status))
@@ -197,6 +202,11 @@ class Metrics:
 
     def _count(self, name: str, by: float, *labels: str) -> None:
         self._totals[name].add(by, *labels)
+
+    async def refresh(self) -> None:
+        """Read the GPUs again if their last reading is old, in a thread, because that may block."""
+        if self._devices is not None and self._devices.stale:
+            await asyncio.to_thread(self._devices.read)
 
     def exposition(self, accept: str = "") -> Exposition:
         """Return the text of a scrape. accept: the request's Accept header."""

@@ -113,8 +113,10 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/metrics", include_in_schema=False)
-async def metrics(http: Request) -> Response:
-    body, media_type = state_of(http).metrics.exposition(http.headers.get("accept", ""))
+async def scrape(http: Request) -> Response:
+    metrics = state_of(http).metrics
+    await metrics.refresh()
+    body, media_type = metrics.exposition(http.headers.get("accept", ""))
     return Response(body, media_type=media_type)
 
 
