@@ -22,6 +22,7 @@ COMMANDS = (
     "evaluate",
     "models",
     "caches",
+    "metrics",
     "keys",
     "usage",
     "experiment",
