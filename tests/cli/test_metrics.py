@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +152,25 @@ def test_a_server_is_compared_with_the_table(
     assert code == 1
     assert "missing: fovea:preemptions_total" in said
     assert "unknown: strange" in said
+
+
+def test_several_workers_name_every_metric_before_they_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    (tmp_path / f"counter_{os.getpid()}.db").touch()
+    monkeypatch.setattr("fovea.gateway.metrics.MultiProcessCollector", NothingCounted)
+    assert exported_names(text(GatewayMetrics())) == {row.name for row in gateway_rows()}
+
+
+class NothingCounted:
+    """The collector of several workers, before any of them has counted something."""
+
+    def __init__(self, registry: Any) -> None:
+        pass
+
+    def collect(self) -> list[Any]:
+        return []
 
 
 def test_a_gateway_is_recognized(answers: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
