@@ -188,6 +188,7 @@ def test_tokens_and_timings_of_a_request() -> None:
         timings.encode,
         timings.prefill,
         timings.decode,
+        timings.detokenize,
     ]
     assert value(metrics, "vllm:request_queue_time_seconds_sum", **MODEL) == timings.queue
     assert values[("fovea:answer_seconds_sum",)] == timings.ttft + timings.decode
