@@ -100,11 +100,14 @@ async def stream_deltas(
     stream = state.client.stream(request)
     charge = Charge(caller, request, check=not reservation.begun)
     reservation.hand_over(choices)
+    flight = state.in_flight.enter(name, caller.client.name, charge.media, choices)
     try:
         async for delta in stream:
             now = time.perf_counter()
             if not last:
                 state.metrics.observe_first_token(media_s + now - started)
+                state.in_flight.begin_answer(flight, media_s + now - started)
+            flight.tokens += len(delta.token_ids)
             ended = delta.usage is not None
             if delta.index in last and delta.token_ids:
                 state.metrics.observe_gap(now - last[delta.index])
@@ -116,6 +119,7 @@ async def stream_deltas(
         charge.refuse(error)
         raise
     finally:
+        state.in_flight.leave(flight)
         reservation.end(choices)
         charge.settle()
         state.media.release(request.prompt)

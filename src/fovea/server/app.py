@@ -43,6 +43,7 @@ from fovea.server.routes import (
     chat,
     completions,
     files,
+    live,
     messages,
     models,
     predict,
@@ -112,7 +113,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         state.runner = BatchRunner(app, state.batches, state.access.caller_of, parallel)
     app.state.connections = connections
     for routes in (
-        chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
+        chat, completions, responses, messages, predict, files, batches, images_api, models, caches, live,
     ):  # fmt: skip
         app.include_router(routes.router)
     errors.install_handlers(app)

@@ -73,6 +73,8 @@ class Guard:
         if is_measured(path):
             route = getattr(scope.get("route"), "path", "unknown")
             state.metrics.observe_request(route, status, exchange.seconds)
+        if is_limited(path) and not is_poll(scope["method"], path):
+            caller.client.totals.count_end(status)
         if status in (401, 403):
             state.metrics.count_denial(reason)
             state.access.audit.refused(

@@ -12,6 +12,7 @@ DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
 METRICS = "/metrics"
 VERSION = "/version"
 ADMIN = "/admin"
+LIVE = f"{ADMIN}/live"
 ANY = frozenset(("api", "admin", "metrics"))
 NOUNS = {"metrics": "metrics key", "admin": "admin key", "api": "API key"}
 
@@ -28,8 +29,11 @@ def is_poll(method: str, path: str) -> bool:
 
 
 def is_measured(path: str) -> bool:
-    """Whether the metrics count the requests to a path. Probes and scrapes are not counted."""
-    return is_limited(path) or path.startswith(f"{ADMIN}/")
+    """Whether the metrics count the requests to a path.
+
+    Probes, scrapes and the calls of the page for operators, which come every second, are not counted.
+    """
+    return is_limited(path) or (path.startswith(f"{ADMIN}/") and path != LIVE)
 
 
 @dataclass(frozen=True, slots=True)
