@@ -17,6 +17,7 @@ COMMANDS = (
     "ask",
     "chat",
     "serve",
+    "ui",
     "gateway",
     "batch",
     "evaluate",

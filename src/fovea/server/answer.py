@@ -100,7 +100,7 @@ async def stream_deltas(
     stream = state.client.stream(request)
     charge = Charge(caller, request, check=not reservation.begun)
     reservation.hand_over(choices)
-    flight = state.in_flight.enter(name, caller.client.name, charge.media, choices)
+    flight = state.in_flight.enter(caller.request_id or request.id, caller.client.name, charge.media, choices)
     try:
         async for delta in stream:
             now = time.perf_counter()

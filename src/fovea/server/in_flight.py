@@ -18,6 +18,7 @@ SAMPLES = 1024
 class Flight:
     """One request that the engine has.
 
+    number: differs from that of all other requests since the server started.
     id: its request id, which logs and responses name, too.
     caller: name of its client.
     images: images and videos in its prompt.
@@ -27,9 +28,10 @@ class Flight:
     generating: whether it has its first token.
     """
 
-    __slots__ = ("caller", "choices", "generating", "id", "images", "started", "tokens")
+    __slots__ = ("caller", "choices", "generating", "id", "images", "number", "started", "tokens")
 
-    def __init__(self, id: str, caller: str, images: int, choices: int, started: float) -> None:
+    def __init__(self, number: int, id: str, caller: str, images: int, choices: int, started: float) -> None:
+        self.number = number
         self.id = id
         self.caller = caller
         self.images = images
@@ -49,6 +51,7 @@ class InFlight:
         self.clock = clock
         self.first_tokens = 0
         self.first_token_seconds = 0.0
+        self._entered = 0
         self._flights: dict[Flight, None] = {}
         self._latest: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
 
@@ -61,7 +64,8 @@ class InFlight:
 
     def enter(self, id: str, caller: str, images: int, choices: int) -> Flight:
         """Add a request that is handed to the engine now."""
-        flight = Flight(id, caller, images, choices, self.clock())
+        self._entered += 1
+        flight = Flight(self._entered, id, caller, images, choices, self.clock())
         self._flights[flight] = None
         return flight
 

@@ -96,7 +96,9 @@ def snapshot(state: ServerState, connections: Mapping[str, float]) -> dict[str, 
         "first_token": _first_token(flights),
         "requests": {
             "total": len(flights),
-            "rows": [_request(flight, flights.clock()) for flight in itertools.islice(flights, MOST_REQUESTS)],
+            "rows": [
+                _request(flight, flights.clock()) for flight in itertools.islice(flights, MOST_REQUESTS)
+            ],
         },
         "caches": _caches(stats),
         "connections": {
@@ -144,6 +146,7 @@ def _first_token(flights: InFlight) -> dict[str, float | int | None]:
 
 def _request(flight: Flight, now: float) -> dict[str, Any]:
     return {
+        "number": flight.number,
         "id": flight.id,
         "caller": flight.caller,
         "stage": "generating" if flight.generating else "waiting",

@@ -8,7 +8,7 @@ const PATIENCE_MS = 8000;
  * The poller.
  * onEvent gets one of
  *   {kind: "snapshot", snapshot}
- *   {kind: "locked", message}         the key is missing or wrong; it asks again after `start`
+ *   {kind: "locked", message, code}   the key is missing or wrong; it asks again after `start`
  *   {kind: "refused", message}        the server answers, with an error
  *   {kind: "unreachable", retryMs}    the server does not answer
  * key: returns the admin key, or "".
@@ -75,7 +75,8 @@ export class Poller {
     const answer = await fetch("/admin/live", { headers, signal, cache: "no-store", credentials: "omit" });
     if (answer.ok) return { kind: "snapshot", snapshot: await answer.json() };
     const body = await answer.json().catch(() => null);
-    const message = body?.error?.message ?? `the server answered with status ${answer.status}`;
-    return { kind: answer.status === 401 || answer.status === 403 ? "locked" : "refused", message };
+    const message = body?.error?.message ?? `status ${answer.status}`;
+    const kind = answer.status === 401 || answer.status === 403 ? "locked" : "refused";
+    return { kind, message, code: body?.error?.code };
   }
 }
