@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     path = "/admin" if args.admin else "/"
     if args.url is None:
         return run_server(
-            args, lambda url: _show_later(url + path, browser=args.browser), host=HOST, port=args.port
+            args, lambda url: show_later(url + path, browser=args.browser), host=HOST, port=args.port
         )
     for name, value in vars(args).items():
         if name not in OWN and value is not None or (name == "port" and value):
@@ -91,7 +91,7 @@ def show(address: str, *, browser: bool) -> None:
         print("no browser was found; open this address in one", flush=True)
 
 
-def _show_later(address: str, *, browser: bool) -> None:
+def show_later(address: str, *, browser: bool) -> None:
     """Show a page from a thread of its own: a browser in a terminal blocks until it ends."""
     threading.Thread(
         target=show, args=(address,), kwargs={"browser": browser}, name="fovea-browser", daemon=True

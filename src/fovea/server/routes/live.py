@@ -23,7 +23,7 @@ from fovea.server.routes.caches import stages
 from fovea.server.state import ServerState, state_of
 
 router = APIRouter()
-MOST_REQUESTS, MOST_TENANTS, MOST_SLOW = 100, 100, 50
+MOST_REQUESTS, MOST_TENANTS, MOST_SLOW = 100, 100, 25
 """Rows of each table at most."""
 WINDOW_S = 60.0
 """Seconds whose times to first token the quantiles are of."""
@@ -67,7 +67,10 @@ ANSWERS = {
     for name in ("bytes", "capacity_bytes", "entries", "hits", "misses", "evictions")
 }
 FIGURES = ("bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses", "evictions")
-SLOW = ("time", "trace_id", "route", "model", "caller", "seconds", "stages", "images", "reasons")
+SLOW = (
+    "time", "request_id", "trace_id", "route", "status", "model", "caller", "seconds", "ttft_seconds",
+    "stages", "prompt_tokens", "cached_tokens", "completion_tokens", "images", "reasons",
+)  # fmt: skip
 """Fields of a slow request that the page gets."""
 
 

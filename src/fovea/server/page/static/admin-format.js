@@ -61,7 +61,7 @@ export function percent(value) {
   return `${shown === 0 || shown >= 10 ? Math.round(shown) : shown.toFixed(1)} %`;
 }
 
-/** The time of day of a Unix time in seconds. */
+/** The time of day of a Unix time in seconds, in the browser's zone. */
 export function clock(time) {
   return new Date(1000 * time).toLocaleTimeString("en-GB");
 }

@@ -6,6 +6,7 @@ import { bar, element, Table } from "./admin-table.js";
 
 /** The stages of a request, in their order, and how they are shown. */
 export const STAGES = {
+  receive: "receive",
   fetch: "fetch",
   media_decode: "decode media",
   preprocess: "preprocess",
@@ -14,6 +15,7 @@ export const STAGES = {
   prefill: "prefill",
   decode: "decode",
   detokenize: "detokenize",
+  respond: "respond",
 };
 const WITHOUT_KEY = "-";
 const FULL = 0.95;
@@ -63,14 +65,16 @@ export function tenantsTable(table) {
 
 export function slowTable(table) {
   return new Table(table, [
-    { head: "Ended", kind: "key", value: (row) => named(clock(row.time), row.route ?? "") },
+    { head: "Arrived", kind: "key", value: (row) => named(clock(Date.parse(row.time) / 1000), row.route) },
     { head: "Tenant", value: (row) => caller(row.caller) },
     { head: "Total", kind: "number", value: (row) => seconds(row.seconds) },
+    { head: "First token", kind: "number", value: (row) => seconds(row.ttft_seconds) },
     { head: "Stages", value: stages },
-    { head: "Reasons", value: (row) => element("span", "wrap", (row.reasons ?? []).join("; ") || "–") },
-    { head: "Images", value: (row) => element("span", "wrap", (row.images ?? []).map(image).join(", ") || "–") },
+    { head: "Reasons", value: (row) => element("span", "wrap", row.reasons.join("; ") || "–") },
+    { head: "Images", value: (row) => element("span", "wrap small", row.images.map(image).join(", ") || "–") },
+    { head: "Status", kind: "number", value: (row) => String(row.status) },
     { head: "Trace", value: (row) => element("span", "mono", row.trace_id || "–") },
-  ], (row) => `${row.trace_id}/${row.time}`);
+  ], (row) => `${row.request_id}/${row.time}`);
 }
 
 /** Fill the legend of the stages' colours. */
@@ -99,13 +103,13 @@ function filling(row) {
 }
 
 function stages(row) {
-  const entries = Object.entries(row.stages ?? {}).filter(([, value]) => value > 0);
+  const entries = Object.entries(row.stages).filter(([, value]) => value > 0);
   entries.sort(([left], [right]) => order(left) - order(right));
   const whole = Math.max(row.seconds, entries.reduce((sum, [, value]) => sum + value, 0));
   const parts = element("span", "bar parts");
   parts.setAttribute("aria-hidden", "true");
   for (const [name, value] of entries) {
-    const part = element("span", `fill ${name in STAGES ? `stage-${name}` : ""}`);
+    const part = element("span", `fill stage-${name}`);
     part.style.width = `${((100 * value) / whole).toFixed(2)}%`;
     parts.append(part);
   }
@@ -120,6 +124,5 @@ function order(name) {
 }
 
 function image(row) {
-  const tokens = row.tokens == null ? "" : `, ${count(row.tokens)} tokens`;
-  return `${row.width}×${row.height}${tokens}${row.cached ? ", cached" : ""}`;
+  return `${row.width}×${row.height}${row.tokens == null ? "" : ` (${count(row.tokens)} tokens)`}`;
 }
