@@ -46,6 +46,7 @@ from fovea.server.routes import (
     live,
     messages,
     models,
+    page,
     predict,
     responses,
 )
@@ -116,6 +117,9 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches, live,
     ):  # fmt: skip
         app.include_router(routes.router)
+    if settings.access.page == "on":
+        page.read_files()
+        app.include_router(page.router)
     errors.install_handlers(app)
     app.add_exception_handler(Forbidden, on_forbidden)
     app.add_middleware(_IgnoreClientGone)

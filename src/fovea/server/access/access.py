@@ -56,6 +56,7 @@ class Access:
             metrics=bool(access.metrics_keys) or file,
             open_metrics=access.open_metrics,
             docs=access.docs,
+            page=access.page == "on",
         )
         self._scoped = settings.cache_scope == "key"
         self._clock, self._now = clock, now

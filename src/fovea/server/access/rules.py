@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 OPEN = ("/health", "/ping", "/ready")
 DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
+PAGE, PAGE_FILES = "/", "/ui/"
 METRICS = "/metrics"
 VERSION = "/version"
 ADMIN = "/admin"
@@ -36,6 +37,11 @@ def is_measured(path: str) -> bool:
     return is_limited(path) or (path.startswith(f"{ADMIN}/") and path != LIVE)
 
 
+def is_page(path: str) -> bool:
+    """Whether a path is the page for people or one of its files."""
+    return path == PAGE or path.startswith(PAGE_FILES)
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The rules of one server.
@@ -44,6 +50,7 @@ class Rules:
         holds: no route opens when the last key of a role is removed from it.
     open_metrics: whether /metrics needs no key.
     docs: on, off or key.
+    page: whether there is a page at /. Its files are the same for everyone and hold no secrets.
     """
 
     api: bool = False
@@ -51,10 +58,11 @@ class Rules:
     metrics: bool = False
     open_metrics: bool = False
     docs: str = "key"
+    page: bool = False
 
     def roles(self, path: str) -> frozenset[str]:
         """Return the roles of which a key needs one to open a path. Empty: the path is open to all."""
-        if path in OPEN:
+        if path in OPEN or (self.page and is_page(path)):
             return frozenset()
         if path == METRICS:
             return self._metrics_roles()
