@@ -109,7 +109,9 @@ def test_the_caches_are_those_of_the_other_report(server: Server) -> None:
 
 def test_requests_are_shown_while_the_engine_has_them(administered: Server) -> None:
     """An image's URL with a secret, a prompt, a salt and the keys are in no snapshot."""
-    body = chat(user(image(data_url(picture(seed=903))), "private question"), max_tokens=9, cache_salt="salty")
+    body = chat(
+        user(image(data_url(picture(seed=903))), "private question"), max_tokens=9, cache_salt="salty"
+    )
     headers = bearer("user-key") | {"x-request-id": "request-7"}
     with frozen(administered.engine):
         asking = threading.Thread(target=administered.post, args=(CHAT, body), kwargs={"headers": headers})

@@ -72,7 +72,7 @@ export class Poller {
   async fetch(signal) {
     const key = this.key();
     const headers = key ? { authorization: `Bearer ${key}` } : {};
-    const answer = await fetch("/admin/live", { headers, signal, cache: "no-store", credentials: "omit" });
+    const answer = await fetch("admin/live", { headers, signal, cache: "no-store", credentials: "omit" });
     if (answer.ok) return { kind: "snapshot", snapshot: await answer.json() };
     const body = await answer.json().catch(() => null);
     const message = body?.error?.message ?? `status ${answer.status}`;
