@@ -236,7 +236,7 @@ def test_a_snapshot_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(many):
         state.in_flight.enter(f"r{number}", "api-key:3", 1, 1)
     state.access.clients[-1].totals.prompt_tokens = 7
-    monkeypatch.setattr(state, "slow", SlowRows(many))
+    monkeypatch.setattr(state.tracking, "slow", SlowRows(many))
     shown = snapshot(state, CONNECTIONS)
     assert (shown["requests"]["total"], len(shown["requests"]["rows"])) == (many, MOST_REQUESTS)
     assert shown["requests"]["rows"][0]["id"] == "r0", "the oldest come first"

@@ -208,6 +208,5 @@ def _tenants(state: ServerState) -> dict[str, Any]:
 
 def _slow(state: ServerState) -> list[dict[str, Any]]:
     """The slowest recent requests, slowest first, with no other fields than SLOW."""
-    slow: Any = getattr(state, "slow", None)
-    rows = sorted(slow.rows() if slow is not None else [], key=lambda row: row["seconds"], reverse=True)
-    return [{name: row.get(name) for name in SLOW} for row in rows[:MOST_SLOW]]
+    rows = heapq.nlargest(MOST_SLOW, state.tracking.slow.rows(), key=lambda row: float(row["seconds"]))
+    return [{name: row[name] for name in SLOW} for row in rows]
