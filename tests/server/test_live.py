@@ -191,6 +191,21 @@ def test_tenants_are_charged_for_computed_tokens(engine: Engine, files: Path) ->
     assert first["prompt_tokens"] > first["cached_tokens"]
 
 
+def test_slow_requests_are_shown_without_their_content(engine: Engine, files: Path) -> None:
+    """Every request is slow here. Its picture has a size in the row, and nothing else."""
+    settings = ServerSettings.of(slow_request_s=1e-6, api_keys=("user-key",), admin_keys=("admin-key",))
+    body = chat(user(image(data_url(picture(96, 64, seed=906))), "private question"))
+    with running(engine, settings, files) as server:
+        server.post(f"{CHAT}?token=hidden", body, headers=bearer("user-key"))
+        until(lambda: live(server)["slow"] != [])
+        (row,) = live(server)["slow"]
+    assert (row["route"], row["caller"], row["status"]) == (CHAT, "api-key:1", 200)
+    assert (row["images"][0]["width"], row["images"][0]["height"]) == (96, 64)
+    assert row["stages"]["decode"] > 0
+    for secret in ("private question", "hidden", "user-key", "base64"):
+        assert secret not in json.dumps(row)
+
+
 def test_a_draining_server_says_so(administered: Server) -> None:
     state_of(administered).draining = True
     try:

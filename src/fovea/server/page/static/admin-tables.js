@@ -65,15 +65,13 @@ export function tenantsTable(table) {
 
 export function slowTable(table) {
   return new Table(table, [
-    { head: "Arrived", kind: "key", value: (row) => named(clock(Date.parse(row.time) / 1000), row.route) },
+    { head: "Arrived", kind: "key", value: arrival },
     { head: "Tenant", value: (row) => caller(row.caller) },
     { head: "Total", kind: "number", value: (row) => seconds(row.seconds) },
     { head: "First token", kind: "number", value: (row) => seconds(row.ttft_seconds) },
     { head: "Stages", value: stages },
-    { head: "Reasons", value: (row) => element("span", "wrap", row.reasons.join("; ") || "–") },
-    { head: "Images", value: (row) => element("span", "wrap small", row.images.map(image).join(", ") || "–") },
-    { head: "Status", kind: "number", value: (row) => String(row.status) },
-    { head: "Trace", value: (row) => element("span", "mono", row.trace_id || "–") },
+    { head: "Reasons", value: (row) => lines(row.reasons) },
+    { head: "Images", value: (row) => lines(row.images.map(image)) },
   ], (row) => `${row.request_id}/${row.time}`);
 }
 
@@ -89,6 +87,16 @@ export function stageLegend(list) {
 
 function named(title, note) {
   return element("span", "name", title, element("small", "", note));
+}
+
+function arrival(row) {
+  const trace = row.trace_id ? [element("small", "mono", `trace ${row.trace_id}`)] : [];
+  return element("span", "name", clock(Date.parse(row.time) / 1000),
+    element("small", "", `${row.route} · ${row.status}`), ...trace);
+}
+
+function lines(texts) {
+  return element("span", "lines small", ...(texts.length ? texts : ["–"]).map((text) => element("span", "", text)));
 }
 
 function unit(row, value) {
