@@ -4,6 +4,8 @@ import { bytesOfDataUrl, dataUrlOf } from "./media.js";
 
 const FORMAT = "fovea-history";
 const VERSION = 1;
+const FIELDS = ["created", "state", "error", "model", "finish", "json", "reasoning", "usage", "timings", "images",
+  "pictures", "measured"];
 const MEDIA_TYPES = /^(image\/(png|jpeg|webp|gif|bmp)|video\/(mp4|webm))$/;
 
 // Write the whole history as a blob. Its media are written one at a time, so that no text holds all of them.
@@ -57,7 +59,12 @@ function conversation(record) {
 
 function message(node) {
   if (node.role !== "user" && node.role !== "assistant") throw new Error("A message has an unknown role.");
-  return { ...node, id: text(node.id), parent: node.parent === null ? null : text(node.parent), text: text(node.text) };
+  const known = Object.fromEntries(FIELDS.filter((name) => name in node).map((name) => [name, node[name]]));
+  const media = (node.media || []).map(({ id, kind, name, width, height }) => {
+    return { id: text(id), kind: text(kind), name: text(name), width: number(width), height: number(height) };
+  });
+  return { ...known, role: node.role, id: text(node.id), parent: node.parent === null ? null : text(node.parent),
+    text: text(node.text), ...(node.role === "user" ? { media } : {}) };
 }
 
 function text(value) {

@@ -14,13 +14,19 @@ export function heatColour(value) {
   });
 }
 
-// A canvas with one pixel per cell. map: rows of relevance.
+const FAINT = 40; // opacity of a cell without relevance, of 255
+const STRONG = 200;
+
+// A canvas with one pixel per cell; the less relevant a cell, the more of the image shows through. map: rows of
+// relevance.
 export function heatMap(map) {
   const [rows, columns] = [map.length, map[0].length];
   const canvas = el("canvas", { class: "heat", width: columns, height: rows, "aria-hidden": "true" });
   const context = canvas.getContext("2d");
   const pixels = context.createImageData(columns, rows);
-  map.flat().forEach((value, cell) => pixels.data.set([...heatColour(value), 255], 4 * cell));
+  map.flat().forEach((value, cell) => {
+    pixels.data.set([...heatColour(value), FAINT + (STRONG - FAINT) * value], 4 * cell);
+  });
   context.putImageData(pixels, 0, 0);
   return canvas;
 }

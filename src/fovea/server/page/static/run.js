@@ -100,10 +100,16 @@ export class Run {
     const { node, measure } = this;
     this.ended = true;
     clearInterval(this.timer);
-    node.measured = { ttft: measure.ttft, rate: measure.rate, total: measure.total };
+    node.measured = { ttft: measure.ttft, rate: rateOf(node) ?? measure.rate, total: measure.total };
     this.stream?.end(answerContent(node));
     this.announcer.end({ done: "Answer complete.", stopped: "Answer stopped." }[node.state] || "");
     this.conversation.updated = Date.now();
     await this.onEnd(this);
   }
+}
+
+// Tokens per second by the server's clock, which bursts on the way here do not distort; null: it is not known.
+function rateOf({ timings, usage }) {
+  return timings?.decode > 0 && usage?.completion_tokens > 1
+    ? (1000 * (usage.completion_tokens - 1)) / timings.decode : null;
 }
