@@ -16,6 +16,7 @@ from fovea.server.app import create_app
 from fovea.server.background import serving
 from fovea.server.page.files import FOLDER
 from fovea.server.settings import ServerSettings
+from tests.page.support import WIDE, Watch
 from tests.server.scripted import talker
 
 LIVE = "**/admin/live"
@@ -53,14 +54,13 @@ def real(url: str) -> Json:
 
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
-    """An empty tab. The test fails if a script fails or the page's policy forbids something."""
-    with browser.new_context(base_url=url, viewport={"width": 1280, "height": 900}) as context:
+    """An empty tab that is watched. Requests that fail are part of these tests, other errors are not."""
+    with browser.new_context(base_url=url, viewport=WIDE) as context:
+        watch = Watch(context, url)
+        watch.expected = ("Failed to load resource",)
         page = context.new_page()
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda line: "Content Security" in line.text and faults.append(line.text))
         yield page
-    assert not faults
+        watch.check(page)
 
 
 class Answers:
