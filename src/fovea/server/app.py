@@ -50,6 +50,7 @@ from fovea.server.routes import (
     models,
     page,
     predict,
+    profile,
     responses,
 )
 from fovea.server.routes import images as images_api
@@ -122,7 +123,8 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         state.runner = BatchRunner(app, state.batches, state.access.caller_of, parallel)
     app.state.connections = connections
     for routes in (
-        chat, completions, responses, messages, predict, files, batches, images_api, models, caches, live,
+        chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
+        profile, live,
     ):  # fmt: skip
         app.include_router(routes.router)
     if settings.access.page == "on":

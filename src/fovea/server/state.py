@@ -22,6 +22,7 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
+from fovea.observe.profiler import Profiler
 from fovea.observe.trail import Trail
 from fovea.server.access.access import Access
 from fovea.server.access.caller import Caller
@@ -61,6 +62,7 @@ class ServerState:
     in_flight: the requests that the engine has now.
     started: Unix time at which the server was created.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
+    profiler: makes profiles of this process.
     draining: whether the server is shutting down and refuses new requests.
     """
 
@@ -83,6 +85,7 @@ class ServerState:
     in_flight: InFlight = field(default_factory=InFlight)
     started: float = field(default_factory=time.time)
     clearing: Lock = field(default_factory=Lock)
+    profiler: Profiler = field(default_factory=Profiler)
     draining: bool = False
 
     def unavailable(self) -> str | None:
