@@ -63,9 +63,11 @@ class Watch:
 
     def check(self, page: Page) -> None:
         """Raise AssertionError if the page did any of it."""
-        assert page.evaluate("window.violations") == []
-        assert self.foreign == []
-        assert [text for text in self.errors if not any(part in text for part in self.expected)] == []
+        violations = page.evaluate("window.violations")
+        assert violations == [], violations
+        assert self.foreign == [], self.foreign
+        unexpected = [text for text in self.errors if not any(part in text for part in self.expected)]
+        assert unexpected == [], unexpected
 
 
 def opened(page: Page, url: str) -> Page:

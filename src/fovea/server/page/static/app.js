@@ -71,13 +71,15 @@ class App {
   // Open a stored conversation; an unknown id opens a new one.
   async open(id) {
     if (this.conversation?.id === id) return;
+    this.composer.endEdit();
     const record = id ? this.runs.get(id)?.conversation.record ?? await this.history.load(id) : null;
     this.conversation = this.runs.get(id)?.conversation ?? new Conversation(record ?? {});
     for (const node of this.conversation.nodes.values()) {
       if (node.state === "streaming" && !this.runs.has(id)) node.state = "interrupted";
     }
-    await this.urls.release();
+    const release = this.urls.forget();
     await this.show();
+    release();
     find("#question").focus();
   }
 

@@ -4,6 +4,7 @@ import { ApiError } from "./client.js";
 import { el, iconButton, newId } from "./dom.js";
 import { bytesOfDataUrl, kindOf, readImage, readVideo } from "./media.js";
 
+const LOADED_MS = 5000; // a picture has certainly been loaded from its object URL by then
 const PDF_SIDE = 1600; // pixels of the longer side of a page
 
 export class Attachments {
@@ -12,6 +13,7 @@ export class Attachments {
   constructor(strip, client, choosePages, tell) {
     Object.assign(this, { strip, client, choosePages, tell });
     this.items = [];
+    this.views = new Map(); // by item: its element, which stays while others come and go
     this.onChange = () => {};
   }
 
@@ -75,8 +77,14 @@ export class Attachments {
   }
 
   show() {
-    for (const picture of this.strip.querySelectorAll("img, video")) URL.revokeObjectURL(picture.src);
-    this.strip.replaceChildren(...this.items.map((item) => this.view(item)));
+    for (const [item, { view, url }] of this.views) {
+      if (this.items.includes(item)) continue;
+      view.remove();
+      this.views.delete(item);
+      setTimeout(() => URL.revokeObjectURL(url), LOADED_MS);
+    }
+    for (const item of this.items) if (!this.views.has(item)) this.views.set(item, this.view(item));
+    this.strip.append(...this.items.map((item) => this.views.get(item).view));
     this.strip.hidden = !this.items.length;
     this.onChange();
   }
@@ -84,10 +92,11 @@ export class Attachments {
   view(item) {
     const url = URL.createObjectURL(item.blob);
     const picture = item.kind === "video" ? el("video", { src: url, muted: true }) : el("img", { src: url, alt: "" });
-    return el("div", { class: "attachment", role: "listitem" }, picture,
+    const view = el("div", { class: "attachment", role: "listitem" }, picture,
       el("span", { class: "caption small", text: item.name, title: item.name }),
       iconButton("close", `Remove ${item.name}`, () => {
         this.replace(this.items.filter((other) => other !== item));
       }, "remove"));
+    return { view, url };
   }
 }

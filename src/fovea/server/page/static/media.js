@@ -80,9 +80,10 @@ export class MediaUrls {
     return this.urls.get(id);
   }
 
-  async release() {
+  // Forget all URLs. Returns a function that releases them, for the time when nothing shows them any more.
+  forget() {
     const urls = [...this.urls.values()];
     this.urls.clear();
-    for (const url of urls) URL.revokeObjectURL(await url);
+    return async () => { for (const url of urls) URL.revokeObjectURL(await url); };
   }
 }

@@ -122,7 +122,7 @@ export class Viewer {
 // A thumbnail that opens the viewer. Its heat map and regions are those of one answer.
 export function thumbnail(viewer, item, url, use) {
   const relevance = use?.relevance;
-  const frame = el("span", { class: "frame" }, el("img", { src: url, alt: "", loading: "lazy" }));
+  const frame = el("span", { class: "frame" }, el("img", { src: url, alt: "" }));
   if (relevance) frame.append(heatMap(relevance.map), regionBoxes(relevance.regions, false));
   const tokens = use ? `, ${use.visual_tokens} visual tokens` : "";
   return el("button", {
