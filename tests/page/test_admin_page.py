@@ -204,6 +204,11 @@ def test_a_slow_request_shows_stages_images_and_reasons(page: Page, answers: Ans
     assert reasons == "queue took 2 s\n<b>encode took 1 s</b>"
     assert images == "640×480 (300 tokens)"
     widths = page.locator("#slow .parts .fill").evaluate_all("parts => parts.map(part => part.style.width)")
+    answers.change("slow", value=[SLOW | {"request_id": f"r{number}"} for number in range(25)])
+    tick(page, answers)
+    expect(page.locator("#slow tbody tr")).to_have_count(8)
+    page.get_by_role("button", name="Show all 25").press("Enter")
+    expect(page.locator("#slow tbody tr")).to_have_count(25)
     assert widths == ["50%", "25%", "25%"], "queue, encode, decode: in the order of the stages"
 
 

@@ -8,7 +8,8 @@ import { cachesTable, requestsTable, slowTable, stageLegend, tenantsTable } from
 import { askForKey, Keys } from "./key.js";
 import { themeButton } from "./theme.js";
 
-const RATES_OVER = 5;
+const RATES_OVER = 5; // snapshots over which the figure of a rate is a mean
+const FEW_SLOW = 8; // slow requests that are shown at first
 const NEEDED = "The server's figures are open only to holders of a key for /admin.";
 
 const find = (id) => document.getElementById(id);
@@ -111,8 +112,7 @@ function showBoard(snapshot) {
   tables.caches.render(snapshot.caches);
   tables.tenants.render(snapshot.tenants.rows);
   write("tenants-note", more(snapshot.tenants));
-  tables.slow.render(snapshot.slow);
-  find("stages").hidden = snapshot.slow.length === 0;
+  showSlow();
   write("foot", [
     `${count(counters.steps)} steps`,
     `${count(counters.images_encoded)} images encoded`,
@@ -143,6 +143,16 @@ function showTiles({ engine, queue, connections, first_token: first }) {
   write("note-ttft", first.p50_seconds == null ? "none in the last minute" : `half within ${seconds(first.p50_seconds)}`);
   write("tile-connections", count(connections.open));
   write("note-connections", `${count(connections.idle)} idle, at most ${count(connections.capacity)}`);
+}
+
+/** Show the slowest requests: a few, or all that the snapshot has. */
+function showSlow() {
+  const rows = history.last.slow;
+  const all = find("more").getAttribute("aria-expanded") === "true";
+  tables.slow.render(all ? rows : rows.slice(0, FEW_SLOW));
+  find("stages").hidden = rows.length === 0;
+  find("more").hidden = rows.length <= FEW_SLOW;
+  write("more", all ? `Show the slowest ${FEW_SLOW}` : `Show all ${rows.length}`);
 }
 
 /** The mean of a rate over the last seconds; null without any. */
@@ -177,6 +187,10 @@ find("pause").addEventListener("click", (event) => {
     poller.stop();
     setState("warn", "paused");
   } else poller.start();
+});
+find("more").addEventListener("click", ({ currentTarget: button }) => {
+  button.setAttribute("aria-expanded", String(button.getAttribute("aria-expanded") !== "true"));
+  showSlow();
 });
 stageLegend(find("stages"));
 themeButton(find("theme"));
