@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import uvloop
 
 from fovea.cli import ui
+from fovea.core.errors import ConfigError
 from fovea.server.app import create_app
 from fovea.server.background import serving
 from fovea.server.settings import ServerSettings
@@ -69,21 +69,21 @@ def test_a_server_that_does_not_answer(fovea: Caller, opened: list[str]) -> None
 
 
 @pytest.mark.parametrize("wrong", ["localhost:8000", "ftp://host", "http://", "/path"])
-def test_a_wrong_url(wrong: str, fovea: Caller) -> None:
-    outcome = fovea("ui", "--url", wrong)
-    assert outcome.code == 2
-    assert "accepted: http://HOST:PORT or https://HOST:PORT" in outcome.error_line
+def test_a_wrong_url(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="accepted: http://HOST:PORT or https://HOST:PORT"):
+        ui.page_of(wrong, "/")
 
 
-def test_a_server_whose_pages_are_off(fovea: Caller) -> None:
+def test_a_server_whose_pages_are_off() -> None:
     app = create_app(talker("hello"), ServerSettings.of(page="off"))
-    with serving(app, uvloop.new_event_loop) as url:
-        outcome = fovea("ui", "--url", url)
-    assert outcome.code == 2
-    assert f"the server at {url} has no page at / (status 404)" in outcome.error_line
+    with (
+        serving(app, uvloop.new_event_loop) as url,
+        pytest.raises(ConfigError, match=rf"the server at {url} has no page at / \(status 404\)"),
+    ):
+        ui.page_of(url, "/")
 
 
-def test_another_program_is_not_opened(fovea: Caller, opened: list[str]) -> None:
+def test_another_program_is_not_opened() -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -94,20 +94,16 @@ def test_another_program_is_not_opened(fovea: Caller, opened: list[str]) -> None
 
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         Thread(target=other.handle_request, daemon=True).start()
-        outcome = fovea("ui", "--url", f"http://127.0.0.1:{other.server_port}")
-    assert (outcome.code, opened) == (2, [])
-    assert "has no page at / (status 200)" in outcome.error_line
+        with pytest.raises(ConfigError, match=r"has no page at / \(status 200\)"):
+            ui.page_of(f"http://127.0.0.1:{other.server_port}", "/")
 
 
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
         (("--model", "fovea-tiny"), "--model"),
-        (("--simulate",), "--simulate"),
         (("--port", "8000"), "--port"),
         (("--max-queue", "4"), "--max-queue"),
-        (("--api-key", "key"), "--api-key"),
-        (("--log-level", "info"), "--log-level"),
     ],
 )
 def test_flags_of_a_started_server_beside_a_url(flags: tuple[str, ...], named: str, fovea: Caller) -> None:
@@ -133,16 +129,6 @@ def test_a_started_server_is_ready_when_its_page_is_shown(words: tuple[str, ...]
         process.kill()
     assert (ended.code, ended.out) == (0, "")
     assert "Traceback" not in ended.err
-
-
-def test_a_taken_port(fovea: Caller, opened: list[str]) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        outcome = fovea("ui", "--simulate", "--port", port)
-    assert (outcome.code, opened) == (2, [])
-    assert outcome.error_line == f"fovea: 127.0.0.1:{port} cannot be listened on: Address already in use"
 
 
 def test_a_model_that_does_not_load_opens_nothing(folder: Path) -> None:

@@ -359,7 +359,13 @@ def test_it_fits_a_phone_and_is_used_with_the_keyboard(page: Page, answers: Answ
             page.evaluate("(document.activeElement.ariaLabel || document.activeElement.innerText).trim()")
         )
     assert reached[:2] == ["Skip to the figures", "Chat"]
-    for name in ("Operations", "Pause", "Requests in the engine, table", "Slow requests, table", "Caches, table"):
+    for name in (
+        "Operations",
+        "Pause",
+        "Requests in the engine, table",
+        "Slow requests, table",
+        "Caches, table",
+    ):
         assert name in reached
 
 
