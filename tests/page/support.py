@@ -22,6 +22,18 @@ ARGUMENTS = (
 WIDE = {"width": 1280, "height": 820}
 PATIENCE_MS = 15_000
 DONE = ".answer[data-state=done]"
+MARKS = ("fovea:first-event", "fovea:first-visible")
+"""The page's marks: the first text of an answer arrived, and the frame that shows it is over."""
+BLOCK = (
+    "Here",
+    "is",
+    "**one**",
+    "sentence",
+    "about",
+    "`it`.",
+    "\n\n- a list\n- of two\n\n```\ncode\n```\n\n",
+)
+"""Chunks of an answer in Markdown."""
 _WATCH = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => {

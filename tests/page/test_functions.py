@@ -21,9 +21,7 @@ SECRET = "a-secret-key"
 PIXEL = base64.b64encode((EXAMPLES / "list.png").read_bytes()).decode()
 
 
-def test_the_key_is_asked_for_and_stays_in_its_tab(
-    browser: Browser, server: Server, tmp_path: Path
-) -> None:
+def test_the_key_is_asked_for_and_stays_in_its_tab(browser: Browser, server: Server, tmp_path: Path) -> None:
     settings = ServerSettings(api_keys=(SECRET,))
     with running(server.engine, settings, tmp_path) as closed, browser.new_context(viewport=WIDE) as context:
         watch = Watch(context, closed.url)
@@ -71,7 +69,10 @@ def test_pages_of_a_pdf_become_images(page: Page, watch: list[Watch], tmp_path: 
     page.get_by_role("button", name="Attach pages").click()
     page.locator(".attachment").nth(1).wait_for()
     assert asked == ["first=2&last=3&max_side=1600"]
-    assert page.locator(".caption").all_inner_texts() == ["report.pdf, page 2 of 9", "report.pdf, page 3 of 9"]
+    assert page.locator(".caption").all_inner_texts() == [
+        "report.pdf, page 2 of 9",
+        "report.pdf, page 3 of 9",
+    ]
     ask(page, "List the shapes in the image.")
     page.unroute("**/v1/images/pdf?*")
     error = {"error": {"message": "pypdfium2 is not installed", "code": "pdf_not_supported"}}
@@ -225,7 +226,10 @@ def test_it_fits_a_phone(browser: Browser, server: Server) -> None:
         page = context.new_page()
         page.goto(server.url)
         page.locator("#status .dot.ok").wait_for()
-        answer_with(page, f"| {' | '.join('abcdefgh')} |\n|{'-|' * 8}\n| {' | '.join(['wide words'] * 8)} |\n\n{'x' * 200}")
+        answer_with(
+            page,
+            f"| {' | '.join('abcdefgh')} |\n|{'-|' * 8}\n| {' | '.join(['wide words'] * 8)} |\n\n{'x' * 200}",
+        )
         paste_file(page, EXAMPLES / "page.png")
         ask(page, "What is " + "long" * 40)
         for open_panel in (None, "Conversations", "Options"):

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.page.scripted import Scripted, scripted
-from tests.page.support import DONE, WIDE, Watch, ask, events, opened, text_chunk
+from tests.page.support import BLOCK, DONE, MARKS, WIDE, Watch, ask, events, opened, text_chunk
 
 pytestmark = pytest.mark.slow
 CHUNKS = 1000
@@ -46,8 +46,7 @@ def page(browser: Browser, script: Scripted) -> Iterator[Page]:
 
 def words(count: int) -> list[str]:
     """Chunks of an answer with paragraphs, lists, bold text and code."""
-    block = "Here is **one** sentence about `it`. \n\n- a list\n- of two\n\n```\ncode\n```\n\n".split(" ")
-    return [f"{block[number % len(block)]} " for number in range(count)]
+    return [f"{BLOCK[number % len(BLOCK)]} " for number in range(count)]
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.002], ids=["at once", "one by one"])
@@ -78,8 +77,8 @@ def test_the_first_token_is_seen_soon_after_its_event(page: Page, script: Script
     script.parts = lambda body: [events(text_chunk("First."), text_chunk("", "stop")).encode()]
     ask(page, "Say something.")
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    [event, visible] = page.evaluate(
-        "['fovea:first-event', 'fovea:first-visible'].map((name) => performance.getEntriesByName(name)[0].startTime)"
+    event, visible = page.evaluate(
+        "(names) => names.map((name) => performance.getEntriesByName(name)[0].startTime)", list(MARKS)
     )
     assert 0 <= visible - event < VISIBLE_MS
 

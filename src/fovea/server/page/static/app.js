@@ -86,7 +86,7 @@ class App {
   openNew() {
     if (location.hash) history.pushState(null, "", location.pathname + location.search);
     this.conversation = null;
-    this.composer.cancelEdit();
+    if (this.composer.editing) this.composer.cancelEdit();
     return this.open("");
   }
 

@@ -77,8 +77,8 @@ function usageFacts(usage, images, timings) {
   const add = (text, kind = "", title = "") => facts.push(el("span", { class: `chip ${kind}`, text, title }));
   const { cached_tokens: cached = 0, image_tokens: visual = 0 } = usage.prompt_tokens_details || {};
   add(`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`, "", "Tokens of the prompt and of the answer");
-  const full = images.reduce((sum, image) => sum + (image.of ?? image.visual_tokens), 0);
-  if (visual) add(visual < full ? `${visual} of ${full} visual tokens` : `${visual} visual tokens`);
+  const saved = images.reduce((sum, image) => sum + ((image.of ?? image.visual_tokens) - image.visual_tokens), 0);
+  if (visual) add(saved ? `${visual} of ${visual + saved} visual tokens` : `${visual} visual tokens`);
   if (cached) {
     add(`${cached} prompt tokens cached`, "ok", "The server had computed this part of the prompt before.");
   }

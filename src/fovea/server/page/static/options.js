@@ -56,15 +56,22 @@ export class Options {
     elements.keep.disabled = !own;
     elements.keep.setAttribute("aria-valuetext", `${percent(keep)} of the visual tokens`);
     this.form.querySelector("#keep-value").textContent = own ? percent(keep) : "server";
-    const lines = own ? describeBudget(this.figures, method, keep)
-      : ["The server decides how many visual tokens an image keeps."];
-    this.effect.replaceChildren(...lines.map((text) => el("p", { text })));
-    if (own && keep < 1) {
-      this.effect.append(el("p", { class: "muted", text: `Measured with ${this.figures.model}: 2,000 questions about ` +
-        "generated scenes, times of 1344 × 896 pixels. Your images differ." }));
-    }
+    this.showEffect(own, method, keep);
     this.form.querySelector("#schema-field").hidden = !json;
     this.problem.textContent = json ? this.schemaProblem() : "";
+  }
+
+  showEffect(own, method, keep) {
+    const { note, measured } = own ? describeBudget(this.figures, method, keep)
+      : { note: "The server decides how many visual tokens an image keeps.", measured: [] };
+    this.effect.replaceChildren(
+      ...(note ? [el("p", { text: note })] : []),
+      ...measured.map(({ share, saves, accuracy }) => el("dl", {},
+        el("dt", { text: "At" }), el("dd", {}, el("strong", { text: `${percent(share)} of the tokens` })),
+        el("dt", { text: "Saves" }), el("dd", { text: saves }),
+        el("dt", { text: "Accuracy" }), el("dd", { text: accuracy }))),
+      ...(measured.length ? [el("p", { class: "muted", text: `Measured with ${this.figures.model} on generated ` +
+        "scenes. Your images differ." })] : []));
   }
 
   schemaProblem() {
