@@ -25,6 +25,7 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
+from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.metrics import Metrics
 from fovea.observe.slow import SlowRequests
 from fovea.observe.tracing.tracer import open_tracer
@@ -49,6 +50,7 @@ from fovea.server.routes import (
     messages,
     models,
     page,
+    pdf,
     predict,
     profile,
     responses,
@@ -87,6 +89,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
             SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
             open_tracer(settings.traces, "fovea-server", __version__),
         ),
+        documents=DocumentRenderer(settings.media),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -106,6 +109,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
+        state.documents.close()
         await fetch_cache.aclose()
 
     app = FastAPI(
@@ -124,7 +128,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
-        profile, live,
+        profile, pdf, live,
     ):  # fmt: skip
         app.include_router(routes.router)
     if settings.access.page == "on":

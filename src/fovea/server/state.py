@@ -21,6 +21,7 @@ from fovea.media.fetch.cache import FetchCache
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
+from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.metrics import Metrics
 from fovea.observe.profiler import Profiler
 from fovea.observe.trail import Trail
@@ -62,6 +63,7 @@ class ServerState:
     in_flight: the requests that the engine has now.
     started: Unix time at which the server was created.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
+    documents: draws pages of PDF files.
     profiler: makes profiles of this process.
     draining: whether the server is shutting down and refuses new requests.
     """
@@ -78,6 +80,7 @@ class ServerState:
     access: Access
     bodies: BodyBudget
     tracking: Tracking
+    documents: DocumentRenderer
     trail: Trail | None = None
     caller: Caller = field(default_factory=Caller)
     batches: BatchStore | None = None
