@@ -29,6 +29,7 @@ from fovea.gateway.tenants.limits import TenantLimits
 from fovea.gateway.tenants.open import open_accounts
 from tests.gateway.tenants.support import Clock, settings
 from tests.support.servers import RedisServer
+from tests.support.thorough import examples
 
 TICK = Fraction(1, 64)
 LEASE_S = 300
@@ -196,4 +197,6 @@ class Agree(RuleBasedStateMachine):
 
 def test_all_stores_agree_with_the_model(tmp_path: Path, redis_server: RedisServer) -> None:
     Agree.folder, Agree.url = tmp_path, redis_server.url
-    run_state_machine_as_test(Agree, settings=profile(max_examples=80, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        Agree, settings=profile(max_examples=examples(80), stateful_step_count=30, deadline=None)
+    )
