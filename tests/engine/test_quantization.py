@@ -60,7 +60,7 @@ def round_weights(model: torch.nn.Module, quantization: str) -> None:
 
 
 def answer(engine: Engine, prompt: ChatPrompt) -> Completion:
-    return engine.generate(prompt, temperature=0, max_tokens=12, ignore_eos=True, logprobs=True)
+    return engine.generate(prompt, temperature=0, max_tokens=6, ignore_eos=True, logprobs=True)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def accuracy(**settings: Any) -> float:
     """Return the score of the bundled model on scenes that a quantized model could get wrong."""
     cases = list(scene_cases(4, ("colour", "counting", "reading", "position", "json"), HELD_OUT_SEED))
     results = []
-    with Engine.from_pretrained("fovea-tiny", device="cpu", kv_cache_mib=64, threads=1, **settings) as engine:
+    with Engine.from_pretrained("fovea-tiny", device="cpu", kv_cache_mib=16, threads=1, **settings) as engine:
         for case in cases:
             done = engine.generate(case.exchanges[0].question, case.images, temperature=0, max_tokens=48)
             results.append(Result(case, (done.text,), 0, 0, 0))

@@ -115,8 +115,18 @@ def check(
     return plan
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [
+        ((6, 2), torch.float32),
+        ((7, 1), torch.float16),
+        pytest.param((4, 4), torch.float32, marks=pytest.mark.slow),
+        pytest.param((7, 1), torch.float32, marks=pytest.mark.slow),
+        pytest.param((4, 4), torch.float16, marks=pytest.mark.slow),
+        pytest.param((6, 2), torch.float16, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_decodes_of_any_length(heads: tuple[int, int], dtype: torch.dtype) -> None:
     """The lengths are one token, the end of a tile, one token more, and several splits.
 
@@ -132,7 +142,7 @@ def test_decodes_of_any_length(heads: tuple[int, int], dtype: torch.dtype) -> No
     assert plan.decodes[0].shared is None
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1)], ids=str)
+@pytest.mark.parametrize("heads", [pytest.param((4, 4), marks=pytest.mark.slow), (6, 2), (7, 1)], ids=str)
 def test_a_shared_prefix_is_read_once_and_changes_nothing(
     heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

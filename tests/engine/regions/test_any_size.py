@@ -259,7 +259,7 @@ def test_an_answer_is_equal_to_the_last_bit_alone_and_with_others() -> None:
     ]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": True}
     with Engine.from_pretrained(
-        "fovea-tiny", device="cpu", dtype="bfloat16", kernels="native", threads=1, kv_cache_mib=64
+        "fovea-tiny", device="cpu", dtype="bfloat16", kernels="native", threads=1, kv_cache_mib=16
     ) as native:
         alone = []
         for prompt in prompts:
