@@ -28,6 +28,7 @@ from fovea.kernels.native.product import NativeProduct
 from fovea.kernels.quantize import TorchQuantizedProduct, quantize
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.engines import ask, picture
+from tests.support.thorough import is_thorough
 
 pytestmark = pytest.mark.kernels
 
@@ -139,7 +140,11 @@ def test_the_cpu_kernels_run_quantized_weights_in_bf16(quantization: str) -> Non
 
 def accuracy(**settings: Any) -> float:
     """Return the score of the bundled model on scenes that a quantized model could get wrong."""
-    cases = list(scene_cases(4, ("colour", "counting", "reading", "position", "json"), HELD_OUT_SEED))
+    cases = list(
+        scene_cases(
+            4 if is_thorough() else 2, ("colour", "counting", "reading", "position", "json"), HELD_OUT_SEED
+        )
+    )
     results = []
     with Engine.from_pretrained("fovea-tiny", device="cpu", kv_cache_mib=16, threads=1, **settings) as engine:
         for case in cases:
@@ -149,7 +154,10 @@ def accuracy(**settings: Any) -> float:
 
 
 def test_the_bundled_model_answers_nearly_as_well() -> None:
-    """20 questions here. `fovea eval --count 200` asks 2,800, and docs/quantization.md has the table."""
+    """10 questions here, and 20 in the thorough tests.
+
+    `fovea eval --count 200` asks 2,800, and docs/quantization.md has the table.
+    """
     exact = accuracy(dtype="float32")
     for quantization in QUANTIZATIONS:
         assert accuracy(quantization=quantization) >= exact - 0.1
