@@ -64,6 +64,7 @@ def http(fuzzed: Server) -> Iterator[httpx.Client]:
         yield client
 
 
+schemathesis.serializer.alias("application/pdf", "application/octet-stream")
 DESCRIPTION = create_app(Script()).openapi()
 OPERATIONS = [(path, method) for path, operations in DESCRIPTION["paths"].items() for method in operations]
 
