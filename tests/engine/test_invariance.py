@@ -86,7 +86,7 @@ STATES: dict[str, dict[str, Any]] = {
 """Settings of the states of recurrent layers, which only one of the models has."""
 
 
-FEW = ("as it comes", "chunks that end inside images", "blocks of five tokens")
+FEW = ("chunks that end inside images", "blocks of five tokens")
 """The settings that the default tests try with every model. They try the others with the first model."""
 CASES = [
     pytest.param(
@@ -150,6 +150,11 @@ def test_answers_from_cold_and_filled_caches(folder: Path, truth: Answers) -> No
         assert machine.stats()["images_encoded"] == 1, "a cached image was encoded again"
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(n, marks=[] if n in ("qwen", "hybrid") else pytest.mark.slow) for n in FOLDERS],
+    indirect=True,
+)
 def test_caches_cleared_at_any_moment(folder: Path, truth: Answers) -> None:
     rng = random.Random(5)
     names = [rng.choice(list(PROMPTS)) for _ in range(16 if is_thorough() else 10)]

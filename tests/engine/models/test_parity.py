@@ -16,7 +16,7 @@ from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.reference import Reference
 from tests.support.thorough import is_thorough
 
-TOKENS = 64 if is_thorough() else 20
+TOKENS = 64 if is_thorough() else 12
 SIZES = [(130, 90), (60, 200), (231, 57), (100, 100), (33, 47)]
 COMMON = ("qwen3_vl", "llava_onevision")
 """Architectures that the default tests ask everything.
