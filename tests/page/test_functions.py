@@ -51,9 +51,9 @@ def test_the_key_is_asked_for_and_stays_in_its_tab(browser: Browser, server: Ser
         watch.check(page)
 
 
-def test_pages_of_a_pdf_become_images(page: Page, watch: list[Watch], tmp_path: Path) -> None:
+def test_pages_of_a_pdf_become_images(page: Page, watch: Watch, tmp_path: Path) -> None:
     asked: list[tuple[int, int]] = []
-    watch[0].expected = ("501",)
+    watch.expected = ("501",)
 
     def render(route: Route) -> None:
         query = parse_qs(urlsplit(route.request.url).query)
