@@ -52,8 +52,8 @@ class AccessSettings:
     )
     page: str = setting(
         "on",
-        "Whether / is a page to chat with the model. Its files need no key; what it asks /v1 for does. "
-        "off: the page does not exist.",
+        "Whether / is a page to chat with the model, and /admin one that shows what the server does. Their "
+        "files need no key; what they ask /v1 and /admin/live for does. off: the pages do not exist.",
         choices=PAGE,
     )
     cors_origins: tuple[str, ...] = setting(

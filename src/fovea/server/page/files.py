@@ -11,6 +11,7 @@ from fovea.core.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "static"
 INDEX = "index.html"
+ADMIN = "admin.html"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -42,13 +43,14 @@ class PageFile:
 
 
 def read_folder(folder: Path = FOLDER) -> Mapping[str, PageFile]:
-    """Return all files of a folder by their names. Raises ConfigError if the page itself is missing."""
+    """Return all files of a folder by their names. Raises ConfigError if a page itself is missing."""
     files = {path.name: _read(path) for path in sorted(folder.glob("*")) if path.suffix in TYPES}
-    if INDEX not in files:
-        raise ConfigError(
-            f"the page's file {folder / INDEX} is missing; accepted: a complete installation, or page off",
-            param="page",
-        )
+    for name in (INDEX, ADMIN):
+        if name not in files:
+            raise ConfigError(
+                f"the page's file {folder / name} is missing; accepted: a complete installation, or page off",
+                param="page",
+            )
     return files
 
 

@@ -1,4 +1,4 @@
-"""/ and /ui: a page in the browser that chats with the served model."""
+"""/, /admin and /ui: pages in the browser, for people who use the model and for those who run the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
-from fovea.server.page.files import HEADERS, INDEX, PageFile, read_folder
+from fovea.server.page.files import ADMIN, HEADERS, INDEX, PageFile, read_folder
 
 router = APIRouter(include_in_schema=False)
 
@@ -25,6 +25,12 @@ def read_files() -> Mapping[str, PageFile]:
 async def index(http: Request) -> Response:
     """Send the page."""
     return send_file(http, INDEX)
+
+
+@router.api_route("/admin", methods=["GET", "HEAD"])
+async def admin(http: Request) -> Response:
+    """Send the page for operators. It needs a key only for what it asks /admin/live for."""
+    return send_file(http, ADMIN)
 
 
 @router.api_route("/ui/{name}", methods=["GET", "HEAD"])
