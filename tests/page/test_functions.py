@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
 from playwright.sync_api import Browser, Page, Route
 
 from fovea.server.settings import ServerSettings
@@ -87,6 +88,22 @@ def test_pages_of_a_pdf_become_images(page: Page, watch: Watch, tmp_path: Path) 
     page.route("**/v1/images/pdf?*", lambda route: route.fulfill(status=501, json=error))
     page.set_input_files("#files", document)
     page.get_by_text("report.pdf: This server does not read PDF files: pypdfium2 is not installed").wait_for()
+
+
+def test_a_real_pdf_is_read(page: Page, tmp_path: Path) -> None:
+    """The server draws the pages. A file with a single page is attached at once."""
+    pictures = [Image.open(EXAMPLES / name).convert("RGB") for name in ("sign.png", "shapes.png", "list.png")]
+    several, single = tmp_path / "several.pdf", tmp_path / "single.pdf"
+    pictures[0].save(several, save_all=True, append_images=pictures[1:])
+    pictures[1].save(single)
+    page.set_input_files("#files", [several, single])
+    page.locator("#pdf-dialog", has_text="several.pdf has 3 pages.").wait_for()
+    page.get_by_label("First").fill("3")
+    page.get_by_role("button", name="Attach pages").click()
+    page.locator(".attachment").nth(1).wait_for()
+    assert page.locator(".caption").all_inner_texts() == ["several.pdf, page 3 of 3", "single.pdf"]
+    ask(page, "What do you see?")
+    assert page.locator(".question .thumb img").count() == 2
 
 
 def test_a_picture_is_taken_with_the_camera(page: Page) -> None:
