@@ -66,7 +66,9 @@ def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-@pytest.mark.parametrize("image", [SHAPES, base64.b64encode(SHAPES), data_url(SHAPES)], ids=["file", "64", "url"])
+@pytest.mark.parametrize(
+    "image", [SHAPES, base64.b64encode(SHAPES), data_url(SHAPES)], ids=["file", "64", "url"]
+)
 def test_an_answer_about_an_image(generate: Any, image: Any) -> None:
     (response,) = ask(generate, question=QUESTION, image=[image], return_finish_reason=True)
     assert response.text() == ANSWER
@@ -153,7 +155,9 @@ def test_a_wrong_request_gets_one_error_that_names_the_input(
     assert words in str(response.error)
 
 
-def test_the_ensemble_s_models_give_the_answer_to_the_pixels_of_the_file(generate: Any, preprocess: Any) -> None:
+def test_the_ensemble_s_models_give_the_answer_to_the_pixels_of_the_file(
+    generate: Any, preprocess: Any
+) -> None:
     right, wrong = preprocess.execute([Request({"image": SHAPES}), Request({"image": b"GIF8"})])
     pixels = right.outputs["pixels"]
     with Image.open(EXAMPLES / "shapes.png") as picture:

@@ -1,8 +1,9 @@
 """The rendered repository in a real Triton, which the variable FOVEA_TRITONSERVER names.
 
 The package nvidia-pytriton has one: pytriton/tritonserver, with the stub of the own Python from
-`python_backend_stubs` copied into `backends/python`, and LD_LIBRARY_PATH with nvidia_pytriton.libs. Triton 2.51 reads texts wrongly with numpy 2, so
-FOVEA_TRITON_PACKAGES names a folder with numpy 1, whose packages go before the own ones.
+`python_backend_stubs` copied into `backends/python`, and LD_LIBRARY_PATH with nvidia_pytriton.libs. Triton
+2.51 reads texts wrongly with numpy 2, so FOVEA_TRITON_PACKAGES names a folder with numpy 1, which goes before
+the own one.
 """
 
 from __future__ import annotations
@@ -121,16 +122,19 @@ def test_a_wrong_request_gets_fovea_s_message(server: httpx.Client) -> None:
     assert "temperature" in answer.json()["error"]
 
 
+MAPPED, ENSEMBLE = 'value: "decoded_image"', 'platform: "ensemble"'
+
+
 @pytest.mark.parametrize(
     ("path", "before", "after"),
     [
         ("fovea_generate/config.pbtxt", "TYPE_STRING", "TYPE_TEXT"),
-        ("fovea_ensemble/config.pbtxt", 'key: "pixels" value: "decoded_image"', 'key: "pixel" value: "decoded_image"'),
-        ("fovea_ensemble/config.pbtxt", 'platform: "ensemble"', 'platform: "ensemble"\nsequence_batching { }'),
+        ("fovea_ensemble/config.pbtxt", f'key: "pixels" {MAPPED}', f'key: "pixel" {MAPPED}'),
+        ("fovea_ensemble/config.pbtxt", ENSEMBLE, f"{ENSEMBLE}\nsequence_batching {{ }}"),
         ("fovea_preprocess/1/model.py", "class TritonPythonModel", "class Model"),
     ],
     ids=["type", "tensor", "batching", "class"],
-)  # fmt: skip
+)
 def test_triton_refuses_a_mutated_repository(
     backends: Path, tmp_path: Path, path: str, before: str, after: str
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from fovea.core.settings import settings_of
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
+from fovea.deploy.targets.container import PARSE
 from fovea.deploy.targets.triton import config
 from fovea.deploy.targets.triton.config import Step, Tensor
 from fovea.engine.config import EngineConfig
@@ -63,12 +64,12 @@ def render(spec: DeploySpec) -> Files:
         f"{models}/{PREPROCESS}/config.pbtxt": _preprocess(spec, pool),
         f"{models}/{PREPROCESS}/1/model.py": _source("preprocess_model.py"),
         f"{models}/{ENSEMBLE}/config.pbtxt": _ensemble(),
-        f"{models}/{ENSEMBLE}/1/README": "Triton wants a folder of a version; an ensemble has no files in it.\n",
+        f"{models}/{ENSEMBLE}/1/README": "Triton wants a folder of a version; an ensemble has no files.\n",
     }
 
 
 def checks(spec: DeploySpec) -> tuple[Check, ...]:
-    """Return the checks of scripts, image and Python. Triton itself checks the repository when it loads it."""
+    """Return the checks of scripts, image and Python. Triton checks the repository when it loads it."""
     models = ("generate", "preprocess")
     return (
         Check("shellcheck", ("{dir}/triton/start.sh", "{dir}/triton/openai.sh"), "scripts of Triton"),
@@ -76,8 +77,7 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
         *(
             Check(
                 "python3",
-                ("-c", "import ast, sys; ast.parse(open(sys.argv[1]).read())",
-                 f"{{dir}}/triton/models/fovea_{name}/1/model.py"),
+                ("-c", PARSE, f"{{dir}}/triton/models/fovea_{name}/1/model.py"),
                 f"syntax of the model fovea_{name}",
             )
             for name in models

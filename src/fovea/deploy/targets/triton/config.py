@@ -33,9 +33,8 @@ def tensors(field: str, entries: Sequence[Tensor]) -> str:
     for each in entries:
         dims = ", ".join(map(str, each.dims))
         optional = "\n    optional: true" if each.optional else ""
-        texts.append(
-            f'  {{\n    name: "{each.name}"\n    data_type: TYPE_{each.kind}\n    dims: [ {dims} ]{optional}\n  }}'
-        )
+        head = f'  {{\n    name: "{each.name}"\n    data_type: TYPE_{each.kind}\n'
+        texts.append(f"{head}    dims: [ {dims} ]{optional}\n  }}")
     return f"{field} [\n" + ",\n".join(texts) + "\n]\n"
 
 

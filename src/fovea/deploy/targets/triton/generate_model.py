@@ -11,22 +11,17 @@ import asyncio
 import base64
 import binascii
 import json
+import logging
 import threading
 import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from fovea import Engine
-from fovea.api.convert import (
-    chat_prompt,
-    image_references,
-    sampling,
-    video_references,
-    wire_names,
-)
+from fovea.api.convert import chat_prompt, image_references, sampling, video_references, wire_names
 from fovea.api.explain import explained, fields_of
 from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.api.unknown import ignored_fields
@@ -41,6 +36,8 @@ from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
 
+T = TypeVar("T", ChatRequest, CompletionRequest)
+log = logging.getLogger("fovea.triton")
 PROMPTS = ("text_input", "question", "messages")
 FLAGS = {
     "stream": False,
@@ -75,6 +72,37 @@ class Inputs:
     flags: dict[str, bool]
 
 
+class Channel:
+    """The way back to a client. After the last response, Triton has freed what its own sender refers to, and
+    a call of it would end the process.
+    """
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self._ended = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the client has cancelled a request that is not answered yet."""
+        return not self._ended and bool(self._sender.is_cancelled())
+
+    def send(self, response: Any, *, last: bool) -> None:
+        """Send a response, unless the last one was sent."""
+        if not self._ended:
+            self._ended = last
+            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
+
+    def send_error(self, error: FoveaError) -> None:
+        """End with an error of Fovea, under the code of Triton that says the same."""
+        code = {408: "CANCELLED", 429: "UNAVAILABLE", 503: "UNAVAILABLE", 500: "INTERNAL"}.get(error.status)
+        self.fail(f"{error.code}: {error.message}", code or "INVALID_ARG")
+
+    def fail(self, message: str, code: str) -> None:
+        """End with an error."""
+        error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+        self.send(pb_utils.InferenceResponse(output_tensors=[], error=error), last=True)
+
+
 class TritonPythonModel:
     """The model as Triton calls it: initialize, execute with the requests of each moment, finalize."""
 
@@ -95,13 +123,13 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Begin to answer requests. Answers are sent later, through each request's sender."""
         for request in requests:
-            sender = request.get_response_sender()
+            channel = Channel(request.get_response_sender())
             try:
                 inputs = read_inputs(request)
             except FoveaError as error:
-                send_error(sender, error)
+                channel.send_error(error)
                 continue
-            self._loop.call_soon_threadsafe(self._begin, inputs, sender)
+            self._loop.call_soon_threadsafe(self._begin, inputs, channel)
 
     def finalize(self) -> None:
         """End the running requests with errors, and stop the engine."""
@@ -111,8 +139,8 @@ class TritonPythonModel:
         self._loop.close()
         self._engine.shutdown()
 
-    def _begin(self, inputs: Inputs, sender: Any) -> None:
-        task = self._loop.create_task(self._answer(inputs, sender))
+    def _begin(self, inputs: Inputs, channel: Channel) -> None:
+        task = self._loop.create_task(self._answer(inputs, channel))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -124,26 +152,26 @@ class TritonPythonModel:
         await self._media.aclose()
         self._decoder.close()
 
-    async def _answer(self, inputs: Inputs, sender: Any) -> None:
+    async def _answer(self, inputs: Inputs, channel: Channel) -> None:
         """Answer one request, and always send a last response: a client waits for it."""
-        work = asyncio.ensure_future(self._generate(inputs, sender))
+        work = asyncio.ensure_future(self._generate(inputs, channel))
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=CANCEL_POLL_S)
-                if sender.is_cancelled():
+                if channel.is_cancelled:
                     work.cancel()
             await work
         except asyncio.CancelledError:
             work.cancel()
             await asyncio.wait({work})
-            send_failure(sender, "the request was cancelled", "CANCELLED")
+            channel.fail("the request was cancelled", "CANCELLED")
         except FoveaError as error:
-            send_error(sender, error)
+            channel.send_error(error)
         except Exception as error:  # Triton would leave the client without an answer
-            pb_utils.Logger.log_error(f"a defect in fovea_generate: {error!r}")
-            send_failure(sender, "the model has a defect; its log has the details", "INTERNAL")
+            log.error("a request failed", exc_info=error)
+            channel.fail("the model has a defect; its log has the details", "INTERNAL")
 
-    async def _generate(self, inputs: Inputs, sender: Any) -> None:
+    async def _generate(self, inputs: Inputs, channel: Channel) -> None:
         body = body_of(inputs)
         with wire_names(body):
             prompt = await self._prompt(body, inputs)
@@ -157,7 +185,7 @@ class TritonPythonModel:
                 priority=body.priority or 0,
                 usual_tokens=None if chat else USUAL_TOKENS,
             )
-            writer = Writer(sender, inputs)
+            writer = Writer(channel, inputs)
             stream = self._engine.stream(request)
             try:
                 async for delta in stream:
@@ -186,8 +214,8 @@ class TritonPythonModel:
 class Writer:
     """Sends an answer: piece by piece with the input `stream`, otherwise as one response."""
 
-    def __init__(self, sender: Any, inputs: Inputs) -> None:
-        self._sender = sender
+    def __init__(self, channel: Channel, inputs: Inputs) -> None:
+        self._channel = channel
         self._flags = inputs.flags
         self._whole = AnswerBuilder(1)
         self._tokens = 0
@@ -216,8 +244,7 @@ class Writer:
         if self._flags["return_num_output_tokens"]:
             outputs.append(pb_utils.Tensor("num_output_tokens", np.array([self._tokens], np.uint32)))
         self._tokens = 0
-        response = pb_utils.InferenceResponse(output_tensors=outputs)
-        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
+        self._channel.send(pb_utils.InferenceResponse(output_tensors=outputs), last=last)
 
 
 def read_inputs(request: Any) -> Inputs:
@@ -270,7 +297,7 @@ def body_of(inputs: Inputs) -> ChatRequest | CompletionRequest:
     return validated(ChatRequest, {**values, "messages": json_of(inputs, "messages", list)})
 
 
-def validated(model: type[Any], values: dict[str, Any]) -> Any:
+def validated(model: type[T], values: dict[str, Any]) -> T:
     """Return the validated body. Raises InvalidRequest for a wrong or unknown field."""
     with explained():
         body = model.model_validate(values, extra="allow")
@@ -306,15 +333,3 @@ def url_of(image: bytes) -> str | Payload:
 
 def text_tensor(name: str, text: str) -> Any:
     return pb_utils.Tensor(name, np.array([text.encode(errors="replace")], dtype=np.object_))
-
-
-def send_error(sender: Any, error: FoveaError) -> None:
-    """Send an error of Fovea under the code of Triton that says the same."""
-    code = {408: "CANCELLED", 429: "UNAVAILABLE", 503: "UNAVAILABLE", 500: "INTERNAL"}.get(error.status)
-    send_failure(sender, f"{error.code}: {error.message}", code or "INVALID_ARG")
-
-
-def send_failure(sender: Any, message: str, code: str) -> None:
-    error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
-    response = pb_utils.InferenceResponse(output_tensors=[], error=error)
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
