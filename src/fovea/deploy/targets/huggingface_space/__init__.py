@@ -68,7 +68,8 @@ pinned: false
 # {spec.name}
 
 Upload a picture and ask a question. The page shows the answer, which parts of the picture mattered, and the
-figures of the answer. The model is {pool.client_model}, served by Fovea. The page's API endpoint is `/predict`.
+figures of the answer. The model is {pool.client_model}, served by Fovea. The page is also an API, with the
+endpoint `/predict`.
 """
 
 

@@ -45,7 +45,7 @@ def predict(image: str | None, question: str, keep: float) -> tuple[str, Image.I
     used = answer.get("fovea", {})
     record: dict[str, Any] = [*used.get("images", []), {}][0]
     relevance = record.pop("relevance", None)
-    figures = {"usage": answer["usage"], "image": record, "timings": used.get("timings", {})}
+    figures = {"usage": answer["usage"], "image": record, "timings_ms": used.get("timings_ms", {})}
     heat = None if relevance is None else heat_map(Image.open(image).convert("RGB"), relevance)
     return answer["choices"][0]["message"]["content"], heat, figures
 
