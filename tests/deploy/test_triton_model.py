@@ -107,6 +107,26 @@ def test_a_whole_prompt_gets_no_template_as_from_the_openai_frontend(generate: A
     assert echoed.text() == prompt + plain.text()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_inputs_of_triton_s_openai_frontend_are_accepted(generate: Any, stream: bool) -> None:
+    """With `--backend vllm`, it sends these inputs, and in the parameters each field that is set."""
+    parameters = {"frequency_penalty": 0, "n": 1, "presence_penalty": 0, "temperature": 0, "top_p": 1,
+                  "stop": ["#"], "seed": 3, "ignore_eos": True, "max_tokens": 12}  # fmt: skip
+    responses = ask(
+        generate,
+        text_input="the red circle",
+        stream=stream,
+        exclude_input_in_output=True,
+        sampling_parameters=json.dumps(parameters),
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        return_logprobs=False,
+    )
+    assert all(response.error is None for response in responses)
+    assert (len(responses) > 1) == stream
+    assert sum(int(response.outputs["num_output_tokens"][0]) for response in responses) <= 12
+
+
 def test_requests_of_one_call_are_answered_together(generate: Any) -> None:
     requests = [
         Request({"question": QUESTION, "image": [SHAPES], "sampling_parameters": GREEDY}) for _ in range(4)

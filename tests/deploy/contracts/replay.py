@@ -66,14 +66,21 @@ class Record:
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: Sequence[str], variables: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run an entry point with the variables of its cloud. Its `fovea` is the one under test."""
     paths = os.pathsep.join((str(Path(sys.executable).parent), "/usr/bin", "/bin"))
-    variables = {"PATH": paths, "PYTHONPATH": str(Path(fovea.__file__).parents[1]), "HOME": os.environ.get("HOME", ""),
-                 "FOVEA_NATIVE_KERNELS": os.environ.get("FOVEA_NATIVE_KERNELS", "on"), **variables}  # fmt: skip
+    shared = {name: os.environ[name] for name in ("HOME", "FOVEA_NATIVE_KERNELS") if name in os.environ}
+    variables = {"PATH": paths, "PYTHONPATH": str(Path(fovea.__file__).parents[1]), **shared, **variables}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield process

@@ -50,7 +50,9 @@ class Bucket(BaseHTTPRequestHandler):
             names = sorted(path.name for path in self.folder.iterdir() if path.is_file())
             at = int(query.get("pageToken", "0"))
             page = {"items": [{"name": PREFIX + name} for name in names[at : at + 2]]}
-            self._send(json.dumps(page | ({"nextPageToken": str(at + 2)} if at + 2 < len(names) else {})).encode())
+            self._send(
+                json.dumps(page | ({"nextPageToken": str(at + 2)} if at + 2 < len(names) else {})).encode()
+            )
 
     def _send(self, body: bytes) -> None:
         self.send_response(200)

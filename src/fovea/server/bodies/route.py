@@ -1,8 +1,9 @@
 """Routes whose bodies are received, cut, parsed and validated without stopping other clients.
 
 FastAPI would join a body, parse it and validate it in the event loop. These routes give FastAPI a body that
-is validated already. A route that takes several kinds of bodies declares a union of their models. Bodies over `LARGE` are parsed and validated in one thread, in steps that are short,
-because no other thread runs during a call of Python's parser.
+is validated already. A route that takes several kinds of bodies declares a union of their models. Bodies over
+`LARGE` are parsed and validated in one thread, in steps that are short, because no other thread runs during a
+call of Python's parser.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class EmbeddingsRequest(Body):
 @router.post("/invocations", responses=GENERATES)
 @router.post("/v1/predict", responses=GENERATES)
 async def predict(body: PredictRequest | CompletionRequest | ChatRequest, http: Request) -> Response:
-    """Answer one chat or text completion, or several requests, of which the first that fails ends them all."""
+    """Answer one completion, or several requests, of which the first that fails ends them all."""
     if isinstance(body, ChatRequest):
         return await chat_completions(body, http)
     if isinstance(body, CompletionRequest):

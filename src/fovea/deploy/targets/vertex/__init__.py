@@ -120,7 +120,7 @@ def _deploy(spec: DeploySpec, pool: Pool) -> str:
 # Uploads the image as a model of Vertex AI, and deploys it on an endpoint.
 #
 #   deploy.sh IMAGE                 the first model: a new endpoint, which gets all traffic
-#   deploy.sh IMAGE ENDPOINT SHARE  one more model on an endpoint, with SHARE percent of its traffic
+#   deploy.sh IMAGE ENDPOINT SHARE  a second model on an endpoint, with SHARE percent of its traffic
 #
 # IMAGE is in Artifact Registry. With ARTIFACTS=gs://BUCKET/FOLDER, the model's files come from there.
 set -eu
