@@ -20,6 +20,8 @@ MACHINES = {
     "H100-80GB": ("a3-highgpu-{gpus}g", "NVIDIA_H100_80GB"),
 }
 """Machine type and accelerator by GPU. Other GPUs need `machine_type` in the spec, if Vertex AI has them."""
+MOST_ANSWER_S = 3600
+"""Seconds that an endpoint waits for an answer, at most."""
 CPU_MACHINES = ((4, "n2-standard-4"), (8, "n2-standard-8"), (16, "n2-standard-16"), (32, "n2-standard-32"))
 
 
@@ -115,6 +117,7 @@ def _machine_flags(spec: DeploySpec, pool: Pool) -> str:
 
 
 def _deploy(spec: DeploySpec, pool: Pool) -> str:
+    longest = min(spec.max_answer_s, MOST_ANSWER_S)
     return f"""\
 #!/bin/sh
 # Uploads the image as a model of Vertex AI, and deploys it on an endpoint.
@@ -131,6 +134,11 @@ image=${{1:?usage: deploy.sh IMAGE [ENDPOINT SHARE]}}
 endpoint=${{2:-}}
 share=${{3:-100}}
 
+# The token goes through a pipe: arguments are visible to other users of the machine.
+authorization() {{
+  printf 'Authorization: Bearer %s\\n' "$(gcloud auth print-access-token)"
+}}
+
 set -- ai models upload --project="$project" --region="$region" --display-name="$name" \\
   --container-image-uri="$image" \\
   --container-ports=8080 \\
@@ -145,8 +153,15 @@ model=$(gcloud "$@")
 
 split=0=100
 if [ -z "$endpoint" ]; then
-  endpoint=$(gcloud ai endpoints create --project="$project" --region="$region" --display-name="$name" \\
-    --format='value(name)')
+  # A dedicated endpoint takes 10 MB, streams, and waits longer than a minute. Only the API creates one.
+  endpoints="https://$region-aiplatform.googleapis.com/v1/projects/$project/locations/$region/endpoints"
+  answer=$(authorization | curl --fail --silent --show-error --request POST "$endpoints" \\
+    --header @- --header "Content-Type: application/json" \\
+    --data "{{\\"displayName\\": \\"$name\\", \\"dedicatedEndpointEnabled\\": true,
+      \\"clientConnectionConfig\\": {{\\"inferenceTimeout\\": \\"{longest}s\\"}}}}")
+  endpoint=$(printf '%s' "$answer" | sed -n 's#.*"name": *".*/endpoints/\\([0-9]*\\)/operations/.*#\\1#p')
+  authorization | curl --fail --silent --show-error --output /dev/null --header @- \\
+    --retry 30 --retry-delay 2 --retry-all-errors "$endpoints/$endpoint"
 elif [ "$share" -lt 100 ]; then
   # 0 is the model that is deployed now. The rest goes on to the model that has traffic already.
   current=$(gcloud ai endpoints describe "$endpoint" --project="$project" --region="$region" \\
