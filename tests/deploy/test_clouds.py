@@ -1,4 +1,4 @@
-"""What Triton, Vertex AI, SageMaker and Spaces get from a spec, and that their checks find mistakes."""
+"""Rendered files of Triton, Vertex AI, SageMaker and Spaces, and that their checks find mistakes."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ ANSWER = "There is 1 circle."
 
 @dataclass
 class Record:
-    """What the container answered.
+    """The answers of a container to a replay.
 
     health: statuses of the health route from the start to the first 200.
     replies: to the calls of the test, by their names.

@@ -1,4 +1,4 @@
-"""What the containers of all clouds share: the configuration of `fovea serve`, and the image around it."""
+"""Parts that the containers of all clouds share: the configuration of `fovea serve`, and the image around it."""
 
 from __future__ import annotations
 
