@@ -14,6 +14,8 @@ import json
 import os
 import shutil
 import site
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ import pytest
 import fovea
 from fovea.deploy.targets import triton
 from fovea.deploy.write import write
-from tests.deploy.test_triton_model import ANSWER, GREEDY, QUESTION, SHAPES, SPEC
+from tests.deploy.test_triton_model import ANSWER, EXAMPLES, GREEDY, QUESTION, SHAPES, SPEC
 from tests.support import servers
 
 BINARY = os.environ.get("FOVEA_TRITONSERVER", "")
@@ -33,6 +35,37 @@ pytestmark = [
     pytest.mark.skipif(not BINARY, reason="FOVEA_TRITONSERVER names no tritonserver"),
 ]
 IMAGE = base64.b64encode(SHAPES).decode()
+GRPC = """
+import json, queue, sys
+import numpy as np
+import tritonclient.grpc as grpc
+
+port, path, question = sys.argv[1:]
+client = grpc.InferenceServerClient(f"127.0.0.1:{port}")
+
+def tensor(name, kind, value):
+    given = grpc.InferInput(name, [1], kind)
+    given.set_data_from_numpy(np.array([value], dtype=object if kind == "BYTES" else bool))
+    return given
+
+def ask(cancel=False, **texts):
+    answers, pieces = queue.Queue(), []
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    inputs = [tensor("stream", "BOOL", True), *(tensor(name, "BYTES", text) for name, text in texts.items())]
+    client.async_stream_infer("fovea_generate", inputs, enable_empty_final_response=True)
+    while True:
+        result, error = answers.get(timeout=60)
+        assert error is None, error
+        pieces.append(result.as_numpy("text_output")[0].decode())
+        if cancel or result.get_response().parameters["triton_final_response"].bool_param:
+            client.stop_stream(cancel_requests=cancel)
+            return pieces
+
+picture = open(path, "rb").read()
+asked = {"question": question, "image": picture, "sampling_parameters": '{"temperature": 0}'}
+endless = {"question": "count", "sampling_parameters": '{"max_tokens": 7000, "ignore_eos": true}'}
+print(json.dumps([ask(**asked), ask(cancel=True, **endless), ask(**asked)]))
+"""
 SKIPPED = (".pth", "__pycache__", ".egg-link")
 
 
@@ -54,11 +87,11 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def running(repository: Path, backends: Path, log: Path) -> Iterator[str]:
-    http, grpc, metrics = (servers.free_port() for _ in range(3))
+def running(repository: Path, backends: Path, log: Path, grpc: int = 0) -> Iterator[str]:
+    http, free, metrics = (servers.free_port() for _ in range(3))
     command = [
         BINARY, f"--model-repository={repository}", f"--backend-directory={backends}",
-        f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}",
+        f"--http-port={http}", f"--grpc-port={grpc or free}", f"--metrics-port={metrics}",
         "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-config=summary_latencies=true",
     ]  # fmt: skip
     with servers.started(command, [http, metrics], log):
@@ -66,21 +99,28 @@ def running(repository: Path, backends: Path, log: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def grpc_port() -> int:
+    return servers.free_port()
+
+
+@pytest.fixture(scope="module")
+def server(
+    backends: Path, grpc_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("triton")
     write(triton.render(SPEC), folder)
     with (
         pytest.MonkeyPatch.context() as patch,
-        running_slowly(patch, folder / "triton" / "models", backends, folder / "log") as url,
+        running_slowly(patch, folder / "triton" / "models", backends, folder / "log", grpc=grpc_port) as url,
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         yield client
 
 
 @contextlib.contextmanager
-def running_slowly(patch: pytest.MonkeyPatch, *paths: Path) -> Iterator[str]:
+def running_slowly(patch: pytest.MonkeyPatch, *paths: Path, grpc: int = 0) -> Iterator[str]:
     patch.setattr(servers, "READY_S", 120.0)  # three models load one after the other
-    with running(*paths) as url:
+    with running(*paths, grpc=grpc) as url:
         yield url
 
 
@@ -113,6 +153,20 @@ def test_the_ensemble_streams_the_same_answer(server: httpx.Client) -> None:
     streamed = pieces(server, "fovea_ensemble", "generated_text", text_prompt=QUESTION, image=IMAGE)
     assert len(streamed) > 3
     assert "".join(streamed) == ANSWER
+
+
+def test_grpc_streams_and_cancels(server: httpx.Client, grpc_port: int) -> None:
+    """The client runs in a process of its own, with the packages that belong to Triton's client."""
+    done = subprocess.run(
+        [sys.executable, "-c", GRPC, str(grpc_port), str(EXAMPLES / "shapes.png"), QUESTION],
+        env={"PYTHONPATH": os.environ["FOVEA_TRITON_PACKAGES"]},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    whole, cancelled, after = json.loads(done.stdout)
+    assert len(whole) > 3
+    assert "".join(whole) == "".join(after) == ANSWER
+    assert len(cancelled) == 1
 
 
 def test_a_wrong_request_gets_fovea_s_message(server: httpx.Client) -> None:

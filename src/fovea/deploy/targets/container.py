@@ -1,4 +1,4 @@
-"""Parts that the containers of all clouds share: the configuration of `fovea serve`, and the image around it."""
+"""Parts that the containers of all clouds share: the settings of `fovea serve`, and the image around it."""
 
 from __future__ import annotations
 
