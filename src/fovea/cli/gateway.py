@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fovea.cli import options
-from fovea.cli.common import LOG_LEVELS, keys_of, set_log_level
+from fovea.cli.common import LOG_LEVELS, keys_of, set_log_level, use_log_format
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 from fovea.gateway.build import Setup
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fovea.gateway")
 NOT_DECODED = (
     "decode_threads", "image_workers", "video_workers", "image_decode_s", "video_decode_s",
-    "decode_memory_mib", "max_video_s", "max_video_frames", "max_video_frame_pixels",
+    "decode_memory_mib", "pdf_workers", "pdf_render_s", "max_pdf_pages",
+    "max_video_s", "max_video_frames", "max_video_frame_pixels",
     "max_video_decode_mpx", "max_media_mib", "file_root",
 )  # fmt: skip
 """Settings of images and videos that have no effect here: the gateway decodes nothing and opens no files."""
@@ -106,6 +107,7 @@ def read_setup(args: argparse.Namespace, path: Path | None) -> Setup:
     from fovea.engine.vision.token_rules import rule_for
     from fovea.gateway.build import Setup
 
+    use_log_format(settings.logs.log_format)
     return Setup(
         settings,
         _tables(args, path),

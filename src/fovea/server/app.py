@@ -25,7 +25,11 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
+from fovea.media.sandbox.documents import DocumentRenderer
+from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
+from fovea.observe.slow import SlowRequests
+from fovea.observe.tracing.tracer import open_tracer
 from fovea.server import errors
 from fovea.server.access.access import Access
 from fovea.server.access.forbidden import on_forbidden
@@ -43,14 +47,19 @@ from fovea.server.routes import (
     chat,
     completions,
     files,
+    live,
     messages,
     models,
+    page,
+    pdf,
     predict,
+    profile,
     responses,
 )
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
+from fovea.server.tracking import Tracking
 
 EXPOSED = ("x-request-id", "retry-after", HEADER)
 """Headers of answers that pages of other origins may read."""
@@ -70,13 +79,23 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         client=OpenAnswers(client),
         settings=settings,
         media=MediaLoader(settings.media, fetch_cache, image_cache=decoded_cache, decoder=decoder),
-        metrics=Metrics(lambda: {**connections.stats(), **state.stats()}, client.info.name, __version__),
+        metrics=Metrics(
+            lambda: {**connections.stats(), **state.stats()},
+            client.info.name,
+            __version__,
+            Devices.of_process(),
+        ),
         fetch_cache=fetch_cache,
         decoded_cache=decoded_cache,
         image_store=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),
         response_store=ResponseStore(settings.response_store_mib * MIB),
         reservations=Reservations(client),
         access=Access(settings),
+        tracking=Tracking(
+            SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
+            open_tracer(settings.traces, "fovea-server", __version__),
+        ),
+        documents=DocumentRenderer(settings.media),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -93,8 +112,10 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
                 running.cancel()
             state.draining = True
             await state.client.close(settings.drain_seconds)
+        await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
+        state.documents.close()
         await fetch_cache.aclose()
 
     app = FastAPI(
@@ -113,8 +134,12 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
+        profile, pdf, live,
     ):  # fmt: skip
         app.include_router(routes.router)
+    if settings.access.page == "on":
+        page.read_files()
+        app.include_router(page.router)
     errors.install_handlers(app)
     app.add_exception_handler(Forbidden, on_forbidden)
     app.add_middleware(_IgnoreClientGone)
