@@ -21,7 +21,7 @@ NOUNS = {"metrics": "metrics key", "admin": "admin key", "api": "API key"}
 
 def is_limited(path: str) -> bool:
     """Whether requests to a path count towards the limits per minute of their client."""
-    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
+    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize", "/invocations")
 
 
 def is_poll(method: str, path: str) -> bool:
