@@ -1,0 +1,25 @@
+"""The configuration files of engines and gateways in a cluster."""
+
+from __future__ import annotations
+
+from fovea.deploy.spec import DeploySpec, Pool
+from fovea.deploy.targets.kubernetes.objects import pool_name
+from fovea.deploy.targets.kubernetes.pods import ENGINE_KEY
+from fovea.deploy.toml_text import toml_text
+
+
+def engine_config(spec: DeploySpec, pool: Pool) -> str:
+    """The configuration file of a pool's engines. Metrics need no key: a NetworkPolicy says who may scrape."""
+    return toml_text({"open_metrics": True, **spec.engine_settings(pool)})
+
+
+def gateway_config(spec: DeploySpec) -> str:
+    """The configuration file of the gateways. They find the engines of each pool by its EndpointSlices."""
+    sources = [
+        {
+            "from": f"kubernetes:{spec.effective_namespace}/{pool_name(spec, pool)}:{spec.engine_port}",
+            "api_key_file": f"{ENGINE_KEY}/key",
+        }
+        for pool in spec.pools
+    ]
+    return toml_text(spec.gateway_settings(), [("discover", source) for source in sources])
