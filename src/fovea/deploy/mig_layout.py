@@ -2,8 +2,8 @@
 
 A GPU of seven compute slices has eight memory slices; an A30 has four and four. An instance takes as many
 memory slices as its profile has of the memory, and it may begin at few places only. The places are those that
-`nvidia-smi mig -lgipp` prints, and that NVIDIA's MIG user guide shows. So three 3g.20gb, which are 60 GB of 40
-and nine compute slices of seven, do not fit on an A100-40GB, although `mig -cgi 9,9,9` asks for them.
+`nvidia-smi mig -lgipp` prints, and that NVIDIA's MIG user guide shows. So three 3g.20gb, which are 60 GB of
+40 and nine compute slices of seven, do not fit on an A100-40GB: `mig -cgi 9,9,9` creates two at most.
 """
 
 from __future__ import annotations

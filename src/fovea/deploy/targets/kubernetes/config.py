@@ -9,15 +9,18 @@ from fovea.deploy.toml_text import toml_text
 
 
 def engine_config(spec: DeploySpec, pool: Pool) -> str:
-    """The configuration file of a pool's engines. Metrics need no key: a NetworkPolicy says who may scrape."""
+    """The configuration file of a pool's engines. NetworkPolicies say who may scrape; no key is needed."""
     return toml_text({"open_metrics": True, **spec.engine_settings(pool)})
 
 
-def gateway_config(spec: DeploySpec) -> str:
-    """The configuration file of the gateways. They find the engines of each pool by its EndpointSlices."""
+def gateway_config(spec: DeploySpec, suffix: str = "") -> str:
+    """The configuration file of the gateways, which find the engines of a pool by its EndpointSlices.
+
+    suffix: what the name of a pool's Service has beyond the pool's.
+    """
     sources = [
         {
-            "from": f"kubernetes:{spec.effective_namespace}/{pool_name(spec, pool)}:{spec.engine_port}",
+            "from": f"kubernetes:{spec.effective_namespace}/{pool_name(spec, pool)}{suffix}:{spec.engine_port}",
             "api_key_file": f"{ENGINE_KEY}/key",
         }
         for pool in spec.pools

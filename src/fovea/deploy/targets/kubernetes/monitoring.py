@@ -11,6 +11,11 @@ JOBS = {"engine": "fovea", "gateway": "fovea-gateway"}
 """Names of the jobs by component. Rules and dashboards find the servers by them."""
 
 
+def objects(spec: DeploySpec, monitoring: Monitoring) -> dict[str, list[Manifest]]:
+    """Return all objects of the monitoring by file."""
+    return {"pod-monitors.yaml": pod_monitors(spec, monitoring)}
+
+
 def pod_monitors(spec: DeploySpec, monitoring: Monitoring) -> list[Manifest]:
     """A PodMonitor for the engines and one for the gateways."""
     components = ["engine", *(["gateway"] if spec.gateway is not None else [])]

@@ -1,7 +1,7 @@
 """NetworkPolicies: nothing is allowed but what is listed here.
 
-Egress to the internet is for downloads of images and weights. It never reaches private addresses, and never the
-metadata service of a cloud (169.254.169.254), from which a pod could read credentials of its node.
+Egress to the internet is for downloads of images and weights. It never reaches private addresses, and never
+the metadata service of a cloud (169.254.169.254), from which a pod could read credentials of its node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ NOT_PUBLIC_4 = (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
     "192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
 )  # fmt: skip
-NOT_PUBLIC_6 = ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "fc00::/7", "fe80::/10", "ff00::/8")
+NOT_PUBLIC_6 = (
+    "::/96",
+    "::ffff:0:0/96",
+    "64:ff9b::/96",
+    "64:ff9b:1::/48",
+    "fc00::/7",
+    "fe80::/10",
+    "ff00::/8",
+)
 """Ranges of IANA's registries of special addresses, and addresses that lead to IPv4 ones."""
 METADATA = "169.254.0.0/16"
 MONITORING_NAMESPACE = "monitoring"

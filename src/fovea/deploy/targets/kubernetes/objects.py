@@ -16,8 +16,8 @@ RESERVED = ("gateway", "redis")
 POOL_LABEL, MODEL_LABEL = "fovea-pool", "fovea-model"
 SECRETS = "fovea/secrets"
 """Annotation of the Namespace: the Secrets that have to exist; they are never rendered."""
-PORT = "http"
-"""Name of the port of engines and gateways."""
+PORT, SERVICE_PORT = "http1", "http"
+"""Names of the port of engines and gateways, and of Services. Knative knows HTTP/1.1 by the name http1."""
 
 
 def check_names(spec: DeploySpec) -> None:

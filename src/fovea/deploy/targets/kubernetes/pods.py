@@ -1,4 +1,4 @@
-"""Parts of pods: security, probes, stop, volumes and environment. KServe and LeaderWorkerSet use them, too."""
+"""Parts of pods: security, probes, stop, volumes, environment. Targets with other objects use them, too."""
 
 from __future__ import annotations
 
@@ -40,22 +40,26 @@ def startup_s(pool: Pool) -> int:
     return LOAD_S + DOWNLOAD_S_PER_GIB * pool.disk_gib
 
 
-def probe(path: str, period_s: int, failures: int, timeout_s: int = 5) -> dict[str, Any]:
-    """A probe of a path at the container's port."""
+def probe(path: str, period_s: int, failures: int, port: int) -> dict[str, Any]:
+    """A probe of a path at a container's port."""
     return {
-        "httpGet": {"path": path, "port": PORT},
+        "httpGet": {"path": path, "port": port},
         "periodSeconds": period_s,
-        "timeoutSeconds": timeout_s,
+        "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
 
 
-def probes(startup_path: str, seconds: int, live: str = "/health", ready: str = "/ready") -> dict[str, Any]:
-    """The three probes. Liveness is about the process alone, so that an overload restarts nothing."""
+def probes(startup: str, seconds: int, port: int) -> dict[str, Any]:
+    """The three probes. Liveness is about the process alone, so that an overload restarts nothing.
+
+    startup: path that answers when the process has started.
+    seconds: time that it has for that.
+    """
     return {
-        "startupProbe": probe(startup_path, STARTUP_PERIOD_S, math.ceil(seconds / STARTUP_PERIOD_S)),
-        "livenessProbe": probe(live, 10, 6),
-        "readinessProbe": probe(ready, 5, 2),
+        "startupProbe": probe(startup, STARTUP_PERIOD_S, math.ceil(seconds / STARTUP_PERIOD_S), port),
+        "livenessProbe": probe("/health", 10, 6, port),
+        "readinessProbe": probe("/ready", 5, 2, port),
     }
 
 
@@ -146,7 +150,7 @@ def engine_container(spec: DeploySpec, pool: Pool, name: str = "engine") -> dict
             *traces_env(spec),
         ],
         "ports": [{"name": PORT, "containerPort": spec.engine_port}],
-        **probes("/ready", startup_s(pool)),
+        **probes("/ready", startup_s(pool), spec.engine_port),
         **lifecycle(spec.stop_of(pool)),
         **resources(engine_resources(pool)),
         "volumeMounts": [

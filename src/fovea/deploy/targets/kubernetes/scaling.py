@@ -1,7 +1,7 @@
 """Autoscaling of pools: by the HorizontalPodAutoscaler with custom metrics, or by KEDA.
 
-A pool grows by what waits, never by CPU or GPU utilisation: a GPU that computes one answer is as busy as one that
-computes thirty.
+A pool grows by what waits, never by CPU or GPU utilisation: a GPU that computes one answer is as busy as one
+that computes thirty.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def behavior(spec: DeploySpec) -> dict[str, Any]:
     }
 
 
-def autoscaler(spec: DeploySpec, pool: Pool) -> Manifest:
-    """The HorizontalPodAutoscaler of a pool."""
+def autoscaler(spec: DeploySpec, pool: Pool, kind: tuple[str, str]) -> Manifest:
+    """The HorizontalPodAutoscaler of a pool. kind: API version and kind of what it scales."""
     name = pool_name(spec, pool)
     body = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "scaleTargetRef": {"apiVersion": kind[0], "kind": kind[1], "name": name},
         "minReplicas": pool.replicas,
         "maxReplicas": pool.max_replicas,
         "metrics": [
@@ -81,11 +81,11 @@ def query(spec: DeploySpec, pool: Pool, metric: str) -> str:
     return f"sum(fovea:{metric}{{{where}}})"
 
 
-def scaled_object(spec: DeploySpec, pool: Pool) -> Manifest:
-    """The ScaledObject of KEDA for a pool."""
+def scaled_object(spec: DeploySpec, pool: Pool, kind: tuple[str, str]) -> Manifest:
+    """The ScaledObject of KEDA for a pool. kind: API version and kind of what it scales."""
     name = pool_name(spec, pool)
     body = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "scaleTargetRef": {"apiVersion": kind[0], "kind": kind[1], "name": name},
         "minReplicaCount": pool.replicas,
         "maxReplicaCount": pool.max_replicas,
         "pollingInterval": 15,
@@ -115,9 +115,7 @@ def adapter_values(spec: DeploySpec) -> Manifest:
     rules = [
         {
             "seriesQuery": f'fovea:{metric}{{namespace!="",pod!=""}}',
-            "resources": {
-                "overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}
-            },
+            "resources": {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}},
             "name": {"as": f"fovea_{metric}"},
             "metricsQuery": "sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)",
         }

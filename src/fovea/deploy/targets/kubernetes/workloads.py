@@ -8,6 +8,7 @@ from fovea.deploy.spec import DeploySpec, Gateway, Pool
 from fovea.deploy.targets.kubernetes import nodes, pods
 from fovea.deploy.targets.kubernetes.objects import (
     PORT,
+    SERVICE_PORT,
     Manifest,
     labels,
     manifest,
@@ -37,10 +38,21 @@ def engines(spec: DeploySpec, pool: Pool) -> list[Manifest]:
         "selector": {"matchLabels": found},
         "template": template,
     }
-    headless = {"clusterIP": "None", "selector": found, "ports": [_port(spec.engine_port)]}
     return [
         manifest(spec, "apps/v1 Deployment", name, {"spec": deployment}, "engine", pool),
-        manifest(spec, "v1 Service", name, {"spec": headless}, "engine", pool),
+        *around(spec, pool),
+    ]
+
+
+def around(spec: DeploySpec, pool: Pool, suffix: str = "") -> list[Manifest]:
+    """The headless Service by which gateways find a pool's engines, and its disruption budget.
+
+    suffix: what the Service's name has beyond the pool's.
+    """
+    name, found = pool_name(spec, pool), selector(spec, "engine", pool)
+    headless = {"clusterIP": "None", "selector": found, "ports": [_port(spec.engine_port)]}
+    return [
+        manifest(spec, "v1 Service", name + suffix, {"spec": headless}, "engine", pool),
         budget(spec, name, found, "engine", pool),
     ]
 
@@ -88,7 +100,7 @@ def budget(
 
 
 def _port(number: int) -> dict[str, Any]:
-    return {"name": PORT, "port": number, "targetPort": PORT, "appProtocol": "http"}
+    return {"name": SERVICE_PORT, "port": number, "targetPort": PORT, "appProtocol": "http"}
 
 
 def _gateway_pod(spec: DeploySpec, gateway: Gateway, found: dict[str, str]) -> dict[str, Any]:
@@ -106,7 +118,7 @@ def _gateway_pod(spec: DeploySpec, gateway: Gateway, found: dict[str, str]) -> d
         ],
         "ports": [{"name": PORT, "containerPort": spec.gateway_port}],
         # Its readiness is that of the engines. It must not be restarted because they still load.
-        **pods.probes("/health", GATEWAY_STARTUP_S),
+        **pods.probes("/health", GATEWAY_STARTUP_S, spec.gateway_port),
         **pods.lifecycle(spec.stop),
         **pods.resources({"cpu": str(gateway.cpus), "memory": f"{gateway.memory_gib}Gi"}),
         "volumeMounts": [
