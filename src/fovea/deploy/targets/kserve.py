@@ -2,7 +2,7 @@
 
 The runtime says how an engine is started, the service how many there are and how their pods end. Clients use
 OpenAI's API of the service. With autoscaling KServe makes KEDA's ScaledObject itself, from the metrics here.
-The overlay `knative` is for KServe's other mode: scaling by concurrency, and a canary with a share of requests.
+The overlay `knative` is for KServe's other mode: scaling by concurrency, and a canary.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def priorities(spec: DeploySpec) -> list[Manifest]:
 
 
 def redis(spec: DeploySpec, settings: Redis) -> list[Manifest]:
-    """Redis for answers and accounts, in memory. After a restart gateways write the accounts that they know."""
+    """Redis for answers and accounts, in memory. After a restart gateways restore accounts."""
     name, found = part_name(spec, "redis"), selector(spec, "redis")
     command = [
         "redis-server", "--port", str(REDIS_PORT), "--save", "", "--appendonly", "no",

@@ -14,7 +14,7 @@ def engine_config(spec: DeploySpec, pool: Pool) -> str:
 
 
 def gateway_config(spec: DeploySpec, suffix: str = "") -> str:
-    """The configuration file of the gateways, which find the engines of a pool by its EndpointSlices.
+    """The configuration file of the gateways, which find engines by EndpointSlices.
 
     suffix: what the name of a pool's Service has beyond the pool's.
     """
