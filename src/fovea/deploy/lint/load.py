@@ -16,6 +16,8 @@ import yaml
 from fovea.deploy.lint.objects import Cluster, Object, fields_of, selects
 
 NAME = "kustomization.yaml"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The parser of libyaml, which is ten times as fast, where PyYAML has it."""
 
 
 class Unreadable(ValueError):
@@ -32,6 +34,8 @@ def _folder(files: Mapping[str, str], folder: str, before: list[dict[str, Any]])
     path = posixpath.normpath(posixpath.join(folder, NAME))
     if path not in files:
         inside = [each for each in sorted(files) if each.startswith(f"{folder.rstrip('/')}/")]
+        if not inside:
+            raise Unreadable(f"{folder} is named, but does not exist")
         return [
             *before,
             *(found for each in inside if each.endswith(".yaml") for found in _parse(files, each)),
@@ -51,9 +55,9 @@ def _folder(files: Mapping[str, str], folder: str, before: list[dict[str, Any]])
 
 def _parse(files: Mapping[str, str], path: str) -> Iterator[dict[str, Any]]:
     if path not in files:
-        raise Unreadable(f"{path} is named in a kustomization, but does not exist")
+        raise Unreadable(f"{path} is named, but does not exist")
     try:
-        documents = list(yaml.safe_load_all(files[path]))
+        documents = list(yaml.load_all(files[path], LOADER))
     except yaml.YAMLError as error:
         raise Unreadable(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     for document in documents:
@@ -68,7 +72,7 @@ def _config_map(files: Mapping[str, str], folder: str, generator: Mapping[str, A
         key, _, place = entry.rpartition("=")
         path = posixpath.normpath(posixpath.join(folder, place))
         if path not in files:
-            raise Unreadable(f"{path} is named in a kustomization, but does not exist")
+            raise Unreadable(f"{path} is named, but does not exist")
         data[key or posixpath.basename(place)] = files[path]
     metadata = {"name": generator.get("name"), "namespace": generator.get("namespace")}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}

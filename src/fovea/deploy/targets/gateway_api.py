@@ -3,9 +3,9 @@
     gateway-api/service          Gateway and HTTPRoute to the Service of the target `kubernetes`
     gateway-api/inference-pool   Gateway, InferencePools, and HTTPRoutes to them
 
-They are alternatives. With an InferencePool an endpoint picker chooses the engine of each request. It reads
-the engines' metrics: waiting requests, use of the KV cache, and its configuration. If Fovea's gateway is part of
-the deployment, use the first: limits, caches and routing by images are the gateway's.
+They are alternatives. With an InferencePool, an endpoint picker chooses the engine of each request. It
+reads the engines' metrics: waiting requests, use of the KV cache, and its configuration. Use the first if
+Fovea's gateway is part of the deployment: limits, caches and routing by images are the gateway's.
 """
 
 from __future__ import annotations

@@ -18,11 +18,9 @@ def gateway_config(spec: DeploySpec, suffix: str = "") -> str:
 
     suffix: what the name of a pool's Service has beyond the pool's.
     """
+    services = [f"{spec.effective_namespace}/{pool_name(spec, pool)}{suffix}" for pool in spec.pools]
     sources = [
-        {
-            "from": f"kubernetes:{spec.effective_namespace}/{pool_name(spec, pool)}{suffix}:{spec.engine_port}",
-            "api_key_file": f"{ENGINE_KEY}/key",
-        }
-        for pool in spec.pools
+        {"from": f"kubernetes:{service}:{spec.engine_port}", "api_key_file": f"{ENGINE_KEY}/key"}
+        for service in services
     ]
     return toml_text(spec.gateway_settings(), [("discover", source) for source in sources])

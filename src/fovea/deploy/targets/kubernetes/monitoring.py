@@ -1,4 +1,4 @@
-"""What the Prometheus operator scrapes, and the rules of recording and alerts."""
+"""The pods that the Prometheus operator scrapes, and the rules of recording and alerts."""
 
 from __future__ import annotations
 
