@@ -1,7 +1,7 @@
 """Envoy in front of gateways or engines, with active health checks on /ready.
 
-Bodies pass through without waiting. Envoy keeps a copy of each, of at most `max_body_mib`, until the answer
-begins, so that it can send the request to another server.
+Bodies of more than 1 MiB pass through. Envoy keeps a copy of each, of at most `max_body_mib`, until the
+answer begins, so that it can send the request to another server.
 """
 
 from __future__ import annotations

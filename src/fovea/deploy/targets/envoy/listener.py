@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fovea.deploy.front import (
@@ -20,7 +21,13 @@ from fovea.deploy.targets.envoy.typed import address, seconds, typed
 MIB = 1024 * 1024
 LARGEST = 2**63 - 1
 JSON = "application/json"
-UNSENT_FLAGS = ("UC", "UR", "UPE")
+BUFFER = "envoy.filters.http.buffer"
+PUBLIC = {
+    "safe_regex": {
+        "regex": "|".join([*map(re.escape, EXACT), *(f"{re.escape(prefix)}.*" for prefix in PREFIXES)])
+    }
+}
+BROKEN_FLAGS = ("UC", "UR", "UPE")
 """Envoy's flags of a server that ended its connection, or broke HTTP, before it answered."""
 
 
@@ -43,9 +50,7 @@ def listener(front: Front) -> dict[str, Any]:
         }
         chain["transport_socket"] = {
             "name": "envoy.transport_sockets.tls",
-            "typed_config": typed(
-                "transport_sockets.tls.v3.DownstreamTlsContext", common_tls_context=common
-            ),
+            "typed_config": typed("transport_sockets.tls.v3.DownstreamTlsContext", common_tls_context=common),
         }
     return {
         "name": "clients",
@@ -56,7 +61,16 @@ def listener(front: Front) -> dict[str, Any]:
 
 
 def _manager(front: Front) -> dict[str, Any]:
-    """Return the connection manager. Its answers and bodies pass through without a buffer."""
+    """Return the connection manager.
+
+    Bodies of up to 1 MiB are taken in first: a server that refuses a request may answer before it has arrived
+    completely, and then Envoy could not send it again. Larger bodies, and all answers, pass through.
+    """
+    buffer = {
+        "name": BUFFER,
+        "disabled": True,  # the route of small bodies switches it on
+        "typed_config": typed("filters.http.buffer.v3.Buffer", max_request_bytes=MIB),
+    }
     router = {
         "name": "envoy.filters.http.router",
         "typed_config": typed("filters.http.router.v3.Router"),
@@ -83,7 +97,7 @@ def _manager(front: Front) -> dict[str, Any]:
         upgrade_configs=[{"upgrade_type": "websocket"}],
         local_reply_config=_own_errors(front),
         route_config={"name": NAME, "virtual_hosts": [host]},
-        http_filters=[router],
+        http_filters=[buffer, router],
     )
 
 
@@ -92,33 +106,50 @@ def _routes(front: Front) -> list[dict[str, Any]]:
 
     Envoy compares the length that a client states. Fovea counts the bytes of a body without one.
     """
-    too_large = {
+    end = front.body_mib * MIB
+    small = typed("filters.http.buffer.v3.BufferPerRoute", buffer={"max_request_bytes": MIB})
+    return [
+        _refusal(front, 413, {"prefix": "/", "headers": [_length(end + 1, LARGEST)]}),
+        {
+            "match": {**PUBLIC, "headers": [_length(1, MIB)]},
+            "route": _action(front),
+            "typed_per_filter_config": {BUFFER: small},
+        },
+        {"match": PUBLIC, "route": _action(front)},
+        _refusal(front, 404, {"prefix": "/"}),
+    ]
+
+
+def _length(least: int, most: int) -> dict[str, Any]:
+    """Return the condition that a client states a length of the body in a range, both ends included."""
+    return {
         "name": "content-length",
-        "range_match": {"start": front.body_mib * MIB + 1, "end": LARGEST},
+        "range_match": {"start": least, "end": most + 1 if most < LARGEST else most},
     }
-    action = {
+
+
+def _action(front: Front) -> dict[str, Any]:
+    """Return the way of a request to a server, and when it goes to another one.
+
+    The server with the fewest requests is often the one that refuses them all, so that a choice among the
+    others takes several attempts.
+    """
+    previous = {
+        "name": "envoy.retry_host_predicates.previous_hosts",
+        "typed_config": typed("retry.host.previous_hosts.v3.PreviousHostsPredicate"),
+    }
+    return {
         "cluster": NAME,
         "timeout": seconds(front.read_s),
         "idle_timeout": seconds(front.read_s),
         "retry_policy": {
             "retry_on": "connect-failure,retriable-status-codes",
             "retriable_status_codes": [503],
-            "num_retries": 2,
-            "retry_host_predicate": [
-                {
-                    "name": "envoy.retry_host_predicates.previous_hosts",
-                    "typed_config": typed("retry.host.previous_hosts.v3.PreviousHostsPredicate"),
-                }
-            ],
-            "host_selection_retry_max_attempts": 5,
+            "num_retries": 3,
+            "retry_host_predicate": [previous],
+            "host_selection_retry_max_attempts": 64,
         },
     }
-    public = [*({"path": path} for path in EXACT), *({"prefix": path} for path in PREFIXES)]
-    return [
-        _refusal(front, 413, {"prefix": "/", "headers": [too_large]}),
-        *({"match": match, "route": action} for match in public),
-        _refusal(front, 404, {"prefix": "/"}),
-    ]
 
 
 def _refusal(front: Front, status: int, match: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +174,7 @@ def _own_errors(front: Front) -> dict[str, Any]:
             },
         }
 
-    mappers = [mapper({"response_flag_filter": {"flags": list(UNSENT_FLAGS)}}, 502)]
+    mappers = [mapper({"response_flag_filter": {"flags": list(BROKEN_FLAGS)}}, 502)]
     for status in (400, 408, 413, 431, 503, 504):
         comparison = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"fovea.status_{status}"}}
         mappers.append(mapper({"status_code_filter": {"comparison": comparison}}, status))

@@ -1,7 +1,8 @@
 """HAProxy in front of gateways or engines, with active health checks on /ready.
 
-Bodies pass through without a buffer. So only a request that fits into HAProxy's buffer (its head and body
-together) can be sent to another server after the first one refused it.
+Bodies that are larger than HAProxy's buffer pass through. So only a request of which head and body fit into
+the buffer can be sent to another server after the first one refused it. If the head of a request cannot be
+read, HAProxy's answer is its own page and not OpenAI's form.
 """
 
 from __future__ import annotations
