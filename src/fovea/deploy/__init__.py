@@ -1,0 +1,1 @@
+"""Deployment artefacts, rendered from one description of a deployment."""
