@@ -1,1 +1,1 @@
-"""Deployment artefacts, rendered from one description of a deployment."""
+"""Files of a deployment rendered from one spec: containers, proxies, Kubernetes, Triton, clouds."""

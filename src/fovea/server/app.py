@@ -27,6 +27,8 @@ from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
 from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
+from fovea.observe.slow import SlowRequests
+from fovea.observe.tracing.tracer import open_tracer
 from fovea.server import errors
 from fovea.server.access.access import Access
 from fovea.server.access.forbidden import on_forbidden
@@ -52,6 +54,7 @@ from fovea.server.routes import (
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
+from fovea.server.tracking import Tracking
 
 EXPOSED = ("x-request-id", "retry-after", HEADER)
 """Headers of answers that pages of other origins may read."""
@@ -83,6 +86,10 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         response_store=ResponseStore(settings.response_store_mib * MIB),
         reservations=Reservations(client),
         access=Access(settings),
+        tracking=Tracking(
+            SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
+            open_tracer(settings.traces, "fovea-server", __version__),
+        ),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -99,6 +106,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
                 running.cancel()
             state.draining = True
             await state.client.close(settings.drain_seconds)
+        await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
         await fetch_cache.aclose()

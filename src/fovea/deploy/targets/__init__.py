@@ -1,0 +1,1 @@
+"""One module or folder per target: `render` and `checks`, see `fovea.deploy.target`."""

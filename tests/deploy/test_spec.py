@@ -1,0 +1,89 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea.cli.deploy import known_settings
+from fovea.core.errors import ConfigError
+from fovea.deploy.read import KnownSettings, read_spec, spec_of
+from fovea.deploy.spec import DeploySpec, Pool, Stop
+from tests.deploy.specs import FULL
+
+KNOWN = KnownSettings(("max_queue", "host"), ("workers",))
+POOL: dict[str, Any] = {"name": "tiny"}
+
+
+def of(**values: Any) -> DeploySpec:
+    return spec_of({"pool": [POOL], **values}, KNOWN)
+
+
+def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
+    import fovea.deploy.spec as module
+
+    text = (module.__doc__ or "").split("\n\n", 2)[1:]
+    lines = "\n\n".join(text).split("Every table")[0]
+    path = tmp_path / "deploy.toml"
+    path.write_text("\n".join(line.removeprefix("    ") for line in lines.splitlines()))
+    spec = read_spec(path, known_settings())
+    assert spec.name == "vlm"
+    assert spec.pools[0].settings == {"max_queue": 64}
+    assert spec.gateway is not None
+    assert spec.gateway.replicas == 2
+    assert spec.redis is not None
+    assert spec.monitoring is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"pool": []}, "no [[pool]] is given"),
+        ({"pool": {}}, "accepted: [[pool]]"),
+        ({"nme": "x"}, "unknown key 'nme'; did you mean 'name'?"),
+        ({"gateway": 3}, "[gateway] is 3; accepted: a table"),
+        ({"gateway": {"workers": 1}}, "[gateway]: unknown key 'workers'"),
+        ({"gateway": {"settings": {"worker": 1}}}, "[gateway] settings: unknown key 'worker'; did you mean"),
+        ({"redis": {}}, "[redis] is used by the gateway alone"),
+        ({"pool": [{"name": "A"}]}, "[[pool]] number 1: name is 'A'"),
+        ({"pool": [POOL, POOL]}, "'tiny' is given twice"),
+        ({"pool": [POOL, {"name": "b", "model": "Qwen/x"}]}, "needs [gateway]"),
+        ({"pool": [{"name": "a", "settings": {"host": "x"}}]}, "holds host, which is rendered"),
+        ({"pool": [{"name": "a", "replicas": 3, "max_replicas": 2}]}, "max_replicas is 2; accepted: 0, or 3"),
+        ({"pool": [{"name": "a", "gpu": "T4"}]}, "but hardware is cpu"),
+        ({"pool": [{"name": "a", "hardware": "cuda", "mig": "3g.20gb"}]}, "mig needs gpu"),
+        (
+            {"pool": [{"name": "a", "hardware": "cuda", "gpu": "A100-40GB", "mig": "9g.40gb"}]},
+            "profiles of A100-40GB: 1g.5gb",
+        ),
+        ({"pool": [{"name": "a", "hardware": "cuda", "gpu": "T4", "mig": "1g.5gb"}]}, "none, it has no MIG"),
+        ({"host": "a b"}, "host is 'a b'; accepted: a DNS name"),
+        ({"image": "x; rm -rf /"}, "accepted: an image"),
+        ({"monitoring": {"alert_webhook": "http://x/y?z={{"}}, "accepted: http://HOST:PORT/PATH"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_what_is_accepted(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        of(**values)
+    assert words in error.value.message
+
+
+def test_the_grace_period_is_longer_than_everything_before_the_kill() -> None:
+    stop = Stop(pre_stop_s=5, lame_duck_s=7, drain_s=60, margin_s=3)
+    assert stop.grace_s == 75
+    assert stop.grace_s > stop.pre_stop_s + stop.lame_duck_s + stop.drain_s
+
+
+@pytest.mark.parametrize("notice", [10, 15, 30, 60, 120, 300])
+def test_a_spot_engine_ends_within_its_notice(notice: int) -> None:
+    spec = DeploySpec(pools=(Pool(name="spot", spot=True, spot_notice_s=notice),), stop=Stop(drain_s=600))
+    stop = spec.stop_of(spec.pools[0])
+    assert stop.grace_s <= notice
+    assert stop.drain_s >= notice // 3
+
+
+def test_settings_of_an_engine_follow_the_spec_and_its_own_settings_win() -> None:
+    settings = FULL.engine_settings(FULL.pools[0])
+    assert settings["max_queue"] == 64
+    assert settings["served_model_name"] == "Qwen3-VL-4B-Instruct"
+    assert settings["device"] == "cuda"
+    assert set(settings) <= {*known_settings().engine, "model"}
+    assert set(FULL.gateway_settings()) <= {*known_settings().gateway, "host", "port"}
