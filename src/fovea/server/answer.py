@@ -95,27 +95,33 @@ async def stream_deltas(
     ended = False
     caller, choices = reservation.caller, request.sampling.n
     caller.client.check_priority(request.priority)
+    run = state.tracking.start(state.trail, request, state.client.info.name)
     name = f"{caller.request_id}-{request.id}" if caller.request_id else request.id
     request = replace(request, id=name, cache_share=caller.client.limits.cache_share)
     stream = state.client.stream(request)
     charge = Charge(caller, request, check=not reservation.begun)
     reservation.hand_over(choices)
+    state.metrics.begin_answer(choices, request.sampling.max_tokens)
     try:
         async for delta in stream:
             now = time.perf_counter()
+            state.tracking.note(run, delta, now)
             if not last:
                 state.metrics.observe_first_token(media_s + now - started)
             ended = delta.usage is not None
             if delta.index in last and delta.token_ids:
                 state.metrics.observe_gap(now - last[delta.index])
             last[delta.index] = now
-            state.metrics.observe_delta(delta)
+            state.metrics.observe_delta(delta, choices)
             charge.add(delta)
             yield delta
     except FoveaError as error:
+        run.error = error.code
         charge.refuse(error)
         raise
     finally:
+        if not ended and not run.error:
+            run.error = "client_gone"
         reservation.end(choices)
         charge.settle()
         state.media.release(request.prompt)

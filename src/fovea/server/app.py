@@ -25,7 +25,10 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
+from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
+from fovea.observe.slow import SlowRequests
+from fovea.observe.tracing.tracer import open_tracer
 from fovea.server import errors
 from fovea.server.access.access import Access
 from fovea.server.access.forbidden import on_forbidden
@@ -51,6 +54,7 @@ from fovea.server.routes import (
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
+from fovea.server.tracking import Tracking
 
 EXPOSED = ("x-request-id", "retry-after", HEADER)
 """Headers of answers that pages of other origins may read."""
@@ -70,13 +74,22 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         client=OpenAnswers(client),
         settings=settings,
         media=MediaLoader(settings.media, fetch_cache, image_cache=decoded_cache, decoder=decoder),
-        metrics=Metrics(lambda: {**connections.stats(), **state.stats()}, client.info.name, __version__),
+        metrics=Metrics(
+            lambda: {**connections.stats(), **state.stats()},
+            client.info.name,
+            __version__,
+            Devices.of_process(),
+        ),
         fetch_cache=fetch_cache,
         decoded_cache=decoded_cache,
         image_store=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),
         response_store=ResponseStore(settings.response_store_mib * MIB),
         reservations=Reservations(client),
         access=Access(settings),
+        tracking=Tracking(
+            SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
+            open_tracer(settings.traces, "fovea-server", __version__),
+        ),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -93,6 +106,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
                 running.cancel()
             state.draining = True
             await state.client.close(settings.drain_seconds)
+        await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
         await fetch_cache.aclose()
