@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 FOLDER = Path(__file__).with_name("targets")
 
 
-def fill(name: str, **values: Any) -> str:
+def fill(name: str, /, **values: Any) -> str:
     """Return a template with its values. A value that the template names and nobody gives is an error.
 
     name: path of the template beneath the folder of targets, such as "nginx/nginx.conf.j2".
