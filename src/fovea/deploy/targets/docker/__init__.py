@@ -27,7 +27,9 @@ def render(spec: DeploySpec) -> Files:
 def checks(spec: DeploySpec) -> tuple[Check, ...]:
     """Return the commands that check the rendered files."""
     names = ("Dockerfile", "Dockerfile.cuda") if _has_cuda(spec) else ("Dockerfile",)
-    return tuple(Check("hadolint", (f"{{dir}}/{name}",), f"hadolint finds no fault in {name}") for name in names)
+    return tuple(
+        Check("hadolint", (f"{{dir}}/{name}",), f"hadolint finds no fault in {name}") for name in names
+    )
 
 
 def _has_cuda(spec: DeploySpec) -> bool:

@@ -20,9 +20,10 @@ from fovea.deploy.machine import (
 )
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
-from fovea.deploy.targets import nginx
+from fovea.deploy.targets import envoy, nginx
 from fovea.deploy.templates import fill
 from fovea.deploy.toml_text import toml_text
+from fovea.deploy.watching import ALERTMANAGER, PROMETHEUS, prometheus_files, watching_checks
 
 COMMENT = "Rendered by `fovea deploy render --target local`. docs/deployment.md explains it."
 
@@ -39,6 +40,13 @@ def render(spec: DeploySpec) -> Files:
         "run.sh": _script(spec),
         "state/README": "Logs, process ids and data of the services that run.sh starts.\n",
         "nginx.conf": nginx.configuration(front, temporary="state/nginx"),
+        "envoy.yaml": envoy.configuration(front, admin_port=ports["envoy-admin"]),
+        **prometheus_files(
+            spec,
+            [each.address for each in engines(spec)],
+            [each.address for each in gateways(spec)],
+            f"{LOOPBACK}:{ports['alertmanager']}",
+        ),
     }
     for engine in engines(spec):
         files[f"{engine.name}.toml"] = toml_text(engine_values(spec, engine), comment=COMMENT)
@@ -57,6 +65,8 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
     return (
         Check("shellcheck", ("--shell", "sh", "{dir}/run.sh"), "ShellCheck finds no fault in run.sh"),
         nginx.check("nginx.conf"),
+        envoy.check("envoy.yaml"),
+        *watching_checks(spec),
     )
 
 
@@ -78,6 +88,9 @@ def _script(spec: DeploySpec) -> str:
     return fill(
         "local/run.sh.j2",
         spec=spec,
+        ports=service_ports(spec),
+        prometheus=PROMETHEUS,
+        alertmanager=ALERTMANAGER if spec.monitoring and spec.monitoring.alert_webhook else "",
         engines=[each.name for each in engines(spec)],
         gateways=[each.name for each in gateways(spec)],
         ready=[*ready, f"{scheme}://{LOOPBACK}:{spec.proxy_port}/ready"],

@@ -2,6 +2,7 @@
 # Runs the deployment vlm on this machine, until SIGINT, SIGTERM or SIGHUP.
 #
 #   ./run.sh          # with NGINX as the proxy
+#   ./run.sh envoy    # with Envoy
 #
 # PYTHON    Python that has Fovea; default: python3
 # READY_S   seconds in which everything must be ready; default: 600
@@ -14,6 +15,14 @@ PATH="$PATH:/usr/sbin:/sbin"
 export PATH
 PYTHON=${PYTHON:-python3}
 READY_S=${READY_S:-600}
+proxy=${1:-nginx}
+case $proxy in
+    nginx | envoy) ;;
+    *)
+        echo "run.sh: the proxy is '$proxy'; accepted: nginx, envoy" >&2
+        exit 2
+        ;;
+esac
 # With a session of its own, a service does not get the Ctrl-C of the terminal: the services are stopped in order.
 session=$(command -v setsid || true)
 
@@ -77,10 +86,10 @@ stop_all() {
     trap kill_all HUP INT TERM
     rm -f state/run/ready
     echo "stopping" >&2
-    stop 70 QUIT nginx
+    stop 70 QUIT nginx # it finishes the running requests
     stop 75 TERM gateway-0 gateway-1
     stop 75 TERM engine-qwen-0 engine-qwen-1 engine-qwen-spot-0 engine-qwen-spot-1 engine-qwen-spot-2 engine-qwen-spot-3 engine-tiny-0 engine-tiny-1
-    stop 10 TERM redis
+    stop 10 TERM envoy redis prometheus alertmanager
     exit "$1"
 }
 
@@ -94,7 +103,7 @@ kill_all() {
 
 started=""
 trap 'stop_all 0' HUP INT TERM
-mkdir -p state/log state/redis
+mkdir -p state/log state/redis state/prometheus state/alertmanager
 rm -rf state/run
 mkdir state/run
 
@@ -109,11 +118,19 @@ start engine-tiny-0 "$PYTHON" -m fovea.cli.main serve --config engine-tiny-0.tom
 start engine-tiny-1 "$PYTHON" -m fovea.cli.main serve --config engine-tiny-1.toml
 start gateway-0 "$PYTHON" -m fovea.cli.main gateway --config gateway-0.toml
 start gateway-1 "$PYTHON" -m fovea.cli.main gateway --config gateway-1.toml
-user=""
-if [ "$(id -u)" -eq 0 ]; then
-    user="user root;" # without it, NGINX would give up root and could not open this folder
+start prometheus prometheus --config.file=prometheus/prometheus.yml --storage.tsdb.path=state/prometheus \
+    --storage.tsdb.retention.time=15d --web.listen-address=127.0.0.1:8181
+start alertmanager "$(command -v alertmanager || echo prometheus-alertmanager)" --config.file=alertmanager.yml \
+    --storage.path=state/alertmanager --cluster.listen-address= --web.listen-address=127.0.0.1:8182
+if [ "$proxy" = envoy ]; then
+    start envoy envoy --config-path envoy.yaml --use-dynamic-base-id --log-level warning
+else
+    user=""
+    if [ "$(id -u)" -eq 0 ]; then
+        user="user root;" # without it, NGINX would give up root and could not open this folder
+    fi
+    start nginx nginx -p "$PWD" -c "$PWD/nginx.conf" -g "daemon off; pid state/run/nginx.master; $user"
 fi
-start nginx nginx -p "$PWD" -c "$PWD/nginx.conf" -g "daemon off; pid state/run/nginx.master; $user"
 
 "$PYTHON" -c '
 import ssl, sys, time, urllib.request

@@ -2,6 +2,7 @@
 # Runs the deployment fovea on this machine, until SIGINT, SIGTERM or SIGHUP.
 #
 #   ./run.sh          # with NGINX as the proxy
+#   ./run.sh envoy    # with Envoy
 #
 # PYTHON    Python that has Fovea; default: python3
 # READY_S   seconds in which everything must be ready; default: 600
@@ -14,6 +15,14 @@ PATH="$PATH:/usr/sbin:/sbin"
 export PATH
 PYTHON=${PYTHON:-python3}
 READY_S=${READY_S:-600}
+proxy=${1:-nginx}
+case $proxy in
+    nginx | envoy) ;;
+    *)
+        echo "run.sh: the proxy is '$proxy'; accepted: nginx, envoy" >&2
+        exit 2
+        ;;
+esac
 # With a session of its own, a service does not get the Ctrl-C of the terminal: the services are stopped in order.
 session=$(command -v setsid || true)
 
@@ -77,8 +86,9 @@ stop_all() {
     trap kill_all HUP INT TERM
     rm -f state/run/ready
     echo "stopping" >&2
-    stop 70 QUIT nginx
+    stop 70 QUIT nginx # it finishes the running requests
     stop 75 TERM engine-tiny-0
+    stop 10 TERM envoy
     exit "$1"
 }
 
@@ -97,11 +107,15 @@ rm -rf state/run
 mkdir state/run
 
 start engine-tiny-0 "$PYTHON" -m fovea.cli.main serve --config engine-tiny-0.toml
-user=""
-if [ "$(id -u)" -eq 0 ]; then
-    user="user root;" # without it, NGINX would give up root and could not open this folder
+if [ "$proxy" = envoy ]; then
+    start envoy envoy --config-path envoy.yaml --use-dynamic-base-id --log-level warning
+else
+    user=""
+    if [ "$(id -u)" -eq 0 ]; then
+        user="user root;" # without it, NGINX would give up root and could not open this folder
+    fi
+    start nginx nginx -p "$PWD" -c "$PWD/nginx.conf" -g "daemon off; pid state/run/nginx.master; $user"
 fi
-start nginx nginx -p "$PWD" -c "$PWD/nginx.conf" -g "daemon off; pid state/run/nginx.master; $user"
 
 "$PYTHON" -c '
 import ssl, sys, time, urllib.request
