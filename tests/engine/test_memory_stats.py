@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fovea.observe.table import COUNTERS, GAUGES
+from fovea.observe.table import FIGURES
 from fovea.server.routes.caches import stages
 from tests.support.engines import ask, assert_idle, engine, picture
 
@@ -22,7 +22,7 @@ def test_a_model_with_states_and_one_with_windows_report_their_memory(
         assert_idle(machine)
         stats = machine.stats()
         memory = machine.runner.memory
-        assert set(stats) <= {*GAUGES, *COUNTERS}
+        assert set(stats) <= FIGURES
         assert stats["state_slots_total"] == 2 * 9, "a state and eight checkpoints per running sequence"
         assert stats["state_slots_used"] == 0
         assert stats["state_checkpoints"] > 4
@@ -30,6 +30,10 @@ def test_a_model_with_states_and_one_with_windows_report_their_memory(
         layers = [tensor for layer in memory.states for tensor in layer]
         assert stats["state_capacity_bytes"] == sum(tensor.nbytes for tensor in layers)
         assert "window_blocks_total" not in stats
+        assert stats["image_encode_seconds_le_inf"] == stats["image_project_seconds_le_inf"] == 1
+        assert 0 < stats["image_project_seconds_sum"] < stats["image_encode_seconds_sum"]
+        assert stats["step_tokens_le_inf"] == stats["step_sequences_sum"] == GREEDY["max_tokens"]
+        assert stats["step_tokens_sum"] == stats["computed_tokens"]
         assert stages(stats)["states"]["bytes"] == stats["state_checkpoint_bytes"]
         assert "kv_windows" not in stages(stats)
         machine.clear_caches("kv")
@@ -40,7 +44,7 @@ def test_a_model_with_states_and_one_with_windows_report_their_memory(
         assert_idle(machine)
         stats = machine.stats()
         kv, windows = machine.runner.memory.kv
-        assert set(stats) <= {*GAUGES, *COUNTERS}
+        assert set(stats) <= FIGURES
         assert stats["window_blocks_total"] == len(windows[0])
         assert stats["window_blocks_used"] == 0
         assert stats["window_blocks_returned"] > 0

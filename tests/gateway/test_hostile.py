@@ -277,7 +277,7 @@ async def test_leaving_early_is_not_free(tmp_path: Path, stream: bool) -> None:
         assert (await gateway.ask(key="alice-key")).status_code == 429
         metrics = (await gateway.raw(b"{}", "/metrics", key="alice-key")).status_code
         assert metrics in (401, 403, 405)
-        text = gateway.gateway.services.metrics.exposition().decode()
+        text = gateway.gateway.services.metrics.exposition().body.decode()
     counted = [line for line in text.splitlines() if 'kind="completion"' in line and "_total" in line]
     # 400 events of each stream, or the usual length of an answer that names none.
     assert float(counted[0].split()[-1]) >= (800 if stream else 512)

@@ -223,13 +223,13 @@ def test_metrics_are_bounded_and_forget_backends(monkeypatch: pytest.MonkeyPatch
     for number in range(100):
         metrics.count("attempts", f"pod-{number}", "answered")
         metrics.observe("first_byte_seconds", 0.1, f"pod-{number}")
-    text = metrics.exposition().decode()
+    text = metrics.exposition().body.decode()
     assert text.count("fovea_gateway_attempts_total{") == 20 + 1
     assert 'backend="other"' in text
     metrics.refresh = lambda into: into.set("backend_up", 1.0, "gone")
-    assert 'backend_up{backend="gone"}' in metrics.exposition().decode()
+    assert 'backend_up{backend="gone"}' in metrics.exposition().body.decode()
     metrics.refresh = lambda into: into.set("backend_up", 1.0, "here")
-    text = metrics.exposition().decode()
+    text = metrics.exposition().body.decode()
     assert 'backend="gone"' not in text
     assert 'backend_up{backend="here"}' in text
 

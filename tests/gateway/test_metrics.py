@@ -25,7 +25,7 @@ def test_every_metric_can_be_scraped() -> None:
         metrics.observe(name, 0.3, *row.labels)
     for name, row in GAUGES.items():
         metrics.set(name, 7, *row.labels)
-    lines = metrics.exposition().decode().splitlines()
+    lines = metrics.exposition().body.decode().splitlines()
     for name in COUNTERS:
         assert any(line.startswith(f"fovea_gateway_{name}_total") and line.endswith(" 3.0") for line in lines)
     for name in HISTOGRAMS:
@@ -37,14 +37,14 @@ def test_every_metric_can_be_scraped() -> None:
 def test_gauges_are_set_when_they_are_scraped() -> None:
     metrics, values = Metrics(), iter([1.0, 5.0])
     metrics.refresh = lambda into: into.set("queued", next(values), "m")
-    assert b'fovea_gateway_queued{model="m"} 1.0' in metrics.exposition()
-    assert b'fovea_gateway_queued{model="m"} 5.0' in metrics.exposition()
+    assert b'fovea_gateway_queued{model="m"} 1.0' in metrics.exposition().body
+    assert b'fovea_gateway_queued{model="m"} 5.0' in metrics.exposition().body
 
 
 def test_connections() -> None:
     metrics = Metrics()
     metrics.count_refused_connection("full")
     metrics.count_connection_timeout("headers")
-    text = metrics.exposition()
+    text = metrics.exposition().body
     assert b'connections_refused_total{reason="full"} 1.0' in text
     assert b'connection_timeouts_total{kind="headers"} 1.0' in text

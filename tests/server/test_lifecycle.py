@@ -202,7 +202,9 @@ def test_operator_routes(server: Server) -> None:
     assert server.get("/v2/health/live").json() == {"status": "ok"}
     assert server.get("/v2/health/ready").json() == {"status": "ready", "model": "tiny"}
     assert set(server.get("/version").json()) == {"version"}
-    assert server.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+    metrics = server.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "\nfovea:ready 1.0" in metrics.text
 
 
 def test_draining_server_finishes_running_requests_only(engine: Engine, files: Path) -> None:
@@ -219,6 +221,8 @@ def test_draining_server_finishes_running_requests_only(engine: Engine, files: P
             assert refused.json()["error"]["code"] == "unavailable"
         for probe in ("/ready", "/v2/health/ready"):
             assert server.get(probe).status_code == 503
+        assert "
+fovea:ready 0.0" in server.get("/metrics").text
         for probe in ("/health", "/v2/health/live"):
             assert server.get(probe).status_code == 200
         assert server.get("/v1/models").status_code == 200

@@ -91,23 +91,26 @@ def _cpu_limit() -> int | None:
 
     The limits of its cgroup and of all above it count, by cpu.max (version 2) and cpu.cfs_quota_us (1).
     """
-    limits = [limit for folder in _cgroup_folders() if (limit := _quota(folder)) is not None]
+    limits = [limit for folder in cgroup_folders("cpu") if (limit := _quota(folder)) is not None]
     return min(limits) if limits else None
 
 
-def _cgroup_folders() -> list[Path]:
-    """Return the folders in which limits of this process may stand. In a container they are the roots."""
+def cgroup_folders(controller: str) -> list[Path]:
+    """Return the folders in which limits of this process may stand. In a container they are the roots.
+
+    controller: cpu or memory.
+    """
     root = Path("/sys/fs/cgroup")
-    found = [root, root / "cpu"]
+    found = [root, root / controller]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return found
     for line in lines:
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        base = root / "cpu" if controllers else root
+        base = root / controller if controllers else root
         own = base / path.strip("/")
         found += [own, *(parent for parent in own.parents if base in parent.parents)]
     return found

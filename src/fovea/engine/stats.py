@@ -38,6 +38,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "pixel_cache_bytes": pixels.bytes,
         "pixel_cache_capacity_bytes": preparer.pixel_pool.capacity,
         "pixel_cache_entries": pixels.entries,
+        "pixel_cache_lookups": pixels.hits + pixels.misses,
         "pixel_cache_hits": pixels.hits,
         "pixel_cache_misses": pixels.misses,
         "pixel_cache_evictions": pixels.evictions,

@@ -130,8 +130,8 @@ class Gateway:
     async def _metrics(self, exchange: Exchange) -> None:
         if not self.services.tenants.open:
             self.services.tenants.authenticate(exchange.authorization, METRICS_ROLES)
-        body = self.services.metrics.exposition()
-        await exchange.reply(200, body, {"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+        body, media_type = self.services.metrics.exposition(exchange.header(b"accept"))
+        await exchange.reply(200, body, {"content-type": media_type})
 
     async def _models(self, exchange: Exchange) -> None:
         """List the models with their aliases."""

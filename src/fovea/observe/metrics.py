@@ -1,95 +1,124 @@
-"""The Prometheus registry of a server, with the metrics that `observe.table` lists.
+"""The Prometheus registry of a server, with the metrics that the tables of this package list.
 
 Gauges and counters of the engine and the caches are read when they are scraped. Counts and distributions of
-requests are recorded as they happen.
+requests are recorded as they happen, once each: names of other systems are copied at the scrape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from fovea.core.types import Delta, StageTimings, Usage
+from fovea.observe.aliases import ALIASES
+from fovea.observe.bounded import BoundedSeries
+from fovea.observe.device import Devices
+from fovea.observe.engine_collector import EngineCollector, Stats
+from fovea.observe.exposition import Exposition, expose
+from fovea.observe.process import ProcessMetrics
 from fovea.observe.relevance import RelevanceMetrics
-from fovea.observe.table import ALIASES, COUNTERS, GAUGES, SPREADS, STAGES, TOTALS, Spread, Total
+from fovea.observe.renamed import renamed
+from fovea.observe.request_table import SPREADS, STAGES, TOTALS, Spread, Total
 
-Stats = Callable[[], Mapping[str, float]]
-
-
-class _EngineCollector(Collector):
-    def __init__(self, stats: Stats, model: str) -> None:
-        self._stats = stats
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        values = self._stats()
-        for name, text in GAUGES.items():
-            yield GaugeMetricFamily(f"fovea:{name}", text, value=values.get(name, 0.0))
-        for name, text in COUNTERS.items():
-            yield CounterMetricFamily(f"fovea:{name}", text, value=values.get(name, 0.0))
-        for alias, name in ALIASES.items():
-            family = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
-            metric = family(alias, f"fovea:{name}", labels=["model_name"])
-            metric.add_metric([self._model], _share(values) if name == "kv_usage" else values.get(name, 0.0))
-            yield metric
-
-
-def _share(values: Mapping[str, float]) -> float:
-    total = values.get("kv_blocks_total", 0.0)
-    return values.get("kv_blocks_used", 0.0) / total if total else 0.0
+MOST_SERIES = 500
+"""Most series of a counter that have label values of their own; the values of further ones are "other"."""
+MOST_HISTOGRAMS = 100
+"""The same of a histogram, which has a series per bucket."""
 
 
 class _Total:
-    def __init__(self, registry: CollectorRegistry, model: str, name: str, row: Total) -> None:
-        self._fixed = (model,) if name.startswith("vllm:") else ()
-        labels = ("model_name",) * len(self._fixed) + row.labels
-        self._counter = Counter(name, row.text, labels, registry=registry)
+    """A counter of TOTALS."""
+
+    def __init__(self, name: str, row: Total) -> None:
+        self.metric = Counter(f"fovea:{name}", row.text, row.labels, registry=None)
+        self._series = BoundedSeries(self.metric, len(row.labels), MOST_SERIES)
 
     def add(self, count: float, *labels: str) -> None:
-        values = self._fixed + labels
-        (self._counter.labels(*values) if values else self._counter).inc(count)
+        self._series[labels].inc(count)
 
 
 class _Spread:
-    """A histogram under Fovea's name and, if there are any, under vLLM's names."""
+    """A histogram of SPREADS."""
 
-    def __init__(self, registry: CollectorRegistry, model: str, name: str, row: Spread) -> None:
+    def __init__(self, name: str, row: Spread) -> None:
         labels = (row.label,) if row.label else ()
-        self._own = Histogram(f"fovea:{name}", row.text, labels, buckets=row.buckets, registry=registry)
-        self._others: dict[str, list[Histogram]] = {}
-        for value, alias in row.aliases:
-            text = f"fovea:{name} of {value}" if value else f"fovea:{name}"
-            other = Histogram(alias, text, ["model_name"], buckets=row.buckets, registry=registry)
-            self._others.setdefault(value, []).append(other.labels(model))
+        self.metric = Histogram(f"fovea:{name}", row.text, labels, buckets=row.buckets, registry=None)
+        self._series = BoundedSeries(self.metric, len(labels), MOST_HISTOGRAMS)
 
-    def observe(self, value: float, label: str = "") -> None:
-        (self._own.labels(label) if label else self._own).observe(value)
-        for other in self._others.get(label, ()):
-            other.observe(value)
+    def observe(self, value: float, *labels: str, trace_id: str = "") -> None:
+        """Record a value. trace_id: of the request, if its trace is recorded; it becomes an exemplar."""
+        if trace_id:
+            self._series[labels].observe(value, {"trace_id": trace_id})
+        else:
+            self._series[labels].observe(value)
+
+
+class _Collector(Collector):
+    """All metrics, and their copies under the names of other systems.
+
+    parts: yield the metrics with their own names.
+    model: the served model's name.
+    """
+
+    def __init__(self, parts: Iterable[Callable[[], Iterable[Metric]]], model: str) -> None:
+        self._parts = tuple(parts)
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        families = [family for part in self._parts for family in part()]
+        yield from families
+        by_name = {family.name.removeprefix("fovea:"): family for family in families}
+        for alias in ALIASES:
+            if alias.of in by_name:
+                yield renamed(by_name[alias.of], alias, self._model)
 
 
 class Metrics:
     """The metrics of one server.
 
-    stats: returns the values of GAUGES and COUNTERS by name; a missing value counts as 0.
+    The argument `trace_id` of a method is the trace id of the request if its trace is recorded; it becomes an
+    exemplar. "": there is none.
     """
 
-    def __init__(self, stats: Stats, model: str, version: str) -> None:
+    def __init__(
+        self,
+        stats: Stats,
+        model: str,
+        version: str,
+        devices: Devices | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """stats: returns the figures by the names of `observe.table`; a missing one counts as 0.
+
+        model: the served model's name.
+        devices: the GPUs of the machine; None: no metrics of GPUs.
+        clock: returns seconds.
+        """
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(stats, model))
         text = "always 1; the labels name the served model and Fovea's version"
         info = Gauge("fovea:info", text, ["model", "version"], registry=self.registry)
         info.labels(model, version).set(1)
-        self._totals = {name: _Total(self.registry, model, name, row) for name, row in TOTALS.items()}
-        self._spreads = {name: _Spread(self.registry, model, name, row) for name, row in SPREADS.items()}
+        self._totals = {name: _Total(name, row) for name, row in TOTALS.items()}
+        self._spreads = {name: _Spread(name, row) for name, row in SPREADS.items()}
+        parts = (
+            EngineCollector(stats, model, clock).collect,
+            *(() if devices is None else (devices.collect,)),
+            *(total.metric.collect for total in self._totals.values()),
+            *(spread.metric.collect for spread in self._spreads.values()),
+        )
+        self.registry.register(_Collector(parts, model))
+        self.registry.register(ProcessMetrics())
         self._relevance = RelevanceMetrics(self.registry)
+        self._devices = devices
 
-    def observe_request(self, route: str, status: int, seconds: float) -> None:
+    def observe_request(self, route: str, status: int, seconds: float, trace_id: str = "") -> None:
         self._count("requests", 1, route, str(status))
-        self._spreads["request_seconds"].observe(seconds, route)
+        self._spreads["request_seconds"].observe(seconds, route, trace_id=trace_id)
 
     def count_refusal(self, code: str) -> None:
         """Count a request that got an error instead of an answer."""
@@ -117,25 +146,36 @@ class Metrics:
         """Count fields of a request that are not known and were ignored."""
         self._count("ignored_fields", count)
 
+    def begin_answer(self, choices: int, max_tokens: int | None) -> None:
+        """Count a request that is handed to the engine. max_tokens: None: the request sets no limit."""
+        self._count("answers_begun", 1)
+        self._spreads["choices"].observe(choices)
+        if max_tokens is not None:
+            self._spreads["max_tokens"].observe(max_tokens)
+
     def observe_gap(self, seconds: float) -> None:
         self._spreads["itl_seconds"].observe(seconds)
 
-    def observe_first_token(self, seconds: float) -> None:
-        self._spreads["ttft_seconds"].observe(seconds)
+    def observe_first_token(self, seconds: float, trace_id: str = "") -> None:
+        self._spreads["ttft_seconds"].observe(seconds, trace_id=trace_id)
 
     def count_failure(self) -> None:
         """Count an answer that ended with an error, or that the client did not read to its end."""
         self._count("finished", 1, "error")
 
-    def observe_delta(self, delta: Delta) -> None:
-        """Count the end of a choice, and with the last delta of a request its tokens and timings."""
+    def observe_delta(self, delta: Delta, choices: int = 1, trace_id: str = "") -> None:
+        """Count the end of a choice, and with the last delta of a request its tokens and timings.
+
+        choices: choices of the request.
+        """
         if delta.finish_reason is not None:
             self._count("finished", 1, delta.finish_reason)
-            self._totals["vllm:request_success"].add(1, delta.finish_reason)
         if delta.usage is not None:
             self._observe_usage(delta.usage)
         if delta.timings is not None:
-            self._observe_timings(delta.timings)
+            self._observe_timings(delta.timings, trace_id)
+        if delta.usage is not None and delta.timings is not None:
+            self._observe_pace(delta.usage.completion - choices, choices, delta.timings.decode)
         for image in delta.images:
             if image.record is not None:
                 self._relevance.observe(image.record)
@@ -143,17 +183,31 @@ class Metrics:
     def _observe_usage(self, usage: Usage) -> None:
         for kind in ("prompt", "completion", "cached", "image"):
             self._count("tokens", getattr(usage, kind), kind)
-        self._totals["vllm:prompt_tokens"].add(usage.prompt)
         self._spreads["prompt_tokens"].observe(usage.prompt)
+        self._spreads["computed_prompt_tokens"].observe(usage.prompt - usage.cached)
         self._spreads["answer_tokens"].observe(usage.completion)
 
-    def _observe_timings(self, timings: StageTimings) -> None:
+    def _observe_timings(self, timings: StageTimings, trace_id: str) -> None:
         for stage in STAGES:
-            self._spreads["stage_seconds"].observe(getattr(timings, stage), stage)
-        self._spreads["answer_seconds"].observe(timings.ttft + timings.decode)
+            self._spreads["stage_seconds"].observe(getattr(timings, stage), stage, trace_id=trace_id)
+        engine_s = timings.ttft + timings.decode
+        self._spreads["answer_seconds"].observe(engine_s)
+        self._spreads["response_seconds"].observe(timings.fetch + timings.media_decode + engine_s)
+        self._spreads["inference_seconds"].observe(timings.prefill + timings.decode)
+
+    def _observe_pace(self, gaps: int, choices: int, decode_s: float) -> None:
+        """Record the mean time between two tokens of a request. gaps: between tokens of the same choice."""
+        if gaps > 0:
+            self._spreads["tpot_seconds"].observe(decode_s * choices / gaps)
 
     def _count(self, name: str, by: float, *labels: str) -> None:
-        self._totals[f"fovea:{name}"].add(by, *labels)
+        self._totals[name].add(by, *labels)
 
-    def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+    async def refresh(self) -> None:
+        """Read the GPUs again if their last reading is old, in a thread, because that may block."""
+        if self._devices is not None and self._devices.stale:
+            await asyncio.to_thread(self._devices.read)
+
+    def exposition(self, accept: str = "") -> Exposition:
+        """Return the text of a scrape. accept: the request's Accept header."""
+        return expose(self.registry, accept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from fovea.core.image import RelevanceRecord
-from fovea.observe.table import RELEVANCE_GAUGES, RELEVANCE_SPREADS, TENSION_GAUGE, TENSIONS
+from fovea.observe.request_table import RELEVANCE_GAUGES, RELEVANCE_SPREADS, TENSION_GAUGE, TENSIONS
 
 
 class RelevanceMetrics:

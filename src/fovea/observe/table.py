@@ -1,41 +1,43 @@
-"""The table of all metrics: their names, help texts, and the names that dashboards for vLLM use.
+"""The table of the metrics that are read when they are scraped: names and help texts.
 
-GAUGES and COUNTERS are read from the engine and the media caches when they are scraped. TOTALS and SPREADS
-are recorded as requests proceed. Names of GAUGES, COUNTERS and SPREADS get the prefix `fovea:`. Counters are
-exported with the suffix `_total`.
+The engine and the media caches report their current values by these names. Names get the prefix `fovea:`, and
+counters the suffix `_total`. `observe.request_table` lists the metrics that are recorded as requests proceed,
+`observe.aliases` the names under which other systems know them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from fovea.core.tally import keys_of
+
 Buckets = tuple[float, ...]
 
 
-class Total(NamedTuple):
-    """A counter that the server increments.
-
-    labels: names of its labels. A counter with vLLM's name has the label `model_name` before them.
-    """
-
-    text: str
-    labels: tuple[str, ...] = ()
-
-
-class Spread(NamedTuple):
-    """A histogram.
-
-    label: name of its only label; "" if it has none.
-    aliases: (value of the label, vLLM's name of that histogram); the value is "" without a label.
-    """
+class Distribution(NamedTuple):
+    """A histogram that the engine keeps, as a `core.tally.Tally` of the same name and buckets."""
 
     text: str
     buckets: Buckets
-    label: str = ""
-    aliases: tuple[tuple[str, str], ...] = ()
+
+
+class Rate(NamedTuple):
+    """A gauge: how much a counter grew per second during the last minute."""
+
+    text: str
+    counter: str
+
+
+class Share(NamedTuple):
+    """A gauge: one gauge divided by another; 0 if the other is 0."""
+
+    text: str
+    part: str
+    whole: str
 
 
 GAUGES = {
+    "ready": "1 if the server accepts requests, 0 while it loads or ends",
     "requests_running": "sequences that share the current step",
     "requests_waiting": "sequences that wait for blocks or a turn",
     "requests_waiting_ready": "waiting sequences that need no image encoded first",
@@ -44,6 +46,7 @@ GAUGES = {
     "oldest_waiting_ready_seconds": "longest wait of a sequence that needs no image encoded first",
     "oldest_waiting_image_seconds": "longest wait of a sequence that waits for an image to be encoded",
     "kv_blocks_total": "KV blocks in the pool",
+    "kv_block_tokens": "tokens of a KV block",
     "kv_blocks_used": "KV blocks that running sequences hold",
     "kv_blocks_cached": "KV blocks in the prefix cache",
     "kv_blocks_idle": "KV blocks in the prefix cache that no running sequence holds",
@@ -128,6 +131,7 @@ COUNTERS = {
     "region_cache_hits": "regions whose encoding was cached",
     "region_cache_misses": "regions that had to be encoded",
     "region_cache_evictions": "encoded regions evicted for lack of room, the least relevant first",
+    "pixel_cache_lookups": "images whose processed pixels were looked up: pixel_cache_hits and _misses",
     "pixel_cache_hits": "images whose processed pixels were cached",
     "pixel_cache_misses": "images whose pixels had to be processed",
     "pixel_cache_evictions": "images whose processed pixels were evicted for lack of room",
@@ -168,86 +172,46 @@ COUNTERS = {
     "images_encoded": "images that the vision encoder encoded",
     "encoder_engine_hits": "encoded images for whose grid a built encoder was used",
     "encoder_engine_misses": "encoded images without a built encoder for their grid",
-    "encode_seconds": "seconds in the vision encoder",
+    "encode_seconds": "seconds in the vision encoder, projector included",
     "engine_steps": "steps of the engine",
     "computed_tokens": "tokens computed, prompts and answers",
     "generation_tokens": "tokens generated",
     "preemptions": "sequences that lost their blocks and were recomputed",
     "integrity_errors": "failed consistency checks of the caches; anything but 0 is a defect",
 }
-# vLLM's name -> Fovea's name of a gauge or a counter.
-ALIASES = {
-    "vllm:num_requests_running": "requests_running",
-    "vllm:num_requests_waiting": "requests_waiting",
-    "vllm:kv_cache_usage_perc": "kv_usage",
-    "vllm:gpu_cache_usage_perc": "kv_usage",
-    "vllm:num_preemptions": "preemptions",
-    "vllm:prefix_cache_queries": "prefix_query_tokens",
-    "vllm:prefix_cache_hits": "prefix_hit_tokens",
-    "vllm:generation_tokens": "generation_tokens",
+RATES = {
+    "encoder_images_per_second": Rate("images encoded per second", "images_encoded"),
+    "encoder_busy_share": Rate("share of time in which the vision encoder computed", "encode_seconds"),
 }
-# Metrics of relevance realization, with the names of the ARR-COC documents. Prometheus recommends seconds,
-# but one of these names says milliseconds.
-RELEVANCE_GAUGES = {
-    "arr_coc_avg_tokens_per_patch": "visual tokens per region of the last image that was encoded by region",
-    "arr_coc_propositional_score": "mean of its propositional map",
-    "arr_coc_perspectival_score": "mean of its perspectival map",
-    "arr_coc_participatory_score": "mean of its participatory map",
-}
-TENSION_GAUGE = "arr_coc_opponent_processing_balance"
-TENSIONS = ("compress_particularize", "exploit_explore", "focus_diversify")
-RELEVANCE_SPREADS: dict[str, tuple[str, Buckets]] = {
-    "arr_coc_relevance_score_dist": ("relevance of regions", tuple(step / 10 for step in range(1, 11))),
-    "arr_coc_token_allocation": ("visual tokens allotted to a region", (0, 16, 64, 128, 200, 256, 400)),
-    "arr_coc_lod_allocation_time_ms": (
-        "milliseconds of balancing and attending",
-        (0.25, 0.5, 1, 2, 4, 8, 16, 32),
+SHARES = {
+    "kv_usage": Share("used share of the KV blocks in the pool", "kv_blocks_used", "kv_blocks_total"),
+    "kv_host_usage": Share(
+        "used share of the KV blocks of host memory", "kv_host_blocks", "kv_host_blocks_total"
     ),
 }
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-STAGES = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "decode")
-TOTALS = {
-    "fovea:requests": Total("finished HTTP requests", ("route", "status")),
-    "fovea:refused": Total("requests refused, by error code", ("code",)),
-    "fovea:denied": Total("requests refused with 401 or 403, by reason", ("reason",)),
-    "fovea:connections_refused": Total(
-        "connections and requests refused before any route, or closed to make room, by reason", ("reason",)
+IMAGE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+DISTRIBUTIONS = {
+    "image_encode_seconds": Distribution(
+        "seconds that the vision encoder spent on an image, projector included", IMAGE_SECONDS
     ),
-    "fovea:connection_timeouts": Total("connections closed because the client was too slow", ("kind",)),
-    "fovea:ignored_fields": Total("unknown fields of requests that were ignored"),
-    "fovea:images": Total("images in requests"),
-    "fovea:videos": Total("videos in requests"),
-    "fovea:tokens": Total("tokens by kind; cached and image are parts of prompt", ("kind",)),
-    "fovea:finished": Total("answers by finish reason", ("reason",)),
-    "vllm:prompt_tokens": Total("fovea:tokens of kind prompt"),
-    "vllm:request_success": Total("fovea:finished", ("finished_reason",)),
+    "image_project_seconds": Distribution(
+        "seconds of these in the projector; images whose encoder was built ahead are not counted",
+        IMAGE_SECONDS,
+    ),
+    "step_tokens": Distribution("tokens that a step computed, prompts and answers", STEP_TOKENS),
+    "step_sequences": Distribution("sequences that shared a step", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
 }
-SPREADS = {
-    "request_seconds": Spread("duration of a request from its first to its last byte", SECONDS, "route"),
-    "ttft_seconds": Spread(
-        "time from arrival to first token, loading of images included, of every request that got one",
-        SECONDS,
-        aliases=(("", "vllm:time_to_first_token_seconds"),),
-    ),
-    "itl_seconds": Spread(
-        "time between two tokens of an answer",
-        SECONDS,
-        aliases=(("", "vllm:inter_token_latency_seconds"), ("", "vllm:time_per_output_token_seconds")),
-    ),
-    "answer_seconds": Spread(
-        "time from arrival at the engine to the last token",
-        SECONDS,
-        aliases=(("", "vllm:e2e_request_latency_seconds"),),
-    ),
-    "stage_seconds": Spread(
-        "seconds per stage of a request",
-        SECONDS,
-        "stage",
-        tuple((stage, f"vllm:request_{stage}_time_seconds") for stage in ("queue", "prefill", "decode")),
-    ),
-    "prompt_tokens": Spread("tokens of a prompt", TOKENS, aliases=(("", "vllm:request_prompt_tokens"),)),
-    "answer_tokens": Spread(
-        "tokens of an answer, all choices", TOKENS, aliases=(("", "vllm:request_generation_tokens"),)
-    ),
+FIGURES = frozenset(
+    (*GAUGES, *COUNTERS, *(key for name, row in DISTRIBUTIONS.items() for key in keys_of(name, row.buckets)))
+)
+"""Names of all figures that an engine and the media caches may report."""
+DEVICE_GAUGES = {
+    "device_memory_used_bytes": "used memory of a GPU, of all processes",
+    "device_memory_total_bytes": "memory of a GPU",
+    "device_utilization_share": "share of time in which a GPU ran at least one kernel, by its driver",
+    "device_temperature_celsius": "temperature of a GPU",
+    "device_power_watts": "electric power that a GPU takes",
 }
+DEVICE_COUNTERS = {"device_energy_joules": "energy that a GPU has taken since its driver was loaded"}
+DEVICE_LABEL = "gpu"

@@ -101,6 +101,7 @@ async def stream_deltas(
     stream = state.client.stream(request)
     charge = Charge(caller, request, check=not reservation.begun)
     reservation.hand_over(choices)
+    state.metrics.begin_answer(choices, request.sampling.max_tokens)
     try:
         async for delta in stream:
             now = time.perf_counter()
@@ -111,7 +112,7 @@ async def stream_deltas(
             if delta.index in last and delta.token_ids:
                 state.metrics.observe_gap(now - last[delta.index])
             last[delta.index] = now
-            state.metrics.observe_delta(delta)
+            state.metrics.observe_delta(delta, choices)
             charge.add(delta)
             yield delta
     except FoveaError as error:

@@ -25,6 +25,7 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
+from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
 from fovea.observe.slow import SlowRequests
 from fovea.observe.tracing.tracer import open_tracer
@@ -74,7 +75,12 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         client=OpenAnswers(client),
         settings=settings,
         media=MediaLoader(settings.media, fetch_cache, image_cache=decoded_cache, decoder=decoder),
-        metrics=Metrics(lambda: {**connections.stats(), **state.stats()}, client.info.name, __version__),
+        metrics=Metrics(
+            lambda: {**connections.stats(), **state.stats()},
+            client.info.name,
+            __version__,
+            Devices.of_process(),
+        ),
         fetch_cache=fetch_cache,
         decoded_cache=decoded_cache,
         image_store=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),

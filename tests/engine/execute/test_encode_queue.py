@@ -15,7 +15,7 @@ from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices, UpcomingImages
+from fovea.engine.vision.slices import Slices, UpcomingImages, apply_by_rows, as_projector
 from fovea.engine.vision.stream import EncoderStream, InlineStream, encoder_stream
 
 SLICES = 3
@@ -219,3 +219,30 @@ def test_an_image_that_fails_fails_alone(stream: EncoderStream) -> None:
     result = tower.encoder.step([job("b")], 60.0, alone=True)
     assert "1 rows encoded, 2 planned" in str(result.failures["b"])
     assert not tower.encoder.working
+
+
+def test_the_projector_is_measured_apart_and_only_its_own_calls_count() -> None:
+    class Projected(Tower):
+        def encode(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
+            yield
+            rows = yield from apply_by_rows(as_projector(lambda x: x), torch.zeros(2, 4))
+            return VisualFeatures(rows)
+
+    stream = FakeStream()
+    tower = Projected(stream)
+    work = [job("a", "s1")]
+    tower.encoder.step(work, 100, alone=False)
+    stream.finished = len(stream.marks)
+    image = tower.encoder.step(work, 0, alone=False).images["a"]
+    # Marks 0 and 1 are those of the tower's slice; 2 to 5 of the projector's, its call in the middle; 6 and 7
+    # of the last.
+    assert image.seconds == 1 + 3 + 1
+    assert image.projected == 1
+
+    plain_stream = FakeStream()
+    plain = Tower(plain_stream)
+    plain.encoder.step(work, 100, alone=False)
+    plain_stream.finished = len(plain_stream.marks)
+    assert plain.encoder.step(work, 0, alone=False).images["a"].projected is None
+    as_projector(lambda x: x)(torch.zeros(1))
+    assert len(plain_stream.marks) == 2 * SLICES, "outside a queue nothing is measured"

@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fovea.core.stage import stage
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.step.slice_queue import SliceQueue
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.projector_timer import ProjectorCall, ProjectorTimer
 from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.engine.vision.stream import EncoderStream, Mark
 
@@ -33,6 +35,7 @@ class _Encoding:
     holders: ids of the sequences that wait for it.
     pending: slices that were launched and are not done.
     seconds: duration of the slices that are done.
+    projected: seconds of these in the projector; None: it was not called.
     features: the output, from the launch of the last slice on.
     """
 
@@ -40,7 +43,17 @@ class _Encoding:
     holders: tuple[str, ...]
     pending: int = 0
     seconds: float = 0.0
+    projected: float | None = None
     features: VisualFeatures | None = None
+
+
+class _Launched(NamedTuple):
+    """A slice that was launched: the marks around it, its image, and the calls of the projector in it."""
+
+    begin: Mark
+    end: Mark
+    encoding: _Encoding
+    calls: tuple[ProjectorCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +62,13 @@ class EncodedImage:
 
     holders: ids of the sequences that wait for it.
     seconds: encoder time of the image's slices, together with regions of other images in the same slices.
+    projected: seconds of these in the projector; None: the encoder has no projector of its own.
     """
 
     features: VisualFeatures
     holders: set[str]
     seconds: float
+    projected: float | None = None
 
 
 @dataclass(slots=True)
@@ -92,7 +107,8 @@ class EncodeQueue:
         self._alive = alive
         self._jobs: Sequence[EncodeJob] = ()
         self._queue: SliceQueue[_Encoding] = SliceQueue(alive)
-        self._launched: deque[tuple[Mark, Mark, _Encoding]] = deque()
+        self._launched: deque[_Launched] = deque()
+        self._timer = ProjectorTimer(stream)
         self._slice_s = 0.0
 
     @property
@@ -112,7 +128,7 @@ class EncodeQueue:
         if alone or not self._launched:
             self._launch(jobs, started + seconds, result)
         if alone and self._launched:
-            self._launched[-1][1].wait()
+            self._launched[-1].end.wait()
         self._collect()
         self._hand_over(result)
         result.seconds = time.perf_counter() - started if jobs else 0.0
@@ -144,7 +160,7 @@ class EncodeQueue:
 
     def _slice(self, job: EncodeJob, result: EncodeResult) -> None:
         key, states = job.span.key, self._queue.states
-        with self._stream.activate(), stage("encoder"):
+        with self._stream.activate(), stage("encoder"), self._timer.current():
             begin = self._stream.mark()
             try:
                 encoding = states.get(key)
@@ -155,8 +171,9 @@ class EncodeQueue:
             except Exception as error:  # noqa: BLE001 - any error fails this image alone; the step goes on
                 states.pop(key, None)
                 result.failures[key] = error
+                self._timer.take()
                 return
-            self._launched.append((begin, self._stream.mark(), encoding))
+            self._launched.append(_Launched(begin, self._stream.mark(), encoding, self._timer.take()))
         encoding.pending += 1
 
     def _upcoming(self) -> Iterator[ProcessedImage]:
@@ -168,13 +185,15 @@ class EncodeQueue:
 
     def _collect(self) -> None:
         """Account for the slices that are done, in the order of their launch."""
-        while self._launched and self._launched[0][1].done:
-            begin, end, encoding = self._launched.popleft()
+        while self._launched and self._launched[0].end.done:
+            begin, end, encoding, calls = self._launched.popleft()
             seconds = end.since(begin)
             # Slices differ in length; the next one may take as long as the slowest recent one.
             self._slice_s = max(seconds, 0.95 * self._slice_s)
             encoding.seconds += seconds
             encoding.pending -= 1
+            if calls:
+                encoding.projected = (encoding.projected or 0.0) + sum(call.seconds for call in calls)
 
     def _hand_over(self, result: EncodeResult) -> None:
         """Move finished images out of the queue."""
@@ -184,7 +203,9 @@ class EncodeQueue:
             del self._queue.states[key]
             self._stream.hand_over(encoding.features)
             holders = {holder for holder in encoding.holders if self._alive(holder)}
-            result.images[key] = EncodedImage(encoding.features, holders, encoding.seconds)
+            result.images[key] = EncodedImage(
+                encoding.features, holders, encoding.seconds, encoding.projected
+            )
 
     @staticmethod
     def _advance(encoding: _Encoding, planned: int) -> None:

@@ -218,6 +218,8 @@ class Runner:
             self.embeddings.put(key, features, features.nbytes, image.holders, features.created_at)
             self.slower.add_encoded(key, features)
             result.encoded[key] = image.seconds
+            if image.projected is not None:
+                result.projected[key] = image.projected
 
     def _restore(self, key: str, holders: Sequences[str], within: int | None = None) -> bool:
         """Move features that one of the holders has into the encoder-output cache, held for all holders.

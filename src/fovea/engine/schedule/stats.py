@@ -20,6 +20,7 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "requests_waiting_ready": ready,
         "requests_waiting_image": len(waiting) - ready,
         "kv_blocks_total": pool.size,
+        "kv_block_tokens": scheduler.kv.block_size,
         "kv_blocks_used": pool.used,
         "kv_blocks_cached": pool.cached,
         "kv_blocks_idle": pool.idle,

@@ -53,6 +53,7 @@ class StepResult:
         chosen, by sequence id. The other sequences of the step are not affected.
     encoded: for each image whose encoding ended in this step, by span key, the seconds that the encoder spent
         on it in all steps.
+    projected: the seconds of these in the projector, for the images whose encoder has one of its own.
     encode_s: seconds of this step that went into encoding. On CUDA the encoder runs beside the decoder, and
         in a step with tokens this is only the time that it took to launch the encoder.
     seconds: duration of the step by the executor's own clock; None: the caller measures it.
@@ -63,6 +64,7 @@ class StepResult:
     drafts: dict[str, Seq[int]] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
     encoded: dict[str, float] = field(default_factory=dict)
+    projected: dict[str, float] = field(default_factory=dict)
     encode_s: float = 0.0
     seconds: float | None = None
 

@@ -18,4 +18,5 @@ def loop_stats(loop: EngineLoop) -> dict[str, float]:
         "accepted_draft_tokens": stepper.accepted_drafts,
         "generation_tokens": loop.board.generated_tokens,
         "integrity_errors": loop.integrity_errors,
+        **stepper.tallies.stats(),
     }

@@ -21,6 +21,7 @@ from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import Executor, StepResult
 from fovea.engine.step.suspects import Suspects
+from fovea.engine.step.tallies import StepTallies
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Stepper:
     suspects: the sequences of a failed step, until the guilty one is found.
     steps, computed_tokens, draft_tokens, accepted_drafts, encoded_images, encode_seconds: counters since the
         start. draft_tokens are the drafts that were computed.
+    tallies: histograms of steps and images.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, control: BatchControl | None = None) -> None:
@@ -76,6 +78,7 @@ class Stepper:
         self.accepted_drafts = 0
         self.encoded_images = 0
         self.encode_seconds = 0.0
+        self.tallies = StepTallies()
 
     @property
     def idle(self) -> bool:
@@ -137,6 +140,7 @@ class Stepper:
         self.computed_tokens += step.plan.tokens
         self.encoded_images += len(result.encoded)
         self.encode_seconds += sum(result.encoded.values())
+        self.tallies.add(step.plan.tokens, len(step.plan.work), result)
         for seq_id in result.failures:
             if seq_id in self.sequences:
                 self.finish(self.sequences[seq_id], "error")

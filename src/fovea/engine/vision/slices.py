@@ -6,6 +6,7 @@ The boundaries of slices depend on shapes alone, so the result does not depend o
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fovea.core.stage import stage
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.projector_timer import current_timer
 from fovea.kernels.base import Kernels
 
 Result = TypeVar("Result")
@@ -65,10 +67,11 @@ def apply_by_rows(layer: Callable[[Tensor], Tensor], x: Tensor, *, unit: int = 1
 
 
 def as_projector(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Wrap a projector layer so that profiles count its time in the stage "projector"."""
+    """Wrap a projector layer, so that metrics and profiles (stage "projector") know its time."""
 
     def apply(x: Tensor) -> Tensor:
-        with stage("projector"):
+        timer = current_timer()
+        with stage("projector"), nullcontext() if timer is None else timer.call():
             return layer(x)
 
     return apply

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, Response
 
 from fovea import __version__
 from fovea.api.convert import chat_prompt, wire_names
@@ -115,10 +115,11 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/metrics", include_in_schema=False)
-async def metrics(http: Request) -> Response:
-    return PlainTextResponse(
-        state_of(http).metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+async def scrape(http: Request) -> Response:
+    metrics = state_of(http).metrics
+    await metrics.refresh()
+    body, media_type = metrics.exposition(http.headers.get("accept", ""))
+    return Response(body, media_type=media_type)
 
 
 def _model_object(state: ServerState) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fovea.deploy.targets.kubernetes.layout import Layout, lint
 from fovea.deploy.yaml_text import yaml_text
 
 ROOT = "kubernetes"
-LAYOUT = Layout(ROOT, workloads.engines)
+LAYOUT = Layout(ROOT, workloads.engines, rules=True)
 
 
 def render(spec: DeploySpec) -> Files:

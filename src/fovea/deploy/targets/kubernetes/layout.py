@@ -33,6 +33,7 @@ class Layout:
     custom: whether these objects are none of Kubernetes itself, so that its schemas do not know them.
     scaled_kind: API version and kind of the object that autoscalers scale; none: it scales itself.
     service_suffix: what the name of a pool's Service has beyond the pool's.
+    rules: whether rules and dashboards are rendered. They are the same whatever runs the engines.
     references: fields with names of ConfigMaps that kustomize does not know: (kind, path).
     """
 
@@ -41,6 +42,7 @@ class Layout:
     custom: bool = False
     scaled_kind: tuple[str, str] | None = ("apps/v1", "Deployment")
     service_suffix: str = ""
+    rules: bool = False
     references: NameReferences = ()
 
     def files(self, spec: DeploySpec) -> Files:
@@ -124,7 +126,11 @@ class Layout:
                 "scaled-objects.yaml": [scaling.scaled_object(spec, pool, kind) for pool in pools]
             }
         if spec.monitoring is not None:
-            found["monitoring"] = monitoring.objects(spec, spec.monitoring)
+            found["monitoring"] = {"pod-monitors.yaml": monitoring.pod_monitors(spec, spec.monitoring)}
+            if self.rules:
+                found["monitoring"]["rules.yaml"] = [monitoring.rules(spec)]
+            if self.rules and spec.monitoring.grafana:
+                found["monitoring"]["dashboards.yaml"] = monitoring.dashboards(spec)
         return {
             name: {
                 "kustomization.yaml": yaml_text({**COMPONENT, "resources": list(objects)}),

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import yaml
+
+from fovea.deploy.monitoring import files
 from fovea.deploy.spec import DeploySpec, Monitoring
 from fovea.deploy.targets.kubernetes.objects import POOL_LABEL, PORT, Manifest, manifest, part_name, selector
 
+DASHBOARD_LABEL = "grafana_dashboard"
+"""Label of the ConfigMaps that the sidecar of Grafana's chart loads."""
 JOBS = {"engine": "fovea", "gateway": "fovea-gateway"}
 """Names of the jobs by component. Rules and dashboards find the servers by them."""
 
 
-def objects(spec: DeploySpec, monitoring: Monitoring) -> dict[str, list[Manifest]]:
-    """Return all objects of the monitoring by file."""
-    return {"pod-monitors.yaml": pod_monitors(spec, monitoring)}
+def rules(spec: DeploySpec) -> Manifest:
+    """The recording rules and the alerts as one object."""
+    groups = [
+        group
+        for text in (files.recording_rules(), files.alert_rules())
+        for group in yaml.safe_load(text)["groups"]
+    ]
+    return manifest(
+        spec, "monitoring.coreos.com/v1 PrometheusRule", part_name(spec, "rules"), {"spec": {"groups": groups}}
+    )
+
+
+def dashboards(spec: DeploySpec) -> list[Manifest]:
+    """A ConfigMap for each dashboard. Grafana's sidecar finds them by their label, in any namespace."""
+    found = []
+    for name, text in files.dashboards().items():
+        data = {name: json.dumps(json.loads(text), separators=(",", ":")) + "\n"}
+        place = part_name(spec, f"dashboard-{name.removesuffix('.json')}")
+        config_map = manifest(spec, "v1 ConfigMap", place, {"data": data})
+        config_map["metadata"]["labels"][DASHBOARD_LABEL] = "1"
+        found.append(config_map)
+    return found
 
 
 def pod_monitors(spec: DeploySpec, monitoring: Monitoring) -> list[Manifest]:
