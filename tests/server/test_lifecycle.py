@@ -221,8 +221,7 @@ def test_draining_server_finishes_running_requests_only(engine: Engine, files: P
             assert refused.json()["error"]["code"] == "unavailable"
         for probe in ("/ready", "/v2/health/ready"):
             assert server.get(probe).status_code == 503
-        assert "
-fovea:ready 0.0" in server.get("/metrics").text
+        assert "\nfovea:ready 0.0" in server.get("/metrics").text
         for probe in ("/health", "/v2/health/live"):
             assert server.get(probe).status_code == 200
         assert server.get("/v1/models").status_code == 200

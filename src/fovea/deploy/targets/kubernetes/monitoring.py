@@ -25,7 +25,10 @@ def rules(spec: DeploySpec) -> Manifest:
         for group in yaml.safe_load(text)["groups"]
     ]
     return manifest(
-        spec, "monitoring.coreos.com/v1 PrometheusRule", part_name(spec, "rules"), {"spec": {"groups": groups}}
+        spec,
+        "monitoring.coreos.com/v1 PrometheusRule",
+        part_name(spec, "rules"),
+        {"spec": {"groups": groups}},
     )
 
 
