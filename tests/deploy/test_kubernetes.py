@@ -12,6 +12,7 @@ import yaml
 from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
 from fovea.deploy import check
+from fovea.deploy.lint.__main__ import main as lint_main
 from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Scale
 from fovea.deploy.target import target
@@ -77,6 +78,25 @@ def test_pods_roll_when_their_configuration_changes(tmp_path: Path) -> None:
         first = mounted(SMALL, root, tmp_path / root / "1")
         assert first != mounted(other, root, tmp_path / root / "2")
         assert first == mounted(SMALL, root, tmp_path / root / "3")
+
+
+@needs("kubectl")
+def test_an_overlay_joins_the_deployment_istio_and_its_sidecars(tmp_path: Path) -> None:
+    """The overlay of docs/kubernetes.md."""
+    write(manifests.files("full"), tmp_path)
+    overlay = tmp_path / "kubernetes" / "overlays" / "mine"
+    overlay.mkdir()
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    text = page.partition("overlays/mine/kustomization.yaml\n")[2].partition("```")[0]
+    (overlay / "kustomization.yaml").write_text(text)
+    command = [check.find("kubectl") or "", "kustomize", str(overlay)]
+    built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = [each for each in yaml.safe_load_all(built) if each["kind"] == "Deployment"]
+    assert len(found) == 5
+    for each in found:
+        proxy = each["spec"]["template"]["metadata"]["annotations"]["proxy.istio.io/config"]
+        assert yaml.safe_load(proxy)["holdApplicationUntilProxyStarts"] is True
+    assert lint_main([str(overlay)]) == 0
 
 
 def test_configuration_files_hold_settings_that_exist() -> None:

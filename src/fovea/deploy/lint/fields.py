@@ -4,8 +4,8 @@ A cluster checks custom resources by the schemas of their operators. These are n
 tables below stand for them. For each kind they list its API version, its fields, and which are needed. A
 field that is not listed is taken for a misspelt one. Pods and other parts marked ANY are not looked into.
 
-The tables were written after the reference of each API: KEDA 2.20, Istio 1.31, Gateway API 1.6 with inference
-extension 1.5, KServe 0.21, LeaderWorkerSet 0.10, prometheus-operator 0.90.
+The tables were written after the reference of each API: KEDA 2.20, Istio 1.30, Gateway API 1.6 with inference
+extension 1.5, KServe 0.20, LeaderWorkerSet 0.10, prometheus-operator 0.93.
 """
 
 from __future__ import annotations

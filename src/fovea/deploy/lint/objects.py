@@ -6,7 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fovea.deploy.targets.kserve import QUEUE_PROXY_PORTS
+
 Fields = Mapping[str, Any]
+KNATIVE = "serving.kserve.io/deploymentMode"
+"""Annotation of an InferenceService whose pods Knative runs, with a proxy of its own in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Pods:
     def ports(self) -> dict[str | int, int]:
         """The numbers of all ports, by name and by number."""
         found: dict[str | int, int] = {}
+        if self.owner.annotations.get(KNATIVE) == "Knative":
+            found = {number: number for number in QUEUE_PROXY_PORTS}
         for container in self.containers:
             for port in container.get("ports") or []:
                 found[port["containerPort"]] = port["containerPort"]

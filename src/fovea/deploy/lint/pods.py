@@ -6,11 +6,10 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from fovea.deploy.lint.objects import Cluster, Fields, Pods, fields_of
+from fovea.deploy.lint.objects import KNATIVE, Cluster, Fields, Pods, fields_of
 from fovea.deploy.targets.kubernetes.objects import SECRETS
 
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
-KNATIVE = "serving.kserve.io/deploymentMode"
 
 
 def check(cluster: Cluster) -> Iterator[str]:

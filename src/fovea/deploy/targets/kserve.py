@@ -24,6 +24,8 @@ SERVICE_SUFFIX = "-pods"
 DEFAULT_MAX_RUNNING = 64
 """Default of the setting `max_running` of `fovea serve`."""
 CANARY_PERCENT = 10
+QUEUE_PROXY_PORTS = (8012, 8013, 8022, 8112, 9090, 9091)
+"""Ports of Knative's queue-proxy: HTTP/1, HTTP/2, its administration, TLS, and metrics."""
 FORMAT = "fovea"
 ANNOTATIONS = "serving.kserve.io"
 
@@ -41,6 +43,7 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
     build = f"{ROOT}/overlays/knative"
     return (
         *LAYOUT.checks(spec),
+        Check("kubernetes-validate", ("--strict", f"{{dir}}/{build}/network.yaml"), f"schemas of {build}"),
         Check("kubectl", ("kustomize", f"{{dir}}/{build}"), f"build of {build}"),
         lint(build),
     )
@@ -152,7 +155,21 @@ def _knative(spec: DeploySpec) -> Files:
             ]
         found = {"kind": "InferenceService", "name": pool_name(spec, pool)}
         patches.append({"target": found, "patch": _json_patch(patch)})
-    return {"kustomization.yaml": yaml_text({**OVERLAY, "resources": ["../../base"], "patches": patches})}
+    kustomization = {**OVERLAY, "resources": ["../../base", "network.yaml"], "patches": patches}
+    return {
+        "kustomization.yaml": yaml_text(kustomization),
+        "network.yaml": yaml_text(_queue_proxies(spec)),
+    }
+
+
+def _queue_proxies(spec: DeploySpec) -> Manifest:
+    """Knative puts a proxy into each pod. Requests, probes and scrapes of Knative come through its ports."""
+    body = {
+        "podSelector": {"matchLabels": selector(spec, "engine")},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [{"protocol": "TCP", "port": port} for port in QUEUE_PROXY_PORTS]}],
+    }
+    return manifest(spec, "networking.k8s.io/v1 NetworkPolicy", f"{spec.name}-queue-proxies", {"spec": body})
 
 
 def _json_patch(entries: list[dict[str, Any]]) -> str:

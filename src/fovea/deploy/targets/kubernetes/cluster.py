@@ -14,7 +14,7 @@ from fovea.deploy.targets.kubernetes.objects import (
     selector,
 )
 
-REDIS_IMAGE = "redis:7.4-alpine"
+REDIS_IMAGE = "redis:7.4.2-alpine"
 REDIS_PORT = 6379
 
 
