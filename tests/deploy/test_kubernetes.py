@@ -1,6 +1,7 @@
 """Manifests for Kubernetes: what they say, and the tools that check them."""
 
 import dataclasses
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -13,6 +14,8 @@ from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
 from fovea.deploy import check
 from fovea.deploy.lint.__main__ import main as lint_main
+from fovea.deploy.lint.run import lint
+from fovea.deploy.read import read_spec
 from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Scale
 from fovea.deploy.target import target
@@ -22,6 +25,8 @@ from fovea.engine.config import EngineConfig
 from fovea.gateway.config import read_tables
 from tests.deploy import manifests
 from tests.deploy.specs import FULL, SMALL
+
+PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 
 
 def objects(path: str, spec: str = "full") -> list[dict[str, Any]]:
@@ -80,14 +85,26 @@ def test_pods_roll_when_their_configuration_changes(tmp_path: Path) -> None:
         assert first == mounted(SMALL, root, tmp_path / root / "3")
 
 
+def test_the_first_deployment_of_the_page(tmp_path: Path) -> None:
+    """Its spec renders, and its commands create the Secrets that pods need, with the keys that they read."""
+    (tmp_path / "deploy.toml").write_text(PAGE.partition("```toml\n")[2].partition("```")[0])
+    files = render(read_spec(tmp_path / "deploy.toml", known_settings()), ["kubernetes"])
+    assert lint(files, "kubernetes/overlays/hpa") == []
+    created = dict(re.findall(r"create secret generic (\S+) --from-literal=(.*)", PAGE))
+    namespace = yaml.safe_load(files["kubernetes/base/namespace.yaml"])
+    assert set(namespace["metadata"]["annotations"]["fovea/secrets"].split(",")) <= set(created)
+    for text in files.values():
+        for name, key in re.findall(r"secretKeyRef:\s+name: (\S+)\s+key: (\S+)", text):
+            assert f"{key}=" in created[name]
+
+
 @needs("kubectl")
 def test_an_overlay_joins_the_deployment_istio_and_its_sidecars(tmp_path: Path) -> None:
     """The overlay of docs/kubernetes.md."""
     write(manifests.files("full"), tmp_path)
     overlay = tmp_path / "kubernetes" / "overlays" / "mine"
     overlay.mkdir()
-    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
-    text = page.partition("overlays/mine/kustomization.yaml\n")[2].partition("```")[0]
+    text = PAGE.partition("overlays/mine/kustomization.yaml\n")[2].partition("```")[0]
     (overlay / "kustomization.yaml").write_text(text)
     command = [check.find("kubectl") or "", "kustomize", str(overlay)]
     built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
