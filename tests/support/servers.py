@@ -266,3 +266,20 @@ def simulated_backends(count: int = 2, *options: str) -> Iterator[list[str]]:
         started([sys.executable, str(BACKEND), *flags, *options], ports, home / "log"),
     ):
         yield [f"http://127.0.0.1:{port}" for port in ports]
+
+
+@contextlib.contextmanager
+def prometheus_server(target: str, *options: str, interval: str = "200ms") -> Iterator[str]:
+    """Prometheus that scrapes /metrics of one server. It begins to do so five seconds after its start.
+
+    target: host and port of the server. options: further arguments.
+    """
+    path, port = program("prometheus"), free_port()
+    with folder("prometheus") as home:
+        scrape = {"job_name": "fovea", "static_configs": [{"targets": [target]}]}
+        times = {"scrape_interval": interval, "scrape_timeout": interval}
+        (home / "prometheus.yml").write_text(json.dumps({"global": times, "scrape_configs": [scrape]}))
+        command = [path, f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data",
+                   f"--web.listen-address=127.0.0.1:{port}", *options]  # fmt: skip
+        with started(command, [port], home / "log"):
+            yield f"http://127.0.0.1:{port}"

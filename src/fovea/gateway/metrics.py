@@ -2,26 +2,37 @@
 
 Counts and times are added as requests end; gauges of backends and stores are read when they are scraped. With
 several workers, prometheus_client keeps the numbers of each in a file (PROMETHEUS_MULTIPROC_DIR), and every
-worker can answer for all. Labels are bounded: beyond MOST_NAMES, names of tenants and models are "other", and
-so are names of backends beyond MOST_BACKENDS.
+worker can answer for all. Labels are bounded: beyond MOST_NAMES, names of tenants, models and error codes are
+"other", and so are names of backends beyond MOST_BACKENDS. A metric of several labels has at most MOST_SERIES
+and MOST_REST series, however many combinations occur.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from fovea.observe.exposition import Exposition, expose
+from fovea.observe.process import ProcessMetrics, workers
 
 MOST_NAMES = 100
 MOST_BACKENDS = 1000
+MOST_SERIES = 2000
+"""Series of one metric after which the names in further ones are "other"."""
+MOST_REST = 500
+"""Series with such names after which all labels of further ones are "other"."""
+MOST_GAUGES = 5000
 MOST_CHILDREN = 20_000
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 PREFIX = "fovea_gateway_"
+_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Row(NamedTuple):
@@ -76,6 +87,9 @@ GAUGES: Mapping[str, Row] = {
 }
 
 
+OTHER = "other"
+
+
 class Names:
     """Bounds the values of a label: the first MOST_NAMES stay, further ones are "other"."""
 
@@ -87,9 +101,27 @@ class Names:
         if name in self._known:
             return name
         if len(self._known) >= self._most:
-            return "other"
+            return OTHER
         self._known.add(name)
         return name
+
+
+class _AllWorkers(Collector):
+    """The sums over all workers. A metric that no worker has counted yet has no series, but is named.
+
+    own: the metrics of this worker.
+    """
+
+    def __init__(self, own: CollectorRegistry) -> None:
+        self._own = own
+
+    def collect(self) -> Iterator[Metric]:
+        summed = list(MultiProcessCollector(CollectorRegistry()).collect())  # type: ignore[no-untyped-call]
+        yield from summed
+        names = {family.name for family in summed}
+        for family in self._own.collect():
+            if family.name not in names:
+                yield Metric(family.name, family.documentation, family.type)
 
 
 class Metrics:
@@ -120,11 +152,19 @@ class Metrics:
             )
             for name, row in GAUGES.items()
         }
-        self._backends = Names(MOST_BACKENDS)
+        self._names = {
+            "backend": Names(MOST_BACKENDS),
+            "tenant": self.tenants,
+            "model": self.models,
+            "code": Names(),
+        }
+        self._series: dict[str, set[tuple[str, ...]]] = {name: set() for name in (*COUNTERS, *HISTOGRAMS)}
         self._children: dict[tuple[str, ...], Counter | Histogram] = {}
         self._shown: set[tuple[str, ...]] = set()
         self._fresh: set[tuple[str, ...]] = set()
         self.refresh: Callable[[Metrics], None] = lambda metrics: None
+        if _DIRECTORY not in os.environ:
+            self.registry.register(ProcessMetrics())
 
     def count(self, name: str, *labels: str, by: float = 1.0) -> None:
         """Add to a counter of COUNTERS."""
@@ -132,32 +172,50 @@ class Metrics:
         child = self._children.get(key)
         if child is None:
             parent = self._counters[name]
-            bounded = self._bounded(COUNTERS[name], labels)
+            bounded = self._bounded(name, COUNTERS[name], labels)
             child = self._children[key] = parent.labels(*bounded) if labels else parent
         assert isinstance(child, Counter)
         child.inc(by)
 
-    def observe(self, name: str, seconds: float, *labels: str) -> None:
-        """Add a duration to a histogram of HISTOGRAMS."""
+    def observe(self, name: str, seconds: float, *labels: str, trace_id: str = "") -> None:
+        """Add a duration to a histogram of HISTOGRAMS.
+
+        trace_id: of the request, if its trace is recorded; it becomes an exemplar. With several workers there
+        are no exemplars.
+        """
         key = (name, *labels)
         child = self._children.get(key)
         if child is None:
-            bounded = self._bounded(HISTOGRAMS[name], labels)
+            bounded = self._bounded(name, HISTOGRAMS[name], labels)
             child = self._children[key] = self._histograms[name].labels(*bounded)
         assert isinstance(child, Histogram)
-        child.observe(seconds)
+        child.observe(seconds, {"trace_id": trace_id} if trace_id else None)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Set a gauge of GAUGES."""
-        self._gauges[name].labels(*labels).set(value)
-        self._fresh.add((name, *labels))
+        """Set a gauge of GAUGES. Within one refresh, values with the same labels add up.
 
-    def _bounded(self, row: Row, labels: tuple[str, ...]) -> list[str]:
-        """Return labels with bounded names of backends, which come and go for months."""
+        Beyond MOST_GAUGES series of all gauges together, further ones are not shown.
+        """
+        key = (name, *labels)
+        if key in self._fresh:
+            self._gauges[name].labels(*labels).inc(value)
+        elif len(self._fresh) < MOST_GAUGES:
+            self._gauges[name].labels(*labels).set(value)
+            self._fresh.add(key)
+
+    def _bounded(self, name: str, row: Row, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return labels with bounded names, which come and go for months, in a bounded number of series."""
         if len(self._children) > MOST_CHILDREN:
             self._children.clear()
-        pairs = zip(row.labels, labels, strict=True)
-        return [self._backends(value) if name == "backend" else value for name, value in pairs]
+        known, names = self._series[name], self._names
+        pairs = tuple(zip(row.labels, labels, strict=True))
+        values = tuple(names[label](value) if label in names else value for label, value in pairs)
+        if values not in known and len(known) >= MOST_SERIES:
+            values = tuple(OTHER if label in names else value for label, value in pairs)
+            if values not in known and len(known) >= MOST_SERIES + MOST_REST:
+                return (OTHER,) * len(values)
+        known.add(values)
+        return values
 
     def _refresh(self) -> None:
         """Set all gauges, and drop those of backends and queues that are gone."""
@@ -165,7 +223,7 @@ class Metrics:
         self.refresh(self)
         for name, *labels in self._shown - self._fresh:
             self._gauges[name].labels(*labels).set(0)
-            if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # files of several workers cannot be cut
+            if _DIRECTORY not in os.environ:  # files of several workers cannot be cut
                 self._gauges[name].remove(*labels)
         self._shown = self._fresh
 
@@ -180,8 +238,9 @@ class Metrics:
     def exposition(self, accept: str = "") -> Exposition:
         """Return the metrics of all workers as the text of a scrape. accept: the request's Accept header."""
         self._refresh()
-        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        if _DIRECTORY not in os.environ:
             return expose(self.registry, accept)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry.register(_AllWorkers(self.registry))
+        registry.register(ProcessMetrics(lambda: workers(Path(os.environ[_DIRECTORY]))))
         return expose(registry, accept)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
@@ -28,7 +29,8 @@ class Exposition(NamedTuple):
 def expose(registry: Collector, accept: str = "") -> Exposition:
     """Return the metrics of a registry. accept: the request's Accept header; "": the plain text format."""
     if prefers_openmetrics(accept):
-        return Exposition(generate_openmetrics(registry), OPENMETRICS)  # type: ignore[no-untyped-call]
+        # prometheus_client's default would write the colons of the names as underscores.
+        return Exposition(generate_openmetrics(registry, escaping=ALLOWUTF8), OPENMETRICS)  # type: ignore[no-untyped-call]
     return Exposition(generate_latest(registry), PLAIN)
 
 
