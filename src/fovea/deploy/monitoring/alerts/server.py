@@ -143,7 +143,13 @@ def _defects() -> list[Alert]:
         ),
         Alert(
             "FoveaTraceSpansDropped", "info", "10m",
-            (Condition("rate(fovea:trace_spans_dropped_total[10m])", "> 0"),),
+            (
+                Condition(
+                    "(rate(fovea:trace_spans_dropped_total[10m])"
+                    ' or rate(fovea_gateway_traces{name="trace_spans_dropped"}[10m]))',
+                    "> 0",
+                ),
+            ),
             f"{WHERE} drops spans of traces",
             f"{WHERE} drops {{{{ $value | humanize }}}} spans per second, because the collector is away or "
             "slow. Requests are not affected.",
