@@ -95,6 +95,7 @@ async def stream_deltas(
     ended = False
     caller, choices = reservation.caller, request.sampling.n
     caller.client.check_priority(request.priority)
+    trace_id = "" if state.trail is None else state.trail.recorded_id
     run = state.tracking.start(state.trail, request, state.client.info.name)
     name = f"{caller.request_id}-{request.id}" if caller.request_id else request.id
     request = replace(request, id=name, cache_share=caller.client.limits.cache_share)
@@ -107,12 +108,12 @@ async def stream_deltas(
             now = time.perf_counter()
             state.tracking.note(run, delta, now)
             if not last:
-                state.metrics.observe_first_token(media_s + now - started)
+                state.metrics.observe_first_token(media_s + now - started, trace_id)
             ended = delta.usage is not None
             if delta.index in last and delta.token_ids:
                 state.metrics.observe_gap(now - last[delta.index])
             last[delta.index] = now
-            state.metrics.observe_delta(delta, choices)
+            state.metrics.observe_delta(delta, choices, trace_id)
             charge.add(delta)
             yield delta
     except FoveaError as error:

@@ -25,6 +25,7 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
+from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
 from fovea.observe.slow import SlowRequests
@@ -48,7 +49,9 @@ from fovea.server.routes import (
     files,
     messages,
     models,
+    pdf,
     predict,
+    profile,
     responses,
 )
 from fovea.server.routes import images as images_api
@@ -90,6 +93,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
             SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
             open_tracer(settings.traces, "fovea-server", __version__),
         ),
+        documents=DocumentRenderer(settings.media),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -109,6 +113,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
+        state.documents.close()
         await fetch_cache.aclose()
 
     app = FastAPI(
@@ -127,6 +132,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
+        profile, pdf,
     ):  # fmt: skip
         app.include_router(routes.router)
     errors.install_handlers(app)

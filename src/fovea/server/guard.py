@@ -76,7 +76,7 @@ class Guard:
             route = getattr(scope.get("route"), "path", "unknown")
             if scope["method"] == "POST":
                 state.tracking.finish(trail, exchange.ended(route, status))
-            state.metrics.observe_request(route, status, exchange.seconds)
+            state.metrics.observe_request(route, status, exchange.seconds, trail.recorded_id)
         if status in (401, 403):
             state.metrics.count_denial(reason)
             state.access.audit.refused(

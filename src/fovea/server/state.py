@@ -20,7 +20,9 @@ from fovea.media.fetch.cache import FetchCache
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
+from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.metrics import Metrics
+from fovea.observe.profiler import Profiler
 from fovea.observe.trail import Trail
 from fovea.server.access.access import Access
 from fovea.server.access.caller import Caller
@@ -57,6 +59,8 @@ class ServerState:
     batches: files and batches; None: there is no folder for them.
     runner: runs the batches.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
+    documents: draws pages of PDF files.
+    profiler: makes profiles of this process.
     draining: whether the server is shutting down and refuses new requests.
     """
 
@@ -72,11 +76,13 @@ class ServerState:
     access: Access
     bodies: BodyBudget
     tracking: Tracking
+    documents: DocumentRenderer
     trail: Trail | None = None
     caller: Caller = field(default_factory=Caller)
     batches: BatchStore | None = None
     runner: BatchRunner | None = None
     clearing: Lock = field(default_factory=Lock)
+    profiler: Profiler = field(default_factory=Profiler)
     draining: bool = False
 
     def unavailable(self) -> str | None:
