@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,10 +126,9 @@ def monitored(
         programs.callback(server.close)
         server.wait_for("fovea:requests_total and on () fovea_gateway_requests_total")
         load(running)
-        monitored = Monitored(running, server, webhook, exceptions)
-        server.wait_for('fovea_slo:budget_left:ratio30d{job="fovea", slo="errors"}')
-        server.wait_for('fovea_slo:budget_left:ratio30d{job="fovea-gateway", slo="errors"}')
-        yield monitored
+        server.wait_for(f"min(timestamp(up)) > {time.time()}")  # the last request is in the metrics
+        server.wait_for(f"min(timestamp(fovea_slo:budget_left:ratio30d)) > {time.time() + 2}")
+        yield Monitored(running, server, webhook, exceptions)
 
 
 def test_every_panel_returns_a_series(monitored: Monitored) -> None:

@@ -42,6 +42,7 @@ def test_anchors_lead_to_headings() -> None:
         assert alert.anchor in headings
 
 
+@pytest.mark.slow
 def test_flags_of_the_pages_exist() -> None:
     parser = build_parser()
     known = {flag for action in actions(parser) for flag in action.option_strings}
