@@ -1,6 +1,7 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
 # make test   set up, check and test (minutes)
-# make servers  Debian's redis-server and nginx, which some tests run (as root; without them these tests are skipped)
+# make servers  Debian's Redis, nginx, HAProxy, Prometheus, Alertmanager, Chromium and ShellCheck, which some tests run
+#             (as root; without them these tests are skipped)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
 #             (5 minutes; 1.2 GB the first time)
@@ -60,7 +61,7 @@ test: check
 
 servers:
 	DEBIAN_FRONTEND=noninteractive apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light haproxy prometheus prometheus-alertmanager chromium shellcheck faketime
 
 # FOVEA_NATIVE_KERNELS is for Fovea's own decisions, the others are for those of torch and oneDNN.
 test-portable: check

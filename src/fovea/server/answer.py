@@ -103,12 +103,15 @@ async def stream_deltas(
     charge = Charge(caller, request, check=not reservation.begun)
     reservation.hand_over(choices)
     state.metrics.begin_answer(choices, request.sampling.max_tokens)
+    flight = state.in_flight.enter(caller.request_id or request.id, caller.client.name, charge.media, choices)
     try:
         async for delta in stream:
             now = time.perf_counter()
             state.tracking.note(run, delta, now)
             if not last:
                 state.metrics.observe_first_token(media_s + now - started, trace_id)
+                state.in_flight.begin_answer(flight, media_s + now - started)
+            flight.tokens += len(delta.token_ids)
             ended = delta.usage is not None
             if delta.index in last and delta.token_ids:
                 state.metrics.observe_gap(now - last[delta.index])
@@ -123,6 +126,7 @@ async def stream_deltas(
     finally:
         if not ended and not run.error:
             run.error = "client_gone"
+        state.in_flight.leave(flight)
         reservation.end(choices)
         charge.settle()
         state.media.release(request.prompt)

@@ -47,8 +47,10 @@ from fovea.server.routes import (
     chat,
     completions,
     files,
+    live,
     messages,
     models,
+    page,
     pdf,
     predict,
     profile,
@@ -132,9 +134,12 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
-        profile, pdf,
+        profile, pdf, live,
     ):  # fmt: skip
         app.include_router(routes.router)
+    if settings.access.page == "on":
+        page.read_files()
+        app.include_router(page.router)
     errors.install_handlers(app)
     app.add_exception_handler(Forbidden, on_forbidden)
     app.add_middleware(_IgnoreClientGone)
