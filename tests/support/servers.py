@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 BACKEND = Path(__file__).parents[2] / "benchmarks" / "gateway" / "backend.py"
-READY_S, STOP_S, POLL_S = 20.0, 10.0, 0.02
+READY_S, STOP_S, POLL_S = 60.0, 10.0, 0.02
 
 
 def free_port() -> int:
