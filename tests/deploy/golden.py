@@ -26,9 +26,7 @@ SPECS: dict[str, DeploySpec] = {"small": SMALL, "full": FULL}
 
 def names() -> list[str]:
     """Return the names of the targets that have a module."""
-    return [
-        each.name for each in TARGETS if importlib.util.find_spec(f"fovea.deploy.targets.{each.module}")
-    ]
+    return [each.name for each in TARGETS if importlib.util.find_spec(f"fovea.deploy.targets.{each.module}")]
 
 
 def rendered(target: str, spec: str) -> dict[str, str]:

@@ -33,6 +33,23 @@ from fovea.core.settings import check_settings, setting
 from fovea.deploy import names
 from fovea.deploy.gpus import GPUS, MIG_PROFILES
 
+_ENGINE_BODIES_MIB, _GATEWAY_BODIES_MIB = 256, 512
+"""Defaults of `max_bodies_mib`, which cannot be below `max_body_mib`."""
+
+
+def _check_settings_table(settings: Mapping[str, Any]) -> None:
+    """Check the types of settings. Control characters could have a meaning in a file. Raises ConfigError."""
+    for name, value in settings.items():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if not isinstance(item, str | bool | int | float) or (
+                isinstance(item, str) and not item.isprintable()
+            ):
+                raise ConfigError(
+                    f"settings: {name} is {value!r}; accepted: a printable text, a number, true, false, or a "
+                    "list of these",
+                    param=name,
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -74,6 +91,7 @@ class Pool:
                 f"max_replicas is {self.max_replicas}; accepted: 0, or {self.replicas} (replicas) and more",
                 param="max_replicas",
             )
+        _check_settings_table(self.settings)
         self._check_hardware()
 
     def _check_hardware(self) -> None:
@@ -115,6 +133,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        _check_settings_table(self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +244,9 @@ class DeploySpec:
     max_answer_s: int = setting(
         600, "Seconds after which an answer is cut, in every proxy and server alike.", low=10, high=86400
     )
+    gateway_class: str = setting(
+        "istio", "Class of the Gateway, for the target gateway-api.", check=names.host
+    )
     tls: bool = setting(False, "The proxy ends TLS; the certificate is mounted at /etc/fovea/tls.")
     engine_port: int = setting(8000, "Port of the engines.", low=1, high=65535)
     gateway_port: int = setting(8080, "Port of the gateways.", low=1, high=65535)
@@ -298,6 +320,10 @@ class DeploySpec:
             "lame_duck_s": float(stop.lame_duck_s),
             "device": "cuda" if pool.hardware == "cuda" else "cpu",
         }
+        if self.max_body_mib > _ENGINE_BODIES_MIB:
+            shared["max_bodies_mib"] = self.max_body_mib
+        if pool.settings.get("simulate"):  # `fovea serve --simulate` has no model and no device
+            del shared["model"], shared["device"]
         return {**shared, **pool.settings}
 
     def gateway_settings(self) -> dict[str, Any]:
@@ -311,4 +337,6 @@ class DeploySpec:
             "drain_seconds": float(self.stop.drain_s),
             "lame_duck_s": float(self.stop.lame_duck_s),
         }
+        if self.max_body_mib > _GATEWAY_BODIES_MIB:
+            shared["max_bodies_mib"] = self.max_body_mib
         return {**shared, **own}
