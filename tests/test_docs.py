@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fovea.cli.main import COMMANDS, build_parser
+from fovea.cli.metrics_table import markdown as metric_tables
 from fovea.cli.models import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +63,10 @@ def test_the_request_path_names_files() -> None:
 
 def test_model_table_is_what_the_command_prints() -> None:
     assert markdown() in (ROOT / "docs/models.md").read_text()
+
+
+def test_metric_tables_are_what_the_command_prints() -> None:
+    assert metric_tables() in (ROOT / "docs/metrics.md").read_text()
 
 
 def test_commands_in_the_readme_exist() -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import json
 import time
 import urllib.parse
 import urllib.request
+=======
+import http.client
+import json
+import re
+import time
+import urllib.parse
+>>>>>>> wt-dashboards
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -31,6 +39,7 @@ class Prometheus:
     """The HTTP API of a Prometheus. address: as HOST:PORT."""
 
     def __init__(self, address: str) -> None:
+<<<<<<< HEAD
         self._base = f"http://{address}/api/v1/"
 
     def query(self, expression: str) -> list[Any]:
@@ -41,6 +50,20 @@ class Prometheus:
         """Return the data of an answer."""
         with urllib.request.urlopen(f"{self._base}{path}?{urllib.parse.urlencode(fields)}") as answer:
             return json.load(answer)["data"]
+=======
+        self._connection = http.client.HTTPConnection(address, timeout=30)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def query(self, expression: str) -> list[Any]:
+        """Return the series of an expression now. Raises AssertionError if it is wrong."""
+        self._connection.request("GET", f"/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
+        answer = json.load(self._connection.getresponse())
+        assert answer["status"] == "success", f"{expression}: {answer['error']}"
+        return list(answer["data"]["result"])
+>>>>>>> wt-dashboards
 
     def wait_for(self, expression: str) -> list[Any]:
         """Wait until an expression returns a series."""
@@ -68,9 +91,27 @@ def panels(board: Any) -> Iterator[Any]:
             yield panel
 
 
+<<<<<<< HEAD
 def rule_expressions(text: str | None = None) -> Iterator[Checked]:
     """Yield the expression of every recording rule, and the series that it records."""
     for group in yaml.safe_load(text or recording_rules())["groups"]:
+=======
+def variable_expressions() -> Iterator[Checked]:
+    """Yield, for every variable of a dashboard that is a query, the values of its label."""
+    for name, text in dashboards().items():
+        for variable in json.loads(text)["templating"]["list"]:
+            if variable["type"] == "query":
+                match = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
+                assert match is not None, variable["query"]
+                selector, label = filled(match[1]), match[2]
+                labelled = f'{{{label}!=""}}' if "{" not in selector else ""
+                yield Checked(f"{name}: ${variable['name']}", f"count by ({label}) ({selector}{labelled})")
+
+
+def rule_expressions(text: str | None = None) -> Iterator[Checked]:
+    """Yield the expression of every recording rule, and the series that it records."""
+    for group in yaml.load(text or recording_rules(), Loader=yaml.CSafeLoader)["groups"]:
+>>>>>>> wt-dashboards
         for rule in group["rules"]:
             own = ", ".join(f'{name}="{value}"' for name, value in rule.get("labels", {}).items())
             yield Checked(f"rule {rule['record']}", rule["expr"])
@@ -102,6 +143,7 @@ def all_selectors() -> dict[str, str]:
 def empty(prometheus: Prometheus, expressions: Iterable[Checked]) -> list[Checked]:
     """Return the expressions that return nothing now."""
     return [checked for checked in expressions if not prometheus.query(checked.expression)]
+<<<<<<< HEAD
 
 
 def still_empty(prometheus: Prometheus, expressions: Iterable[Checked]) -> list[Checked]:
@@ -117,3 +159,5 @@ def still_empty(prometheus: Prometheus, expressions: Iterable[Checked]) -> list[
         left = now
         time.sleep(POLL_S)
     return left
+=======
+>>>>>>> wt-dashboards

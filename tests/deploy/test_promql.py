@@ -11,7 +11,7 @@ from tests.deploy.promql import filled, selectors, without_offset
     ("expression", "found"),
     [
         ("fovea:ready == 0", ["fovea:ready"]),
-        ('sum by (job, le) (rate(a_bucket{le="0.5", x=~"a|b"}[5m])) * 1e-9', ['a_bucket{le="0.5", x=~"a|b"}']),
+        ('sum by (le) (rate(a_bucket{le="0.5", x=~"a|b"}[5m])) * 1e-9', ['a_bucket{le="0.5", x=~"a|b"}']),
         ("a / on (slo) group_left () b", ["a", "b"]),
         ("(sum(x{a=\"}\"}) or vector(0)) / (y > 0)", ['x{a="}"}', "y"]),
         ("max_over_time(m[1h] offset 6h) > 1.2 and deriv(m[2h]) > 0", ["m"]),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
+from fovea.cli.main import main
 from tests.server.support import Server
 
 CHAT = "/v1/chat/completions"
@@ -50,6 +52,11 @@ def test_openmetrics_is_negotiated(server: Server) -> None:
     } <= names
     plain = server.get("/metrics")
     assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_a_running_server_exports_every_name(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", "--url", server.url]) == 0
+    assert "not here: vllm:cache_config_info" not in capsys.readouterr().out
 
 
 def test_an_answer_moves_the_documents_names(server: Server) -> None:

@@ -41,7 +41,7 @@ def outputs() -> dict[str, str]:
         f"{FOLDER}/rules/recording.yml": recording_rules(),
         f"{FOLDER}/rules/alerts.yml": alert_rules(),
         **{
-            f"{FOLDER}/rules/tests/{name}.yml": test_file(cases, alerts, STEPS.get(name, "1m"))
+            f"{FOLDER}/rules/tests/{name}.yml": test_file(cases, alerts, STEPS.get(name, "2m"))
             for name, cases in CASES.items()
         },
         f"{FOLDER}/rules/tests/recording.yml": recording_tests(),

@@ -73,7 +73,7 @@ def _ask(args: argparse.Namespace, method: str, path: str) -> dict[str, Any]:
 
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     try:
-        status, text = _send(method, args.url.rstrip("/") + path, headers)
+        status, text = send(method, args.url.rstrip("/") + path, headers)
         body = json.loads(text)
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
@@ -85,7 +85,7 @@ def _ask(args: argparse.Namespace, method: str, path: str) -> dict[str, Any]:
     return values
 
 
-def _send(method: str, url: str, headers: dict[str, str]) -> tuple[int, bytes]:
+def send(method: str, url: str, headers: dict[str, str]) -> tuple[int, bytes]:
     """Send a request and return the status and the body of the answer, whatever the status is.
 
     Redirections are not followed: the key is for this server alone.

@@ -23,6 +23,7 @@ COMMANDS = (
     "evaluate",
     "models",
     "caches",
+    "metrics",
     "keys",
     "usage",
     "experiment",

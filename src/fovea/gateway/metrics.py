@@ -10,12 +10,14 @@ and MOST_REST series, however many combinations occur.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from fovea.observe.exposition import Exposition, expose
 from fovea.observe.process import ProcessMetrics, workers
@@ -102,6 +104,24 @@ class Names:
             return OTHER
         self._known.add(name)
         return name
+
+
+class _AllWorkers(Collector):
+    """The sums over all workers. A metric that no worker has counted yet has no series, but is named.
+
+    own: the metrics of this worker.
+    """
+
+    def __init__(self, own: CollectorRegistry) -> None:
+        self._own = own
+
+    def collect(self) -> Iterator[Metric]:
+        summed = list(MultiProcessCollector(CollectorRegistry()).collect())  # type: ignore[no-untyped-call]
+        yield from summed
+        names = {family.name for family in summed}
+        for family in self._own.collect():
+            if family.name not in names:
+                yield Metric(family.name, family.documentation, family.type)
 
 
 class Metrics:
@@ -221,6 +241,6 @@ class Metrics:
         if _DIRECTORY not in os.environ:
             return expose(self.registry, accept)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry.register(_AllWorkers(self.registry))
         registry.register(ProcessMetrics(lambda: workers(Path(os.environ[_DIRECTORY]))))
         return expose(registry, accept)

@@ -23,7 +23,7 @@ from fovea.observe.exposition import Exposition, expose
 from fovea.observe.process import ProcessMetrics
 from fovea.observe.relevance import RelevanceMetrics
 from fovea.observe.renamed import renamed
-from fovea.observe.request_table import SPREADS, STAGES, TOTALS, Spread, Total
+from fovea.observe.request_table import INFO_LABELS, INFO_TEXT, SPREADS, STAGES, TOTALS, Spread, Total
 
 MOST_SERIES = 500
 """Most series of a counter that have label values of their own; the values of further ones are "other"."""
@@ -100,8 +100,7 @@ class Metrics:
         clock: returns seconds.
         """
         self.registry = CollectorRegistry()
-        text = "always 1; the labels name the served model and Fovea's version"
-        info = Gauge("fovea:info", text, ["model", "version"], registry=self.registry)
+        info = Gauge("fovea:info", INFO_TEXT, INFO_LABELS, registry=self.registry)
         info.labels(model, version).set(1)
         self._totals = {name: _Total(name, row) for name, row in TOTALS.items()}
         self._spreads = {name: _Spread(name, row) for name, row in SPREADS.items()}

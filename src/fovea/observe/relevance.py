@@ -5,7 +5,13 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from fovea.core.image import RelevanceRecord
-from fovea.observe.request_table import RELEVANCE_GAUGES, RELEVANCE_SPREADS, TENSION_GAUGE, TENSIONS
+from fovea.observe.request_table import (
+    RELEVANCE_GAUGES,
+    RELEVANCE_SPREADS,
+    TENSION_GAUGE,
+    TENSION_TEXT,
+    TENSIONS,
+)
 
 
 class RelevanceMetrics:
@@ -13,8 +19,7 @@ class RelevanceMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {name: Gauge(name, text, registry=registry) for name, text in RELEVANCE_GAUGES.items()}
-        text = "a tension from 0 to 1; 1 is the first side of the pair"
-        self._tensions = Gauge(TENSION_GAUGE, text, ["tension"], registry=registry)
+        self._tensions = Gauge(TENSION_GAUGE, TENSION_TEXT, ["tension"], registry=registry)
         self._spreads = {
             name: Histogram(name, text, buckets=buckets, registry=registry)
             for name, (text, buckets) in RELEVANCE_SPREADS.items()

@@ -39,6 +39,7 @@ RELEVANCE_GAUGES = {
     "arr_coc_participatory_score": "mean of its participatory map",
 }
 TENSION_GAUGE = "arr_coc_opponent_processing_balance"
+TENSION_TEXT = "a tension from 0 to 1; 1 is the first side of the pair"
 TENSIONS = ("compress_particularize", "exploit_explore", "focus_diversify")
 RELEVANCE_SPREADS: dict[str, tuple[str, Buckets]] = {
     "arr_coc_relevance_score_dist": ("relevance of regions", tuple(step / 10 for step in range(1, 11))),
@@ -48,6 +49,8 @@ RELEVANCE_SPREADS: dict[str, tuple[str, Buckets]] = {
         (0.25, 0.5, 1, 2, 4, 8, 16, 32),
     ),
 }
+INFO_TEXT = "always 1; the labels name the served model and Fovea's version"
+INFO_LABELS = ("model", "version")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 STAGES = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "decode")
