@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import json
-import time
-import urllib.parse
-import urllib.request
-=======
 import http.client
 import json
 import re
 import time
 import urllib.parse
->>>>>>> wt-dashboards
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -39,18 +32,6 @@ class Prometheus:
     """The HTTP API of a Prometheus. address: as HOST:PORT."""
 
     def __init__(self, address: str) -> None:
-<<<<<<< HEAD
-        self._base = f"http://{address}/api/v1/"
-
-    def query(self, expression: str) -> list[Any]:
-        """Return the series of an expression now. Raises HTTPError if it is wrong."""
-        return list(self.get("query", query=expression)["result"])
-
-    def get(self, path: str, **fields: str) -> Any:
-        """Return the data of an answer."""
-        with urllib.request.urlopen(f"{self._base}{path}?{urllib.parse.urlencode(fields)}") as answer:
-            return json.load(answer)["data"]
-=======
         self._connection = http.client.HTTPConnection(address, timeout=30)
 
     def close(self) -> None:
@@ -63,7 +44,6 @@ class Prometheus:
         answer = json.load(self._connection.getresponse())
         assert answer["status"] == "success", f"{expression}: {answer['error']}"
         return list(answer["data"]["result"])
->>>>>>> wt-dashboards
 
     def wait_for(self, expression: str) -> list[Any]:
         """Wait until an expression returns a series."""
@@ -91,11 +71,6 @@ def panels(board: Any) -> Iterator[Any]:
             yield panel
 
 
-<<<<<<< HEAD
-def rule_expressions(text: str | None = None) -> Iterator[Checked]:
-    """Yield the expression of every recording rule, and the series that it records."""
-    for group in yaml.safe_load(text or recording_rules())["groups"]:
-=======
 def variable_expressions() -> Iterator[Checked]:
     """Yield, for every variable of a dashboard that is a query, the values of its label."""
     for name, text in dashboards().items():
@@ -111,7 +86,6 @@ def variable_expressions() -> Iterator[Checked]:
 def rule_expressions(text: str | None = None) -> Iterator[Checked]:
     """Yield the expression of every recording rule, and the series that it records."""
     for group in yaml.load(text or recording_rules(), Loader=yaml.CSafeLoader)["groups"]:
->>>>>>> wt-dashboards
         for rule in group["rules"]:
             own = ", ".join(f'{name}="{value}"' for name, value in rule.get("labels", {}).items())
             yield Checked(f"rule {rule['record']}", rule["expr"])
@@ -143,21 +117,3 @@ def all_selectors() -> dict[str, str]:
 def empty(prometheus: Prometheus, expressions: Iterable[Checked]) -> list[Checked]:
     """Return the expressions that return nothing now."""
     return [checked for checked in expressions if not prometheus.query(checked.expression)]
-<<<<<<< HEAD
-
-
-def still_empty(prometheus: Prometheus, expressions: Iterable[Checked]) -> list[Checked]:
-    """Wait until all expressions return series; return those that do not, in the end.
-
-    Longer rules need several scrapes. It waits only as long as the number of empty ones still falls.
-    """
-    left, progress = list(expressions), time.monotonic()
-    while left and time.monotonic() - progress < 8.0:
-        now = empty(prometheus, left)
-        if len(now) < len(left):
-            progress = time.monotonic()
-        left = now
-        time.sleep(POLL_S)
-    return left
-=======
->>>>>>> wt-dashboards

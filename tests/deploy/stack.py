@@ -53,15 +53,8 @@ def stack(*options: str) -> Iterator[Stack]:
         running.key_file.write_text(METRICS_KEY)
         (home / "engine.key").write_text(SERVER_KEY)
         _private(running.server_keys, server_keys())
-<<<<<<< HEAD
-        _private(
-            home / "gateway-keys.toml",
-            "".join(_key(name, f"fv-{name}", more) for name, more in TENANTS.items()),
-        )
-=======
         tenants = (_key(name, f"fv-{name}", more) for name, more in TENANTS.items())
         _private(home / "gateway-keys.toml", "".join(tenants))
->>>>>>> wt-dashboards
         (home / "prices.toml").write_text(PRICES)
         _private(home / "gateway.toml", _gateway(server, dead))
         engine = ["serve", *options, "--port", str(server), "--keys-file", str(running.server_keys),
@@ -69,12 +62,8 @@ def stack(*options: str) -> Iterator[Stack]:
         front = ["gateway", "--config", str(home / "gateway.toml"), "--port", str(gateway), "--redis", redis,
                  "--keys-file", str(home / "gateway-keys.toml"), "--prices", str(home / "prices.toml"),
                  "--probe-every-s", "0", "--breaker-failures", "2", "--breaker-open-s", "600",
-<<<<<<< HEAD
-                 "--policy", "priority", "--admin-key", METRICS_KEY, "--lame-duck-s", "0", "--drain-seconds", "0"]  # fmt: skip
-=======
                  "--policy", "priority", "--admin-key", METRICS_KEY, "--lame-duck-s", "0",
                  "--drain-seconds", "0"]  # fmt: skip
->>>>>>> wt-dashboards
         with (
             started(_fovea(*engine, "--drain-seconds", "0"), [server], home / "server.log"),
             started(_fovea(*front), [gateway], home / "gateway.log"),
@@ -208,12 +197,8 @@ folder = "experiments"
 name = "e"
 model = "trial"
 sticky_by = "user"
-<<<<<<< HEAD
-variants = [{{ name = "old", model = "{MODEL}", weight = 50 }}, {{ name = "new", model = "copy", weight = 50 }}]
-=======
 variants = [
   {{ name = "old", model = "{MODEL}", weight = 50 }},
   {{ name = "new", model = "copy", weight = 50 }},
 ]
->>>>>>> wt-dashboards
 """

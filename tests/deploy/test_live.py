@@ -1,35 +1,19 @@
 """A real Prometheus scrapes a loaded server and gateway: every panel, rule and alert returns a series.
 
-<<<<<<< HEAD
-The server simulates its engine, and in the slow test it runs the bundled model. An expression that returns
-nothing must be listed below with its reason, and one that is listed must return nothing.
-=======
 The server simulates its engine; in the slow test it runs the bundled model. An expression that returns
 nothing must name a metric that is listed below with its reason, and what is listed must return nothing.
->>>>>>> wt-dashboards
 """
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-=======
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
->>>>>>> wt-dashboards
 
 import pytest
 import yaml
 
-<<<<<<< HEAD
-from fovea.deploy.monitoring.files import alert_rules, prometheus_config, recording_rules
-from fovea.deploy.monitoring.rule import Condition
-=======
 from fovea.deploy.monitoring.files import (
     alert_rules,
     alertmanager_config,
@@ -38,7 +22,6 @@ from fovea.deploy.monitoring.files import (
 )
 from fovea.deploy.monitoring.rule import Condition
 from tests.deploy.promql import selectors
->>>>>>> wt-dashboards
 from tests.deploy.queries import (
     Checked,
     Prometheus,
@@ -48,21 +31,6 @@ from tests.deploy.queries import (
     empty,
     panel_expressions,
     rule_expressions,
-<<<<<<< HEAD
-    still_empty,
-)
-from tests.deploy.stack import METRICS_KEY, Stack, load, stack
-from tests.support.servers import prometheus
-
-NO_GPU = not Path("/dev/nvidiactl").exists()
-GPU = "this machine has no GPU"
-HEALTHY = "nothing of this kind happens in a healthy run"
-SIMULATED = "the simulator encodes no regions"
-SILENT = {
-    'fovea:requests_total{job=~".+", instance=~".+", route=~"ROUTES", status=~"5.."}': HEALTHY,
-}
-ABSENT = "absent(up"
-=======
     variable_expressions,
 )
 from tests.deploy.stack import Stack, load, server_keys, stack
@@ -108,32 +76,16 @@ class Monitored:
             for checked in empty(self.prometheus, expressions)
             if checked.expression != ABSENT and not any(map(self.is_excepted, selectors(checked.expression)))
         ]
->>>>>>> wt-dashboards
 
 
 def accelerated(text: str) -> str:
     """Return rules that are evaluated at the global interval, and alerts that fire after a second."""
-<<<<<<< HEAD
-    rules = yaml.safe_load(text)
-=======
     rules = yaml.load(text, Loader=yaml.CSafeLoader)
->>>>>>> wt-dashboards
     for group in rules["groups"]:
         group.pop("interval", None)
         for rule in group["rules"]:
             if "for" in rule:
                 rule["for"] = "1s"
-<<<<<<< HEAD
-    return str(yaml.safe_dump(rules))
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[tuple[Stack, Prometheus]]:
-    with stack("--simulate") as programs:
-        load(programs)
-        config = prometheus_config(
-            [programs.server], [programs.gateway], interval="1s", key_file=str(programs.key_file)
-=======
     return str(yaml.dump(rules, Dumper=yaml.CSafeDumper))
 
 
@@ -156,37 +108,12 @@ def monitored(
         load(running)
         config = prometheus_config(
             [running.server], [running.gateway], receiver, interval="1s", key_file=str(running.key_file)
->>>>>>> wt-dashboards
         )
         files = {
             "prometheus.yml": config,
             "recording.yml": accelerated(recording_rules()),
             "alerts.yml": accelerated(alert_rules()),
         }
-<<<<<<< HEAD
-        with prometheus(files) as address:
-            server = Prometheus(address)
-            server.wait_for("fovea:requests_total")
-            server.wait_for("fovea_gateway_requests_total")
-            load(programs)
-            yield programs, server
-
-
-def test_try(running: tuple[Stack, Prometheus]) -> None:
-    _, server = running
-    for name, each in (
-        ("panels", panel_expressions()),
-        ("rules", rule_expressions()),
-        ("alerts", alert_expressions()),
-        ("selectors", [Checked(where, selector) for selector, where in all_selectors().items()]),
-    ):
-        each = list(each)
-        left = still_empty(server, each)
-        print(name, len(each), "empty:", len(left))
-        for x in left:
-            print("   ", x.where, "|", x.expression)
-    assert 0
-=======
         server = Prometheus(programs.enter_context(prometheus(files)))
         programs.callback(server.close)
         server.wait_for("fovea:requests_total and on () fovea_gateway_requests_total")
@@ -265,4 +192,3 @@ def test_an_alert_and_its_end_reach_a_webhook(monitored: Monitored) -> None:
     keys.write_text(server_keys())
     ended = monitored.webhook.wait_for("FoveaKeysFileBroken", "resolved")
     assert ended["fingerprint"] == fired["fingerprint"]
->>>>>>> wt-dashboards
