@@ -220,3 +220,21 @@ def test_redis_needs_no_more_than_its_memory() -> None:
     spec = DeploySpec(pools=(Pool(name="a"),), gateway=Gateway(), redis=Redis(memory_mib=16))
     values = tomllib.loads(render(spec, ["local"])["gateway-0.toml"])
     assert values["response_cache_redis_mib"] == 12
+
+
+@pytest.mark.parametrize("name", ["nginx", "haproxy", "envoy"])
+def test_a_proxy_with_a_certificate_passes_its_check(name: str, tmp_path: Path) -> None:
+    openssl = find("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    paths = ["-keyout", str(tmp_path / "tls.key"), "-out", str(tmp_path / "tls.crt")]
+    subprocess.run([openssl, *words.split(), *paths], check=True, capture_output=True)
+    spec = DeploySpec(pools=(Pool(name="a"),), tls=True, proxy_port=443)
+    files = {
+        path: text.replace("/etc/fovea/tls", str(tmp_path)) for path, text in render(spec, [name]).items()
+    }
+    assert all(str(tmp_path) in text for text in files.values())
+    write(files, tmp_path / "out")
+    outcome = [run(each, tmp_path / "out") for each in target(name).load().checks(spec)][0]
+    assert outcome.status in ("passed", "skipped"), outcome.output

@@ -25,7 +25,9 @@ def table(cls: type) -> str:
     for entry in settings_of(cls, nested=False):
         default = "empty" if entry.default == "" else str(entry.default)
         default = default.lower() if isinstance(entry.default, bool) else default
-        accepted = re.sub("^, ", "empty, ", entry.rule.accepted) or ("true or false" if isinstance(entry.default, bool) else "")
+        accepted = re.sub("^, ", "empty, ", entry.rule.accepted) or (
+            "true or false" if isinstance(entry.default, bool) else ""
+        )
         rows.append(f"| `{entry.name}` | {default} | {accepted} | {entry.rule.help} |")
     return "\n".join(rows)
 
