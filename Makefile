@@ -1,11 +1,16 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
 # make test   set up, check and test (minutes)
-# make servers  Debian's redis-server and nginx, which some tests run (as root; without them these tests are skipped)
+# make servers  Debian's Redis, nginx, HAProxy, Prometheus, Alertmanager, Chromium and ShellCheck, which some tests run
+#             (as root; without them these tests are skipped)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
 #             (5 minutes; 1.2 GB the first time)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
+# make sdist  the source distribution, into dist/
+# make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
+# make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
+# make test-otel  traces received by MLflow's server (900 MB the first time)
 # make check  lint, types, import walls (seconds)
 # make bench  every figure of README.md, and experts, states and windows (benchmarks/results/decoders.md); the first time
 #             installs the engines to compare with (an hour, 12 GB)
@@ -21,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack fuzz gpu wheel clean
+.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack fuzz gpu wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -56,7 +61,7 @@ test: check
 
 servers:
 	DEBIAN_FRONTEND=noninteractive apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light haproxy prometheus prometheus-alertmanager chromium shellcheck faketime
 
 # FOVEA_NATIVE_KERNELS is for Fovea's own decisions, the others are for those of torch and oneDNN.
 test-portable: check
@@ -122,6 +127,38 @@ $(WHEEL_TOOLS)/.installed: tools/wheels/requirements.txt
 
 wheel: $(WHEEL_TOOLS)/.installed
 	$(WHEEL_TOOLS)/bin/python -m tools.wheels.build --folder dist
+
+sdist: $(WHEEL_TOOLS)/.installed
+	mkdir -p dist
+	PATH="$(abspath $(WHEEL_TOOLS))/bin:$$PATH" $(WHEEL_TOOLS)/bin/python -m build --no-isolation --sdist --outdir dist .
+
+# The bill of materials lists an environment as an operator has it: Fovea and its extras for serving.
+SERVING := $(OUT)/serving
+SBOM_TOOLS := $(OUT)/sbom-tools
+$(SERVING)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(SERVING)
+	$(SERVING)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(SERVING)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt '.[video,redis,otel,profiling,pdf]'
+	@touch $@
+$(SBOM_TOOLS)/.installed: tools/release/requirements.txt
+	$(PYTHON) -m venv $(SBOM_TOOLS)
+	$(SBOM_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $< 'cyclonedx-python-lib[json-validation]'
+	@touch $@
+
+sbom: $(SERVING)/.installed $(SBOM_TOOLS)/.installed
+	$(SBOM_TOOLS)/bin/python -m tools.release.sbom --python $(SERVING)/bin/python --out dist/fovea.cdx.json
+
+release-check:
+	$(PYTHON) -m tools.release.check $(if $(TAG),--tag $(TAG))
+
+OTEL := $(OUT)/mlflow
+$(OTEL)/.installed:
+	$(PYTHON) -m venv $(OTEL)
+	$(OTEL)/bin/python -m pip --disable-pip-version-check install --quiet mlflow==3.17.2
+	@touch $@
+
+test-otel: $(VENV)/.installed-dev $(OTEL)/.installed
+	FOVEA_TEST_MLFLOW=$(abspath $(OTEL))/bin/mlflow $(BIN)/python -m pytest -q tests/server/test_traces_mlflow.py -n 0
 
 # Uses the python that is there (a GPU machine has its own torch); results under $(OUT).
 gpu:

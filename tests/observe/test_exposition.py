@@ -151,8 +151,13 @@ def test_prometheus_stores_exemplars_and_every_series() -> None:
         assert [entry["labels"]["trace_id"] for series in found for entry in series["exemplars"]] == [TRACE]
         assert found[0]["seriesLabels"]["le"] == "0.25"
         assert until(lambda: ask(url, "query", 'up{job="fovea"}')["result"])[0]["value"][1] == "1"
-        listed = {one["metric"]["__name__"] for one in ask(url, "query", '{job="fovea"}')["result"]}
         exported = plain_families(metrics.exposition().body.decode())
-        assert {sample.name for family in exported for sample in family.samples} <= listed
+        names = {sample.name for family in exported for sample in family.samples}
+
+        def lacking() -> set[str]:
+            listed = ask(url, "query", '{job="fovea"}')["result"]
+            return names - {one["metric"]["__name__"] for one in listed}
+
+        assert until(lambda: not lacking()), f"Prometheus lacks {lacking()}"
         blocks = ask(url, "query", 'vllm:cache_config_info{engine="0",block_size="16"}')["result"]
         assert blocks[0]["metric"]["num_gpu_blocks"] == "8"

@@ -169,7 +169,7 @@ def test_tokens_and_timings_of_a_request() -> None:
     metrics.observe_delta(Delta(0, "a"))
     metrics.observe_gap(0.1)
     metrics.observe_delta(Delta(1, "", finish_reason="length"))
-    usage, timings = Usage(10, 5, 8, 4), StageTimings(1, 2, 3, 4, 5, 6, 7, 8)
+    usage, timings = Usage(10, 5, 8, 4), StageTimings(1, 2, 3, 4, 5, 6, 7, 0.5, ttft=8)
     metrics.observe_delta(Delta(0, "", finish_reason="stop", usage=usage, timings=timings), choices=2)
     values = samples(metrics)
     kinds = {"prompt": 10, "completion": 5, "cached": 8, "image": 4}
@@ -188,6 +188,7 @@ def test_tokens_and_timings_of_a_request() -> None:
         timings.encode,
         timings.prefill,
         timings.decode,
+        timings.detokenize,
     ]
     assert value(metrics, "vllm:request_queue_time_seconds_sum", **MODEL) == timings.queue
     assert values[("fovea:answer_seconds_sum",)] == timings.ttft + timings.decode

@@ -308,7 +308,7 @@ def simulated_backends(count: int = 2, *options: str) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def prometheus_server(target: str, *options: str, interval: str = "200ms") -> Iterator[str]:
+def prometheus_server(target: str, *options: str, interval: str = "1s") -> Iterator[str]:
     """Prometheus that scrapes /metrics of one server. It begins to do so five seconds after its start.
 
     target: host and port of the server. options: further arguments.

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fovea.gateway")
 NOT_DECODED = (
     "decode_threads", "image_workers", "video_workers", "image_decode_s", "video_decode_s",
-    "decode_memory_mib", "max_video_s", "max_video_frames", "max_video_frame_pixels",
+    "decode_memory_mib", "pdf_workers", "pdf_render_s", "max_pdf_pages",
+    "max_video_s", "max_video_frames", "max_video_frame_pixels",
     "max_video_decode_mpx", "max_media_mib", "file_root",
 )  # fmt: skip
 """Settings of images and videos that have no effect here: the gateway decodes nothing and opens no files."""

@@ -18,6 +18,7 @@ COMMANDS = (
     "ask",
     "chat",
     "serve",
+    "ui",
     "gateway",
     "batch",
     "evaluate",

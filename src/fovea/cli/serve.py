@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from fovea.core.settings import check_settings, setting
 from fovea.engine.config import EngineConfig
 from fovea.server.settings import ServerSettings
 
+OnReady = Callable[[str], None]
+"""Called with the URL of a server that accepts requests."""
 log = logging.getLogger("fovea.serve")
 
 
@@ -62,6 +64,18 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
     )
+    add_serving_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_serving_options(
+    parser: argparse.ArgumentParser, *, model_flag: bool = False, skip: Iterable[str] = ()
+) -> None:
+    """Add the flags of a server.
+
+    model_flag: whether the model is a flag; otherwise it is an argument of the command.
+    skip: settings of ServeSettings without a flag.
+    """
     parser.add_argument(
         "--api-key",
         action="append",
@@ -89,25 +103,37 @@ def register(commands: Any) -> None:
         const=True,
         help="serve no model, but filler words with the latencies of a cost model and the real scheduler",
     )
-    options.add_options(parser, "address and name", ServeSettings, skip=("simulate",))
-    add_engine_options(parser, model_flag=False, serving=True)
+    options.add_options(parser, "address and name", ServeSettings, skip=("simulate", *skip))
+    add_engine_options(parser, model_flag=model_flag, serving=True)
     options.add_options(parser, "server", ServerSettings)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    return run_server(args)
+
+
+def run_server(args: argparse.Namespace, on_ready: OnReady = lambda url: None, **fixed: Any) -> int:
+    """Run a server until a signal arrives, and return the exit status.
+
+    on_ready: called with the server's URL once it accepts requests. It must not block.
+    fixed: values of ServeSettings that the command sets itself.
+    """
     file = config_file(args)
-    serve = options.settings(ServeSettings, args, file)
+    serve = options.settings(ServeSettings, args, file, **fixed)
     keys = {f"{name}s": keys_of(name, args, file) for name in ("api_key", "admin_key", "metrics_key")}
     settings = options.settings(ServerSettings, args, file, **keys)
     use_log_format(settings.logs.log_format)
     if serve.simulate:
-        return _serve_simulated(serve, settings, args, file)
-    return _serve_model(serve, settings, args, file)
+        return _serve_simulated(serve, settings, args, file, on_ready)
+    return _serve_model(serve, settings, args, file, on_ready)
 
 
 def _serve_simulated(
-    simulation: ServeSettings, settings: ServerSettings, args: argparse.Namespace, file: Mapping[str, Any]
+    simulation: ServeSettings,
+    settings: ServerSettings,
+    args: argparse.Namespace,
+    file: Mapping[str, Any],
+    on_ready: OnReady,
 ) -> int:
     """Serve a simulated engine. This imports no torch, so the server starts at once."""
     from fovea.engine.simulate.cost import CostModel
@@ -128,6 +154,7 @@ def _serve_simulated(
     def start() -> None:
         _announce(settings, simulation.host, port)
         log.info("ready: no model, simulated; costs: %s", cost.made_from)
+        on_ready(_url(settings, simulation.host, port))
 
     engine = SimulatedEngine(config, cost, simulation.served_model_name or "fovea-simulated")
     return serve(create_app(engine, settings), simulation.host, port, on_start=start)
@@ -156,7 +183,11 @@ def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> Engi
 
 
 def _serve_model(
-    address: ServeSettings, settings: ServerSettings, args: argparse.Namespace, file: Mapping[str, Any]
+    address: ServeSettings,
+    settings: ServerSettings,
+    args: argparse.Namespace,
+    file: Mapping[str, Any],
+    on_ready: OnReady,
 ) -> int:
     from fovea.engine.load import served_name
     from fovea.kernels.choose import results_depend_on
@@ -185,7 +216,8 @@ def _serve_model(
         _announce(settings, host, port)
         client.start()
 
-    client = StartingClient(name, load, on_failure=stop)
+    url = _url(settings, host, port)
+    client = StartingClient(name, load, on_failure=stop, on_ready=lambda: on_ready(url))
     status = serve(create_app(client, settings), host, port, on_start=start)
     if client.failure is not None:
         raise client.failure
@@ -201,9 +233,14 @@ def _serve_model(
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:
     """Log the address and who may use it. To be called when the port is open, after all checks."""
+    log.info("%s/v1  keys: %s", _url(settings, host, port), _keys_in_words(settings))
+
+
+def _url(settings: ServerSettings, host: str, port: int) -> str:
+    """Return the server's URL, without a path."""
     shown = f"[{host}]" if ":" in host else host
     scheme = "http" if settings.http.tls_cert is None else "https"
-    log.info("%s://%s:%d/v1  keys: %s", scheme, shown, port, _keys_in_words(settings))
+    return f"{scheme}://{shown}:{port}"
 
 
 def _keys_in_words(settings: ServerSettings) -> str:

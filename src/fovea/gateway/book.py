@@ -54,7 +54,9 @@ class Book:
         model = metrics.models(request.model.name if request.model is not None else "unknown")
         tenant = metrics.tenants(request.tenant.name)
         metrics.count("requests", request.api, model, tenant, str(request.status))
-        metrics.observe("request_seconds", seconds, model)
+        context = request.trace.context
+        trace_id = "" if context is None else context.trace_id
+        metrics.observe("request_seconds", seconds, model, trace_id=trace_id)
         if request.waited_s:
             metrics.observe("waiting_seconds", request.waited_s, model)
         if request.stored.result:
@@ -62,7 +64,8 @@ class Book:
         if request.won is not None:
             metrics.count("attempts", request.won.backend.name, "answered")
             metrics.count("routes", request.won.reason)
-            metrics.observe("first_byte_seconds", request.won.first_byte_s, request.won.backend.name)
+            backend = request.won.backend.name
+            metrics.observe("first_byte_seconds", request.won.first_byte_s, backend, trace_id=trace_id)
         for kind, count in (
             ("prompt", used.prompt_tokens),
             ("visual", used.visual_tokens),

@@ -93,6 +93,14 @@ class MediaLimits:
         low=0.1,
         high=3600,
     )
+    pdf_workers: int = setting(
+        1, "Processes that draw pages of PDF files. 0: PDF files are refused.", low=0, high=256
+    )
+    pdf_render_s: float = setting(
+        30.0, "Seconds that drawing the pages of one call may take; then its process is ended.",
+        low=0.1, high=3600,
+    )  # fmt: skip
+    max_pdf_pages: int = setting(32, "Pages of a PDF file that one call may draw.", low=1, high=1024)
     decode_memory_mib: int = setting(
         1024, "MiB that a decoding process may take beyond what it has at its start.", low=64, high=1 << 20
     )

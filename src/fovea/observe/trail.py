@@ -115,6 +115,11 @@ class Trail:
     loading: float | None = None
     runs: list[Run] = field(default_factory=list)
 
+    @property
+    def recorded_id(self) -> str:
+        """The trace id if the trace is recorded here, for exemplars; otherwise ""."""
+        return "" if self.context is None else self.context.trace_id
+
     def stages(self, ended: float) -> list[Interval]:
         """Return the stages of the request, those of its generations included.
 

@@ -16,6 +16,7 @@ from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import Completion, Delta, GenerationRequest
 from fovea.http.errors import ClientGone
 from fovea.server.access.charge import Charge
+from fovea.server.observed import Observed
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState
 
@@ -89,44 +90,28 @@ async def stream_deltas(
     Raises InvalidRequest for a priority that the client may not use, Overloaded if it has too few tokens
     left.
     """
-    last: dict[int, float] = {}
-    media_s = request.fetch_s + request.media_decode_s
-    started = time.perf_counter()
-    ended = False
     caller, choices = reservation.caller, request.sampling.n
     caller.client.check_priority(request.priority)
-    run = state.tracking.start(state.trail, request, state.client.info.name)
     name = f"{caller.request_id}-{request.id}" if caller.request_id else request.id
-    request = replace(request, id=name, cache_share=caller.client.limits.cache_share)
-    stream = state.client.stream(request)
-    charge = Charge(caller, request, check=not reservation.begun)
+    sent = replace(request, id=name, cache_share=caller.client.limits.cache_share)
+    stream = state.client.stream(sent)
+    charge = Charge(caller, sent, check=not reservation.begun)
     reservation.hand_over(choices)
-    state.metrics.begin_answer(choices, request.sampling.max_tokens)
+    observed = Observed(state, request, caller, charge.media)
     try:
         async for delta in stream:
-            now = time.perf_counter()
-            state.tracking.note(run, delta, now)
-            if not last:
-                state.metrics.observe_first_token(media_s + now - started)
-            ended = delta.usage is not None
-            if delta.index in last and delta.token_ids:
-                state.metrics.observe_gap(now - last[delta.index])
-            last[delta.index] = now
-            state.metrics.observe_delta(delta, choices)
+            observed.add(delta)
             charge.add(delta)
             yield delta
     except FoveaError as error:
-        run.error = error.code
+        observed.fail(error)
         charge.refuse(error)
         raise
     finally:
-        if not ended and not run.error:
-            run.error = "client_gone"
+        observed.end()
         reservation.end(choices)
         charge.settle()
         state.media.release(request.prompt)
-        if not ended:
-            state.metrics.count_failure()
         await stream.aclose()  # type: ignore[attr-defined]
 
 

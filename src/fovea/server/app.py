@@ -25,6 +25,7 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
+from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
 from fovea.observe.slow import SlowRequests
@@ -46,9 +47,13 @@ from fovea.server.routes import (
     chat,
     completions,
     files,
+    live,
     messages,
     models,
+    page,
+    pdf,
     predict,
+    profile,
     responses,
 )
 from fovea.server.routes import images as images_api
@@ -90,6 +95,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
             SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
             open_tracer(settings.traces, "fovea-server", __version__),
         ),
+        documents=DocumentRenderer(settings.media),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -109,6 +115,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
+        state.documents.close()
         await fetch_cache.aclose()
 
     app = FastAPI(
@@ -127,8 +134,12 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
+        profile, pdf, live,
     ):  # fmt: skip
         app.include_router(routes.router)
+    if settings.access.page == "on":
+        page.read_files()
+        app.include_router(page.router)
     errors.install_handlers(app)
     app.add_exception_handler(Forbidden, on_forbidden)
     app.add_middleware(_IgnoreClientGone)

@@ -26,15 +26,23 @@ class StartingClient:
     name: the name of the served model.
     load: creates the engine.
     on_failure: called in that thread if loading fails.
+    on_ready: called in that thread once the engine is loaded.
     failure: the error with which loading failed, or None.
 
     Until the engine is loaded, calls that need it raise Unavailable.
     """
 
-    def __init__(self, name: str, load: Callable[[], EngineClient], on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        load: Callable[[], EngineClient],
+        on_failure: Callable[[], None],
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
         self.failure: Exception | None = None
         self._load = load
         self._on_failure = on_failure
+        self._on_ready = on_ready
         self._engine: EngineClient | None = None
         self._thread = threading.Thread(target=self._run, name="fovea-loading", daemon=True)
         self._info = ModelInfo(name, "loading", 0, "unknown", "unknown", 0, 0, int(time.time()))
@@ -51,6 +59,8 @@ class StartingClient:
         except Exception as error:  # noqa: BLE001 - the code that started the server raises it again
             self.failure = error
             self._on_failure()
+        else:
+            self._on_ready()
 
     @property
     def info(self) -> ModelInfo:

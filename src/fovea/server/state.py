@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from asyncio import Lock
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,14 @@ from fovea.media.fetch.cache import FetchCache
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
+from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.metrics import Metrics
+from fovea.observe.profiler import Profiler
 from fovea.observe.trail import Trail
 from fovea.server.access.access import Access
 from fovea.server.access.caller import Caller
 from fovea.server.batches.store import BatchStore
+from fovea.server.in_flight import InFlight
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings
@@ -56,7 +60,11 @@ class ServerState:
     caller: the caller of the request whose route uses this state; see `state_of`.
     batches: files and batches; None: there is no folder for them.
     runner: runs the batches.
+    in_flight: the requests that the engine has now.
+    started: Unix time at which the server was created.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
+    documents: draws pages of PDF files.
+    profiler: makes profiles of this process.
     draining: whether the server is shutting down and refuses new requests.
     """
 
@@ -72,11 +80,15 @@ class ServerState:
     access: Access
     bodies: BodyBudget
     tracking: Tracking
+    documents: DocumentRenderer
     trail: Trail | None = None
     caller: Caller = field(default_factory=Caller)
     batches: BatchStore | None = None
     runner: BatchRunner | None = None
+    in_flight: InFlight = field(default_factory=InFlight)
+    started: float = field(default_factory=time.time)
     clearing: Lock = field(default_factory=Lock)
+    profiler: Profiler = field(default_factory=Profiler)
     draining: bool = False
 
     def unavailable(self) -> str | None:

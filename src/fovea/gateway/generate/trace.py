@@ -138,7 +138,7 @@ def spans_of(
             context.span_id,
             trace.wall(start),
             trace.wall(end),
-            {names.STAGE: stage, **(forward if is_forward else {})},
+            forward if is_forward else {},
             "client" if is_forward else "internal",
             error if is_forward else "",
             context.state,

@@ -4,9 +4,10 @@ Decoders are large C libraries, and their input comes from strangers. So they ru
 loop or malicious code harms one file only:
 
     messages    messages between server and worker, over a socket pair
-    worker      the process that decodes: Pillow for images, PyAV for videos
+    worker      the process that decodes: Pillow for images, PyAV for videos, PDFium for PDF files
     jail        what the worker gives up before its first file: memory, files, network, root
     process     one worker, seen from the server: start, ask, kill
     pool        the workers: which are free, and when a new one is started
     decoder     the decoders that the rest of the media floor uses, with and without a sandbox
+    documents   pages of PDF files as pictures, always in a sandbox
 """

@@ -99,7 +99,7 @@ class SandboxedDecoder:
         room = header.width * header.height * 3
         seconds = self._limits.image_decode_s
         try:
-            with closing(_ask(self.images, {"ask": "image"}, data, seconds, room=room)) as answers:
+            with closing(ask_worker(self.images, {"ask": "image"}, data, seconds, room=room)) as answers:
                 answer, pixels = next(answers)
                 if "done" in answer:
                     return pixels()
@@ -111,7 +111,9 @@ class SandboxedDecoder:
         if self.videos is None:
             return self._local.open_video(data)
         try:
-            with closing(_ask(self.videos, {"ask": "video"}, data, self._limits.video_decode_s)) as answers:
+            with closing(
+                ask_worker(self.videos, {"ask": "video"}, data, self._limits.video_decode_s)
+            ) as answers:
                 answer = next(answers)[0]
         except WorkerFailed as error:
             raise InvalidVideo(f"the video cannot be opened: {error}") from error
@@ -170,7 +172,9 @@ class SandboxedFrames:
         seconds = self.limits.video_decode_s
         missing = len(indices)
         try:
-            answers = _ask(self.pool, question, self.data, seconds, room=room, each_wait=stop_if_abandoned)
+            answers = ask_worker(
+                self.pool, question, self.data, seconds, room=room, each_wait=stop_if_abandoned
+            )
             with closing(answers):
                 for answer, pixels in answers:
                     if "frame" in answer and missing:
@@ -184,7 +188,7 @@ class SandboxedFrames:
             raise InvalidVideo(f"the video cannot be decoded: {missing} of its frames are missing")
 
 
-def _ask(
+def ask_worker(
     pool: WorkerPool,
     question: Message,
     data: bytes,
@@ -193,7 +197,9 @@ def _ask(
     room: int = 0,
     each_wait: Callable[[], None] | None = None,
 ) -> Generator[Answer, None, None]:
-    """Yield a worker's answers. If a worker dies before its first one, the file is tried once more.
+    """Yield a worker's answers to a question about a file.
+
+    If a worker dies before its first answer, the file is tried once more.
 
     Raises WorkerFailed.
     """

@@ -19,7 +19,7 @@ from fovea.core.image import Rgb
 from fovea.media.limits import MIB, MediaLimits
 from fovea.media.sandbox.messages import Channel, Message, SharedMemory, TooSlow, WorkerGone
 
-WorkerKind = Literal["image", "video"]
+WorkerKind = Literal["image", "video", "pdf"]
 KEPT_BYTES = 64 << 20
 """Shared memory up to this size stays for the next file: pages that are new each time cost milliseconds."""
 _ENVIRONMENT = {

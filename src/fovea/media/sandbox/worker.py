@@ -1,7 +1,7 @@
 """The process that decodes: `python -m fovea.media.sandbox.worker FD KIND`, started by `process`.
 
-It answers one question at a time on its socket, FD, and ends when the socket is closed. KIND is "image" or
-"video". Nothing that it holds is secret: it gets no environment, and files only as anonymous memory.
+It answers one question at a time on its socket, FD, and ends when the socket is closed. KIND is "image",
+"video" or "pdf". Nothing that it holds is secret: it gets no environment, and files only as anonymous memory.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fovea.core.errors import FoveaError, InvalidImage
 from fovea.media.image.decode import decode_bands
 from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
+from fovea.media.pdf import pages
 from fovea.media.sandbox import jail
 from fovea.media.sandbox.messages import Channel, Message, WorkerGone
 from fovea.media.video.decode import EncodedFrames, VideoHeader, probe_video, warm_up_decoders
@@ -77,6 +78,10 @@ def _warm_up(kind: str) -> None:
         with contextlib.suppress(FoveaError):  # PyAV is not installed: each video will say so
             warm_up_decoders(MediaLimits())
         return
+    if kind == "pdf":
+        with contextlib.suppress(FoveaError):  # pypdfium2 is not installed: each file will say so
+            pages.warm_up()
+        return
     for name in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
         out = io.BytesIO()
         Pillow.new("RGB", (16, 16)).save(out, name)
@@ -116,10 +121,26 @@ def _frames(channel: Channel, message: Message, memory: mmap.mmap, limits: Media
     channel.send({"done": True})
 
 
+def _pages(channel: Channel, message: Message, memory: mmap.mmap, limits: MediaLimits) -> None:
+    """Draw pages one by one; each waits in the shared memory until the server has taken it."""
+    size = message["size"]
+    wanted = pages.PageRange(message["first"], message["last"], message["max_side"])
+    with pages.Document(memory[:size]) as document:
+        for page in document.render(wanted):
+            if len(page.jpeg) > message["room"]:
+                raise pages.InvalidPdf(f"page {page.number} of the PDF is too large as a picture")
+            memory[size : size + len(page.jpeg)] = page.jpeg
+            card = {"number": page.number, "width": page.width, "height": page.height}
+            channel.send({"frame": True, **card, "bytes": len(page.jpeg)})
+            channel.receive()
+        channel.send({"done": True, "total": document.pages})
+
+
 _ANSWERS: dict[str, Callable[[Channel, Message, mmap.mmap, MediaLimits], None]] = {
     "image": _image,
     "video": _video,
     "frames": _frames,
+    "pages": _pages,
 }
 
 if __name__ == "__main__":

@@ -46,7 +46,6 @@ SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
 REQUEST_ID = "fovea.request_id"
-STAGE = "fovea.stage"
 IMAGE_SIZES = "fovea.image.sizes"
 IMAGE_VISUAL_TOKENS = "fovea.image.visual_tokens"
 IMAGE_DETAIL = "fovea.image.detail"

@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fovea.core.sampling import SamplingParams
 from fovea.core.types import StageTimings, Usage
 from fovea.observe.tracing import names
 from fovea.observe.tracing.context import TraceContext, new_span_id
 from fovea.observe.tracing.span import Attribute, Span
 from fovea.observe.trail import Interval, Run, Trail
 
+_USUAL = SamplingParams()
+"""Values that spans do not repeat."""
 LONGEST_TEXT = 8192
 """Characters of a text in a span."""
 
@@ -79,7 +82,7 @@ def _stage_spans(
     for interval in intervals:
         yield Span(
             interval.stage, context.trace_id, new_span_id(), parent,
-            interval.start + shift, interval.end + shift, {names.STAGE: interval.stage}, state=context.state,
+            interval.start + shift, interval.end + shift, state=context.state,
         )  # fmt: skip
 
 
@@ -104,7 +107,7 @@ def run_attributes(run: Run, trail: Trail, *, legacy: bool) -> dict[str, Attribu
     attributes: dict[str, Attribute] = {names.RESPONSE_ID: run.id}
     for field, name in names.SAMPLING.items():
         value = getattr(run.sampling, field)
-        if value is not None:
+        if value != getattr(_USUAL, field):
             attributes[name] = value
     if run.first is not None:
         attributes[names.FIRST_CHUNK] = run.first - trail.started

@@ -1,7 +1,9 @@
 """Collects traces and exports them from a thread, so that no request waits for the collector.
 
 Requests hand over a function that makes their spans; the thread calls it. If the collector is slower than the
-traffic, or dead, at most WAITING traces wait in memory. Further ones are dropped and counted.
+traffic, at most WAITING traces wait in memory. Further ones are dropped and counted. After a call that
+failed, traces are dropped for a while before anything is done for them: a dead collector costs next to
+nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ BATCH = 64
 """Most traces in one call to the collector."""
 PAUSE_S = 1.0
 """Longest time for which a trace waits for others to share a call."""
+FIRST_REST_S, LONGEST_REST_S = 1.0, 30.0
+"""Seconds without a call after the first failed one, and at most; they double with every failure."""
 CLOSE_S = 3.0
 """Seconds in which the last traces are exported when the server stops."""
 MakeSpans = Callable[[], Iterable[Span]]
@@ -56,6 +60,8 @@ class Tracer:
         self._exporter = exporter
         self._traces: queue.Queue[MakeSpans | None] = queue.Queue(WAITING)
         self._working = True
+        self._rest_s = 0.0
+        self._rests_until = 0.0
         self._thread = threading.Thread(target=self._run, name="fovea-traces", daemon=True)
         self._thread.start()
 
@@ -65,6 +71,9 @@ class Tracer:
 
     def finish(self, make: MakeSpans) -> None:
         """Hand over the spans of a request that has ended. It takes microseconds and never blocks."""
+        if self._rest_s and time.monotonic() < self._rests_until:
+            self.dropped += 1
+            return
         try:
             self._traces.put_nowait(make)
         except queue.Full:
@@ -87,24 +96,27 @@ class Tracer:
         self._exporter.close()
 
     def _run(self) -> None:
-        reachable = True
         while True:
             batch, last = self._next()
             spans = self._spans(batch)
             if spans:
-                taken = self._exporter.export(spans)
-                if taken:
-                    self.exported += len(spans)
-                else:
-                    self.dropped += len(spans)
-                if taken != reachable:
-                    reachable = taken
-                    if taken:
-                        log.info("the collector of traces takes spans again")
-                    else:
-                        log.warning("the collector of traces takes no spans; they are dropped and counted")
+                self._note(len(spans), taken=self._exporter.export(spans))
             if last:
                 return
+
+    def _note(self, spans: int, *, taken: bool) -> None:
+        """Count exported or dropped spans, and decide when the collector is called again."""
+        if taken:
+            self.exported += spans
+            if self._rest_s:
+                log.info("the collector of traces takes spans again")
+            self._rest_s = 0.0
+            return
+        self.dropped += spans
+        if not self._rest_s:
+            log.warning("the collector of traces takes no spans; they are dropped and counted")
+        self._rest_s = min(LONGEST_REST_S, 2 * self._rest_s or FIRST_REST_S)
+        self._rests_until = time.monotonic() + self._rest_s
 
     def _next(self) -> tuple[list[MakeSpans], bool]:
         """Wait for traces. Returns them, and whether they are the last ones."""

@@ -18,7 +18,7 @@ from fovea.access.keys import Key, Keys
 from fovea.access.log import AccessLog
 from fovea.access.table import KeyTable
 from fovea.core.errors import ConfigError
-from fovea.server.access.caller import Caller
+from fovea.server.access.caller import ANYONE, Caller
 from fovea.server.access.client import Client
 from fovea.server.access.limits import Limits
 from fovea.server.access.rules import Rules, noun
@@ -56,10 +56,12 @@ class Access:
             metrics=bool(access.metrics_keys) or file,
             open_metrics=access.open_metrics,
             docs=access.docs,
+            page=access.page == "on",
         )
         self._scoped = settings.cache_scope == "key"
         self._clock, self._now = clock, now
         self._clients: dict[str, Client] = {}
+        self._anyone = Client(ANYONE)
         self._shares: dict[str, float] = {}
         self._table = KeyTable(
             access.keys_file,
@@ -89,16 +91,28 @@ class Access:
             caller.client = self._clients[key.name]
             caller.tenant = key.tenant if self._scoped else ""
             caller.holder = key.tenant
+        else:
+            caller.client.totals = self._anyone.totals
 
     def caller_of(self, holder: str) -> Caller | None:
         """Return a caller by its `holder`, "" without keys; None: none of its keys is left."""
         if not self.rules.api:
-            return Caller() if not holder else None
+            caller = Caller()
+            caller.client.totals = self._anyone.totals
+            return caller if not holder else None
         keys = (key for key in self._table.keys if key.tenant == holder and "api" in key.roles)
         key = next((key for key in keys if key.expires is None or self._now() < key.expires), None)
         if key is None:
             return None
         return Caller(self._clients[key.name], key.tenant if self._scoped else "", holder=holder)
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients whose keys open /v1. Without such keys, one stands for the requests of everyone."""
+        if not self.rules.api:
+            return [self._anyone]
+        names = dict.fromkeys(key.name for key in self._table.keys if "api" in key.roles)
+        return [self._clients[name] for name in names]
 
     def stats(self) -> dict[str, float]:
         """Figures by the names of `observe.table`."""

@@ -25,6 +25,8 @@ class Charge:
     check: whether its client must have enough left. A request with several prompts is checked once, with the
         first of them; otherwise a request with more prompts than tokens per minute would never get through.
 
+    media: images and videos of the prompt.
+
     Raises Overloaded on construction if its client has too few left.
     """
 
@@ -33,7 +35,7 @@ class Charge:
         answer = request.sampling.max_tokens or request.usual_tokens or 0
         self._caller = caller
         self._prompt_text = text // BYTES_PER_TOKEN
-        self._media = media * IMAGE_TOKENS
+        self.media = media
         self._generated = 0
         self._used: int | None = None
         self._estimate = 0 if request.encode_only else self._prompt_text + answer * request.sampling.n
@@ -47,6 +49,7 @@ class Charge:
             self._used = max(usage.prompt, usage.image) + usage.completion
             self._caller.prompt_tokens += max(usage.prompt, usage.image)
             self._caller.completion_tokens += usage.completion
+            self._count(max(usage.prompt, usage.image), usage.cached, usage.completion)
 
     def refuse(self, error: Exception) -> None:
         """Charge nothing if the engine refused the request before it began. error: the engine's error."""
@@ -58,8 +61,17 @@ class Charge:
         used = self._used
         if used is None:
             self._caller.completion_tokens += self._generated
-            used = max(self._estimate, self._prompt_text + self._generated) + self._media
+            used = max(self._estimate, self._prompt_text + self._generated) + self.media * IMAGE_TOKENS
+            self._count(self._prompt_text + self.media * IMAGE_TOKENS, 0, self._generated)
         self._caller.client.settle_tokens(self._held, used)
+
+    def _count(self, prompt: int, cached: int, completion: int) -> None:
+        """Add the tokens and images of the generation to the totals of its client. To be called once."""
+        totals = self._caller.client.totals
+        totals.prompt_tokens += prompt
+        totals.cached_tokens += cached
+        totals.completion_tokens += completion
+        totals.images += self.media
 
 
 def _prompt_size(prompt: Prompt) -> tuple[int, int]:

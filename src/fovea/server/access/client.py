@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fovea.access.bucket import TokenBucket
 from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.server.access.limits import NO_LIMITS, Limits
+from fovea.server.access.totals import Totals
 
 RATE_LIMIT = "rate_limit_exceeded"
 
@@ -19,6 +20,7 @@ class Client:
     limits: can change while the client has requests in flight.
     places: choices in flight, loading of their images included.
     requests, tokens: the buckets of the limits per minute; None: no limit.
+    totals: what it has used since the server started.
 
     Not thread-safe: use it from one thread, for example the event loop's.
     """
@@ -31,6 +33,7 @@ class Client:
         self.places = 0
         self.requests: TokenBucket | None = None
         self.tokens: TokenBucket | None = None
+        self.totals = Totals()
         self._clock = clock
         self._usual_hold = 1.0
         self.change_limits(limits)

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 
 OPEN = ("/health", "/ping", "/ready")
 DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
+PAGE_FILES = "/ui/"
 METRICS = "/metrics"
 VERSION = "/version"
 ADMIN = "/admin"
+LIVE = f"{ADMIN}/live"
+PAGES = ("/", ADMIN)
 ANY = frozenset(("api", "admin", "metrics"))
 NOUNS = {"metrics": "metrics key", "admin": "admin key", "api": "API key"}
 
 
 def is_limited(path: str) -> bool:
     """Whether requests to a path count towards the limits per minute of their client."""
-    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
+    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize", "/invocations")
 
 
 def is_poll(method: str, path: str) -> bool:
@@ -28,8 +31,16 @@ def is_poll(method: str, path: str) -> bool:
 
 
 def is_measured(path: str) -> bool:
-    """Whether the metrics count the requests to a path. Probes and scrapes are not counted."""
-    return is_limited(path) or path.startswith(f"{ADMIN}/")
+    """Whether the metrics count the requests to a path.
+
+    Probes, scrapes and the calls of the page for operators, which come every second, are not counted.
+    """
+    return is_limited(path) or (path.startswith(f"{ADMIN}/") and path != LIVE)
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is a page for people or a file of one. The figures that /admin shows are none."""
+    return path in PAGES or path.startswith(PAGE_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,7 @@ class Rules:
         holds: no route opens when the last key of a role is removed from it.
     open_metrics: whether /metrics needs no key.
     docs: on, off or key.
+    page: whether there are pages at / and /admin. Their files are the same for everyone and hold no secrets.
     """
 
     api: bool = False
@@ -47,10 +59,11 @@ class Rules:
     metrics: bool = False
     open_metrics: bool = False
     docs: str = "key"
+    page: bool = False
 
     def roles(self, path: str) -> frozenset[str]:
         """Return the roles of which a key needs one to open a path. Empty: the path is open to all."""
-        if path in OPEN:
+        if path in OPEN or (self.page and is_page(path)):
             return frozenset()
         if path == METRICS:
             return self._metrics_roles()

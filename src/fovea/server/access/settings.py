@@ -9,6 +9,7 @@ from pathlib import Path
 from fovea.core.settings import check_settings, setting
 
 DOCS = ("on", "off", "key")
+PAGE = ("on", "off")
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 
 
@@ -48,6 +49,12 @@ class AccessSettings:
         "Who may read /docs, /redoc and /openapi.json. key: holders of any key, or everyone if there are no "
         "keys; on: everyone; off: no one.",
         choices=DOCS,
+    )
+    page: str = setting(
+        "on",
+        "Whether / is a page to chat with the model, and /admin one that shows what the server does. Their "
+        "files need no key; what they ask /v1 and /admin/live for does. off: the pages do not exist.",
+        choices=PAGE,
     )
     cors_origins: tuple[str, ...] = setting(
         (),

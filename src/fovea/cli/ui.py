@@ -1,0 +1,98 @@
+"""fovea ui: open the page of a server in the browser. Without --url, the server is started for it."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import webbrowser
+from typing import Any
+from urllib.parse import urlsplit
+
+from fovea.cli.caches import send
+from fovea.cli.options import flag
+from fovea.cli.serve import add_serving_options, run_server
+from fovea.core.errors import ConfigError
+
+HOST = "127.0.0.1"
+OWN = ("command", "run", "url", "port", "browser", "admin")
+"""Arguments that are no settings of the server."""
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser(
+        "ui",
+        help="open the page of a server in the browser",
+        description=f"{__doc__} That server listens on {HOST} only and ends with Ctrl-C. "
+        "All flags of `fovea serve` are accepted, except --host.",
+        usage="fovea ui [--url URL | --model MODEL] [--admin] [--no-browser] [OPTIONS]",
+    )
+    parser.add_argument("--url", help="URL of a running server (default: start one)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="N",
+        help="port of the started server; 0: any free port (default). A browser keeps the history of the "
+        "page per port, so name one to find the history again",
+    )
+    parser.add_argument("--admin", action="store_true", help="open the page for operators, /admin")
+    parser.add_argument(
+        "--no-browser", dest="browser", action="store_false", help="only print the page's address"
+    )
+    add_serving_options(parser, model_flag=True, skip=("host", "port"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    path = "/admin" if args.admin else "/"
+    if args.url is None:
+        return run_server(
+            args, lambda url: show_later(url + path, browser=args.browser), host=HOST, port=args.port
+        )
+    for name, value in vars(args).items():
+        if name not in OWN and value is not None or (name == "port" and value):
+            raise ConfigError(
+                f"{flag(name)} is for a server that this command starts, but --url names a running one",
+                param=name,
+            )
+    show(page_of(args.url, path), browser=args.browser)
+    return 0
+
+
+def page_of(url: str, path: str) -> str:
+    """Return the address of a running server's page.
+
+    url: of the server. path: of the page.
+    Raises ConfigError if the URL is wrong, or no Fovea server with a page answers there.
+    """
+    from http.client import HTTPException
+
+    root = url.rstrip("/")
+    if urlsplit(root).scheme not in ("http", "https") or not urlsplit(root).netloc:
+        raise ConfigError(f"--url is {url!r}; accepted: http://HOST:PORT or https://HOST:PORT", param="url")
+    try:
+        status, body = send("GET", root + path, {})
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(f"no server answers at {url}: {reason}", param="url") from error
+    if status != 200 or b"Fovea" not in body:
+        raise ConfigError(
+            f"the server at {url} has no page at {path} (status {status}); accepted: the URL of "
+            "`fovea serve`, whose pages are not turned off",
+            param="url",
+        )
+    return root + path
+
+
+def show(address: str, *, browser: bool) -> None:
+    """Print the address of a page, and open it in the user's browser."""
+    print(address, flush=True)
+    if browser and not webbrowser.open(address):
+        print("no browser was found; open this address in one", flush=True)
+
+
+def show_later(address: str, *, browser: bool) -> None:
+    """Show a page from a thread of its own: a browser in a terminal blocks until it ends."""
+    threading.Thread(
+        target=show, args=(address,), kwargs={"browser": browser}, name="fovea-browser", daemon=True
+    ).start()

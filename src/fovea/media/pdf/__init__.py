@@ -1,0 +1,1 @@
+"""Pages of PDF files as pictures."""

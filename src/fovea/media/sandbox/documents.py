@@ -1,0 +1,85 @@
+"""Renders PDF files in a worker process. There is no way to do it in the server itself."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from typing import NamedTuple
+
+from fovea.core.errors import FoveaError, InvalidRequest, Unavailable
+from fovea.media.limits import MIB, MediaLimits
+from fovea.media.pdf.pages import UNAVAILABLE, InvalidPdf, Page, PageRange, check_magic
+from fovea.media.sandbox.decoder import ask_worker
+from fovea.media.sandbox.messages import Message
+from fovea.media.sandbox.pool import WorkerPool
+from fovea.media.sandbox.process import WorkerFailed
+
+ROOM = 16 * MIB
+"""Most bytes of one rendered page as a JPEG file."""
+
+
+class Rendered(NamedTuple):
+    """The rendered pages of a document, and the number of all of its pages."""
+
+    pages: list[Page]
+    total: int
+
+
+class DocumentRenderer:
+    """Renders documents in processes that start with the first one. Thread-safe; its methods block.
+
+    limits: its `pdf_workers` is the number of processes; 0: PDF files are refused.
+    """
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
+        self._pool = WorkerPool("pdf", limits.pdf_workers, limits) if limits.pdf_workers else None
+
+    def render(self, data: bytes, wanted: PageRange) -> Rendered:
+        """Render pages of a PDF file.
+
+        Raises InvalidRequest for pages that are not there or too many of them, InvalidPdf, Unavailable.
+        """
+        if self._pool is None:
+            raise Unavailable("PDF files are not accepted here (pdf_workers is 0)", code=UNAVAILABLE)
+        check_magic(data)
+        pages: list[Page] = []
+        question = {"ask": "pages", **asdict(wanted)}
+        try:
+            with closing(
+                ask_worker(self._pool, question, data, self._limits.pdf_render_s, room=ROOM)
+            ) as answers:
+                for answer, output in answers:
+                    if "frame" in answer and len(pages) <= wanted.last - wanted.first:
+                        pages.append(_page(answer, bytes(output()[:ROOM])))
+                    elif "done" in answer:
+                        return Rendered(pages, int(answer["total"]))
+                    else:
+                        raise _error_of(answer)
+        except WorkerFailed as error:
+            raise InvalidPdf(f"the PDF cannot be drawn: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidPdf("the PDF cannot be drawn: its decoder answered what cannot be read") from error
+        raise InvalidPdf("the PDF cannot be drawn: its decoder ended too early")
+
+    def close(self) -> None:
+        """End all processes."""
+        if self._pool is not None:
+            self._pool.close()
+
+
+def _page(answer: Message, output: bytes) -> Page:
+    size = int(answer["bytes"])
+    if not 0 < size <= len(output):
+        raise ValueError(size)
+    return Page(int(answer["number"]), int(answer["width"]), int(answer["height"]), output[:size])
+
+
+def _error_of(answer: Message) -> FoveaError:
+    code, message = str(answer.get("code")), str(answer.get("error", "it cannot be drawn"))[:300]
+    if code == UNAVAILABLE:
+        return Unavailable(message, code=code)
+    if code == "no_such_page":
+        return InvalidRequest(message, param="first", code=code)
+    known = code if code in ("not_a_pdf", "pdf_encrypted") else None
+    return InvalidPdf(message, code=known)

@@ -1,0 +1,1 @@
+"""The page for people at /: its files, and the headers with which they are sent."""

@@ -1,0 +1,43 @@
+// The served models, and whether the server is ready.
+
+import { el } from "./dom.js";
+
+const POLL_MS = 2000;
+
+export class Models {
+  // select: shows the names. status: shows whether the server is ready. tell(text): shows a message.
+  constructor(client, select, status, tell) {
+    Object.assign(this, { client, select, status, tell });
+  }
+
+  get name() {
+    return this.select.value;
+  }
+
+  // Ask the server for its models, and wait until it is ready.
+  async load() {
+    try {
+      const models = await this.client.models();
+      this.select.replaceChildren(...models.map(({ id }) => el("option", { value: id, text: id })));
+      await this.watch();
+    } catch (error) {
+      this.showStatus("danger", error.status === 401 ? "Key needed" : "Not reachable");
+      this.tell(error.message);
+    }
+  }
+
+  async watch() {
+    for (;;) {
+      const { ready, reason } = await this.client.ready();
+      if (ready) break;
+      this.showStatus("warn", reason);
+      await new Promise((resolve) => { setTimeout(resolve, POLL_MS); });
+    }
+    this.showStatus("ok", "Ready");
+  }
+
+  showStatus(kind, text) {
+    this.status.replaceChildren(el("span", { class: `dot ${kind}`, "aria-hidden": "true" }),
+      el("span", { class: "status-text", text }));
+  }
+}

@@ -1,0 +1,78 @@
+// The messages of the branch that is shown, as elements.
+
+import { el } from "./dom.js";
+import { answerFooter, answerView, mediaView, questionView } from "./message.js";
+
+const NEAR_END = 80; // pixels within which the page follows an answer
+
+export class Thread {
+  // root: the scrolling element. list: the element of the messages. actions: see message.js.
+  constructor(root, list, viewer, urls, actions) {
+    Object.assign(this, { root, list, viewer, urls, actions });
+    this.turn = 0;
+  }
+
+  // Show a conversation. run: the answer that arrives for it, if there is one. name: of the model.
+  async show(conversation, run, name) {
+    const turn = ++this.turn;
+    const path = conversation.path();
+    const views = await Promise.all(path.map((node) => this.view(conversation, node, run, name)));
+    if (turn !== this.turn) return;
+    this.list.replaceChildren(...(views.length ? views.map(({ view }) => view) : [welcome()]));
+    for (const { node, parts } of views) if (run?.node === node) run.attach(parts);
+    this.root.scrollTop = this.root.scrollHeight;
+  }
+
+  async view(conversation, node, run, name) {
+    const siblings = conversation.siblings(node);
+    if (node.role === "user") {
+      const media = await Promise.all(node.media.map(async (item) => {
+        return mediaView(this.viewer, item, await this.urls.url(item.id), null);
+      }));
+      return { node, view: questionView(node, siblings, this.actions, media) };
+    }
+    const parts = answerView(node, siblings, this.actions, node.model || name);
+    if (node.state !== "streaming") {
+      const pictures = await this.pictures(conversation, node);
+      parts.view.append(answerFooter(node, siblings, this.actions, pictures));
+    }
+    return { node, view: parts.view, parts };
+  }
+
+  // Thumbnails of the images of which an answer reports relevance.
+  async pictures(conversation, node) {
+    const items = new Map([...conversation.nodes.values()].flatMap((other) => other.media || [])
+      .map((item) => [item.id, item]));
+    const uses = (node.images || []).map((use, index) => ({ use, item: items.get(node.pictures?.[index]) }));
+    return Promise.all(uses.filter(({ use, item }) => use.relevance && item)
+      .map(async ({ use, item }) => mediaView(this.viewer, item, await this.urls.url(item.id), use)));
+  }
+
+  // Replace an answer that has ended, without touching the other messages.
+  async finish(conversation, node, name) {
+    const shown = this.list.querySelector(`[data-id="${node.id}"]`);
+    const following = this.following;
+    const { view } = await this.view(conversation, node, null, name);
+    if (shown?.isConnected) shown.replaceWith(view);
+    if (following) this.root.scrollTop = this.root.scrollHeight;
+  }
+
+  get following() {
+    return this.root.scrollHeight - this.root.scrollTop - this.root.clientHeight < NEAR_END;
+  }
+
+  // Keep the newest text in view, unless the user has scrolled up.
+  follow() {
+    if (this.following) this.root.scrollTop = this.root.scrollHeight;
+  }
+}
+
+function welcome() {
+  return el("div", { class: "welcome" },
+    el("h2", { text: "Ask about an image" }),
+    el("p", { class: "muted", text: "Paste, drop or choose images, PDF files or a video, and ask a question. " +
+      "Answers show how long each stage took, what was cached, and where the model looked." }),
+    el("p", { class: "small muted" },
+      el("kbd", { text: "Enter" }), " sends, ", el("kbd", { text: "Shift+Enter" }), " starts a new line, ",
+      el("kbd", { text: "Esc" }), " stops an answer"));
+}

@@ -1,0 +1,48 @@
+"""/v1/images/pdf, and a question about a page that it drew."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import pytest
+from PIL import Image as Pillow
+
+from tests.media.pdf.test_pages import pdf
+from tests.server.support import Server, chat, image, user
+
+PATH, KIND = "/v1/images/pdf", {"content-type": "application/pdf"}
+
+
+def test_a_page_is_drawn_and_asked_about(server: Server) -> None:
+    with server.client() as client:
+        answer = client.post(PATH, content=pdf((200, 100), (90, 90)), headers=KIND, params={"max_side": 224})
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        assert (body["pages"], [page["page"] for page in body["data"]]) == (2, [1, 2])
+        first = body["data"][0]
+        picture = Pillow.open(io.BytesIO(base64.b64decode(first["image_url"].partition(",")[2])))
+        assert picture.size == (first["width"], first["height"]) == (224, 112)
+        question = chat(user(image(first["image_url"]), "which colour?"))
+        assert client.post("/v1/chat/completions", json=question).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "query", "status", "param"),
+    [
+        (b"text", KIND, "", 400, None),
+        (pdf((9, 9)), {"content-type": "image/png"}, "", 400, "content-type"),
+        (pdf((9, 9)), KIND, "?first=3", 400, "first"),
+        (pdf((9, 9)), KIND, "?first=1&last=1000", 400, "last"),
+        (pdf((9, 9)), KIND, "?max_side=9", 400, "max_side"),
+        (b"%PDF-" + bytes(3 << 20), KIND, "", 413, None),
+    ],
+    ids=["text", "type", "page", "many", "side", "large"],
+)
+def test_wrong_requests(
+    server: Server, content: bytes, headers: dict[str, str], query: str, status: int, param: str | None
+) -> None:
+    with server.client() as client:
+        answer = client.post(PATH + query, content=content, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == param
