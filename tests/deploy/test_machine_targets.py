@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
+from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
 from fovea.deploy.check import find, run
 from fovea.deploy.machine import engines, gateways, service_ports
@@ -238,3 +239,23 @@ def test_a_proxy_with_a_certificate_passes_its_check(name: str, tmp_path: Path) 
     write(files, tmp_path / "out")
     outcome = [run(each, tmp_path / "out") for each in target(name).load().checks(spec)][0]
     assert outcome.status in ("passed", "skipped"), outcome.output
+
+
+@pytest.mark.parametrize("name", ["local", "compose", "systemd"])
+def test_every_server_sends_its_traces_to_the_collector(name: str) -> None:
+    files = render(FULL, [name])
+    servers = [path for path in files if path.endswith(".toml")]
+    assert len(servers) >= 4
+    assert all(tomllib.loads(files[path])["otlp_endpoint"] == "http://otel:4318" for path in servers)
+    silent = render(SMALL, [name])
+    assert not any("otlp_endpoint" in text for text in silent.values())
+
+
+@pytest.mark.parametrize("name", ["local", "compose", "systemd"])
+def test_every_rendered_setting_is_one_of_the_program(name: str) -> None:
+    known = known_settings()
+    for path, text in render(FULL, [name]).items():
+        if path.endswith(".toml"):
+            is_gateway = "gateway" in path
+            names = {*(known.gateway if is_gateway else known.engine), "host", "port", "model"}
+            assert set(tomllib.loads(text)) <= {*names, *(["backend"] if is_gateway else [])}, path
