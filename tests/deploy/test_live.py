@@ -7,12 +7,15 @@ nothing must name a metric that is listed below with its reason, and what is lis
 from __future__ import annotations
 
 import contextlib
+import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import yaml
+from tools.dashboards.outputs import ROOT
 
 from fovea.deploy.monitoring.files import (
     alert_rules,
@@ -47,6 +50,11 @@ EXCEPTIONS = {
 """A part of selectors, the metric that they begin with, and why they return nothing."""
 NO_GPU = {"fovea:device_": ("", "this machine has no GPU")}
 SIMULATED = {"arr_coc_opponent_processing_balance": ("", "the simulator encodes no regions")}
+NAME = (
+    r"\b(?:fovea:[a-z_]+|fovea_(?:slo|rate|latency|ttft):\w+:\w+|fovea_gateway_[a-z_]+"
+    r"|(?:process|cgroup)_[a-z_]+)(?![\w.*])"
+)
+"""Matches names of metrics in pages."""
 ABSENT = 'absent(up{job=~"fovea.*"})'
 """The only expression that returns a series if something is missing."""
 
@@ -118,10 +126,9 @@ def monitored(
         programs.callback(server.close)
         server.wait_for("fovea:requests_total and on () fovea_gateway_requests_total")
         load(running)
-        monitored = Monitored(running, server, webhook, exceptions)
-        server.wait_for('fovea_slo:budget_left:ratio30d{job="fovea", slo="errors"}')
-        server.wait_for('fovea_slo:budget_left:ratio30d{job="fovea-gateway", slo="errors"}')
-        yield monitored
+        server.wait_for(f"min(timestamp(up)) > {time.time()}")  # the last request is in the metrics
+        server.wait_for(f"min(timestamp(fovea_slo:budget_left:ratio30d)) > {time.time() + 2}")
+        yield Monitored(running, server, webhook, exceptions)
 
 
 def test_every_panel_returns_a_series(monitored: Monitored) -> None:
@@ -151,6 +158,16 @@ def test_every_selector_finds_a_series(monitored: Monitored) -> None:
     """Also where an expression would return something without it: `x or vector(0)`."""
     found = [Checked(where, selector) for selector, where in all_selectors().items()]
     assert not monitored.missing(found)
+
+
+def test_every_metric_of_the_pages_exists(monitored: Monitored) -> None:
+    names = {
+        name
+        for page in ("monitoring.md", "runbooks.md")
+        for name in re.findall(NAME, (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    }
+    assert len(names) > 60
+    assert not monitored.missing([Checked("docs", name) for name in sorted(names)])
 
 
 def test_what_is_listed_returns_nothing(monitored: Monitored) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 BACKEND = Path(__file__).parents[2] / "benchmarks" / "gateway" / "backend.py"
-READY_S, STOP_S, POLL_S = 20.0, 10.0, 0.02
+READY_S, STOP_S, POLL_S = 60.0, 10.0, 0.02
 
 
 def free_port() -> int:
@@ -172,14 +172,17 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def prometheus(files: Mapping[str, str]) -> Iterator[str]:
-    """Prometheus with a database of its own. files: text by name; one of them is prometheus.yml."""
+def prometheus(files: Mapping[str, str], *options: str) -> Iterator[str]:
+    """Prometheus with a database of its own. files: text by name; one of them is prometheus.yml.
+
+    options: further arguments. Yields HOST:PORT.
+    """
     path, port = program("prometheus"), free_port()
     with folder("prometheus") as home:
         for name, text in files.items():
             (home / name).write_text(text)
         command = [path, f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data",
-                   f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]  # fmt: skip
+                   f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", *options]  # fmt: skip
         with started(command, [port], home / "log"):
             wait_until_ready(f"http://127.0.0.1:{port}/-/ready")
             yield f"127.0.0.1:{port}"
@@ -313,12 +316,8 @@ def prometheus_server(target: str, *options: str, interval: str = "1s") -> Itera
 
     target: host and port of the server. options: further arguments.
     """
-    path, port = program("prometheus"), free_port()
-    with folder("prometheus") as home:
-        scrape = {"job_name": "fovea", "static_configs": [{"targets": [target]}]}
-        times = {"scrape_interval": interval, "scrape_timeout": interval}
-        (home / "prometheus.yml").write_text(json.dumps({"global": times, "scrape_configs": [scrape]}))
-        command = [path, f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data",
-                   f"--web.listen-address=127.0.0.1:{port}", *options]  # fmt: skip
-        with started(command, [port], home / "log"):
-            yield f"http://127.0.0.1:{port}"
+    scrape = {"job_name": "fovea", "static_configs": [{"targets": [target]}]}
+    times = {"scrape_interval": interval, "scrape_timeout": interval}
+    config = json.dumps({"global": times, "scrape_configs": [scrape]})
+    with prometheus({"prometheus.yml": config}, *options) as address:
+        yield f"http://{address}"

@@ -242,6 +242,9 @@ class DeploySpec:
     max_answer_s: int = setting(
         600, "Seconds after which an answer is cut, in every proxy and server alike.", low=10, high=86400
     )
+    gateway_class: str = setting(
+        "istio", "Class of the Gateway, for the target gateway-api.", check=names.host
+    )
     tls: bool = setting(False, "The proxy ends TLS; the certificate is mounted at /etc/fovea/tls.")
     engine_port: int = setting(8000, "Port of the engines.", low=1, high=65535)
     gateway_port: int = setting(8080, "Port of the gateways.", low=1, high=65535)

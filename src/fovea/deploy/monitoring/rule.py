@@ -73,7 +73,7 @@ class Alert:
 class Group:
     """Rules that are evaluated one after another, so that later ones see the results of earlier ones.
 
-    interval: seconds between two evaluations, as Prometheus writes them; "": the global setting.
+    interval: time between two evaluations, as Prometheus writes it; "": the global setting.
     """
 
     name: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPEN = ("/health", "/ping", "/ready")
+OPEN = ("/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready")
 DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
 PAGE_FILES = "/ui/"
 METRICS = "/metrics"

@@ -85,6 +85,7 @@ async def _prompt(state: ServerState, body: TokenizeRequest, http: Request) -> P
 
 
 @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
+@router.api_route("/v2/health/live", methods=["GET", "HEAD"], include_in_schema=False)
 async def health(http: Request) -> Response:
     """Tell whether the process runs, even if it is still loading: /ready tells whether it serves requests.
 
@@ -97,6 +98,7 @@ async def health(http: Request) -> Response:
 
 
 @router.api_route("/ping", methods=["GET", "HEAD"], include_in_schema=False)
+@router.api_route("/v2/health/ready", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/ready", methods=["GET", "HEAD"], include_in_schema=False)
 async def ready(http: Request) -> Response:
     """Tell whether requests are served now: status 200, or 503 with the reason.
