@@ -83,6 +83,7 @@ def engine_values(spec: DeploySpec, engine: Server) -> dict[str, Any]:
     assert engine.pool is not None
     values = {
         "trusted_proxies": [LOOPBACK],
+        **trace_values(spec),
         **spec.engine_settings(engine.pool),
         "host": engine.host,
         "port": engine.port,
@@ -98,6 +99,7 @@ def gateway_values(spec: DeploySpec, gateway: Server, redis: str) -> dict[str, A
     return {
         "trusted_proxies": [LOOPBACK],
         **redis_values(spec, redis),
+        **trace_values(spec),
         **spec.gateway_settings(),
         "host": gateway.host,
         "port": gateway.port,
@@ -119,6 +121,12 @@ def redis_values(spec: DeploySpec, address: str) -> dict[str, Any]:
         "accounts": f"redis://{address}/1",
         "accounts_sharers": spec.gateway.replicas * workers,
     }
+
+
+def trace_values(spec: DeploySpec) -> dict[str, Any]:
+    """Return the setting of the collector of traces, if there is one."""
+    endpoint = spec.monitoring.otlp_endpoint if spec.monitoring is not None else ""
+    return {"otlp_endpoint": endpoint} if endpoint else {}
 
 
 def backend_tables(servers: tuple[Server, ...]) -> list[tuple[str, Mapping[str, Any]]]:

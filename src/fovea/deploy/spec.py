@@ -140,9 +140,7 @@ class Gateway:
 class Redis:
     """Redis for limits and answers that all gateways share."""
 
-    memory_mib: int = setting(
-        512, "Ceiling of the data in Redis, in MiB; the oldest answers are evicted.", low=16, high=1 << 20
-    )
+    memory_mib: int = setting(512, "Ceiling of the data in Redis, in MiB.", low=16, high=1 << 20)
 
     def __post_init__(self) -> None:
         check_settings(self)

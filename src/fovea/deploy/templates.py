@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ def fill(name: str, /, **values: Any) -> str:
     return _environment().get_template(name).render(values)
 
 
+@functools.cache
 def _environment() -> Environment:
     return Environment(
         loader=FileSystemLoader(FOLDER),

@@ -19,7 +19,7 @@ from fovea.deploy.machine import Server
 from fovea.deploy.targets import envoy, haproxy, nginx
 from tests.support.servers import folder, free_port, program, started
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 CHAT = "/v1/chat/completions"
 LAME_DUCK_S, TOKEN_S = 1.0, 0.02
 SIMULATED = ("--simulate", "--served-model-name", "fovea-tiny")

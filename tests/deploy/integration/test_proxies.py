@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import io
 import json
@@ -35,8 +36,6 @@ MIB = 1024 * 1024
 @pytest.fixture(scope="module")
 def place() -> Iterator[dict[str, Fleet]]:
     """All three proxies in front of the same two engines, for tests that harm none of them."""
-    import contextlib
-
     with two_engines() as engines, contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(proxy(name, engines)) for name in PROXIES}
 
@@ -172,8 +171,24 @@ def test_a_request_at_a_killed_engine_ends_with_an_error_and_is_not_repeated(nam
             victim = next(each for each in engines if each.running())
             other = next(each for each in engines if each is not victim)
             victim.process.kill()
+            victim.process.wait(PATIENCE_S)
             answer = http.client.HTTPResponse(connection)
             answer.begin()
             assert answer.status == 502
             assert error_of(answer.read())["code"] == "bad_gateway"
         assert not other.running()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROXIES)
+def test_the_bundled_model_answers_the_same_through_a_proxy(name: str) -> None:
+    body = question(max_tokens=24, temperature=0)
+    with two_engines(()) as engines, proxy(name, engines) as fleet:
+        for each in engines:
+            soon(lambda port=each.port: ask(port, "/ready", method="GET")[0] == 200)  # type: ignore[misc]
+        answers = {
+            json.loads(ask(port, body=body)[1])["choices"][0]["message"]["content"]
+            for port in (fleet.port, *(each.port for each in engines))
+        }
+    assert len(answers) == 1
+    assert answers != {""}

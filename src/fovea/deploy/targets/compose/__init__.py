@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from fovea.deploy.front import front_of
-from fovea.deploy.machine import backend_tables, engines, gateways
+from fovea.deploy.machine import Server, backend_tables, engines, gateways
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets import nginx
@@ -45,7 +45,7 @@ def render(spec: DeploySpec) -> Files:
     for pool in spec.pools:
         files[f"pool-{pool.name}.toml"] = toml_text(servers.engine_settings(spec, pool), comment=COMMENT)
     if spec.gateway is not None:
-        inner = tuple(servers.Server(each.name, each.name, spec.engine_port) for each in engines(spec))
+        inner = tuple(Server(each.name, each.name, spec.engine_port) for each in engines(spec))
         files["gateway.toml"] = toml_text(
             servers.gateway_settings(spec), backend_tables(inner), comment=COMMENT
         )

@@ -24,7 +24,9 @@ def nginx_service(spec: DeploySpec, behind: list[str]) -> dict[str, Any]:
     """Return NGINX. behind: names of the services behind it."""
     scheme, flags = ("https", ["--no-check-certificate"]) if spec.tls else ("http", [])
     files = (("tls.crt", CERTIFICATE), ("tls.key", PRIVATE_KEY)) if spec.tls else ()
-    secrets = [{"source": name, "target": target} for name, target in files]
+    secrets: dict[str, Any] = {}
+    if files:
+        secrets["secrets"] = [{"source": name, "target": target} for name, target in files]
     return service(
         NGINX,
         ["nginx", "-c", "/etc/nginx/nginx.conf", "-g", "daemon off; pid /tmp/nginx.pid;"],
@@ -37,7 +39,7 @@ def nginx_service(spec: DeploySpec, behind: list[str]) -> dict[str, Any]:
         volumes=[file_mount("nginx.conf", "/etc/nginx/nginx.conf"), data_mount("bodies", "/var/cache/nginx")],
         networks={"public": {}, "front": {"ipv4_address": network.PROXY}},
         depends_on={name: {"condition": "service_healthy"} for name in behind},
-        **({"secrets": secrets} if secrets else {}),
+        **secrets,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.deploy.machine import Server, engines, gateways, redis_values
+from fovea.deploy.machine import Server, engines, gateways, redis_values, trace_values
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.targets.compose import network
 from fovea.deploy.targets.compose.service import data_mount, file_mount, service
@@ -49,6 +49,7 @@ def engine_settings(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     values: dict[str, Any] = {"trusted_proxies": [str(network.ENGINES) if spec.gateway else network.PROXY]}
     if spec.gateway is None:
         values["keys_file"] = KEYS
+    values |= trace_values(spec)
     return {**values, **spec.engine_settings(pool), "host": "0.0.0.0", "port": spec.engine_port}
 
 
@@ -58,6 +59,7 @@ def gateway_settings(spec: DeploySpec) -> dict[str, Any]:
         "trusted_proxies": [network.PROXY],
         "keys_file": KEYS,
         **redis_values(spec, "redis:6379"),
+        **trace_values(spec),
         **spec.gateway_settings(),
         "host": "0.0.0.0",
         "port": spec.gateway_port,
@@ -142,6 +144,8 @@ def _server(
         f"u.build_opener(u.ProxyHandler({{}})).open('http://127.0.0.1:{port}/ready', timeout=4)"
     )
     environment = {"FOVEA_PORT": str(port)}
+    if keys:
+        more["secrets"] = ["keys.toml"]
     return service(
         image,
         [action, "--config", CONFIG],
@@ -149,7 +153,6 @@ def _server(
         health=["python", "-c", probe],
         environment=environment,
         ulimits={"nofile": {"soft": 65536, "hard": 65536}},
-        **({"secrets": ["keys.toml"]} if keys else {}),
         **more,
     )
 
