@@ -33,7 +33,6 @@ def pools(draw: st.DrawFn, name: str, served: str) -> Pool:
         hardware=hardware,
         gpu=gpu,
         mig=mig,
-        gpus=1 if mig else draw(st.integers(1, 4)),
         replicas=replicas,
         max_replicas=draw(st.sampled_from([0, replicas, replicas + 3])),
         spot=draw(st.booleans()),

@@ -17,7 +17,7 @@ from fovea.deploy.lint.__main__ import main as lint_main
 from fovea.deploy.lint.run import lint
 from fovea.deploy.read import read_spec
 from fovea.deploy.render import render
-from fovea.deploy.spec import DeploySpec, Gateway, Pool, Scale
+from fovea.deploy.spec import DeploySpec, Pool, Scale
 from fovea.deploy.target import target
 from fovea.deploy.targets.kserve import DEFAULT_MAX_RUNNING
 from fovea.deploy.write import write
@@ -214,11 +214,6 @@ def test_kserves_default_of_running_requests_is_the_engines() -> None:
             "kubernetes",
             DeploySpec(pools=(Pool(name="a", max_replicas=2),), scale=Scale(shrink_after_s=3601)),
             "shrink_after_s is 3601; accepted by Kubernetes: 0 to 3600",
-        ),
-        (
-            "leaderworkerset",
-            DeploySpec(pools=(Pool(name="a", hardware="cuda", gpu="L4", gpus=2),), gateway=Gateway()),
-            "gpus is 2, but an engine is one process on one GPU",
         ),
     ],
 )

@@ -87,16 +87,16 @@ def test_a_compose_stack_follows_the_specification_and_has_few_rights(spec: Depl
         assert not image.endswith(":latest")
 
 
-def test_every_cuda_engine_of_a_compose_stack_has_gpus_of_its_own() -> None:
-    spec = DeploySpec(pools=(Pool(name="a", hardware="cuda", gpus=2, replicas=2), Pool(name="b", replicas=1)))
+def test_every_cuda_engine_of_a_compose_stack_has_a_gpu_of_its_own() -> None:
+    spec = DeploySpec(pools=(Pool(name="a", hardware="cuda", replicas=2), Pool(name="b", replicas=1)))
     services = load(render(spec, ["compose"])["docker-compose.yaml"])["services"]
 
     def devices(name: str) -> list[str]:
         reserved = services[name]["deploy"]["resources"]["reservations"]["devices"]
         return [each for entry in reserved for each in entry["device_ids"]]
 
-    assert devices("engine-a-0") == ["0", "1"]
-    assert devices("engine-a-1") == ["2", "3"]
+    assert devices("engine-a-0") == ["0"]
+    assert devices("engine-a-1") == ["1"]
     assert "reservations" not in services["engine-b-0"]["deploy"]["resources"]
 
 

@@ -55,6 +55,8 @@ def _check_settings_table(settings: Mapping[str, Any]) -> None:
 class Pool:
     """Engines that serve one model on one kind of machine; any of them can answer any request for it.
 
+    An engine is one process. With hardware cuda it has one GPU, or one MIG slice.
+
     settings: settings of `fovea serve` beside those that the renderers set: host, port, model, keys.
     """
 
@@ -71,7 +73,6 @@ class Pool:
     cpus: int = setting(4, "CPU cores of an engine.", low=1, high=512)
     memory_gib: int = setting(16, "Memory of an engine, in GiB.", low=1, high=8192)
     gpu: str = setting("", "GPU of the machines.", choices=("", *GPUS))
-    gpus: int = setting(1, "GPUs of an engine, with hardware cuda.", low=1, high=8)
     mig: str = setting(
         "", "MIG profile instead of a whole GPU, such as 3g.20gb; it must exist on the pool's GPU."
     )
@@ -110,8 +111,6 @@ class Pool:
         if self.mig and self.mig not in profiles:
             there = ", ".join(profiles) or "none, it has no MIG"
             raise ConfigError(f"mig is {self.mig!r}; profiles of {self.gpu}: {there}", param="mig")
-        if self.mig and self.gpus != 1:
-            raise ConfigError(f"gpus is {self.gpus}; accepted with mig: 1", param="gpus")
 
     @property
     def client_model(self) -> str:

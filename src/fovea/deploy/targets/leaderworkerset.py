@@ -7,7 +7,6 @@ engine that computes on all of them. Fovea has none, so pools with several GPUs 
 
 from __future__ import annotations
 
-from fovea.core.errors import ConfigError
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes import pods, workloads
@@ -19,14 +18,7 @@ VOLUME_NAMES = "spec/leaderWorkerTemplate/workerTemplate/spec/volumes/configMap/
 
 
 def render(spec: DeploySpec) -> Files:
-    """Return all files. Raises ConfigError if an engine should compute on several GPUs."""
-    for pool in spec.pools:
-        if pool.hardware == "cuda" and pool.gpus > 1:
-            raise ConfigError(
-                f"[[pool]] {pool.name!r}: gpus is {pool.gpus}, but an engine is one process on one GPU; "
-                "accepted: gpus = 1 with more replicas",
-                param="gpus",
-            )
+    """Return all files."""
     return LAYOUT.files(spec)
 
 

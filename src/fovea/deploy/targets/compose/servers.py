@@ -19,15 +19,15 @@ LOAD_S = 900
 
 
 def engine_services(spec: DeploySpec) -> dict[str, Any]:
-    """Return the services of all engines. Each CUDA engine of a pool has GPUs of its own."""
+    """Return the services of all engines. Each CUDA engine has a GPU of its own."""
     found = {}
     gpu = 0
     for number, engine in enumerate(engines(spec)):
         pool = _pool(engine)
         devices: list[str] = []
         if pool.hardware == "cuda":
-            devices = [str(gpu + index) for index in range(pool.gpus)]
-            gpu += pool.gpus
+            devices = [str(gpu)]
+            gpu += 1
         address = None if spec.gateway is not None else network.behind(number)
         found[engine.name] = _engine(spec, engine, address, devices)
     return found

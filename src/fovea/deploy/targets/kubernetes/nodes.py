@@ -38,7 +38,7 @@ def gpu_resources(pool: Pool) -> dict[str, int]:
     """The GPU resources of an engine."""
     if pool.hardware != "cuda":
         return {}
-    return {resource(pool.mig): 1} if pool.mig else {"nvidia.com/gpu": pool.gpus}
+    return {resource(pool.mig): 1} if pool.mig else {"nvidia.com/gpu": 1}
 
 
 def affinity(pool: Pool) -> dict[str, Any]:

@@ -15,9 +15,9 @@ SCRIPTS = ("entrypoint.sh", "deploy.sh")
 MACHINES = {
     "T4": ("n1-standard-8", "NVIDIA_TESLA_T4"),
     "L4": ("g2-standard-8", "NVIDIA_L4"),
-    "A100-40GB": ("a2-highgpu-{gpus}g", "NVIDIA_TESLA_A100"),
-    "A100-80GB": ("a2-ultragpu-{gpus}g", "NVIDIA_A100_80GB"),
-    "H100-80GB": ("a3-highgpu-{gpus}g", "NVIDIA_H100_80GB"),
+    "A100-40GB": ("a2-highgpu-1g", "NVIDIA_TESLA_A100"),
+    "A100-80GB": ("a2-ultragpu-1g", "NVIDIA_A100_80GB"),
+    "H100-80GB": ("a3-highgpu-1g", "NVIDIA_H100_80GB"),
 }
 """Machine type and accelerator by GPU. Other GPUs need `machine_type` in the spec, if Vertex AI has them."""
 MOST_ANSWER_S = 3600
@@ -64,7 +64,7 @@ def machine(spec: DeploySpec, pool: Pool) -> tuple[str, str]:
     if pool.gpu not in MACHINES:
         raise ConfigError(f"gpu is {pool.gpu!r}; accepted for Vertex AI: {', '.join(MACHINES)}", param="gpu")
     name, accelerator = MACHINES[pool.gpu]
-    return wanted or name.format(gpus=pool.gpus), accelerator
+    return wanted or name, accelerator
 
 
 def _entrypoint(pool: Pool) -> str:
@@ -105,7 +105,7 @@ def _machine_flags(spec: DeploySpec, pool: Pool) -> str:
     most = pool.max_replicas or pool.replicas
     flags = [f"machine-type={kind}"]
     if accelerator:
-        flags.append(f"accelerator=type={accelerator.lower().replace('_', '-')},count={pool.gpus}")
+        flags.append(f"accelerator=type={accelerator.lower().replace('_', '-')},count=1")
     if pool.mig:
         flags.append(f"gpu-partition-size={pool.mig}")
     if pool.spot:
