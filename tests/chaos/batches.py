@@ -93,7 +93,7 @@ class Batches:
         return await send(self.port, method, path, {"content-type": kind}, body, TIMEOUT_S)
 
     def _accepted(self, what: str, name: str, outcome: Outcome) -> dict[str, Any] | None:
-        """Return the object of an accepted call. A call without an answer was perhaps accepted: nobody knows."""
+        """Return the object of an accepted call; None: it was refused, or nobody knows."""
         if outcome.ending == "complete" and outcome.status == 200:
             self.counts[f"{what} accepted"] += 1
             value: dict[str, Any] = json.loads(outcome.body)
@@ -153,7 +153,7 @@ def check_batch(
 ) -> list[Violation]:
     """Check the results of a batch: each line has exactly one, with the known answer or a clear error.
 
-    wanted: known answers by custom_id. full: the disk was full, so the batch may have failed with what it has.
+    wanted: known answers by custom_id. full: the disk was full, so the batch may have failed.
     """
     found = []
     seen = Counter(result["custom_id"] for result in results)

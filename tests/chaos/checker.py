@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tests.chaos.answers import Answer, read
 from tests.chaos.client import Outcome
@@ -14,6 +14,8 @@ from tests.chaos.orders import Order, secret
 Verdict = Literal["ok", "degraded", "refused", "cut", "cancelled", "damaged", "wrong"]
 HANGING = frozenset(("silent", "one-way", "bandwidth"))
 """Faults between client and gateway that make the client wait until its own time is over."""
+HARMLESS = ("cache", "stop redis", "kill redis", "full disk", "read-only cache", "clock", "flood", "media")
+"""Beginnings of kinds of episodes that may not make any request fail, beside that of a flooding tenant."""
 TEMPORARY = frozenset((408, 429, 502, 503, 504))
 """Statuses of a request that was right. 500 is a defect."""
 MEDIA_STATUSES = frozenset((400, 403, 413)) | TEMPORARY
@@ -22,8 +24,7 @@ TRACES = ("Traceback (most recent", 'File "/', "site-packages", "redis://", ".py
 """Parts of texts that no error may show."""
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(NamedTuple):
     """An invariant that an answer breaks. rule: its short name. detail: what was seen."""
 
     rule: str
@@ -49,6 +50,11 @@ class Context:
     injected: frozenset[str] = frozenset()
     active: frozenset[str] = frozenset()
     limited: bool = False
+
+    @property
+    def excused(self) -> bool:
+        """Whether anything happened after which a request that is right may fail."""
+        return bool(self.injected) or any(not kind.startswith(HARMLESS) for kind in self.active)
 
     @property
     def flips(self) -> bool:
@@ -101,7 +107,7 @@ class Judge:
             self._add("hang", f"no end after {self._outcome.end_s - self._outcome.begin_s:.0f} s")
         if ending == "damaged" and not self._context.flips:
             self._add("protocol", "the bytes are not HTTP, and no proxy has damaged any")
-        if ending in ("cut", "unreachable") and not self._context.active and not self._context.injected:
+        if ending in ("cut", "unreachable") and not self._context.excused:
             self._add("no cause", f"the connection ended ({ending}) and there was no fault")
         if ending == "cancelled":
             return "cancelled"
@@ -117,19 +123,16 @@ class Judge:
         self._check_identity(answer)
         degraded = "x-fovea-degraded" in outcome.headers
         whole = outcome.ending == "complete"
-        if answer.damage and (whole or order.stream):
+        if not order.stream and not whole:
+            return self._judge_end()
+        if answer.damage:
             if not context.flips:
                 self._add("unreadable", f"{answer.damage}: {outcome.body[-200:]!r}")
             return "damaged"
-        if not order.stream and not whole:
-            return self._judge_end()
         if not degraded:
             self._check_text(answer)
         if answer.error is not None:
-            self._check_error(answer.error, "the stream's last event")
-            if answer.done:
-                self._add("short stream", "an error, and the mark of success after it")
-            return "refused"
+            return self._judge_broken_stream(answer, answer.error)
         if answer.done:
             return "degraded" if degraded else "ok"
         if whole:
@@ -137,6 +140,14 @@ class Judge:
                 "short stream", f"it ended properly, without a mark of success: {outcome.body[-200:]!r}"
             )
         return self._judge_end()
+
+    def _judge_broken_stream(self, answer: Answer, error: Mapping[str, Any]) -> Verdict:
+        self._check_error(error, "the stream's last event")
+        if answer.done:
+            self._add("short stream", "an error, and the mark of success after it")
+        if not self._context.excused:
+            self._add("no cause", f"the stream broke, and there was no fault: {json.dumps(error)}")
+        return "refused"
 
     def _check_identity(self, answer: Answer) -> None:
         """The answer must be the one to this request: its id, and the id in its head."""
@@ -171,8 +182,7 @@ class Judge:
             self._add("status", f"{outcome.status}: {json.dumps(error)}")
         if outcome.status == 429 and not outcome.headers.get("retry-after", "").isdecimal():
             self._add("status", f"429 without Retry-After: {json.dumps(error)}")
-        expected = context.known is None or context.limited or bool(context.active) or bool(context.injected)
-        if not expected:
+        if context.known is not None and not context.limited and not context.excused:
             self._add("no cause", f"{outcome.status} and there was no fault: {json.dumps(error)}")
         return "refused"
 

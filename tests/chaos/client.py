@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import Literal
@@ -48,8 +49,8 @@ async def send(
             await _exchange(port, method, path, headers, body, outcome)
     except TimeoutError:
         outcome.ending = "cancelled" if leave_s else "timeout"
-    except h11.RemoteProtocolError as error:
-        outcome.ending = "cut" if "peer" in str(error) or "without sending" in str(error) else "damaged"
+    except h11.RemoteProtocolError:
+        outcome.ending = "damaged"
     except OSError:
         outcome.ending = "cut" if outcome.peer else "unreachable"
     outcome.end_s = time.monotonic()
@@ -79,13 +80,24 @@ async def _exchange(
         writer.transport.abort()
 
 
+def _end(line: h11.Connection, outcome: Outcome) -> None:
+    """Note the end of the connection: it completes a body without a length, and cuts all others."""
+    with contextlib.suppress(h11.RemoteProtocolError):
+        if isinstance(line.next_event(), h11.EndOfMessage):
+            outcome.ending = "complete"
+
+
 async def _receive(line: h11.Connection, reader: asyncio.StreamReader, outcome: Outcome) -> None:
     parts: list[bytes] = []
     try:
         while True:
             event = line.next_event()
             if event is h11.NEED_DATA:
-                line.receive_data(await reader.read(CHUNK))
+                data = await reader.read(CHUNK)
+                line.receive_data(data)
+                if not data:
+                    _end(line, outcome)
+                    return
             elif isinstance(event, h11.Response):
                 outcome.status = event.status_code
                 outcome.headers = {

@@ -28,7 +28,7 @@ KINDS = (
     "reading",
     "describe",
 )
-"""Kinds of scenes, in turn. Texts to read differ most from each other, so they show best whose answer it is."""
+"""Kinds of scenes, in turn. Texts to read differ most from each other: they show best whose an answer is."""
 SIZES = ((160, 160), (224, 160), (224, 224), (288, 224))
 TEXTS = (
     "Hello.", "What is two and one?", "What can you do?", "Who are you?", "Name a colour.", "Is snow white?",

@@ -114,12 +114,11 @@ class Load:
             order.client == FLOOD,
         )
         judgement = judge(order, outcome, context)
-        if judgement.violations:
-            judgement.violations = [
-                Violation(each.rule, each.marker, f"[{order.kind}/{order.api}{'/stream' if order.stream else ''} "
-                          f"at {begin:.1f}-{end:.1f} s during {sorted(context.active)}] {each.detail}")
-                for each in judgement.violations
-            ]  # fmt: skip
+        form = f"{order.kind}/{order.api}{'/stream' if order.stream else ''}"
+        when = f"{form} at {begin:.1f}-{end:.1f} s during {', '.join(sorted(context.active)) or 'no fault'}"
+        judgement.violations = [
+            each._replace(detail=f"[{when}] {each.detail}") for each in judgement.violations
+        ]
         self.ends[order.marker] = time.time()
         self._count(
             order, judgement, [each.kind for each in disturbing if each.begin_s < end and begin < each.end_s]

@@ -13,6 +13,8 @@ from tests.chaos.items import Item
 
 DRIP_S = 0.25
 ENDLESS_BYTES = 8192
+OVERSIZED = 60 << 20
+BOMB_SIDE = 30_000
 
 
 class MediaHost:
@@ -27,6 +29,7 @@ class MediaHost:
         self._files = [item.images[0] for item in hosted]
         self.counts: Counter[str] = Counter()
         self.canary = 0
+        self._bomb = _response(bomb(BOMB_SIDE), "image/png")
         self._canary_port = 0
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,34 +67,31 @@ class MediaHost:
         writer.close()
 
     async def _answer(self, kind: str, name: str, writer: asyncio.StreamWriter) -> None:
-        match kind:
-            case "picture":
-                writer.write(_response(self._files[int(name.partition(".")[0])], "image/png"))
-            case "slow":
-                await self._drip(writer)
-            case "expired":
-                writer.write(_response(b"<Error>ExpiredToken</Error>", "application/xml", "403 Forbidden"))
-            case "oversized":
-                writer.write(_head("image/png", 60 << 20) + self._files[0])
-                await self._fill(writer, 60 << 20)
-            case "truncated":
-                writer.write(_head("image/png", len(self._files[0])) + self._files[0][:-40])
-            case "bomb":
-                writer.write(_response(bomb(30_000), "image/png"))
-            case "wrong-type":
-                writer.write(_response(b"<html>This is no picture.</html>", "image/png"))
-            case "redirect":
-                where = f"location: http://127.0.0.1:{self._canary_port}/canary.png\r\n"
-                writer.write(_response(b"", "text/plain", "302 Found", where))
-            case "endless-video":
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: video/mp4\r\nconnection: close\r\n\r\n" + MP4)
-                await self._fill(writer, 1 << 40)
-            case "reset":
-                writer.write(_head("image/png", len(self._files[0])) + self._files[0][:100])
-                await writer.drain()
-                writer.transport.abort()
-            case _:
-                writer.write(_response(b"no such file", "text/plain", "404 Not Found"))
+        whole, head = self._files[0], _head("image/png", len(self._files[0]))
+        there = f"location: http://127.0.0.1:{self._canary_port}/canary.png\r\n"
+        fixed = {
+            "expired": _response(b"<Error>ExpiredToken</Error>", "application/xml", "403 Forbidden"),
+            "truncated": head + whole[:-40],
+            "reset": head + whole[: len(whole) // 2],
+            "bomb": self._bomb,
+            "wrong-type": _response(b"<html>This is no picture.</html>", "image/png"),
+            "redirect": _response(b"", "text/plain", "302 Found", there),
+        }
+        if kind == "picture":
+            writer.write(_response(self._files[int(name.partition(".")[0])], "image/png"))
+        elif kind == "slow":
+            await self._drip(writer)
+        elif kind == "oversized":
+            writer.write(_head("image/png", OVERSIZED) + whole)
+            await self._fill(writer, OVERSIZED)
+        elif kind == "endless-video":
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: video/mp4\r\nconnection: close\r\n\r\n" + MP4)
+            await self._fill(writer, 1 << 40)
+        else:
+            writer.write(fixed.get(kind) or _response(b"no such file", "text/plain", "404 Not Found"))
+        if kind == "reset":
+            await writer.drain()
+            writer.transport.abort()
         await writer.drain()
 
     async def _drip(self, writer: asyncio.StreamWriter) -> None:

@@ -140,7 +140,7 @@ class FaultProxy:
                 await _write(writer, data)
             else:
                 await self._inject(connection, flow, flow.fault, data, writer)
-        if writer.can_write_eof():
+        if not flow.muted and writer.can_write_eof():
             with contextlib.suppress(OSError):
                 writer.write_eof()
 

@@ -13,7 +13,7 @@ from tests.chaos.orders import PATHS
 
 TIMEOUT_S = 60.0
 AT_ONCE = (1, 6)
-"""Requests in flight in each pass. Batches of other sizes may round differently, which may change an answer."""
+"""Requests in flight in each pass. Batches of other sizes may round differently, and change an answer."""
 
 
 class NotRecorded(Exception):

@@ -48,12 +48,13 @@ class Report:
         total = sum(self.load.kinds.values())
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.load.kinds.most_common())
         front = self.front or "none"
+        command = f"python -m tests.chaos.run --minutes {self.minutes:g} --seed {self.seed}"
         lines = [
-            f"`python -m tests.chaos.run --minutes {self.minutes:g} --seed {self.seed}` at commit {commit()}: "
-            f"{total:,} requests ({kinds}), {len(self.load.schedule)} episodes, "
+            f"`{command}` at commit {commit()}: "
+            f"{total:,} requests ({kinds}), {len(self.load.happened)} episodes, "
             f"{len(self.violations)} violations. Front of the gateway: {front}.",
-            f"Known answers: {self.questions[0]} of {self.questions[1]} questions; the others vary with the size "
-            "of a batch and are not asked.",
+            f"Known answers: {self.questions[0]} of {self.questions[1]} questions; the others vary with the "
+            "size of a batch and are not asked.",
         ]
         if self.missing:
             lines.append(f"Not injected on this machine: {', '.join(self.missing)}.")
@@ -66,9 +67,8 @@ class Report:
             if tally is None:
                 continue
             injected = f"{self.log.counts[kind]:,}" if kind in self.log.counts else ""
-            rows.append(
-                [kind, injected, f"{tally.requests:,}", *(f"{tally.verdicts[each]:,}" for each in VERDICTS)]
-            )
+            counts = [f"{tally.verdicts[each]:,}" for each in VERDICTS]
+            rows.append([kind, injected, f"{tally.requests:,}", *counts])
         return table(["fault", "injected", "requests", *VERDICTS], rows)
 
     def _media(self) -> str:
@@ -88,10 +88,8 @@ class Report:
         for name, old in self.before.items():
             new = self.after[name]
             again = "" if new.born == old.born else "started again"
-            rows.append([
-                name, f"{old.resident_mib:.0f}", f"{new.resident_mib:.0f}", str(old.descriptors), str(new.descriptors),
-                again,
-            ])  # fmt: skip
+            memory = [f"{old.resident_mib:.0f}", f"{new.resident_mib:.0f}"]
+            rows.append([name, *memory, str(old.descriptors), str(new.descriptors), again])
         return table(
             ["program", "MiB after warm-up", "MiB at the end", "descriptors", "at the end", ""], rows
         )

@@ -1,4 +1,4 @@
-"""Run a chaos day: `python -m tests.chaos.run [--minutes 20] [--seed 1] [--page docs/reliability.md] [--quick]`.
+"""Run a chaos day: `python -m tests.chaos.run [--minutes 20] [--seed 1] [--page FILE] [--quick]`.
 
 The exit status is 1 if any invariant was violated. Everything that the programs wrote stays in --folder.
 """

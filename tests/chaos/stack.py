@@ -33,13 +33,33 @@ TOTAL_S, IDLE_S, FIRST_BYTE_S = 25.0, 8.0, 15.0
 """Times after which the gateway gives up a request, a silent stream, and a stream without a first byte."""
 CLIENT_S = TOTAL_S + 12.0
 """Seconds after which a client counts a request as hanging: the body's arrival and the queue come before."""
-ENGINE = (
-    "--threads 1 --kv-cache-mib 128 --embed-cache-mib 8 --pixel-pool-mib 64 --pixel-cache-mib 4 "
-    "--decoded-cache-mib 8 --fetch-cache-mib 4 --region-cache-mib 4 --image-store-mib 4 --response-store-mib 4 "
-    "--image-workers 1 --video-workers 1 --max-running 16 --max-queue 64 --request-timeout 30 --lame-duck-s 0 "
-    "--drain-seconds 2 --keep-alive-s 6 --fetch-timeout-s 4 --batch-store-mib 24 --embed-disk-mib 4 "
-    "--body-timeout-s 6 --write-timeout-s 6 --header-timeout-s 5"
-).split()
+ENGINE = """
+threads = 1
+kv_cache_mib = 128
+embed_cache_mib = 8
+pixel_pool_mib = 64
+pixel_cache_mib = 4
+decoded_cache_mib = 8
+fetch_cache_mib = 4
+region_cache_mib = 4
+image_store_mib = 4
+response_store_mib = 4
+image_workers = 1
+video_workers = 1
+max_running = 16
+max_queue = 64
+request_timeout = 30
+lame_duck_s = 0
+drain_seconds = 2
+keep_alive_s = 6
+fetch_timeout_s = 4
+batch_store_mib = 24
+embed_disk_mib = 4
+body_timeout_s = 6
+write_timeout_s = 6
+header_timeout_s = 5
+"""
+"""Small pools and caches, so that they are full after the warm-up."""
 GATEWAY = f"""
 workers = {WORKERS}
 total_s = {TOTAL_S}
@@ -137,32 +157,40 @@ class Stack:
         await process.start()
 
     async def _redis(self) -> None:
-        command = [_program("redis-server"), "--port", str(self.redis_port), "--bind", "127.0.0.1", "--save", "",
-                   "--appendonly", "no", "--dir", str(self.folder), "--maxmemory", "16mb"]  # fmt: skip
+        options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--maxmemory", "16mb"]
+        command = [
+            _program("redis-server"),
+            "--port",
+            str(self.redis_port),
+            "--dir",
+            str(self.folder),
+            *options,
+        ]
         await self._run("redis", command, _listens(self.redis_port))
 
     async def _engine(self, number: int) -> None:
         name, port = ("engine-one", "engine-two")[number], self.engine_ports[number]
         batches = self.disk.folder / name
         batches.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable, "-m", "fovea.cli.main", "serve", "--port", str(port), *ENGINE,
-            "--batch-dir", str(batches), "--embed-disk-dir", str(self.cache_disk.folder / "embeds"),
-            *(["--allow-private-hosts", "true"] if self._private_hosts else []),
-        ]  # fmt: skip
+        config = self.folder / f"{name}.toml"
+        config.write_text(
+            f'port = {port}\nbatch_dir = "{batches}"\nembed_disk_dir = "{self.cache_disk.folder}/embeds"\n'
+            f"allow_private_hosts = {str(self._private_hosts).lower()}\n{ENGINE}"
+        )
+        command = [sys.executable, "-m", "fovea.cli.main", "serve", "--config", str(config)]
         env = {"OMP_NUM_THREADS": "1"} | (self.clock.env if number == 0 else {})
         await self._run(name, command, _answers(port, "/ready"), env, self.memory.procs if number else None)
 
     async def _envoy(self) -> None:
         file = self.folder / "envoy.json"
         file.write_text(json.dumps(envoy.config(self.envoy_port, self.envoy_admin, self.engine_ports[1])))
-        command = [_program("envoy"), "--config-path", str(file), "--concurrency", "1", "--use-dynamic-base-id",
-                   "--log-level", "warning"]  # fmt: skip
+        options = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
+        command = [_program("envoy"), "--config-path", str(file), *options]
         await self._run("envoy", command, _listens(self.envoy_port))
 
     async def _gateway(self) -> None:
         keys, config = self.folder / "keys.toml", self.folder / "gateway.toml"
-        limits = {name: "max_in_flight = 32\nrequests_per_minute = 100000" for name in (*TENANTS, QUIET)}
+        limits = dict.fromkeys((*TENANTS, QUIET), "max_in_flight = 32\nrequests_per_minute = 100000")
         limits[FLOOD] = "max_in_flight = 4\nrequests_per_minute = 240"
         keys.write_text(
             'cache_secret = "0123456789abcdef0123456789abcdef"\n'
@@ -178,7 +206,7 @@ class Stack:
             f'redis = "redis://127.0.0.1:{self.cache_proxy.port}/0"\n'
             f'accounts = "redis://127.0.0.1:{self.redis_port}/1"\n'
             f'usage_file = "{self.usage_file}"\naudit_log = "{self.audit_log}"\n'
-            f"allow_private_hosts = {'true' if self._private_hosts else 'false'}\n"
+            f"allow_private_hosts = {str(self._private_hosts).lower()}\n"
             f'[[backend]]\nname = "one"\nurl = "http://127.0.0.1:{self.engine_proxy.port}"\n'
             f'models = ["fovea-tiny"]\ndegrade = "detail"\n'
             f'[[backend]]\nname = "two"\nurl = "http://127.0.0.1:{self.envoy_port}"\n'

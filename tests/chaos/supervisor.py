@@ -1,4 +1,4 @@
-"""Processes of the stack: each in its own process group, and started again when it dies, as a supervisor does."""
+"""Processes of the stack: each in its own process group, and started again when it dies."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from random import Random
 
 FAULT_S, REST_S = 9.0, 9.0
 """Seconds of a fault, and of the rest after it in which the stack has to recover."""
-LATE_S = 12.0
+LATE_S = 7.0
 """Seconds after a fault in which a request may still fail because of it."""
 
 
