@@ -25,6 +25,7 @@ COMMANDS = (
     "keys",
     "usage",
     "experiment",
+    "deploy",
     "simulate",
     "bench",
     "profile",

@@ -1,0 +1,339 @@
+"""The spec of a deployment: one TOML file from which every artefact is rendered.
+
+    name = "vlm"
+    host = "vlm.example.com"
+
+    [[pool]]                    # engines of one model on one kind of machine
+    name = "qwen"
+    model = "Qwen/Qwen3-VL-4B-Instruct"
+    hardware = "cuda"
+    gpu = "A100-80GB"
+    replicas = 2
+    settings = { max_queue = 64 }   # settings of `fovea serve`
+
+    [gateway]
+    replicas = 2
+
+    [redis]
+    [monitoring]
+
+Every table but [[pool]] may be left out. Without [gateway], clients reach the pool through the proxy alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fovea import __version__
+from fovea.core.errors import ConfigError
+from fovea.core.settings import check_settings, setting
+from fovea.deploy import names
+from fovea.deploy.gpus import GPUS, MIG_PROFILES
+
+_ENGINE_BODIES_MIB, _GATEWAY_BODIES_MIB = 256, 512
+"""Defaults of `max_bodies_mib`, which cannot be below `max_body_mib`."""
+
+
+def _check_settings_table(settings: Mapping[str, Any]) -> None:
+    """Check the types of settings. Control characters could have a meaning in a file. Raises ConfigError."""
+    for name, value in settings.items():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if not isinstance(item, str | bool | int | float) or (
+                isinstance(item, str) and not item.isprintable()
+            ):
+                raise ConfigError(
+                    f"settings: {name} is {value!r}; accepted: a printable text, a number, true, false, or a "
+                    "list of these",
+                    param=name,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Engines that serve one model on one kind of machine; any of them can answer any request for it.
+
+    settings: settings of `fovea serve` beside those that the renderers set: host, port, model, keys.
+    """
+
+    name: str = setting("", "Name of the pool, a part of the names of its objects.", check=names.label)
+    model: str = setting("fovea-tiny", "Folder on the machine, hub id, or fovea-tiny.", check=names.model)
+    served_name: str = setting(
+        "", "Name of the model for clients; empty: by the model.", check=names.model_name
+    )
+    hardware: str = setting("cpu", "Machines of the pool.", choices=("cpu", "cuda"))
+    replicas: int = setting(1, "Engines at the start.", low=1, high=1000)
+    max_replicas: int = setting(
+        0, "Most engines; 0: no autoscaling, always `replicas`.", or_zero=True, low=1, high=1000
+    )
+    cpus: int = setting(4, "CPU cores of an engine.", low=1, high=512)
+    memory_gib: int = setting(16, "Memory of an engine, in GiB.", low=1, high=8192)
+    gpu: str = setting("", "GPU of the machines.", choices=("", *GPUS))
+    gpus: int = setting(1, "GPUs of an engine, with hardware cuda.", low=1, high=8)
+    mig: str = setting(
+        "", "MIG profile instead of a whole GPU, such as 3g.20gb; it must exist on the pool's GPU."
+    )
+    spot: bool = setting(False, "The pool runs on spot machines, which may be taken away with short notice.")
+    spot_notice_s: int = setting(
+        30, "Seconds between the notice and the end of a spot machine.", low=10, high=300
+    )
+    disk_gib: int = setting(
+        20, "Disk of an engine for downloaded weights and caches, in GiB.", low=1, high=65536
+    )
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.max_replicas and self.max_replicas < self.replicas:
+            raise ConfigError(
+                f"max_replicas is {self.max_replicas}; accepted: 0, or {self.replicas} (replicas) and more",
+                param="max_replicas",
+            )
+        _check_settings_table(self.settings)
+        self._check_hardware()
+
+    def _check_hardware(self) -> None:
+        if self.hardware == "cpu":
+            for name in ("gpu", "mig"):
+                if getattr(self, name):
+                    raise ConfigError(
+                        f"{name} is {getattr(self, name)!r}, but hardware is cpu; "
+                        f'accepted: hardware = "cuda", or no {name}',
+                        param=name,
+                    )
+            return
+        profiles = MIG_PROFILES.get(self.gpu, ())
+        if self.mig and not self.gpu:
+            raise ConfigError("mig needs gpu, because each GPU has profiles of its own", param="gpu")
+        if self.mig and self.mig not in profiles:
+            there = ", ".join(profiles) or "none, it has no MIG"
+            raise ConfigError(f"mig is {self.mig!r}; profiles of {self.gpu}: {there}", param="mig")
+        if self.mig and self.gpus != 1:
+            raise ConfigError(f"gpus is {self.gpus}; accepted with mig: 1", param="gpus")
+
+    @property
+    def client_model(self) -> str:
+        """The model's name for clients: `served_name`, or the last part of the model's path or hub id."""
+        return self.served_name or self.model.rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The gateway in front of the pools.
+
+    settings: settings of `fovea gateway` beside those that the renderers set: host, port, backends, Redis.
+    """
+
+    replicas: int = setting(1, "Gateways.", low=1, high=100)
+    cpus: int = setting(1, "CPU cores of a gateway.", low=1, high=64)
+    memory_gib: int = setting(1, "Memory of a gateway, in GiB.", low=1, high=64)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        _check_settings_table(self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Redis:
+    """Redis for limits and answers that all gateways share."""
+
+    memory_mib: int = setting(
+        512, "Ceiling of the data in Redis, in MiB; the oldest answers are evicted.", low=16, high=1 << 20
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Monitoring:
+    """Prometheus, Alertmanager and Grafana, and where traces go."""
+
+    scrape_s: int = setting(15, "Seconds between two scrapes.", low=1, high=300)
+    retention_days: int = setting(15, "Days for which Prometheus keeps its data.", low=1, high=3650)
+    alert_webhook: str = setting("", "URL that gets alerts; empty: none is sent.", check=names.http_url)
+    otlp_endpoint: str = setting(
+        "", "URL of an OpenTelemetry collector, such as http://collector:4318; empty: no traces.",
+        check=names.http_url,
+    )  # fmt: skip
+    grafana: bool = setting(True, "Render Grafana with the dashboards.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How an engine or a gateway is stopped without a failed request.
+
+    The order is: the orchestrator stops sending new requests (`pre_stop_s`), SIGTERM, the port stays open
+    (`lame_duck_s`), running requests finish (`drain_s`), the process is killed (`grace_s`).
+    """
+
+    pre_stop_s: int = setting(
+        5, "Seconds before SIGTERM in which endpoints are removed everywhere.", low=0, high=300
+    )
+    lame_duck_s: int = setting(5, "Seconds after SIGTERM in which the port stays open.", low=0, high=300)
+    drain_s: int = setting(60, "Seconds that running requests have to finish.", low=1, high=3600)
+    margin_s: int = setting(10, "Seconds for the process to end after its last request.", low=1, high=300)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def grace_s(self) -> int:
+        """Seconds until the process is killed: longer than everything that comes before it."""
+        return self.pre_stop_s + self.lame_duck_s + self.drain_s + self.margin_s
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """When pools with `max_replicas` grow and shrink."""
+
+    waiting_per_replica: int = setting(
+        8, "Waiting requests per engine from which a pool grows.", low=1, high=10000
+    )
+    waiting_image_per_replica: int = setting(
+        4, "Requests per engine that wait for the vision encoder, from which a pool grows.", low=1, high=10000
+    )
+    shrink_after_s: int = setting(300, "Seconds of low load after which a pool shrinks.", low=0, high=86400)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """Places of managed clouds; only their targets read them."""
+
+    project: str = setting("my-project", "Google Cloud project.", check=names.label)
+    region: str = setting("us-central1", "Region of Vertex AI or SageMaker.", check=names.label)
+    machine_type: str = setting(
+        "", "Machine type; empty: one that fits the first pool.", check=names.machine_type
+    )
+    role_arn: str = setting("", "SageMaker's execution role.", check=names.role_arn)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DeploySpec:
+    """One deployment.
+
+    pools: at least one.
+    gateway, redis, monitoring: None: not a part of it.
+    """
+
+    pools: tuple[Pool, ...]
+    name: str = setting("fovea", "Name of the deployment, prefix of all objects.", check=names.label)
+    namespace: str = setting("", "Namespace of Kubernetes; empty: the name.", check=names.optional_label)
+    host: str = setting("vlm.example.com", "Name under which clients reach it.", check=names.host)
+    image: str = setting(
+        f"fovea:{__version__}", "Container image for CPUs, by tag or digest.", check=names.image
+    )
+    image_cuda: str = setting(
+        f"fovea:{__version__}-cuda", "Container image for CUDA, by tag or digest.", check=names.image
+    )
+    max_body_mib: int = setting(
+        64, "Largest request in MiB, in every proxy and server alike.", low=1, high=1024
+    )
+    max_answer_s: int = setting(
+        600, "Seconds after which an answer is cut, in every proxy and server alike.", low=10, high=86400
+    )
+    tls: bool = setting(False, "The proxy ends TLS; the certificate is mounted at /etc/fovea/tls.")
+    engine_port: int = setting(8000, "Port of the engines.", low=1, high=65535)
+    gateway_port: int = setting(8080, "Port of the gateways.", low=1, high=65535)
+    proxy_port: int = setting(80, "Port of the proxy.", low=1, high=65535)
+    gateway: Gateway | None = None
+    redis: Redis | None = None
+    monitoring: Monitoring | None = None
+    stop: Stop = field(default_factory=Stop)
+    scale: Scale = field(default_factory=Scale)
+    cloud: Cloud = field(default_factory=Cloud)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.pools:
+            raise ConfigError("no [[pool]] is given; accepted: one and more", param="pool")
+        seen: set[str] = set()
+        for pool in self.pools:
+            if pool.name in seen:
+                raise ConfigError(f"[[pool]]: the name {pool.name!r} is given twice", param="name")
+            seen.add(pool.name)
+            self._check_spot(pool)
+        models = {pool.client_model for pool in self.pools}
+        if len(models) > 1 and self.gateway is None:
+            raise ConfigError(
+                f"the pools serve {len(models)} models ({', '.join(sorted(models))}), which needs [gateway]: "
+                "a proxy alone does not look at the requested model",
+                param="gateway",
+            )
+        if self.redis is not None and self.gateway is None:
+            raise ConfigError("[redis] is used by the gateway alone; accepted: with [gateway]", param="redis")
+
+    def _check_spot(self, pool: Pool) -> None:
+        if pool.spot and self.stop_of(pool).drain_s < 1:
+            raise ConfigError(
+                f"[[pool]] {pool.name!r}: spot_notice_s {pool.spot_notice_s} is not longer than pre_stop_s, "
+                "lame_duck_s and margin_s together, so nothing is left for running requests",
+                param="spot_notice_s",
+            )
+
+    def stop_of(self, pool: Pool) -> Stop:
+        """Return how engines of a pool stop: on spot machines everything fits into the notice."""
+        stop = self.stop
+        if not pool.spot or stop.grace_s <= pool.spot_notice_s:
+            return stop
+        left = pool.spot_notice_s - stop.pre_stop_s - stop.lame_duck_s - stop.margin_s
+        if left >= 1:
+            return Stop(stop.pre_stop_s, stop.lame_duck_s, left, stop.margin_s)
+        fifth = max(1, math.floor(pool.spot_notice_s / 5))
+        return Stop(0, fifth, pool.spot_notice_s - 2 * fifth, fifth)
+
+    @property
+    def effective_namespace(self) -> str:
+        """The namespace of Kubernetes."""
+        return self.namespace or self.name
+
+    def image_of(self, pool: Pool) -> str:
+        """The container image of a pool's engines."""
+        return self.image_cuda if pool.hardware == "cuda" else self.image
+
+    def engine_settings(self, pool: Pool) -> dict[str, Any]:
+        """The settings of `fovea serve` for an engine of a pool; the pool's own ones win."""
+        stop = self.stop_of(pool)
+        shared: dict[str, Any] = {
+            "model": pool.model,
+            "served_model_name": pool.client_model,
+            "host": "0.0.0.0",
+            "port": self.engine_port,
+            "max_body_mib": self.max_body_mib,
+            "request_timeout": float(self.max_answer_s),
+            "drain_seconds": float(stop.drain_s),
+            "lame_duck_s": float(stop.lame_duck_s),
+            "device": "cuda" if pool.hardware == "cuda" else "cpu",
+        }
+        if self.max_body_mib > _ENGINE_BODIES_MIB:
+            shared["max_bodies_mib"] = self.max_body_mib
+        if pool.settings.get("simulate"):  # `fovea serve --simulate` has no model and no device
+            del shared["model"], shared["device"]
+        return {**shared, **pool.settings}
+
+    def gateway_settings(self) -> dict[str, Any]:
+        """The settings of `fovea gateway`; the spec's own ones win. Backends are the renderers' to add."""
+        own = self.gateway.settings if self.gateway is not None else {}
+        shared: dict[str, Any] = {
+            "host": "0.0.0.0",
+            "port": self.gateway_port,
+            "max_body_mib": self.max_body_mib,
+            "total_s": float(self.max_answer_s),
+            "drain_seconds": float(self.stop.drain_s),
+            "lame_duck_s": float(self.stop.lame_duck_s),
+        }
+        if self.max_body_mib > _GATEWAY_BODIES_MIB:
+            shared["max_bodies_mib"] = self.max_body_mib
+        return {**shared, **own}

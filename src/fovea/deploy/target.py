@@ -1,0 +1,89 @@
+"""The list of targets. A target renders a spec into files, and names the tools that check these files.
+
+A renderer is pure: the same spec gives the same texts, and nothing is read or written. Files are named by
+paths relative to the output folder. A target's module defines `render` and `checks`:
+
+    def render(spec: DeploySpec) -> Files: ...
+    def checks(spec: DeploySpec) -> tuple[Check, ...]: ...
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from fovea.core.errors import ConfigError
+from fovea.deploy.spec import DeploySpec
+
+Files = dict[str, str]
+"""Texts by path. Paths are relative, with forward slashes. A script begins with "#!"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One command that checks rendered files with the target's own tool.
+
+    tool: name of the program, looked up in PATH, /usr/sbin and beside Python.
+    arguments: its arguments; "{dir}" stands for the output folder.
+    subject: what it checks, in words.
+    """
+
+    tool: str
+    arguments: tuple[str, ...]
+    subject: str
+
+
+class Renderer(Protocol):
+    """The functions that the module of a target defines."""
+
+    def render(self, spec: DeploySpec) -> Files:
+        """Return the target's files. Raises ConfigError if the spec cannot be rendered for it."""
+        ...
+
+    def checks(self, spec: DeploySpec) -> tuple[Check, ...]:
+        """Return the commands that check the rendered files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One target: its name, its module beneath fovea.deploy.targets, and what it renders."""
+
+    name: str
+    module: str
+    text: str
+
+    def load(self) -> Renderer:
+        """Import the target's module."""
+        return cast(Renderer, importlib.import_module(f"fovea.deploy.targets.{self.module}"))
+
+
+TARGETS = (
+    Target("docker", "docker", "Dockerfiles for CPUs and CUDA"),
+    Target("compose", "compose", "Compose stack of all services, with NGINX and monitoring"),
+    Target("local", "local", "the same stack as processes of this machine, without containers"),
+    Target("systemd", "systemd", "units of systemd"),
+    Target("nginx", "nginx", "configuration of NGINX"),
+    Target("haproxy", "haproxy", "configuration of HAProxy"),
+    Target("envoy", "envoy", "configuration of Envoy"),
+    Target("kubernetes", "kubernetes", "manifests for Kubernetes, as a kustomization"),
+    Target("kserve", "kserve", "InferenceService and ServingRuntime of KServe"),
+    Target("leaderworkerset", "leaderworkerset", "LeaderWorkerSets, for engines of several processes"),
+    Target("gateway-api", "gateway_api", "Gateway API routes and InferencePools"),
+    Target("istio", "istio", "VirtualService and DestinationRules of Istio"),
+    Target("triton", "triton", "model repository of Triton, and its OpenAI frontend"),
+    Target("vertex", "vertex", "container and upload script for Vertex AI"),
+    Target("sagemaker", "sagemaker", "container and deployment script for SageMaker"),
+    Target("huggingface-space", "huggingface_space", "Space of Hugging Face, with Gradio"),
+)
+
+
+def target(name: str) -> Target:
+    """Return a target by its name. Raises ConfigError."""
+    for each in TARGETS:
+        if each.name == name:
+            return each
+    raise ConfigError(
+        f"target is {name!r}; accepted: {', '.join(each.name for each in TARGETS)}", param="target"
+    )

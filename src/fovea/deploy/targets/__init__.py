@@ -1,0 +1,1 @@
+"""The targets: a module or a package for each, with `render` and `checks` (`fovea.deploy.target`)."""

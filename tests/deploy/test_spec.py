@@ -1,0 +1,116 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea.cli.deploy import known_settings
+from fovea.core.errors import ConfigError
+from fovea.core.settings import build_settings, settings_of
+from fovea.deploy.read import KnownSettings, read_spec, spec_of
+from fovea.deploy.spec import DeploySpec, Gateway, Pool, Stop
+from fovea.gateway.settings import GatewaySettings
+from fovea.server.bodies.settings import BodySettings
+from tests.deploy.specs import FULL
+
+KNOWN = KnownSettings(("max_queue", "host"), ("workers",))
+POOL: dict[str, Any] = {"name": "tiny"}
+
+
+def of(**values: Any) -> DeploySpec:
+    return spec_of({"pool": [POOL], **values}, KNOWN)
+
+
+def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
+    import fovea.deploy.spec as module
+
+    text = (module.__doc__ or "").split("\n\n", 2)[1:]
+    lines = "\n\n".join(text).split("Every table")[0]
+    path = tmp_path / "deploy.toml"
+    path.write_text("\n".join(line.removeprefix("    ") for line in lines.splitlines()))
+    spec = read_spec(path, known_settings())
+    assert spec.name == "vlm"
+    assert spec.pools[0].settings == {"max_queue": 64}
+    assert spec.gateway is not None
+    assert spec.gateway.replicas == 2
+    assert spec.redis is not None
+    assert spec.monitoring is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"pool": []}, "no [[pool]] is given"),
+        ({"pool": {}}, "accepted: [[pool]]"),
+        ({"nme": "x"}, "unknown key 'nme'; did you mean 'name'?"),
+        ({"gateway": 3}, "[gateway] is 3; accepted: a table"),
+        ({"gateway": {"workers": 1}}, "[gateway]: unknown key 'workers'"),
+        ({"gateway": {"settings": {"worker": 1}}}, "[gateway] settings: unknown key 'worker'; did you mean"),
+        ({"redis": {}}, "[redis] is used by the gateway alone"),
+        ({"pool": [{"name": "A"}]}, "[[pool]] number 1: name is 'A'"),
+        ({"pool": [POOL, POOL]}, "'tiny' is given twice"),
+        ({"pool": [POOL, {"name": "b", "model": "Qwen/x"}]}, "needs [gateway]"),
+        ({"pool": [{"name": "a", "settings": {"host": "x"}}]}, "holds host, which is rendered"),
+        ({"pool": [{"name": "a", "replicas": 3, "max_replicas": 2}]}, "max_replicas is 2; accepted: 0, or 3"),
+        ({"pool": [{"name": "a", "gpu": "T4"}]}, "but hardware is cpu"),
+        ({"pool": [{"name": "a", "hardware": "cuda", "mig": "3g.20gb"}]}, "mig needs gpu"),
+        (
+            {"pool": [{"name": "a", "hardware": "cuda", "gpu": "A100-40GB", "mig": "9g.40gb"}]},
+            "profiles of A100-40GB: 1g.5gb",
+        ),
+        ({"pool": [{"name": "a", "hardware": "cuda", "gpu": "T4", "mig": "1g.5gb"}]}, "none, it has no MIG"),
+        ({"pool": [{"name": "a", "settings": {"max_queue": {}}}]}, "settings: max_queue is {}; accepted: a"),
+        ({"gateway": {"settings": {"workers": ["a\nb"]}}}, "settings: workers is"),
+        ({"host": "a b"}, "host is 'a b'; accepted: a DNS name"),
+        ({"image": "x; rm -rf /"}, "accepted: an image"),
+        ({"monitoring": {"alert_webhook": "http://x/y?z={{"}}, "accepted: http://HOST:PORT/PATH"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_what_is_accepted(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        of(**values)
+    assert words in error.value.message
+
+
+def test_the_grace_period_is_longer_than_everything_before_the_kill() -> None:
+    stop = Stop(pre_stop_s=5, lame_duck_s=7, drain_s=60, margin_s=3)
+    assert stop.grace_s == 75
+    assert stop.grace_s > stop.pre_stop_s + stop.lame_duck_s + stop.drain_s
+
+
+@pytest.mark.parametrize("notice", [10, 15, 30, 60, 120, 300])
+def test_a_spot_engine_ends_within_its_notice(notice: int) -> None:
+    spec = DeploySpec(pools=(Pool(name="spot", spot=True, spot_notice_s=notice),), stop=Stop(drain_s=600))
+    stop = spec.stop_of(spec.pools[0])
+    assert stop.grace_s <= notice
+    assert stop.drain_s >= notice // 3
+
+
+def test_settings_of_an_engine_follow_the_spec_and_its_own_settings_win() -> None:
+    settings = FULL.engine_settings(FULL.pools[0])
+    assert settings["max_queue"] == 64
+    assert settings["served_model_name"] == "Qwen3-VL-4B-Instruct"
+    assert settings["device"] == "cuda"
+    assert set(settings) <= {*known_settings().engine, "model"}
+    assert set(FULL.gateway_settings()) <= {*known_settings().gateway, "host", "port"}
+
+
+def test_a_simulated_engine_has_no_model_and_no_device() -> None:
+    spec = DeploySpec(pools=(Pool(name="tiny", settings={"simulate": True}),))
+    settings = spec.engine_settings(spec.pools[0])
+    assert settings["simulate"] is True
+    assert "model" not in settings
+    assert "device" not in settings
+
+
+@pytest.mark.parametrize("mib", [1, 256, 257, 512, 513, 1024])
+def test_engines_and_gateways_accept_the_largest_body(mib: int) -> None:
+    spec = DeploySpec(pools=(Pool(name="tiny"),), gateway=Gateway(), max_body_mib=mib)
+    engine = build_settings(BodySettings, _only(BodySettings, spec.engine_settings(spec.pools[0])))
+    assert engine.max_body_mib == mib
+    gateway = build_settings(GatewaySettings, _only(GatewaySettings, spec.gateway_settings()))
+    assert gateway.max_body_mib == mib
+
+
+def _only(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    names = {entry.name for entry in settings_of(cls)}
+    return {name: value for name, value in values.items() if name in names}
