@@ -62,7 +62,7 @@ class Media:
 
 
 async def load(media: Media) -> tuple[ImageBundle, VideoBundle]:
-    state = cast("ServerState", SimpleNamespace(media=media, image_store=None, caller=Caller()))
+    state = cast("ServerState", SimpleNamespace(media=media, image_store=None, caller=Caller(), trail=None))
     async with asyncio.timeout(10):
         return await load_media(state, MESSAGES, cast("Any", SimpleNamespace(salt="", tenant="")))
 

@@ -47,7 +47,7 @@ class AccessLog:
     def write(self, values: Mapping[str, Any]) -> None:
         """Write one line. Characters outside of ASCII and control characters are escaped."""
         if self._listener is not None:
-            self._handler.handle(_record(json.dumps(values)))
+            self._handler.handle(_record(values))
 
     def close(self) -> None:
         """Write the waiting lines and close the file."""
@@ -69,7 +69,7 @@ class _Queued(logging.handlers.QueueHandler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if self._dropped:
-                self.enqueue(_record(json.dumps({"dropped_lines": self._dropped})))
+                self.enqueue(_record({"dropped_lines": self._dropped}))
                 self._dropped = 0
             self.enqueue(record)
         except queue.Full:
@@ -99,5 +99,8 @@ def _open(path: str) -> logging.Handler:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", param="access_log") from error
 
 
-def _record(line: str) -> logging.LogRecord:
-    return logging.LogRecord(NAME, logging.INFO, "", 0, line, None, None)
+def _record(values: Mapping[str, Any]) -> logging.LogRecord:
+    """Return a record whose text is JSON. A log of JSON lines (`observe.logs`) takes its fields."""
+    record = logging.LogRecord(NAME, logging.INFO, "", 0, json.dumps(values), None, None)
+    record.fields, record.event = dict(values), "request"
+    return record

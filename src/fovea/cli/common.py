@@ -17,6 +17,7 @@ from fovea.core.sampling import SamplingParams
 from fovea.core.video import VideoBudget
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.visual_budget.methods import METHODS, find_method
+from fovea.observe.logs import formatter
 from fovea.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -201,6 +202,12 @@ def set_log_level(args: argparse.Namespace, file: Mapping[str, Any]) -> None:
     if str(level).lower() not in LOG_LEVELS:
         raise ConfigError(f"{source} is {level!r}; accepted: {', '.join(LOG_LEVELS)}", param="log_level")
     logging.getLogger("fovea").setLevel(str(level).upper())
+
+
+def use_log_format(form: str) -> None:
+    """Write the log in a form: "text" or "json"."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(formatter(form))
 
 
 def keys_of(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fovea.cli import options
-from fovea.cli.common import LOG_LEVELS, keys_of, set_log_level
+from fovea.cli.common import LOG_LEVELS, keys_of, set_log_level, use_log_format
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 from fovea.gateway.build import Setup
@@ -106,6 +106,7 @@ def read_setup(args: argparse.Namespace, path: Path | None) -> Setup:
     from fovea.engine.vision.token_rules import rule_for
     from fovea.gateway.build import Setup
 
+    use_log_format(settings.logs.log_format)
     return Setup(
         settings,
         _tables(args, path),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from fovea import __version__
 from fovea.core.errors import FoveaError
+from fovea.observe.logs import TEXT
 
 COMMANDS = (
     "ask",
@@ -54,9 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # The configured log level applies to Fovea alone. Libraries log warnings and errors.
-    logging.basicConfig(
-        level="WARNING", format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level="WARNING", format=TEXT, stream=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(

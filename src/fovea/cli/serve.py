@@ -20,6 +20,7 @@ from fovea.cli.common import (
     config_file,
     engine_loader,
     keys_of,
+    use_log_format,
 )
 from fovea.core.errors import ConfigError
 from fovea.core.protocols import EngineClient
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     serve = options.settings(ServeSettings, args, file)
     keys = {f"{name}s": keys_of(name, args, file) for name in ("api_key", "admin_key", "metrics_key")}
     settings = options.settings(ServerSettings, args, file, **keys)
+    use_log_format(settings.logs.log_format)
     if serve.simulate:
         return _serve_simulated(serve, settings, args, file)
     return _serve_model(serve, settings, args, file)

@@ -208,6 +208,7 @@ class StageTimings:
 
     fetch, media_decode: before the engine, as in GenerationRequest.
     decode: generation of tokens, from the first to the last.
+    detokenize: turning tokens into text; nearly all of it is a part of decode.
     ttft: from arrival at the engine to the first token.
     """
 
@@ -218,6 +219,7 @@ class StageTimings:
     encode: float = 0.0
     prefill: float = 0.0
     decode: float = 0.0
+    detokenize: float = 0.0
     ttft: float = 0.0
 
 

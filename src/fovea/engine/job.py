@@ -52,6 +52,7 @@ class Job:
     text: turns the job's tokens into text.
     fetch_s, media_decode_s: spent before the request arrived in the engine.
     decode_s, preprocess_s: spent after it: decoding images; template, tokens and pixels.
+    detokenize_s: time spent to turn its tokens into text.
     encode_s: time that the encoder spent on the images for which this job was the first to wait.
     scored: log probabilities of tokens of the prompt by position, until the first token is sent.
     encoded_before_s: the part of encode_s that was spent before the sequence was admitted.
@@ -65,6 +66,7 @@ class Job:
     media_decode_s: float = 0.0
     decode_s: float = 0.0
     preprocess_s: float = 0.0
+    detokenize_s: float = 0.0
     encode_s: float = 0.0
     encoded_before_s: float = 0.0
     scored: dict[int, TokenLogprob] = field(default_factory=dict)
@@ -89,5 +91,6 @@ class Job:
             encode=self.encode_s,
             prefill=max(0.0, first - admitted - (self.encode_s - self.encoded_before_s)),
             decode=self.last_token - first,
+            detokenize=self.detokenize_s,
             ttft=first - self.seq.arrival,
         )

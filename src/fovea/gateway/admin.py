@@ -5,6 +5,8 @@
     POST /admin/backends/NAME/undrain        NAME gets requests again, slowly at first
     POST /admin/reload                       read the configuration file now
     POST /admin/cache/clear                  remove all cached answers
+    GET  /admin/slow                         the latest slow requests of this worker
+    GET  /admin/profile?seconds=5            a profile of this worker, by py-spy
 
 A drain holds for the worker that takes the request and, over the file that all share, for the others.
 """
@@ -13,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import parse_qsl
 
 from fovea.core.errors import ConfigError, Forbidden, InvalidRequest, NotFound
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.services import Services
+from fovea.observe.profiler import FORMATS, Profiler, Wish
 
 ADMIN = frozenset(("admin",))
 
@@ -29,6 +33,7 @@ class Admin:
         """reload: reads the configuration again; returns a line that says what has changed."""
         self._services = services
         self._reload = reload
+        self._profiler = Profiler()
 
     async def __call__(self, exchange: Exchange) -> None:
         """Serve a request. Raises Unauthorized, Forbidden, NotFound, InvalidRequest."""
@@ -53,13 +58,24 @@ class Admin:
                 if services.cache is None:
                     raise InvalidRequest("the response cache is turned off", code="no_cache")
                 await exchange.reply_json({"removed": await services.cache.clear()})
+            case ("GET", "slow"):
+                await exchange.reply_json({"requests": services.tracking.slow.rows()})
+            case ("GET", "profile"):
+                await self._profile(exchange)
             case _:
                 raise NotFound(
                     f"there is no route {exchange.method} {exchange.path[:100]}; accepted: GET "
                     "/admin/backends, POST /admin/backends/NAME/drain and /undrain, POST /admin/reload, "
-                    "POST /admin/cache/clear",
+                    "POST /admin/cache/clear, GET /admin/slow, GET /admin/profile",
                     code="unknown_url",
                 )
+
+    async def _profile(self, exchange: Exchange) -> None:
+        query = dict(parse_qsl(exchange.scope["query_string"].decode("latin-1")))
+        wish = Wish.of(query)
+        made = await self._profiler.profile(wish)
+        kind = {"content-type": FORMATS[wish.form], "content-length": str(len(made))}
+        await exchange.reply(200, made, {**kind, "cache-control": "no-store"})
 
     async def _read_again(self) -> str:
         """Read the configuration. Raises InvalidRequest that says what is wrong with it."""

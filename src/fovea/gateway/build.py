@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.gateway.app import Gateway
 from fovea.gateway.backends.backend import Backend
@@ -25,6 +26,7 @@ from fovea.gateway.forward.dispatch import Dispatcher
 from fovea.gateway.forward.silence import SilenceWatch
 from fovea.gateway.forward.upstream import Upstream
 from fovea.gateway.generate.shadow import Shadows
+from fovea.gateway.generate.trace import Tracking
 from fovea.gateway.inspect.images import ImageInspector
 from fovea.gateway.inspect.remote import KnownImages
 from fovea.gateway.inspect.visual import FindRule, VisualCounter
@@ -43,6 +45,8 @@ from fovea.http.body_budget import BodyBudget
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.fetch.resolve import Resolver
+from fovea.observe.slow import SlowRequests
+from fovea.observe.tracing.tracer import open_tracer
 
 log = logging.getLogger("fovea.gateway")
 MIB = 1024 * 1024
@@ -121,6 +125,10 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         book=Book(metrics, _usage_log(settings, prices), AuditLog(settings.audit_log)),
         drains=Drains(setup.drains),
         silence=SilenceWatch(clock),
+        tracking=Tracking(
+            SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
+            open_tracer(settings.traces, "fovea-gateway", __version__),
+        ),
     )
     metrics.refresh = lambda into: _set_gauges(services, into)
     life = Life(setup, services, fetcher)
@@ -177,6 +185,7 @@ class Life:
         if services.experiments is not None:
             await asyncio.to_thread(services.experiments.close)
         await asyncio.to_thread(services.book.close)
+        await asyncio.to_thread(services.tracking.close)
         services.inspector.close()
         await self._fetcher.aclose()
         await services.upstream.aclose()
@@ -261,6 +270,8 @@ def _set_gauges(services: Services, metrics: Metrics) -> None:
         metrics.set("accounts", value, name)
     for name, queue in services.queues:
         metrics.set("queued", queue.queue.waiting, metrics.models(name))
+    for name, value in services.tracking.stats().items():
+        metrics.set("traces", value, name)
 
 
 def _version(path: Path | None) -> tuple[int, int, int] | None:

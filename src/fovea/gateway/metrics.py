@@ -55,6 +55,10 @@ GAUGES: Mapping[str, Row] = {
     "backend_requests": Row("outstanding requests of a backend", ("backend",)),
     "backend_tokens": Row("outstanding tokens of a backend", ("backend", "kind")),
     "response_cache": Row("figures of the response cache by name", ("name",)),
+    "traces": Row(
+        "figures of the export of traces by name: trace_spans_exported, trace_spans_dropped, traces_waiting",
+        ("name",),
+    ),
     "accounts": Row(
         "figures of the accounts of tenants by name: failures, fallbacks, pending, ...", ("name",)
     ),

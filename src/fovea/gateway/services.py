@@ -17,6 +17,7 @@ from fovea.gateway.forward.dispatch import Dispatcher
 from fovea.gateway.forward.silence import SilenceWatch
 from fovea.gateway.forward.upstream import AttemptFailed, Upstream
 from fovea.gateway.generate.shadow import Shadows
+from fovea.gateway.generate.trace import Tracking
 from fovea.gateway.inspect.images import ImageInspector, RequestImage
 from fovea.gateway.inspect.remote import KnownImages
 from fovea.gateway.inspect.visual import VisualCounter
@@ -83,6 +84,7 @@ class Services:
     book: Book
     drains: Drains
     silence: SilenceWatch
+    tracking: Tracking
     running: set[Generation] = field(default_factory=set)
     draining: bool = False
 

@@ -13,6 +13,8 @@ from fovea.gateway.tenants.settings import AccountSettings
 from fovea.gateway.usage.log import UsageSettings
 from fovea.http.settings import HttpSettings
 from fovea.media.limits import MediaLimits
+from fovea.observe.log_settings import LogSettings
+from fovea.observe.tracing.settings import TraceSettings
 
 POLICIES = ("cache-affine", "least-busy", "lod-cost", "round-robin", "priority")
 REMOTE = ("resolve", "fetch", "refuse")
@@ -181,6 +183,8 @@ class GatewaySettings:
     response_cache: ResponseCacheSettings = field(default_factory=ResponseCacheSettings)
     usage: UsageSettings = field(default_factory=UsageSettings)
     media: MediaLimits = field(default_factory=MediaLimits)
+    logs: LogSettings = field(default_factory=LogSettings)
+    traces: TraceSettings = field(default_factory=TraceSettings)
 
     def __post_init__(self) -> None:
         check_settings(self)

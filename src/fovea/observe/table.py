@@ -81,6 +81,7 @@ GAUGES = {
     "connections_open": "open connections of clients",
     "connections_idle": "open connections that wait for their next request",
     "connections_capacity": "most open connections",
+    "traces_waiting": "traces that wait to be exported",
     "keys": "keys that the server knows, expired ones included",
     "keys_file_broken": "1 if the keys file cannot be used, so that the keys are still those of before",
     "fetch_cache_bytes": "bytes of cached downloads",
@@ -106,6 +107,8 @@ GAUGES = {
     "pixel_cache_entries": "images whose processed pixels no request waits for",
 }
 COUNTERS = {
+    "trace_spans_exported": "spans that the collector of traces took",
+    "trace_spans_dropped": "spans and traces that it did not get: it was slow, unreachable, or refused them",
     "draft_tokens": "tokens that were computed as drafts: expected ones, verified in one step",
     "accepted_draft_tokens": "drafts that became part of an answer",
     "grammar_hits": "answer formats that were known",

@@ -95,6 +95,7 @@ async def stream_deltas(
     ended = False
     caller, choices = reservation.caller, request.sampling.n
     caller.client.check_priority(request.priority)
+    run = state.tracking.start(state.trail, request, state.client.info.name)
     name = f"{caller.request_id}-{request.id}" if caller.request_id else request.id
     request = replace(request, id=name, cache_share=caller.client.limits.cache_share)
     stream = state.client.stream(request)
@@ -103,6 +104,7 @@ async def stream_deltas(
     try:
         async for delta in stream:
             now = time.perf_counter()
+            state.tracking.note(run, delta, now)
             if not last:
                 state.metrics.observe_first_token(media_s + now - started)
             ended = delta.usage is not None
@@ -113,9 +115,12 @@ async def stream_deltas(
             charge.add(delta)
             yield delta
     except FoveaError as error:
+        run.error = error.code
         charge.refuse(error)
         raise
     finally:
+        if not ended and not run.error:
+            run.error = "client_gone"
         reservation.end(choices)
         charge.settle()
         state.media.release(request.prompt)

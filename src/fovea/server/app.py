@@ -26,6 +26,8 @@ from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
 from fovea.observe.metrics import Metrics
+from fovea.observe.slow import SlowRequests
+from fovea.observe.tracing.tracer import open_tracer
 from fovea.server import errors
 from fovea.server.access.access import Access
 from fovea.server.access.forbidden import on_forbidden
@@ -46,11 +48,13 @@ from fovea.server.routes import (
     messages,
     models,
     predict,
+    profile,
     responses,
 )
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
+from fovea.server.tracking import Tracking
 
 EXPOSED = ("x-request-id", "retry-after", HEADER)
 """Headers of answers that pages of other origins may read."""
@@ -77,6 +81,10 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         response_store=ResponseStore(settings.response_store_mib * MIB),
         reservations=Reservations(client),
         access=Access(settings),
+        tracking=Tracking(
+            SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
+            open_tracer(settings.traces, "fovea-server", __version__),
+        ),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -93,6 +101,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
                 running.cancel()
             state.draining = True
             await state.client.close(settings.drain_seconds)
+        await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
         await fetch_cache.aclose()
@@ -113,6 +122,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
+        profile,
     ):  # fmt: skip
         app.include_router(routes.router)
     errors.install_handlers(app)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea.core.errors import FoveaError, Unavailable
+from fovea.observe.trail import Trail
 from fovea.server.access.exchange import Exchange
 from fovea.server.access.rules import is_limited, is_measured, is_poll
 from fovea.server.batches.call import CALLER
@@ -35,7 +36,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         exchange = Exchange(scope, scope.get(CALLER))
-        scope.setdefault("state", {})["caller"] = exchange.caller
+        trail = self.state.tracking.begin(exchange.headers)
+        scope.setdefault("state", {}).update(caller=exchange.caller, trail=trail)
         receive, send = exchange.received(receive), exchange.sent(send)
         failed, reason = True, "forbidden"
         try:
@@ -49,7 +51,7 @@ class Guard:
             await refusal(error, self.state.metrics, scope["path"])(scope, receive, send)
         finally:
             reason = scope["state"].get("forbidden", reason)
-            self._record(scope, exchange, reason, unanswered=500 if failed else CLIENT_GONE)
+            self._record(scope, exchange, trail, reason, unanswered=500 if failed else CLIENT_GONE)
 
     def _check(self, scope: Scope, exchange: Exchange) -> None:
         path, headers = scope["path"], exchange.headers
@@ -66,12 +68,14 @@ class Guard:
         ):  # not before: a server that is loading uses up no limits
             exchange.caller.client.count_request()
 
-    def _record(self, scope: Scope, exchange: Exchange, reason: str, unanswered: int) -> None:
-        """Count and log a request that has ended."""
+    def _record(self, scope: Scope, exchange: Exchange, trail: Trail, reason: str, unanswered: int) -> None:
+        """Count, trace and log a request that has ended."""
         state, path, caller = self.state, scope["path"], exchange.caller
         status = unanswered if exchange.status is None else exchange.status
         if is_measured(path):
             route = getattr(scope.get("route"), "path", "unknown")
+            if scope["method"] == "POST":
+                state.tracking.finish(trail, exchange.ended(route, status))
             state.metrics.observe_request(route, status, exchange.seconds)
         if status in (401, 403):
             state.metrics.count_denial(reason)
@@ -79,4 +83,4 @@ class Guard:
                 status, reason, exchange.address, path, caller.fingerprint, caller.request_id
             )
         if state.access.log.on:
-            state.access.log.write(exchange.line(status))
+            state.access.log.write(exchange.line(status, trail.trace_id))

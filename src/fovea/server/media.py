@@ -7,6 +7,7 @@ image that the client uploaded to /v1/images before.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -29,6 +30,8 @@ async def load_media(
     Raises the errors of `load_images` and of `MediaLoader.open_videos`.
     """
     images, videos = image_references(messages), video_references(messages)
+    if state.trail is not None and (images or videos):
+        state.trail.loading = time.perf_counter()
 
     async def read_images() -> ImageBundle:
         return await load_images(state, [r.url for r in images], [r.param for r in images], scope)

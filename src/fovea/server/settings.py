@@ -9,6 +9,8 @@ from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, check_settings, setting
 from fovea.http.settings import HttpSettings
 from fovea.media.limits import MediaLimits
+from fovea.observe.log_settings import LogSettings
+from fovea.observe.tracing.settings import TraceSettings
 from fovea.server.access.settings import AccessSettings, check_key
 from fovea.server.batches.settings import BatchSettings
 from fovea.server.bodies.settings import BodySettings
@@ -75,6 +77,8 @@ class ServerSettings:
     access: AccessSettings = field(default_factory=AccessSettings)
     bodies: BodySettings = field(default_factory=BodySettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+    traces: TraceSettings = field(default_factory=TraceSettings)
     media: MediaLimits = field(default_factory=MediaLimits)
 
     @classmethod

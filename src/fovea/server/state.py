@@ -21,12 +21,15 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
+from fovea.observe.profiler import Profiler
+from fovea.observe.trail import Trail
 from fovea.server.access.access import Access
 from fovea.server.access.caller import Caller
 from fovea.server.batches.store import BatchStore
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings
+from fovea.server.tracking import Tracking
 
 if TYPE_CHECKING:  # it calls the application, of which this is a part
     from fovea.server.batches.runner import BatchRunner
@@ -49,10 +52,13 @@ class ServerState:
     reservations: places in the engine's queue.
     access: keys, clients and their limits.
     bodies: bytes that request bodies may take.
+    tracking: traces and the log of slow requests.
+    trail: of the request whose route uses this state; see `state_of`.
     caller: the caller of the request whose route uses this state; see `state_of`.
     batches: files and batches; None: there is no folder for them.
     runner: runs the batches.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
+    profiler: makes profiles of this process.
     draining: whether the server is shutting down and refuses new requests.
     """
 
@@ -67,10 +73,13 @@ class ServerState:
     reservations: Reservations
     access: Access
     bodies: BodyBudget
+    tracking: Tracking
+    trail: Trail | None = None
     caller: Caller = field(default_factory=Caller)
     batches: BatchStore | None = None
     runner: BatchRunner | None = None
     clearing: Lock = field(default_factory=Lock)
+    profiler: Profiler = field(default_factory=Profiler)
     draining: bool = False
 
     def unavailable(self) -> str | None:
@@ -110,6 +119,7 @@ class ServerState:
             **self.access.stats(),
             **self.media.stats(),
             **self.bodies.stats(),
+            **self.tracking.stats(),
             **self.client.stats(),
         }
 
@@ -120,11 +130,11 @@ class ServerState:
         """
         return self.caller.client.timeout(requested, self.settings.request_timeout)
 
-    def seen_by(self, caller: Caller) -> ServerState:
-        """Return this state with the places, the timeout and the tokens of one caller."""
+    def seen_by(self, caller: Caller, trail: Trail | None = None) -> ServerState:
+        """Return this state with the places, the timeout and the tokens of one caller, and its trail."""
         access = self.access
         places = self.reservations.of(caller, usual_places=access.usual_places, fair=access.fair)
-        return replace(self, caller=caller, reservations=places)
+        return replace(self, caller=caller, reservations=places, trail=trail)
 
 
 class CacheScope(NamedTuple):
@@ -163,4 +173,4 @@ def request_id_of(request: Request) -> str:
 def state_of(request: Request) -> ServerState:
     """The state of the server that handles an HTTP request, as its caller may use it."""
     state: ServerState = request.app.state.fovea
-    return state.seen_by(caller_of(request))
+    return state.seen_by(caller_of(request), getattr(request.state, "trail", None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -130,6 +131,7 @@ class JobBoard:
         text = ""
         stop: str | int | None = None
         reason: FinishReason | None = None
+        began = time.perf_counter()
         for count, pick in enumerate(picks, 1):
             with stage("detokenize"):
                 ends = named = self._ends(job.seq.sampling, pick.token, before + count)
@@ -148,6 +150,7 @@ class JobBoard:
                     stop = pick.token
                 picks = picks[:count]
                 break
+        job.detokenize_s += time.perf_counter() - began
         self.generated_tokens += len(picks)
         event = Event(
             job.choice,

@@ -77,6 +77,8 @@ class Job:
     render: returns the request for a backend and a model.
     load_of: returns the outstanding work of the request in a model.
     deadline: time of the event loop's clock at which the request ends.
+    attempts: backends that were asked.
+    failures: (backend, reason, time) of attempts that failed.
     """
 
     demand: Demand
@@ -85,6 +87,7 @@ class Job:
     load_of: Callable[[ModelConfig], Load]
     deadline: float
     attempts: int = 0
+    failures: list[tuple[str, str, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -266,6 +269,7 @@ class Dispatcher:
                 deadline=job.deadline,
             )
         except AttemptFailed as failure:
+            job.failures.append((backend.name, failure.reason, self._clock()))
             # A complete answer that takes too long says something about the request, if others were answered
             # meanwhile. Otherwise a client that asks for endless answers would open all breakers.
             late = failure.reason == "timeout" and not job.demand.stream

@@ -29,6 +29,7 @@ from fovea.gateway.generate.experiment import assignment_of, outcome_of
 from fovea.gateway.generate.outgoing import PATHS, Renderer
 from fovea.gateway.generate.relay import Relay, ShuttingDown
 from fovea.gateway.generate.stored import Stored
+from fovea.gateway.generate.trace import CACHE, FORWARD, INSPECT, LIMITS, QUEUE, RECEIVE
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.fields import check_fields, check_priority, separate_uuids
@@ -61,6 +62,7 @@ class Generation:
     started, first_byte_s, waited_s: when it arrived, and seconds to the first byte of a stream and in the
         queue.
     attempts: backends that were asked.
+    trace: the times of its stages.
     """
 
     def __init__(self, services: Services, exchange: Exchange, api: str) -> None:
@@ -80,6 +82,7 @@ class Generation:
         self.waited_s = 0.0
         self.attempts = 0
         self.asked = ""
+        self.trace = services.tracking.begin(exchange, self.started)
         self._assignment: Assignment | None = None
         self._translation: ChatTranslation | None = None
         self._turn: Turn | None = None
@@ -142,7 +145,8 @@ class Generation:
 
     async def _serve(self, body: Body) -> None:
         """Answer a request whose body has arrived."""
-        services = self.services
+        services, trace = self.services, self.trace
+        trace.mark(RECEIVE, services.clock())
         asked = body.value.get("model")
         model = services.fleet.model(asked if isinstance(asked, str) else "")
         self.asked = model.name
@@ -166,9 +170,12 @@ class Generation:
                 code="key_limit_exceeded",
             )
         self.bill = bill = Bill(services, self.tenant, demand)
+        trace.mark(INSPECT, services.clock())
         hit = await self._find(body, model, images)
+        trace.mark(CACHE, services.clock())
         if hit is None:
             await bill.reserve(model.name)
+            trace.mark(LIMITS, services.clock())
             try:
                 await self._from_backend(body, model, images, bill)
                 return
@@ -237,7 +244,9 @@ class Generation:
         assert demand is not None  # set by `_serve`
         loop = asyncio.get_running_loop()
         deadline = loop.time() + services.settings.timeouts.total_s
-        renderer = Renderer(body, self._sent_as, self.exchange.headers, self.exchange.request_id)
+        renderer = Renderer(
+            body, self._sent_as, self.exchange.headers, self.exchange.request_id, self.trace.headers()
+        )
         queue = services.queues.of(model)
         renderer.degraded = services.queues.degrade(model) if images else ""
         waited = services.clock()
@@ -248,14 +257,16 @@ class Generation:
             cost=demand.text_tokens + demand.visual_tokens,
             deadline_s=deadline,
         )
-        self.waited_s = services.clock() - waited
+        now = services.clock()
+        self.waited_s = now - waited
+        self.trace.mark(QUEUE, now)
         ladder = [model, *(services.fleet.model(name) for name in model.fallback)]
         job = Job(demand, ladder, renderer, lambda each: self._load(each, images), deadline)
         copied = services.shadows.maybe(self._assignment, job, self.asked)
         try:
             self.won = won = await services.dispatcher.send(job)
         finally:
-            self.attempts = job.attempts
+            self.attempts, self.trace.failures = job.attempts, job.failures
         if not copied and self._claim is not None:
             # No other backend gets the request any more, and its answer may take minutes.
             renderer.drop()
@@ -300,6 +311,8 @@ class Generation:
     async def _finish(self) -> None:
         """Give everything back that the request has taken, and record it."""
         services, won, bill = self.services, self.won, self.bill
+        if self.attempts:
+            self.trace.mark(FORWARD, services.clock())
         if won is not None:
             won.end()
             if bill is not None and not self._ended:
@@ -317,6 +330,7 @@ class Generation:
         if self._assignment is not None and services.experiments is not None and outcome is not None:
             services.experiments.record(self._assignment, outcome)
         services.book.enter(self)
+        services.tracking.finish(self, services.clock())
 
     @property
     def _works_in_vain(self) -> bool:

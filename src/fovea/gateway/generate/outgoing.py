@@ -30,14 +30,25 @@ class Renderer:
     adds_usage: whether the gateway asks for the usage event, for which the client did not ask.
     """
 
-    def __init__(self, body: Body, api: str, headers: Mapping[bytes, bytes], request_id: str) -> None:
-        """api: the API as which the request is sent. headers: of the client's request."""
+    def __init__(
+        self,
+        body: Body,
+        api: str,
+        headers: Mapping[bytes, bytes],
+        request_id: str,
+        own: Mapping[str, str] | None = None,
+    ) -> None:
+        """api: the API as which the request is sent. headers: of the client's request.
+
+        own: headers of the gateway, which replace those of the client.
+        """
         self._body = body
         self._api = api
         self._headers = {
             "content-type": "application/json",
             "x-request-id": request_id,
             **{name.decode(): headers[name].decode("latin-1") for name in PASSED_ON if name in headers},
+            **(own or {}),
         }
         self.degraded = ""
         options = body.value.get("stream_options")

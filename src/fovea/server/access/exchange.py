@@ -10,6 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from fovea.access.bucket import TokenBucket
+from fovea.observe.tracing.request import Ended
 from fovea.server.access.caller import Caller, request_id
 
 LONGEST_PATH = 200
@@ -32,6 +33,7 @@ class Exchange:
         self._arrival = time.time()
         self._started = time.perf_counter()
         self._first_byte: float | None = None
+        self._streams = False
         self._bytes_in = 0
         self._bytes_out = 0
 
@@ -63,19 +65,35 @@ class Exchange:
             if message["type"] == "http.response.start":
                 self.status = message["status"]
                 self._first_byte = self.seconds
-                self._add_headers(MutableHeaders(scope=message))
+                headers = MutableHeaders(scope=message)
+                self._streams = headers.get("content-type", "").startswith("text/event-stream")
+                self._add_headers(headers)
             else:
                 self._bytes_out += len(message.get("body", b""))
             await send(message)
 
         return counted
 
-    def line(self, status: int) -> dict[str, Any]:
-        """The values of a line in the access log. The path has no query string, which may hold secrets."""
+    def ended(self, route: str, status: int) -> Ended:
+        """Return what is known of the request now that its response is complete.
+
+        route: path of its route, without parameters.
+        """
+        method, caller = self._scope["method"], self.caller
+        return Ended(
+            time.perf_counter(), caller.request_id, method, route, status, caller.client.name, self._streams
+        )
+
+    def line(self, status: int, trace_id: str) -> dict[str, Any]:
+        """The values of a line in the access log. The path has no query string, which may hold secrets.
+
+        trace_id: "": the request belongs to no trace.
+        """
         caller, first = self.caller, self._first_byte
         return {
             "time": datetime.fromtimestamp(self._arrival, UTC).isoformat(timespec="milliseconds"),
             "id": caller.request_id,
+            **({"trace_id": trace_id} if trace_id else {}),
             "client": self.address,
             "key": caller.client.name,
             "method": self._scope["method"][:16],

@@ -1,0 +1,230 @@
+"""Follows one request through the gateway: times of its stages, for traces and the log of slow requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from fovea.gateway.exchange import Exchange
+from fovea.observe.slow import LARGE_SHARE, MOST_IMAGES, SlowRequests
+from fovea.observe.tracing import names
+from fovea.observe.tracing.context import TraceContext, new_span_id, parent_of
+from fovea.observe.tracing.span import Attribute, Span, SpanEvent
+from fovea.observe.tracing.tracer import Tracer
+
+if TYPE_CHECKING:
+    from fovea.gateway.generate.generation import Generation
+
+RECEIVE, INSPECT, CACHE, LIMITS, QUEUE, FORWARD = "receive", "inspect", "cache", "limits", "queue", "forward"
+_CAUSES = {
+    RECEIVE: "the request arrived slowly",
+    INSPECT: "its images were slow to read, or came from slow hosts",
+    CACHE: "the response cache was slow, or it waited for an equal request",
+    LIMITS: "the accounts of tenants were slow",
+    QUEUE: "it waited for a backend with room",
+    FORWARD: "its backend took the time; the trace and the backend's own log tell more",
+}
+
+
+class Trace:
+    """The stages of one request, each from the end of the one before.
+
+    context: its place in a trace; None: it is not traced.
+    forward_id: id of the span of the backend's work, which is the parent of the backend's own spans.
+    trace_id: "": the request belongs to no trace.
+    failures: (backend, reason, time) of attempts that failed.
+    """
+
+    __slots__ = ("_wall", "context", "failures", "forward_id", "marks", "started", "trace_id")
+
+    def __init__(self, tracer: Tracer | None, headers: Mapping[bytes, bytes], started: float) -> None:
+        parent = parent_of(headers)
+        self.context: TraceContext | None = None if tracer is None else tracer.begin(headers, parent)
+        self.forward_id = "" if self.context is None else new_span_id()
+        self.trace_id = "" if parent is None else parent.trace_id
+        if self.context is not None:
+            self.trace_id = self.context.trace_id
+        self.started = started
+        self._wall = time.time()
+        self.marks: list[tuple[str, float]] = []
+        self.failures: list[tuple[str, str, float]] = []
+
+    def mark(self, stage: str, now: float) -> None:
+        """Note that a stage has ended now."""
+        self.marks.append((stage, now))
+
+    def stages(self) -> dict[str, float]:
+        """Return the seconds of each stage."""
+        seconds: dict[str, float] = {}
+        for stage, start, end in self.intervals():
+            seconds[stage] = seconds.get(stage, 0.0) + end - start
+        return seconds
+
+    def intervals(self) -> Iterator[tuple[str, float, float]]:
+        """Yield (stage, start, end)."""
+        at = self.started
+        for stage, end in self.marks:
+            yield stage, at, end
+            at = end
+
+    def wall(self, at: float) -> float:
+        """Convert a time of the gateway's clock to seconds since 1970."""
+        return self._wall + at - self.started
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that make the backend's spans children of this request's."""
+        return {} if self.context is None else {"traceparent": self.context.header(self.forward_id)}
+
+
+class Tracking:
+    """Traces and the log of slow requests of one worker."""
+
+    def __init__(self, slow: SlowRequests, tracer: Tracer | None) -> None:
+        self.slow = slow
+        self.tracer = tracer
+
+    def begin(self, exchange: Exchange, started: float) -> Trace:
+        """Begin to follow a request."""
+        return Trace(self.tracer, exchange.headers, started)
+
+    def finish(self, request: Generation, ended: float) -> None:
+        """Record a request that has ended."""
+        trace, total = request.trace, ended - request.started
+        if self.slow.is_slow(total, request.first_byte_s):
+            self.slow.add(row_of(request, ended))
+        if self.tracer is not None and trace.context is not None:
+            root, forward = _attributes(request), _forward_attributes(request)
+            name = f"{root[names.OPERATION]} {request.asked}".strip()
+            code = request.code
+            self.tracer.finish(lambda: spans_of(trace, ended, name, root, forward, code))
+
+    def stats(self) -> dict[str, float]:
+        """Figures for the metrics."""
+        return {} if self.tracer is None else self.tracer.stats()
+
+    def close(self) -> None:
+        """Export the last traces. May take seconds."""
+        if self.tracer is not None:
+            self.tracer.close()
+
+
+def spans_of(
+    trace: Trace,
+    ended: float,
+    name: str,
+    root: Mapping[str, Attribute],
+    forward: Mapping[str, Attribute],
+    error: str,
+) -> Iterable[Span]:
+    """Yield the spans of a request: one of the request, one per stage.
+
+    name, root: of the request's span. forward: attributes of the backend's work.
+    error: code of the error that ended it; "": none.
+    """
+    context = trace.context
+    assert context is not None  # only requests that are traced have spans
+    yield Span(
+        name, context.trace_id, context.span_id, context.parent_id,
+        trace.wall(trace.started), trace.wall(ended), root, "server", error, context.state,
+    )  # fmt: skip
+    for stage, start, end in trace.intervals():
+        is_forward = stage == FORWARD
+        yield Span(
+            stage,
+            context.trace_id,
+            trace.forward_id if is_forward else new_span_id(),
+            context.span_id,
+            trace.wall(start),
+            trace.wall(end),
+            {names.STAGE: stage, **(forward if is_forward else {})},
+            "client" if is_forward else "internal",
+            error if is_forward else "",
+            context.state,
+            _failures(trace) if is_forward else (),
+        )
+
+
+def _failures(trace: Trace) -> tuple[SpanEvent, ...]:
+    return tuple(
+        SpanEvent("attempt_failed", trace.wall(at), {names.BACKEND: backend, names.ERROR_TYPE: reason})
+        for backend, reason, at in trace.failures
+    )
+
+
+def _attributes(request: Generation) -> dict[str, Attribute]:
+    attributes: dict[str, Attribute] = {
+        names.OPERATION: "text_completion" if request.api == "completions" else "chat",
+        names.PROVIDER_NAME: names.PROVIDER,
+        names.HTTP_METHOD: "POST",
+        names.HTTP_ROUTE: request.exchange.path,
+        names.HTTP_STATUS: request.status,
+        names.REQUEST_ID: request.exchange.request_id,
+        names.REQUEST_MODEL: request.asked,
+    }
+    optional: dict[str, Attribute | None] = {
+        names.TENANT: request.tenant.name or None,
+        names.RESPONSE_MODEL: None if request.won is None else request.won.model.name,
+        names.ERROR_TYPE: request.code or None,
+        names.CACHE: request.stored.result or None,
+        names.FIRST_CHUNK: request.first_byte_s,
+    }
+    attributes |= {name: value for name, value in optional.items() if value is not None}
+    if request.bill is not None:
+        used = request.bill.consumption
+        attributes |= {
+            names.INPUT_TOKENS: used.prompt_tokens,
+            names.OUTPUT_TOKENS: used.completion_tokens,
+            names.CACHED_TOKENS: used.cached_tokens,
+        }
+    if request.demand is not None and request.demand.images:
+        images = request.demand.images
+        attributes[names.IMAGE_SIZES] = [f"{image.width}x{image.height}" for image in images]
+        attributes[names.VISUAL_TOKENS] = request.demand.visual_tokens
+    return attributes
+
+
+def _forward_attributes(request: Generation) -> dict[str, Attribute]:
+    attributes: dict[str, Attribute] = {names.ATTEMPTS: request.attempts}
+    if request.won is not None:
+        attributes |= {names.BACKEND: request.won.backend.name, names.ROUTE_REASON: request.won.reason}
+    return attributes
+
+
+def row_of(request: Generation, ended: float) -> dict[str, Any]:
+    """Return the row of a slow request. It holds no text, no bytes and no query strings."""
+    trace, won, total = request.trace, request.won, ended - request.started
+    stages = trace.stages()
+    images = request.demand.images if request.demand is not None else []
+    return {
+        "time": datetime.fromtimestamp(trace.wall(trace.started), UTC).isoformat(timespec="milliseconds"),
+        "request_id": request.exchange.request_id,
+        "trace_id": trace.trace_id,
+        "route": request.exchange.path,
+        "status": request.status,
+        "model": request.asked,
+        "caller": request.tenant.name or "-",
+        "backend": won.backend.name if won is not None else "",
+        "route_reason": won.reason if won is not None else "",
+        "attempts": request.attempts,
+        "seconds": round(total, 4),
+        "ttft_seconds": None if request.first_byte_s is None else round(request.first_byte_s, 4),
+        "stages": {name: round(seconds, 4) for name, seconds in stages.items()},
+        "images": [{"width": image.width, "height": image.height} for image in images][:MOST_IMAGES],
+        "visual_tokens": request.demand.visual_tokens if request.demand is not None else 0,
+        "reasons": _reasons(stages, total, request),
+    }
+
+
+def _reasons(stages: Mapping[str, float], total: float, request: Generation) -> list[str]:
+    found = [
+        f"{name} took {seconds:.3g} s ({seconds / total:.0%}): {_CAUSES[name]}"
+        for name, seconds in sorted(stages.items(), key=lambda item: -item[1])
+        if total > 0 and seconds >= LARGE_SHARE * total
+    ]
+    if request.attempts > 1:
+        found.append(f"{request.attempts} backends were asked")
+    if request.code:
+        found.append(f"it ended with {request.code}")
+    return found

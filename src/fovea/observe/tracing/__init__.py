@@ -1,0 +1,1 @@
+"""OpenTelemetry traces: the place of a request in a trace, its spans, and their export over OTLP/HTTP."""

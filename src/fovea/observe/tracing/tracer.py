@@ -1,0 +1,146 @@
+"""Collects traces and exports them from a thread, so that no request waits for the collector.
+
+Requests hand over a function that makes their spans; the thread calls it. If the collector is slower than the
+traffic, or dead, at most WAITING traces wait in memory. Further ones are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from fovea.observe.tracing.context import Parent, TraceContext, context_of
+from fovea.observe.tracing.settings import TraceSettings
+from fovea.observe.tracing.span import Span
+
+log = logging.getLogger("fovea.trace")
+WAITING = 2048
+"""Most traces that wait for the thread."""
+BATCH = 64
+"""Most traces in one call to the collector."""
+PAUSE_S = 1.0
+"""Longest time for which a trace waits for others to share a call."""
+CLOSE_S = 3.0
+"""Seconds in which the last traces are exported when the server stops."""
+MakeSpans = Callable[[], Iterable[Span]]
+
+
+class Exporter(Protocol):
+    """Sends spans to a collector."""
+
+    def export(self, spans: Sequence[Span]) -> bool:
+        """Send spans; return whether the collector took them. May take seconds. Raises nothing."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is being sent."""
+        ...
+
+
+class Tracer:
+    """The traces of one process.
+
+    settings: which requests are traced.
+    exported, dropped: spans that the collector took; traces and spans that it did not get.
+    """
+
+    def __init__(self, settings: TraceSettings, exporter: Exporter) -> None:
+        self.settings = settings
+        self.exported = 0
+        self.dropped = 0
+        self._exporter = exporter
+        self._traces: queue.Queue[MakeSpans | None] = queue.Queue(WAITING)
+        self._working = True
+        self._thread = threading.Thread(target=self._run, name="fovea-traces", daemon=True)
+        self._thread.start()
+
+    def begin(self, headers: Mapping[bytes, bytes], parent: Parent | None) -> TraceContext | None:
+        """Return the place of a request in a trace; None: it is not traced."""
+        return context_of(headers, parent, self.settings.trace_share)
+
+    def finish(self, make: MakeSpans) -> None:
+        """Hand over the spans of a request that has ended. It takes microseconds and never blocks."""
+        try:
+            self._traces.put_nowait(make)
+        except queue.Full:
+            self.dropped += 1
+
+    def stats(self) -> dict[str, float]:
+        """Figures for the metrics."""
+        return {
+            "trace_spans_exported": self.exported,
+            "trace_spans_dropped": self.dropped,
+            "traces_waiting": self._traces.qsize(),
+        }
+
+    def close(self) -> None:
+        """Export what waits, for at most CLOSE_S seconds."""
+        self._working = False
+        with contextlib.suppress(queue.Full):
+            self._traces.put_nowait(None)
+        self._thread.join(CLOSE_S)
+        self._exporter.close()
+
+    def _run(self) -> None:
+        reachable = True
+        while True:
+            batch, last = self._next()
+            spans = self._spans(batch)
+            if spans:
+                taken = self._exporter.export(spans)
+                if taken:
+                    self.exported += len(spans)
+                else:
+                    self.dropped += len(spans)
+                if taken != reachable:
+                    reachable = taken
+                    if taken:
+                        log.info("the collector of traces takes spans again")
+                    else:
+                        log.warning("the collector of traces takes no spans; they are dropped and counted")
+            if last:
+                return
+
+    def _next(self) -> tuple[list[MakeSpans], bool]:
+        """Wait for traces. Returns them, and whether they are the last ones."""
+        batch: list[MakeSpans] = []
+        ends = time.monotonic() + PAUSE_S
+        while len(batch) < BATCH:
+            try:
+                make = self._traces.get(
+                    timeout=max(0.001, ends - time.monotonic()) if self._working else 0.001
+                )
+            except queue.Empty:
+                return batch, not self._working
+            if make is None:
+                return batch, True
+            batch.append(make)
+        return batch, False
+
+    def _spans(self, batch: Iterable[MakeSpans]) -> list[Span]:
+        spans: list[Span] = []
+        for make in batch:
+            try:
+                spans += make()
+            except Exception as error:  # a defect here must not end all traces
+                self.dropped += 1
+                log.error("a trace could not be made", exc_info=error)
+        return spans
+
+
+def open_tracer(settings: TraceSettings, service: str, version: str) -> Tracer | None:
+    """Return the tracer of a process; None: no collector is named.
+
+    service: name of the service, unless OTEL_SERVICE_NAME gives another one.
+    Raises ConfigError if the extra otel is not installed.
+    """
+    from fovea.observe.tracing import otlp
+
+    if not otlp.is_wanted(settings.otlp_endpoint):
+        return None
+    return Tracer(settings, otlp.OtlpExporter(settings.otlp_endpoint, service, version))

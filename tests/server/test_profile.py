@@ -1,0 +1,89 @@
+"""/admin/profile with the real py-spy, on a server in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from fovea.core.errors import InvalidRequest, Overloaded
+from fovea.observe import profiler
+from fovea.observe.profiler import NotProfiled, Profiler, Wish
+from tests.support.servers import folder, fovea_gateway, free_port, program, started
+
+KEY = {"authorization": "Bearer admin"}
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "fovea.cli.main", "serve", "--simulate", "--port", str(port),
+               "--admin-key", "admin", "--lame-duck-s", "0"]  # fmt: skip
+    with folder("serve") as home, started(command, [port], home / "log"):
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_a_running_server_and_gateway_are_profiled() -> None:
+    program("py-spy")
+    with simulated() as server, fovea_gateway([server], "--admin-key", "admin") as gateway:
+        for url in (server, gateway):
+            path = f"{url}/admin/profile?seconds=1&format=raw&idle=true"
+            assert httpx.get(path).status_code == 401
+            answer = httpx.get(path, headers=KEY, timeout=60)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["content-type"].startswith("text/plain")
+            assert "fovea" in answer.text
+        drawn = httpx.get(f"{server}/admin/profile?seconds=1&idle=true", headers=KEY, timeout=60)
+        assert drawn.headers["content-type"] == "image/svg+xml"
+        assert "<svg" in drawn.text
+        wrong = httpx.get(f"{gateway}/admin/profile?seconds=1000", headers=KEY)
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "seconds")
+        slow = httpx.get(f"{gateway}/admin/slow", headers=KEY)
+        assert slow.json() == {"requests": []}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"seconds": "0"}, {"seconds": "61"}, {"seconds": "nan"}, {"seconds": "x"}, {"format": "pdf"},
+     {"native": "maybe"}, {"second": "1"}],
+)  # fmt: skip
+def test_a_wrong_wish_is_refused(query: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="accepted"):
+        Wish.of(query)
+
+
+async def test_one_profile_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def record(*_: Any) -> bytes:
+        reached.set()
+        await go.wait()
+        return b"profile"
+
+    monkeypatch.setattr(profiler, "_record", record)
+    one = Profiler()
+    first = asyncio.ensure_future(one.profile(Wish()))
+    await reached.wait()
+    with pytest.raises(Overloaded, match="one at a time"):
+        await one.profile(Wish())
+    go.set()
+    assert await first == b"profile"
+
+
+async def test_a_missing_program_is_an_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profiler.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(NotProfiled, match="install the extra profiling"):
+        await Profiler().profile(Wish())
+
+
+async def test_a_program_that_may_not_look_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "find_program", lambda: "/bin/false")
+    with pytest.raises(NotProfiled, match="needs the right to trace"):
+        await Profiler().profile(Wish())
