@@ -6,23 +6,18 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
 from tests.chaos import envoy, plan
+from tests.chaos.levels import descendants
 from tests.chaos.proxy import FaultProxy
-from tests.chaos.stack import WORKERS, Stack
+from tests.chaos.stack import ENGINES, WORKERS, Stack
 from tests.chaos.timeline import Episode
 
-CACHE_KINDS = {
-    "latency": "latency",
-    "reset": "reset",
-    "close": "close",
-    "silent": "silent",
-    "damage": "flip-response",
-}
+CACHE_KINDS = {name: name for name in ("latency", "reset", "close", "silent")} | {"damage": "flip-response"}
 """Faults between the gateway and the Redis of its cache, with the proxy's kinds."""
 CLOCK_JUMPS = (7200, -7200, 90, -90)
 POLL_S = 0.1
@@ -43,6 +38,7 @@ class Log:
 
 
 Inject = Callable[[Stack, Episode, Random, Log], AbstractAsyncContextManager[None]]
+"""Injects a fault during its block."""
 
 
 def catalogue(stack: Stack, *, media: bool) -> dict[str, Inject]:
@@ -58,8 +54,8 @@ def catalogue(stack: Stack, *, media: bool) -> dict[str, Inject]:
         found[f"cache {name}"] = _by_proxy(lambda stack: stack.cache_proxy, kind)
     found |= {
         "envoy abort": _by_envoy(envoy.ABORT_KEY, 0), "envoy delay": _by_envoy(envoy.DELAY_KEY, 1),
-        "stop engine": _stop_engine, "kill engine": _kill_engine, "stop worker": _stop_worker,
-        "kill worker": _kill_worker, "stop redis": _stop_redis, "kill redis": _kill_redis, "flood": _by_load,
+        "stop engine": _stopping(_engine), "kill engine": _killing(_engine), "stop worker": _stop_worker,
+        "kill worker": _kill_worker, "stop redis": _stopping(_redis), "kill redis": _killing(_redis), "flood": _by_load,
     }  # fmt: skip
     if media:
         found["media"] = _by_load
@@ -69,7 +65,7 @@ def catalogue(stack: Stack, *, media: bool) -> dict[str, Inject]:
         found["read-only cache"] = _read_only
     if stack.clock.library is not None:
         found["clock jump"] = _clock_jump
-    if stack.memory.procs is not None:
+    if stack.memory.permitted:
         found["out of memory"] = _out_of_memory
     return found
 
@@ -110,35 +106,37 @@ def _by_envoy(key: str, place: int) -> Inject:
 
 
 def _engine(rng: Random) -> str:
-    return rng.choice(("engine-one", "engine-two"))
+    return rng.choice(ENGINES)
 
 
-@asynccontextmanager
-async def _stop_engine(stack: Stack, episode: Episode, rng: Random, log: Log) -> AsyncIterator[None]:
-    process = stack.processes[_engine(rng)]
-    process.send(signal.SIGSTOP)
-    log.add(episode.kind)
-    try:
+def _redis(_: Random) -> str:
+    return "redis"
+
+
+def _stopping(choose: Callable[[Random], str]) -> Inject:
+    @asynccontextmanager
+    async def inject(stack: Stack, episode: Episode, rng: Random, log: Log) -> AsyncIterator[None]:
+        service = choose(rng)
+        stack.signal(service, signal.SIGSTOP)
+        log.add(episode.kind)
+        try:
+            yield
+        finally:
+            stack.signal(service, signal.SIGCONT)
+
+    return inject
+
+
+def _killing(choose: Callable[[Random], str]) -> Inject:
+    @asynccontextmanager
+    async def inject(stack: Stack, episode: Episode, rng: Random, log: Log) -> AsyncIterator[None]:
+        service = choose(rng)
+        old = stack.signal(service, signal.SIGKILL)
+        log.add(episode.kind)
+        log.recovered(episode.kind, await stack.restarted(service, old))
         yield
-    finally:
-        process.send(signal.SIGCONT)
 
-
-@asynccontextmanager
-async def _kill_engine(stack: Stack, episode: Episode, rng: Random, log: Log) -> AsyncIterator[None]:
-    name = _engine(rng)
-    stack.processes[name].send(signal.SIGKILL)
-    log.add(episode.kind)
-    yield
-    await _restarted(stack, name, episode, log)
-
-
-async def _restarted(stack: Stack, name: str, episode: Episode, log: Log) -> None:
-    """Wait until a killed program is ready again, and note how long that took."""
-    process = stack.processes[name]
-    while len(process.recoveries) < process.deaths or not process.pid:
-        await asyncio.sleep(POLL_S)
-    log.recovered(episode.kind, process.recoveries[-1])
+    return inject
 
 
 @asynccontextmanager
@@ -154,42 +152,16 @@ async def _stop_worker(stack: Stack, episode: Episode, rng: Random, log: Log) ->
 
 @asynccontextmanager
 async def _kill_worker(stack: Stack, episode: Episode, rng: Random, log: Log) -> AsyncIterator[None]:
+    before = stack.workers()
     stack.worker_kills.append(time.time())
-    os.kill(rng.choice(stack.workers()), signal.SIGKILL)
+    os.kill(rng.choice(before), signal.SIGKILL)
     log.add(episode.kind)
     started = time.monotonic()
-    await _until(lambda: _are(stack, 1))
-    await _until(lambda: _are(stack, WORKERS))
+    async with asyncio.timeout(60):
+        while len(now := stack.workers()) < WORKERS or now == before:
+            await asyncio.sleep(POLL_S)
     log.recovered(episode.kind, time.monotonic() - started)
     yield
-
-
-async def _are(stack: Stack, workers: int) -> bool:
-    return len(stack.workers()) == workers
-
-
-async def _until(true: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await true():
-            await asyncio.sleep(POLL_S / 4)
-
-
-@asynccontextmanager
-async def _stop_redis(stack: Stack, episode: Episode, rng: Random, log: Log) -> AsyncIterator[None]:
-    stack.processes["redis"].send(signal.SIGSTOP)
-    log.add(episode.kind)
-    try:
-        yield
-    finally:
-        stack.processes["redis"].send(signal.SIGCONT)
-
-
-@asynccontextmanager
-async def _kill_redis(stack: Stack, episode: Episode, rng: Random, log: Log) -> AsyncIterator[None]:
-    stack.processes["redis"].send(signal.SIGKILL)
-    log.add(episode.kind)
-    yield
-    await _restarted(stack, "redis", episode, log)
 
 
 @asynccontextmanager
@@ -231,15 +203,24 @@ async def _clock_jump(stack: Stack, episode: Episode, rng: Random, log: Log) -> 
 
 @asynccontextmanager
 async def _out_of_memory(stack: Stack, episode: Episode, rng: Random, log: Log) -> AsyncIterator[None]:
-    before, deaths = stack.memory.kills, stack.processes["engine-two"].deaths
-    balloon = stack.memory.exhaust()
+    before, old = stack.memory.kills, stack.pid(ENGINES[1])
+    balloon = stack.memory.exhaust(descendants(old))
     try:
+        if await _ended(stack, old):
+            log.recovered(episode.kind, await stack.restarted(ENGINES[1], old))
         yield
     finally:
-        stack.memory.relax()
         if balloon is not None:
             balloon.kill()
             await asyncio.to_thread(balloon.wait)
+        stack.memory.relax()
         log.add(episode.kind, stack.memory.kills - before)
-    if stack.processes["engine-two"].deaths > deaths:
-        await _restarted(stack, "engine-two", episode, log)
+
+
+async def _ended(stack: Stack, old: int) -> bool:
+    """Wait a few seconds for the kernel, and return whether it has killed the engine."""
+    for _ in range(40):
+        if stack.pid(ENGINES[1]) != old:
+            return True
+        await asyncio.sleep(POLL_S)
+    return False

@@ -13,8 +13,8 @@ from fovea.core.errors import ConfigError
 from tests.chaos.checker import Violation
 
 PROC = Path("/proc")
-SHARE = 0.05
-"""Largest growth of memory and of descriptors, as a share of the level after the warm-up."""
+SHARE, LEAST_MIB, LEAST_DESCRIPTORS = 0.05, 2.0, 3
+"""Largest growth as a share of the level after the warm-up, or in MiB and descriptors if these are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,11 @@ def compare(before: Mapping[str, Level], after: Mapping[str, Level]) -> list[Vio
     found = []
     for name, old in before.items():
         new = after[name]
-        for what, was, now in (
-            ("MiB", old.resident_mib, new.resident_mib), ("descriptors", old.descriptors, new.descriptors),
-        ):  # fmt: skip
-            if now > was * (1 + SHARE):
+        for what, was, now, least in (
+            ("MiB", old.resident_mib, new.resident_mib, LEAST_MIB),
+            ("descriptors", old.descriptors, new.descriptors, LEAST_DESCRIPTORS),
+        ):
+            if now > was + max(SHARE * was, least):
                 found.append(
                     Violation("level", name, f"{was:.0f} {what} after the warm-up, {now:.0f} at the end")
                 )

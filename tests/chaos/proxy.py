@@ -43,7 +43,7 @@ class _Flow:
     """One direction of a connection.
 
     passed: bytes since the start of the window. flipped: whether a byte was damaged in this window.
-    muted: whether it was stopped. It stays so, because TCP never leaves a hole in the bytes of a connection.
+    muted: whether it was stopped.
     """
 
     direction: Direction
@@ -58,17 +58,33 @@ class FaultProxy:
     """Passes connections on to a server, with faults while a window is set.
 
     connections: by the client's port, the latest one. counts: faults that took effect, by kind.
+
+    A connection that a fault has stopped is reset at the end of the window: bytes of it are missing, and TCP
+    never leaves a hole.
     """
 
     def __init__(self, host: str, port: int, seed: int) -> None:
         self._target, self._seed = (host, port), seed
-        self.window: Window | None = None
+        self._window: Window | None = None
+        self._stopped: set[asyncio.StreamWriter] = set()
         self.port = 0
         self.connections: dict[int, Connection] = {}
         self.counts: Counter[str] = Counter()
         self._accepted = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def window(self) -> Window | None:
+        """The current window; None: no faults."""
+        return self._window
+
+    @window.setter
+    def window(self, window: Window | None) -> None:
+        self._window = window
+        for writer in self._stopped:
+            _reset(writer)
+        self._stopped.clear()
 
     async def start(self, port: int = 0) -> None:
         """Listen on a loopback port. 0: a free one."""
@@ -96,6 +112,7 @@ class FaultProxy:
         except (OSError, Ended, asyncio.IncompleteReadError):
             pass
         finally:
+            self._stopped.discard(writer)
             writer.transport.abort()
 
     async def _serve(
@@ -104,6 +121,7 @@ class FaultProxy:
         fault = plan(self._seed, connection.number, self.window)
         if fault is not None and fault.kind == "silent":
             self._note(connection, fault)
+            self._stopped.add(writer)
             while await reader.read(CHUNK):
                 """Accept all and answer nothing."""
             return
@@ -122,6 +140,7 @@ class FaultProxy:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+            self._stopped.discard(back)
             back.transport.abort()
 
     async def _pump(
@@ -134,7 +153,7 @@ class FaultProxy:
             if flow.window is not self.window:
                 flow.window, flow.passed, flow.flipped = self.window, 0, False
                 fault = plan(self._seed, connection.number, self.window)
-                flow.fault = fault if fault is not None and fault.direction == flow.direction else None
+                flow.fault = fault if fault is not None and _concerns(fault, flow.direction) else None
             if flow.fault is None:
                 flow.passed += len(data)
                 await _write(writer, data)
@@ -149,7 +168,7 @@ class FaultProxy:
     ) -> None:
         if fault.kind.startswith("flip"):
             data = self._flip(connection, flow, fault, data)
-        elif fault.kind in ENDS or fault.kind == "one-way":
+        elif fault.kind in (*ENDS, "one-way", "silent"):
             room = max(0, fault.after_bytes - flow.passed)
             if len(data) > room:
                 self._note(connection, fault)
@@ -157,6 +176,7 @@ class FaultProxy:
                 if fault.kind in ENDS:
                     raise Ended(fault.kind)
                 flow.muted = True
+                self._stopped.add(writer)
                 return
         elif fault.kind in ("latency", "slices", "bandwidth"):
             self._note(connection, fault)
@@ -208,6 +228,11 @@ class FaultProxy:
         if fault.kind not in connection.injected:
             connection.injected.add(fault.kind)
         self.counts[fault.kind] += 1
+
+
+def _concerns(fault: Fault, direction: Direction) -> bool:
+    """Whether a fault concerns a direction: one that says nothing stops both."""
+    return fault.kind == "silent" or fault.direction == direction
 
 
 async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:

@@ -25,7 +25,6 @@ class Report:
 
     seed: int
     minutes: float
-    front: str
     load: Load
     log: Log
     batches: Counter[str]
@@ -47,12 +46,11 @@ class Report:
     def _opening(self) -> str:
         total = sum(self.load.kinds.values())
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.load.kinds.most_common())
-        front = self.front or "none"
         command = f"python -m tests.chaos.run --minutes {self.minutes:g} --seed {self.seed}"
         lines = [
             f"`{command}` at commit {commit()}: "
             f"{total:,} requests ({kinds}), {len(self.load.happened)} episodes, "
-            f"{len(self.violations)} violations. Front of the gateway: {front}.",
+            f"{len(self.violations)} violations.",
             f"Known answers: {self.questions[0]} of {self.questions[1]} questions; the others vary with the "
             "size of a batch and are not asked.",
         ]

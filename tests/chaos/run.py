@@ -115,12 +115,12 @@ class Day:
         before = await self._warm_up(parts)
         await self._disturb(parts)
         await asyncio.sleep(SETTLE_S)
-        after = stack.levels()
+        after = await stack.levels()
         await asyncio.sleep(2.0)
         found = [*load.violations, *parts.batches.violations, *compare(before, after), *self._records(parts)]
         await media.stop()
         report = Report(
-            self._seed, self._minutes, stack.front_name, load, parts.log, parts.batches.counts, before, after,
+            self._seed, self._minutes, load, parts.log, parts.batches.counts, before, after,
             found, missing, (len(usable), len(every)),
         )  # fmt: skip
         text = report.text()
@@ -158,7 +158,7 @@ class Day:
         await warm
         load.now_active.clear()
         await asyncio.sleep(SETTLE_S)
-        return parts.stack.levels()
+        return await parts.stack.levels()
 
     async def _disturb(self, parts: Parts) -> None:
         load, stopping = parts.load, asyncio.Event()
@@ -196,7 +196,7 @@ class Day:
         found = compare_receipts(load.receipts, audit, stack.worker_kills)
         rows = read_usage(stack.usage_file, ("tenant",), 0, LAST_HOUR).rows
         found += compare_sums(audit, [row._asdict() for row in rows], stack.worker_kills, load.ends)
-        for log in self._folder.glob("*.log"):
+        for log in stack.logs():
             text = log.read_text(errors="replace")
             for mark in (*SECRET_MARKS, *stack.keys.values()):
                 if mark in text:

@@ -1,87 +1,54 @@
-"""The stack of a chaos day: two engines, a gateway with two workers, Redis, and the proxies between them.
+"""The stack of a chaos day: the rendered local deployment, and the proxies between its programs.
 
-clients -> proxy -> (front) -> gateway -> proxy -> engine one
-                                  |   `-> Envoy -> engine two
-                                  `----> proxy -> Redis (cache); Redis (limits) without a proxy
+    clients -> proxy -> NGINX -> gateway -> proxy -> engine one
+                                    |   `-> Envoy -> engine two
+                                    `-> proxy -> Redis
+
+`run.sh` of the deployment starts the programs, and starts those again that die.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tests.chaos import envoy
 from tests.chaos.client import send
-from tests.chaos.front import rendered_front
+from tests.chaos.deployment import (
+    ENGINE_PORT,
+    MOVED,
+    PROXY_PORT,
+    REDIS_PORT,
+    TOTAL_S,
+    WORKERS,
+    spec,
+    write_deployment,
+)
 from tests.chaos.levels import Level, descendants, level_of
 from tests.chaos.proxy import FaultProxy
 from tests.chaos.supervisor import Process, StackError
 from tests.chaos.surroundings import Clock, MemoryGroup, SmallDisk
 from tests.support.servers import free_port
 
-WORKERS = 2
 TENANTS = tuple(f"tenant{number}" for number in range(6))
 FLOOD, QUIET = "flood", "quiet"
-TOTAL_S, IDLE_S, FIRST_BYTE_S = 25.0, 8.0, 15.0
-"""Times after which the gateway gives up a request, a silent stream, and a stream without a first byte."""
-CLIENT_S = TOTAL_S + 12.0
-"""Seconds after which a client counts a request as hanging: the body's arrival and the queue come before."""
-ENGINE = """
-threads = 1
-kv_cache_mib = 128
-embed_cache_mib = 8
-pixel_pool_mib = 64
-pixel_cache_mib = 4
-decoded_cache_mib = 8
-fetch_cache_mib = 4
-region_cache_mib = 4
-image_store_mib = 4
-response_store_mib = 4
-image_workers = 1
-video_workers = 1
-max_running = 16
-max_queue = 64
-request_timeout = 30
-lame_duck_s = 0
-drain_seconds = 2
-keep_alive_s = 6
-fetch_timeout_s = 4
-batch_store_mib = 24
-embed_disk_mib = 4
-body_timeout_s = 6
-write_timeout_s = 6
-header_timeout_s = 5
-"""
-"""Small pools and caches, so that they are full after the warm-up."""
-GATEWAY = f"""
-workers = {WORKERS}
-total_s = {TOTAL_S}
-idle_s = {IDLE_S}
-first_byte_s = {FIRST_BYTE_S}
-connect_s = 3.0
-breaker_open_s = 3.0
-slow_start_s = 2.0
-probe_every_s = 1.0
-requests_per_backend = 24
-outlier_eject_s = 5.0
-lame_duck_s = 0.0
-drain_seconds = 2.0
-keep_alive_s = 6.0
-body_timeout_s = 6.0
-write_timeout_s = 6.0
-header_timeout_s = 5.0
-response_cache_mib = 2
-response_cache_wait_s = 5.0
-accounts_on_failure = "local"
-accounts_sharers = {WORKERS}
-"""
+CLIENT_S = TOTAL_S + 15.0
+"""Seconds after which a client counts a request as hanging. NGINX waits 10 s longer than the gateway."""
+ENGINES = ("engine-one-0", "engine-two-0")
+SERVICES = (*ENGINES, "gateway-0", "redis", "nginx")
+PORTS = {"engine-one-0": ENGINE_PORT + MOVED, "engine-two-0": ENGINE_PORT + 1 + MOVED}
+POLL_S, AGAIN_S = 0.1, 90.0
 
 
 class Stack:
@@ -89,31 +56,34 @@ class Stack:
 
     port: where clients send their requests. keys: of the tenants.
     front_proxy, engine_proxy, cache_proxy: our proxies.
+    worker_kills: when a worker of the gateway was killed, in seconds of the epoch.
     """
 
     def __init__(self, folder: Path, seed: int, *, private_hosts: bool) -> None:
         """private_hosts: the media host has a private address, because the run has no network of its own."""
-        self.folder, self._seed, self._private_hosts = folder, seed, private_hosts
-        self.keys = {name: f"fovea-{name}-{hashlib.sha256(name.encode()).hexdigest()}" for name in
-                     (*TENANTS, FLOOD, QUIET)}  # fmt: skip
+        self.folder, self._private_hosts = folder, private_hosts
+        self.deployment = folder / "deployment"
+        names = (*TENANTS, FLOOD, QUIET)
+        self.keys = {name: f"fovea-{name}-{hashlib.sha256(name.encode()).hexdigest()}" for name in names}
         self.clock = Clock(folder)
         self.disk = SmallDisk(folder / "disk", 64)
         self.cache_disk = SmallDisk(folder / "cache", 16)
         self.memory = MemoryGroup(f"fovea-chaos-{os.getpid()}")
-        self.engine_ports = (free_port(), free_port())
-        self.envoy_port, self.envoy_admin = free_port(), free_port()
-        self.redis_port, self.gateway_port, self.front_port = free_port(), free_port(), free_port()
-        self.processes: dict[str, Process] = {}
-        self.engine_proxy = FaultProxy("127.0.0.1", self.engine_ports[0], seed + 1)
-        self.cache_proxy = FaultProxy("127.0.0.1", self.redis_port, seed + 2)
-        self.front_proxy: FaultProxy
-        self.front_name = ""
+        self.envoy_admin = free_port()
+        self.front_proxy = FaultProxy("127.0.0.1", PROXY_PORT, seed)
+        self.engine_proxy = FaultProxy("127.0.0.1", PORTS["engine-one-0"], seed + 1)
+        self.cache_proxy = FaultProxy("127.0.0.1", REDIS_PORT + MOVED, seed + 2)
         self.worker_kills: list[float] = []
         self._exit = AsyncExitStack()
 
     @property
     def port(self) -> int:
         return self.front_proxy.port
+
+    @property
+    def engine_ports(self) -> tuple[int, ...]:
+        """Ports of the engines themselves, without proxies."""
+        return tuple(PORTS.values())
 
     @property
     def audit_log(self) -> Path:
@@ -125,110 +95,125 @@ class Stack:
 
     async def start(self) -> None:
         """Start everything. Raises StackError."""
-        self._exit.callback(self.disk.unmount)
-        self._exit.callback(self.cache_disk.unmount)
-        self._exit.callback(self.memory.remove)
-        await self._redis()
-        await asyncio.gather(self._engine(0), self._engine(1))
-        for proxy in (self.engine_proxy, self.cache_proxy):
-            await proxy.start()
+        for remove in (self.disk.unmount, self.cache_disk.unmount, self.memory.remove):
+            self._exit.callback(remove)
+        keys = self._write_keys()
+        deployed = spec(
+            self.disk.folder, self.cache_disk.folder, keys, self.audit_log, private_hosts=self._private_hosts
+        )
+        for pool in deployed.pools:
+            (self.disk.folder / pool.name).mkdir()
+        write_deployment(self.deployment, deployed)
+        ports = ((self.engine_proxy, ENGINE_PORT), (self.cache_proxy, REDIS_PORT), (self.front_proxy, 0))
+        for proxy, port in ports:
+            await proxy.start(port)
             self._exit.push_async_callback(proxy.stop)
-        await self._envoy()
-        await self._gateway()
-        front = rendered_front(self.folder, self.front_port, self.gateway_port)
-        target = self.gateway_port
-        if front is not None:
-            self.front_name, target = front.name, front.port
-            await self._run("front", list(front.command), _listens(front.port))
-        self.front_proxy = FaultProxy("127.0.0.1", target, self._seed)
-        await self.front_proxy.start()
-        self._exit.push_async_callback(self.front_proxy.stop)
+        await self._start_envoy()
+        await self._start_deployment()
 
     async def stop(self) -> None:
         await self._exit.aclose()
 
-    async def _run(
-        self, name: str, command: list[str], ready: Callable[[], Awaitable[bool]],
-        env: dict[str, str] | None = None, group: Path | None = None,
-    ) -> None:  # fmt: skip
-        process = Process(name, command, self.folder / f"{name}.log", ready, env, group)
-        self.processes[name] = process
-        self._exit.push_async_callback(process.stop)
-        await process.start()
+    def pid(self, service: str) -> int:
+        """Return the process of a service; 0: it does not run now."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.deployment / "state/run" / f"{service}.pid").read_text())
+        return 0
 
-    async def _redis(self) -> None:
-        options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--maxmemory", "16mb"]
-        command = [
-            _program("redis-server"),
-            "--port",
-            str(self.redis_port),
-            "--dir",
-            str(self.folder),
-            *options,
-        ]
-        await self._run("redis", command, _listens(self.redis_port))
+    def signal(self, service: str, number: signal.Signals) -> int:
+        """Send a signal to all processes of a service, and return the process."""
+        pid = self.pid(service)
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
+        return pid
 
-    async def _engine(self, number: int) -> None:
-        name, port = ("engine-one", "engine-two")[number], self.engine_ports[number]
-        batches = self.disk.folder / name
-        batches.mkdir(parents=True, exist_ok=True)
-        config = self.folder / f"{name}.toml"
-        config.write_text(
-            f'port = {port}\nbatch_dir = "{batches}"\nembed_disk_dir = "{self.cache_disk.folder}/embeds"\n'
-            f"allow_private_hosts = {str(self._private_hosts).lower()}\n{ENGINE}"
-        )
-        command = [sys.executable, "-m", "fovea.cli.main", "serve", "--config", str(config)]
-        env = {"OMP_NUM_THREADS": "1"} | (self.clock.env if number == 0 else {})
-        await self._run(name, command, _answers(port, "/ready"), env, self.memory.procs if number else None)
+    async def restarted(self, service: str, old: int) -> float:
+        """Wait until a service that was killed serves again; return the seconds since the call.
 
-    async def _envoy(self) -> None:
-        file = self.folder / "envoy.json"
-        file.write_text(json.dumps(envoy.config(self.envoy_port, self.envoy_admin, self.engine_ports[1])))
-        options = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
-        command = [_program("envoy"), "--config-path", str(file), *options]
-        await self._run("envoy", command, _listens(self.envoy_port))
-
-    async def _gateway(self) -> None:
-        keys, config = self.folder / "keys.toml", self.folder / "gateway.toml"
-        limits = dict.fromkeys((*TENANTS, QUIET), "max_in_flight = 32\nrequests_per_minute = 100000")
-        limits[FLOOD] = "max_in_flight = 4\nrequests_per_minute = 240"
-        keys.write_text(
-            'cache_secret = "0123456789abcdef0123456789abcdef"\n'
-            + "".join(
-                f'[[key]]\nname = "{name}"\nhash = "sha256:{hashlib.sha256(key.encode()).hexdigest()}"\n'
-                f"{limits[name]}\n"
-                for name, key in self.keys.items()
-            )
-        )
-        keys.chmod(0o600)
-        config.write_text(
-            f'host = "127.0.0.1"\nport = {self.gateway_port}\n{GATEWAY}keys_file = "{keys}"\n'
-            f'redis = "redis://127.0.0.1:{self.cache_proxy.port}/0"\n'
-            f'accounts = "redis://127.0.0.1:{self.redis_port}/1"\n'
-            f'usage_file = "{self.usage_file}"\naudit_log = "{self.audit_log}"\n'
-            f"allow_private_hosts = {str(self._private_hosts).lower()}\n"
-            f'[[backend]]\nname = "one"\nurl = "http://127.0.0.1:{self.engine_proxy.port}"\n'
-            f'models = ["fovea-tiny"]\ndegrade = "detail"\n'
-            f'[[backend]]\nname = "two"\nurl = "http://127.0.0.1:{self.envoy_port}"\n'
-            f'models = ["fovea-tiny"]\ndegrade = "detail"\n[[model]]\nname = "fovea-tiny"\n'
-        )
-        command = [sys.executable, "-m", "fovea.cli.main", "gateway", "--config", str(config)]
-        await self._run("gateway", command, _answers(self.gateway_port, "/ready"), self.clock.env)
+        old: its process before. Raises StackError if it does not come back.
+        """
+        begun = time.monotonic()
+        port = PORTS.get(service, REDIS_PORT + MOVED)
+        ready = _answers(port, "/ready") if service in PORTS else _listens(port)
+        while time.monotonic() - begun < AGAIN_S:
+            if self.pid(service) not in (0, old) and await ready():
+                return time.monotonic() - begun
+            await asyncio.sleep(POLL_S)
+        raise StackError(f"{service} did not come back within {AGAIN_S:.0f} s")
 
     def workers(self) -> list[int]:
         """Return the processes of the gateway that serve."""
         found = []
-        for pid in descendants(self.processes["gateway"].pid)[1:]:
-            try:
+        for pid in descendants(self.pid("gateway-0"))[1:]:
+            with contextlib.suppress(OSError):
                 if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
-            except OSError:
-                continue
         return found
 
-    def levels(self) -> dict[str, Level]:
-        """Return memory and descriptors of every program."""
-        return {name: level_of(process.pid) for name, process in self.processes.items()}
+    async def levels(self) -> dict[str, Level]:
+        """Empty Redis's cache of answers, and return memory and descriptors of every program.
+
+        Connections in the gateway's pools to Redis are left out, at both ends: a pool grows with the most
+        requests at a time, up to its own ceiling, and keeps its connections.
+        """
+        reader, writer = await asyncio.open_connection("127.0.0.1", REDIS_PORT + MOVED)
+        writer.write(b"SELECT 0\r\nFLUSHDB\r\nMEMORY PURGE\r\nINFO clients\r\nQUIT\r\n")
+        pooled = connected_clients(await reader.read()) - 1
+        writer.close()
+        found = {name: level_of(self.pid(name)) for name in SERVICES}
+        for name in ("gateway-0", "redis"):
+            found[name] = replace(found[name], descriptors=found[name].descriptors - pooled)
+        return found
+
+    def logs(self) -> list[Path]:
+        """Return the files to which the programs wrote."""
+        return sorted([*self.folder.glob("*.log"), *(self.deployment / "state/log").glob("*.log")])
+
+    def _write_keys(self) -> Path:
+        usual, few = (
+            "max_in_flight = 32\nrequests_per_minute = 1200",
+            "max_in_flight = 16\nrequests_per_minute = 600",
+        )
+        entries = [
+            f'[[key]]\nname = "{name}"\nhash = "sha256:{hashlib.sha256(key.encode()).hexdigest()}"\n'
+            f"{few if name == FLOOD else usual}\n"
+            for name, key in self.keys.items()
+        ]
+        file = self.folder / "keys.toml"
+        file.write_text("\n".join([f'cache_secret = "{"0123456789abcdef" * 2}"', *entries]))
+        file.chmod(0o600)
+        return file
+
+    async def _start_envoy(self) -> None:
+        file = self.folder / "envoy.json"
+        config = envoy.config(ENGINE_PORT + 1, self.envoy_admin, PORTS["engine-two-0"])
+        file.write_text(json.dumps(config))
+        options = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
+        command = [_program("envoy"), "--config-path", str(file), *options]
+        await self._run("envoy", command, _listens(ENGINE_PORT + 1), {})
+
+    async def _start_deployment(self) -> None:
+        for name in ("nginx", "redis-server"):
+            _program(name)
+
+        async def ready() -> bool:
+            return (self.deployment / "state/run/ready").exists()
+
+        env = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "READY_S": "60", **self.clock.env}
+        await self._run("run", ["sh", str(self.deployment / "run.sh")], ready, env)
+
+    async def _run(
+        self, name: str, command: list[str], ready: Callable[[], Awaitable[bool]], env: dict[str, str]
+    ) -> None:
+        process = Process(name, command, self.folder / f"{name}.log", env)
+        self._exit.push_async_callback(process.stop)
+        await process.start(ready)
+
+
+def connected_clients(answer: bytes) -> int:
+    """Return the number of connections in Redis's answer to INFO."""
+    return int(answer.split(b"connected_clients:")[1].split()[0])
 
 
 def _program(name: str) -> str:
@@ -256,3 +241,6 @@ def _listens(port: int) -> Callable[[], Awaitable[bool]]:
         return True
 
     return ready
+
+
+__all__ = ["CLIENT_S", "ENGINES", "FLOOD", "QUIET", "TENANTS", "WORKERS", "Stack"]

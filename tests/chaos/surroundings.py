@@ -14,6 +14,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PUBLIC = "203.0.114.1"
@@ -21,14 +22,29 @@ PUBLIC = "203.0.114.1"
 INSIDE = "FOVEA_CHAOS_INSIDE"
 GROUPS = Path("/sys/fs/cgroup/memory")
 OOM_MARGIN = 24 << 20
-BALLOON = "import sys,time; size=int(sys.argv[1]); data=bytearray(b'x')*size; time.sleep(float(sys.argv[2]))"
+BALLOON = """
+import sys, time
+open("/proc/self/oom_score_adj", "w").write("-1000")
+open(sys.argv[1], "w").write("0")
+data = bytearray(b"x") * int(sys.argv[2])
+time.sleep(60)
+"""
 
 
 def enter(arguments: list[str]) -> None:
     """Run this program again in namespaces of its own, if that is permitted; otherwise return."""
     if os.environ.get(INSIDE) or os.geteuid() != 0 or shutil.which("unshare") is None:
         return
-    unshare = ["unshare", "--net", "--mount", "--propagation", "private"]
+    unshare = [
+        "unshare",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "--propagation",
+        "private",
+    ]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode == 0:
         os.environ[INSIDE] = "1"
         os.execvp("unshare", [*unshare, sys.executable, "-m", "tests.chaos.run", *arguments])
@@ -75,30 +91,32 @@ class SmallDisk:
 class MemoryGroup:
     """A memory group of version 1. Its processes are killed by the kernel when their memory is over a limit.
 
-    procs: file that takes the numbers of processes; None: groups are not permitted.
+    permitted: whether groups can be made.
     """
 
     def __init__(self, name: str) -> None:
         self._folder = GROUPS / name
-        self.procs: Path | None = None
+        self._procs = self._folder / "cgroup.procs"
+        self.permitted = False
         with contextlib.suppress(OSError):
             self._folder.mkdir()
-            self.procs = self._folder / "cgroup.procs"
+            self.permitted = True
 
-    def exhaust(self) -> subprocess.Popen[bytes] | None:
-        """Leave the group little room, and start a process in it that takes more.
+    def exhaust(self, members: Sequence[int]) -> subprocess.Popen[bytes] | None:
+        """Put processes into the group, leave it little room, and start a process in it that takes more.
 
         The kernel kills the largest process of the group, which is the engine: the new one is exempt.
         Returns the new process; None: the limit was not accepted.
         """
+        for pid in members:
+            self._procs.write_text(str(pid))
         used = int((self._folder / "memory.usage_in_bytes").read_text())
         try:
             (self._folder / "memory.limit_in_bytes").write_text(str(used + OOM_MARGIN))
         except OSError:
             return None
-        join = f'echo -1000 > /proc/self/oom_score_adj; echo $$ > {self.procs}; exec "$@"'
-        command = [sys.executable, "-c", BALLOON, str(3 * OOM_MARGIN), "3"]
-        return subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "sh", "-c", join, "sh", *command])
+        command = [sys.executable, "-c", BALLOON, str(self._procs), str(3 * OOM_MARGIN)]
+        return subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command])
 
     def relax(self) -> None:
         """Remove the limit."""
