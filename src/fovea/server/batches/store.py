@@ -236,6 +236,12 @@ class BatchStore:
                 )
                 self.used -= size
 
+    def unname_missing(self, record: Record) -> None:
+        """Let a batch name no file that could not be made."""
+        for title in ("output", "error"):
+            if record[f"{title}_file_id"] not in self._files:
+                record[f"{title}_file_id"] = None
+
     def _read(self, kind: str) -> dict[str, Record]:
         records = {}
         for path in sorted((self._folder / kind).iterdir()):
