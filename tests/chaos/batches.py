@@ -140,6 +140,9 @@ class Batches:
         for field_name in ("output_file_id", "error_file_id"):
             if batch.get(field_name):
                 outcome = await self._patient("GET", f"/v1/files/{batch[field_name]}/content")
+                if outcome.status != 200:
+                    self._add("lost", name, f"{field_name} reads as {outcome.status} {outcome.body[:200]!r}")
+                    continue
                 results += [json.loads(line) for line in outcome.body.splitlines()]
         self.violations += check_batch(name, str(batch["status"]), results, wanted, full=full)
         self.counts["lines answered"] += len(results)

@@ -54,8 +54,9 @@ def catalogue(stack: Stack, *, media: bool) -> dict[str, Inject]:
         found[f"cache {name}"] = _by_proxy(lambda stack: stack.cache_proxy, kind)
     found |= {
         "envoy abort": _by_envoy(envoy.ABORT_KEY, 0), "envoy delay": _by_envoy(envoy.DELAY_KEY, 1),
-        "stop engine": _stopping(_engine), "kill engine": _killing(_engine), "stop worker": _stop_worker,
-        "kill worker": _kill_worker, "stop redis": _stopping(_redis), "kill redis": _killing(_redis), "flood": _by_load,
+        "stop engine": _stopping(_engine), "stop worker": _stop_worker, "stop redis": _stopping(_redis),
+        "kill engine": _killing(_engine), "kill worker": _kill_worker, "kill redis": _killing(_redis),
+        "flood": _by_load,
     }  # fmt: skip
     if media:
         found["media"] = _by_load

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import shutil
@@ -32,6 +31,7 @@ from tests.chaos.orders import Orders
 from tests.chaos.recording import record
 from tests.chaos.report import Report, write_page
 from tests.chaos.stack import Stack
+from tests.chaos.supervisor import StackError
 from tests.chaos.timeline import Episode, timeline
 
 FOLDER = Path("out/chaos")
@@ -164,15 +164,16 @@ class Day:
         load, stopping = parts.load, asyncio.Event()
         first = load.schedule[0].begin_s if load.schedule else 0.0
         load.started_s = time.monotonic() - first + 1.0
-        running = asyncio.gather(load.run(stopping), parts.batches.run(stopping))
+        running = asyncio.gather(load.run(stopping), parts.batches.run(stopping), return_exceptions=True)
         try:
             for episode in load.schedule:
                 await self._episode(parts, episode)
             await self._sleep_until(parts, WARM_UP_S + 60 * self._minutes)
         finally:
             stopping.set()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+            for error in await running:
+                if error is not None:  # such as an answer of a form that the client does not know
+                    load.violations.append(Violation("client", "client", repr(error)))
 
     async def _episode(self, parts: Parts, episode: Episode) -> None:
         await self._sleep_until(parts, episode.begin_s)
@@ -181,8 +182,12 @@ class Day:
         rng = Random(f"{self._seed}/episode/{episode.number}")
         load.happened.append(replace(episode, begin_s=load.now_s, end_s=math.inf))
         load.now_active.add(episode.kind)
-        async with parts.faults[episode.kind](parts.stack, episode, rng, parts.log):
-            await self._sleep_until(parts, episode.end_s)
+        try:
+            async with parts.faults[episode.kind](parts.stack, episode, rng, parts.log):
+                await self._sleep_until(parts, episode.end_s)
+                load.now_active.discard(episode.kind)
+        except (StackError, TimeoutError) as error:
+            load.violations.append(Violation("recovery", episode.kind, str(error)))
             load.now_active.discard(episode.kind)
         load.happened[-1] = replace(load.happened[-1], end_s=load.now_s)
 

@@ -99,7 +99,7 @@ class MemoryGroup:
         self._procs = self._folder / "cgroup.procs"
         self.permitted = False
         with contextlib.suppress(OSError):
-            self._folder.mkdir()
+            self._folder.mkdir(exist_ok=True)  # a run that was killed has left it
             self.permitted = True
 
     def exhaust(self, members: Sequence[int]) -> subprocess.Popen[bytes] | None:
