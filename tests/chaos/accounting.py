@@ -65,6 +65,22 @@ def compare_receipts(
     return found
 
 
+def compare_parts(parts: Mapping[str, int], audit: Sequence[Mapping[str, Any]], most: int) -> list[Violation]:
+    """Check that a stream that arrived in part counts at least what arrived, and at most what it may have.
+
+    The gateway charges what the backend reports, or the estimate if nobody has seen the end.
+    parts: events with text that arrived, by marker. most: most tokens of an answer.
+    """
+    return [
+        Violation(
+            "accounting", line["id"],
+            f"{parts[line['id']]} tokens of the stream arrived, {line['completion_tokens']} are recorded",
+        )
+        for line in audit
+        if line.get("id") in parts and not parts[line["id"]] <= line["completion_tokens"] <= most
+    ]  # fmt: skip
+
+
 def _compare(receipt: Receipt, line: Mapping[str, Any]) -> list[Violation]:
     if receipt.usage is None:
         return []

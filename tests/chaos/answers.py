@@ -16,6 +16,7 @@ class Answer:
     error: the error object that a stream ended with; None: there is none.
     answer_id: id of the answer. usage: as the body has it; None: it has none.
     damage: why the body cannot be read; empty: it can.
+    pieces: events of a chat stream that hold text. Each is a token at least.
     """
 
     text: str = ""
@@ -24,6 +25,7 @@ class Answer:
     answer_id: str = ""
     usage: Mapping[str, Any] | None = None
     damage: str = ""
+    pieces: int = 0
 
 
 def read(api: str, body: bytes, *, stream: bool) -> Answer:
@@ -81,7 +83,9 @@ def _chat_event(answer: Answer, name: str, data: str) -> None:
     answer.answer_id = value["id"]
     answer.usage = value.get("usage") or answer.usage
     for choice in value["choices"]:
-        answer.text += choice["delta"].get("content") or ""
+        piece = choice["delta"].get("content") or ""
+        answer.text += piece
+        answer.pieces += bool(piece)
 
 
 def _messages_event(answer: Answer, name: str, data: str) -> None:

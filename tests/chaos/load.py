@@ -37,6 +37,7 @@ class Load:
         Their times are seconds after `started_s` of the client's clock.
     now_active: kinds of the current episodes.
     running: known answers of the requests in flight, by marker.
+    receipts: answers that arrived. parts: tokens of chat streams that arrived in part, by marker.
     """
 
     stack: Stack
@@ -50,6 +51,7 @@ class Load:
     kinds: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
+    parts: dict[str, int] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     running: dict[str, str] = field(default_factory=dict)
     now_active: set[str] = field(default_factory=set)
@@ -139,3 +141,5 @@ class Load:
         answer = judgement.answer
         if answer is not None and answer.done and judgement.verdict in ("ok", "degraded"):
             self.receipts.append(Receipt(order.marker, time.time(), answer.usage))
+        elif answer is not None and answer.pieces and judgement.verdict in ("cut", "cancelled", "refused"):
+            self.parts[order.marker] = answer.pieces

@@ -94,8 +94,10 @@ class Report:
 
     def _kept(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in sorted(self.batches.items()))
+        whole, parts = len(self.load.receipts), len(self.load.parts)
         return (
-            f"Batches and files: {counts}. Answers compared with the audit log: {len(self.load.receipts):,}."
+            f"Batches and files: {counts}. Compared with the audit log: {whole:,} whole answers and "
+            f"{parts:,} parts of streams."
         )
 
     def _violations(self) -> str:

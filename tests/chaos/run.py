@@ -19,11 +19,11 @@ from typing import Any
 
 from fovea.gateway.usage.report import read_usage
 from tests.chaos import surroundings
-from tests.chaos.accounting import compare_receipts, compare_sums
+from tests.chaos.accounting import compare_parts, compare_receipts, compare_sums
 from tests.chaos.batches import Batches
 from tests.chaos.checker import Violation
 from tests.chaos.faults import Inject, Log, catalogue
-from tests.chaos.items import items
+from tests.chaos.items import MAX_TOKENS, items
 from tests.chaos.levels import Level, compare
 from tests.chaos.load import Load
 from tests.chaos.media_host import MediaHost
@@ -199,6 +199,7 @@ class Day:
         load, stack = parts.load, parts.stack
         audit = [json.loads(line) for line in stack.audit_log.read_text().splitlines()]
         found = compare_receipts(load.receipts, audit, stack.worker_kills)
+        found += compare_parts(load.parts, audit, MAX_TOKENS)
         rows = read_usage(stack.usage_file, ("tenant",), 0, LAST_HOUR).rows
         found += compare_sums(audit, [row._asdict() for row in rows], stack.worker_kills, load.ends)
         for log in stack.logs():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.accounting import Receipt, compare_receipts, compare_sums
+from tests.chaos.accounting import Receipt, compare_parts, compare_receipts, compare_sums
 from tests.chaos.answers import read
 from tests.chaos.batches import check_batch
 from tests.chaos.checker import Context, Judgement, judge
@@ -202,6 +202,15 @@ def test_what_arrived_is_what_was_recorded() -> None:
     (lost,) = compare_receipts([receipt], [], [900.0])
     assert "no record" in lost.detail
     assert compare_receipts([receipt], [], [1000.7]) == []
+
+
+def test_a_part_of_a_stream_counts_what_arrived_at_least() -> None:
+    assert compare_parts({MARKER: 7}, [line()], 48) == []
+    assert compare_parts({"another": 9}, [line()], 48) == []
+    (few,) = compare_parts({MARKER: 8}, [line()], 48)
+    assert "8 tokens of the stream arrived, 7 are recorded" in few.detail
+    (many,) = compare_parts({MARKER: 7}, [line(completion_tokens=49)], 48)
+    assert "49 are recorded" in many.detail
 
 
 def test_sums_are_those_of_the_audit_log_but_for_the_last_second_before_a_kill() -> None:
