@@ -23,6 +23,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import fovea
 from tests.chaos import envoy
 from tests.chaos.client import send
 from tests.chaos.deployment import (
@@ -200,8 +201,9 @@ class Stack:
         async def ready() -> bool:
             return (self.deployment / "state/run/ready").exists()
 
-        env = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "READY_S": "60", **self.clock.env}
-        await self._run("run", ["sh", str(self.deployment / "run.sh")], ready, env)
+        source = str(Path(fovea.__file__).resolve().parents[1])  # run.sh works in another folder
+        env = {"PYTHON": sys.executable, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "READY_S": "60"}
+        await self._run("run", ["sh", str(self.deployment / "run.sh")], ready, env | self.clock.env)
 
     async def _run(
         self, name: str, command: list[str], ready: Callable[[], Awaitable[bool]], env: dict[str, str]
