@@ -48,7 +48,7 @@ class Batches:
 
     async def _one(self, name: str, rng: Random) -> None:
         chosen = [rng.choice(self.items) for _ in range(LINES)]
-        lines = [
+        lines: list[dict[str, Any]] = [
             {
                 "custom_id": f"{name}-{number}", "method": "POST", "url": "/v1/chat/completions",
                 "body": chat_body(item, [data_url(file) for file in item.images], stream=False),

@@ -101,7 +101,6 @@ def test_answers_of_the_other_apis_are_read() -> None:
     assert read("chat", failed, stream=True).error == {"message": "away", "type": "x"}
 
 
-REFUSED = ("refused", [])
 CASES = {
     "another text": (order(), outcome(whole("There are 4 stars.")), QUIET, ["wrong answer"]),
     "another text, although an engine was killed": (
