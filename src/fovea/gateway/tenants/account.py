@@ -90,8 +90,8 @@ class Account:
     def advance(self, bounds: Bounds, now: int) -> None:
         """Drain the buckets and begin new windows. now: microseconds of the epoch.
 
-        If the clock was set back by more than a minute, buckets drain from its new time on, and a window lasts
-        until the clock is behind it again. Smaller steps back are waited for.
+        If the clock was set back by more than a minute, buckets drain from its new time on, and a
+        window lasts until the clock is behind it again. Smaller steps back are waited for.
         """
         elapsed = float(now - self.at)  # as in Lua, where every number is a double
         if elapsed <= 0:
