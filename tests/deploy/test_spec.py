@@ -5,8 +5,11 @@ import pytest
 
 from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
+from fovea.core.settings import build_settings, settings_of
 from fovea.deploy.read import KnownSettings, read_spec, spec_of
-from fovea.deploy.spec import DeploySpec, Pool, Stop
+from fovea.deploy.spec import DeploySpec, Gateway, Pool, Stop
+from fovea.gateway.settings import GatewaySettings
+from fovea.server.bodies.settings import BodySettings
 from tests.deploy.specs import FULL
 
 KNOWN = KnownSettings(("max_queue", "host"), ("workers",))
@@ -55,6 +58,8 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
             "profiles of A100-40GB: 1g.5gb",
         ),
         ({"pool": [{"name": "a", "hardware": "cuda", "gpu": "T4", "mig": "1g.5gb"}]}, "none, it has no MIG"),
+        ({"pool": [{"name": "a", "settings": {"max_queue": {}}}]}, "settings: max_queue is {}; accepted: a"),
+        ({"gateway": {"settings": {"workers": ["a\nb"]}}}, "settings: workers is"),
         ({"host": "a b"}, "host is 'a b'; accepted: a DNS name"),
         ({"image": "x; rm -rf /"}, "accepted: an image"),
         ({"monitoring": {"alert_webhook": "http://x/y?z={{"}}, "accepted: http://HOST:PORT/PATH"),
@@ -87,3 +92,25 @@ def test_settings_of_an_engine_follow_the_spec_and_its_own_settings_win() -> Non
     assert settings["device"] == "cuda"
     assert set(settings) <= {*known_settings().engine, "model"}
     assert set(FULL.gateway_settings()) <= {*known_settings().gateway, "host", "port"}
+
+
+def test_a_simulated_engine_has_no_model_and_no_device() -> None:
+    spec = DeploySpec(pools=(Pool(name="tiny", settings={"simulate": True}),))
+    settings = spec.engine_settings(spec.pools[0])
+    assert settings["simulate"] is True
+    assert "model" not in settings
+    assert "device" not in settings
+
+
+@pytest.mark.parametrize("mib", [1, 256, 257, 512, 513, 1024])
+def test_engines_and_gateways_accept_the_largest_body(mib: int) -> None:
+    spec = DeploySpec(pools=(Pool(name="tiny"),), gateway=Gateway(), max_body_mib=mib)
+    engine = build_settings(BodySettings, _only(BodySettings, spec.engine_settings(spec.pools[0])))
+    assert engine.max_body_mib == mib
+    gateway = build_settings(GatewaySettings, _only(GatewaySettings, spec.gateway_settings()))
+    assert gateway.max_body_mib == mib
+
+
+def _only(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    names = {entry.name for entry in settings_of(cls)}
+    return {name: value for name, value in values.items() if name in names}

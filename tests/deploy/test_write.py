@@ -51,5 +51,7 @@ def test_a_check_passes_fails_or_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     assert run(Check("ls", ("{dir}/x",), "file"), tmp_path).status == "passed"
     assert run(Check("ls", ("{dir}/y",), "file"), tmp_path).status == "failed"
+    assert run(Check("echo", ("a warning",), "file"), tmp_path).status == "passed"
+    assert run(Check("echo", ("a warning",), "file", silent=True), tmp_path).status == "failed"
     skipped = run(Check("no-such-tool", (), "file"), tmp_path)
     assert (skipped.status, skipped.output) == ("skipped", "no-such-tool is not installed")

@@ -149,7 +149,7 @@ def test_prometheus_stores_exemplars_and_every_series() -> None:
     ):
         found = until(lambda: ask(url, "query_exemplars", "fovea:ttft_seconds_bucket"))
         assert [entry["labels"]["trace_id"] for series in found for entry in series["exemplars"]] == [TRACE]
-        assert found[0]["seriesLabels"]["le"] == "0.25"
+        assert found[0]["seriesLabels"]["le"] == "0.2"
         assert until(lambda: ask(url, "query", 'up{job="fovea"}')["result"])[0]["value"][1] == "1"
         exported = plain_families(metrics.exposition().body.decode())
         names = {sample.name for family in exported for sample in family.samples}

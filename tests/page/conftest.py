@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page
 
 from fovea import Engine
 from fovea.server.settings import ServerSettings
-from tests.page.support import WIDE, Watch, chromium, opened
+from tests.page.support import WIDE, Watch, chromium, forget, opened
 from tests.server.support import Server, running
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,19 +31,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def watch() -> list[Watch]:
-    """The watches of the test's pages, for tests that cause errors on purpose."""
-    return []
+@pytest.fixture(scope="module")
+def tab(browser: Browser, server: Server) -> Iterator[tuple[Page, Watch]]:
+    """An empty tab, and what watches it. The tests of a module share it, because a new one takes a second."""
+    with browser.new_context(permissions=["clipboard-read", "clipboard-write", "camera"]) as context:
+        watch = Watch(context, server.url)
+        yield context.new_page(), watch
 
 
 @pytest.fixture
-def page(browser: Browser, server: Server, watch: list[Watch]) -> Iterator[Page]:
-    """The page, opened in a profile of its own."""
-    with browser.new_context(
-        viewport=WIDE, permissions=["clipboard-read", "clipboard-write", "camera"]
-    ) as context:
-        watch.append(Watch(context, server.url))
-        page = opened(context.new_page(), server.url)
-        yield page
-        watch[0].check(page)
+def watch(tab: tuple[Page, Watch]) -> Watch:
+    """The watch of the test's page, for tests that cause errors on purpose."""
+    return tab[1]
+
+
+@pytest.fixture
+def page(tab: tuple[Page, Watch], watch: Watch, server: Server) -> Iterator[Page]:
+    """The page, opened as if for the first time: the browser has stored nothing of it."""
+    page = tab[0]
+    page.unroute_all()
+    page.goto("about:blank")
+    forget(page, server.url)
+    page.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    page.set_viewport_size(WIDE)
+    watch.reset()
+    yield opened(page, server.url)
+    watch.check(page)

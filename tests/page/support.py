@@ -62,15 +62,21 @@ class Watch:
         self._host = urlsplit(url).netloc
         self.foreign: list[str] = []
         self.errors: list[str] = []
-        self.expected: tuple[str, ...] = ()
+        self.reset()
         context.add_init_script(_WATCH)
         context.on("request", lambda request: self._note(request.url))
         context.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
         context.on("weberror", lambda error: self.errors.append(str(error.error)))
 
+    def reset(self) -> None:
+        """Forget everything, for the next test."""
+        self.foreign.clear()
+        self.errors.clear()
+        self.expected: tuple[str, ...] = ()
+
     def _note(self, address: str) -> None:
         parts = urlsplit(address)
-        if parts.scheme not in ("blob", "data") and parts.netloc != self._host:
+        if parts.scheme not in ("blob", "data", "about") and parts.netloc != self._host:
             self.foreign.append(address)
 
     def check(self, page: Page) -> None:
@@ -80,6 +86,13 @@ class Watch:
         assert self.foreign == [], self.foreign
         unexpected = [text for text in self.errors if not any(part in text for part in self.expected)]
         assert unexpected == [], unexpected
+
+
+def forget(page: Page, url: str) -> None:
+    """Let the browser delete all that it has stored for the server: sessions, options, history."""
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "all"})
+    devtools.detach()
 
 
 def opened(page: Page, url: str) -> Page:

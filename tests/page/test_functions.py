@@ -6,8 +6,11 @@ import base64
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
 from playwright.sync_api import Browser, Page, Route
 
 from fovea.server.settings import ServerSettings
@@ -29,6 +32,9 @@ def test_the_key_is_asked_for_and_stays_in_its_tab(browser: Browser, server: Ser
         page = context.new_page()
         page.goto(closed.url)
         dialog = page.locator("#key-dialog")
+        dialog.wait_for()
+        faults = Axe().run(page).response["violations"]
+        assert [each["id"] for each in faults if each["impact"] in ("serious", "critical")] == []
         dialog.get_by_label("API key").fill("wrong")
         page.keyboard.press("Enter")
         page.locator("#key-dialog [data-reason]", has_text="not").wait_for()
@@ -46,15 +52,18 @@ def test_the_key_is_asked_for_and_stays_in_its_tab(browser: Browser, server: Ser
         watch.check(page)
 
 
-def test_pages_of_a_pdf_become_images(page: Page, watch: list[Watch], tmp_path: Path) -> None:
-    asked: list[str] = []
-    watch[0].expected = ("501",)
+def test_pages_of_a_pdf_become_images(page: Page, watch: Watch, tmp_path: Path) -> None:
+    asked: list[tuple[int, int]] = []
+    watch.expected = ("501",)
 
     def render(route: Route) -> None:
-        asked.append(route.request.url.partition("?")[2])
+        query = parse_qs(urlsplit(route.request.url).query)
+        asked.append((int(query["first"][0]), int(query["last"][0])))
+        assert query["max_side"] == ["1600"]
         assert route.request.headers["content-type"] == "application/pdf"
         url = f"data:image/png;base64,{PIXEL}"
-        data = [{"page": number, "width": 256, "height": 320, "image_url": url} for number in (2, 3)]
+        pages = range(asked[-1][0], asked[-1][1] + 1)
+        data = [{"page": number, "width": 256, "height": 320, "image_url": url} for number in pages]
         route.fulfill(json={"object": "list", "pages": 9, "data": data})
 
     page.route("**/v1/images/pdf?*", render)
@@ -64,11 +73,11 @@ def test_pages_of_a_pdf_become_images(page: Page, watch: list[Watch], tmp_path: 
     page.get_by_label("First").fill("2")
     page.get_by_label("Last").fill("1")
     page.get_by_role("button", name="Attach pages").click()
-    assert asked == []
+    assert asked == [(1, 1)]
     page.get_by_label("Last").fill("3")
     page.get_by_role("button", name="Attach pages").click()
     page.locator(".attachment").nth(1).wait_for()
-    assert asked == ["first=2&last=3&max_side=1600"]
+    assert asked == [(1, 1), (2, 3)]
     assert page.locator(".caption").all_inner_texts() == [
         "report.pdf, page 2 of 9",
         "report.pdf, page 3 of 9",
@@ -78,8 +87,23 @@ def test_pages_of_a_pdf_become_images(page: Page, watch: list[Watch], tmp_path: 
     error = {"error": {"message": "pypdfium2 is not installed", "code": "pdf_not_supported"}}
     page.route("**/v1/images/pdf?*", lambda route: route.fulfill(status=501, json=error))
     page.set_input_files("#files", document)
-    page.get_by_role("button", name="Attach pages").click()
     page.get_by_text("report.pdf: This server does not read PDF files: pypdfium2 is not installed").wait_for()
+
+
+def test_a_real_pdf_is_read(page: Page, tmp_path: Path) -> None:
+    """The server draws the pages. A file with a single page is attached at once."""
+    pictures = [Image.open(EXAMPLES / name).convert("RGB") for name in ("sign.png", "shapes.png", "list.png")]
+    several, single = tmp_path / "several.pdf", tmp_path / "single.pdf"
+    pictures[0].save(several, save_all=True, append_images=pictures[1:])
+    pictures[1].save(single)
+    page.set_input_files("#files", [several, single])
+    page.locator("#pdf-dialog", has_text="several.pdf has 3 pages.").wait_for()
+    page.get_by_label("First").fill("3")
+    page.get_by_role("button", name="Attach pages").click()
+    page.locator(".attachment").nth(1).wait_for()
+    assert page.locator(".caption").all_inner_texts() == ["several.pdf, page 3 of 3", "single.pdf"]
+    ask(page, "What do you see?")
+    assert page.locator(".question .thumb img").count() == 2
 
 
 def test_a_picture_is_taken_with_the_camera(page: Page) -> None:
@@ -176,6 +200,27 @@ def _stored(page: Page) -> dict[str, Any]:
         }"""
     )
     return counts
+
+
+@pytest.mark.parametrize(
+    "text", [">" * 5000, "[" * 50_000, "- " * 3000, "`" * 9999, "* " * 20_000, "|" * 9999]
+)
+def test_odd_markup_is_shown(page: Page, text: str) -> None:
+    """Text that would take a careless reader of Markdown minutes, or all of its stack."""
+    answer_with(page, f"{text}\n\nThe end.")
+    ask(page, "Be odd.")
+    assert page.locator(f"{DONE} .text p").last.inner_text() == "The end."
+
+
+def test_the_focus_stays_where_versions_are_switched(page: Page) -> None:
+    answer_with(page, "Yes.")
+    ask(page, "one")
+    page.get_by_role("button", name="Answer again").press("Enter")
+    page.get_by_text("2 of 2").wait_for()
+    assert page.evaluate("document.activeElement.id") == "question"
+    page.get_by_role("button", name="Earlier version").press("Enter")
+    page.get_by_text("1 of 2").wait_for()
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Later version"
 
 
 def test_an_answer_is_copied(page: Page) -> None:

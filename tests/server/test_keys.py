@@ -23,7 +23,7 @@ def locked(engine: Engine, files: Path) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v2/health/live", "/v2/health/ready"])
 def test_probes_need_no_key(locked: Server, path: str) -> None:
     assert locked.get(path).status_code == 200
 

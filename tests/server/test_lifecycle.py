@@ -199,8 +199,12 @@ def test_server_timeout_applies_to_requests_without_their_own(engine: Engine, fi
 def test_operator_routes(server: Server) -> None:
     assert server.get("/health").json() == {"status": "ok"}
     assert server.get("/ready").json() == {"status": "ready", "model": "tiny"}
+    assert server.get("/v2/health/live").json() == {"status": "ok"}
+    assert server.get("/v2/health/ready").json() == {"status": "ready", "model": "tiny"}
     assert set(server.get("/version").json()) == {"version"}
-    assert server.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+    metrics = server.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "\nfovea:ready 1.0" in metrics.text
 
 
 def test_draining_server_finishes_running_requests_only(engine: Engine, files: Path) -> None:
@@ -215,8 +219,11 @@ def test_draining_server_finishes_running_requests_only(engine: Engine, files: P
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
             assert refused.json()["error"]["code"] == "unavailable"
-        assert server.get("/ready").status_code == 503
-        assert server.get("/health").status_code == 200
+        for probe in ("/ready", "/v2/health/ready"):
+            assert server.get(probe).status_code == 503
+        assert "\nfovea:ready 0.0" in server.get("/metrics").text
+        for probe in ("/health", "/v2/health/live"):
+            assert server.get(probe).status_code == 200
         assert server.get("/v1/models").status_code == 200
         assert [line for line in lines if line][-1] == "data: [DONE]"
 

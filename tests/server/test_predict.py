@@ -1,4 +1,4 @@
-"""/v1/predict, Vertex AI's contract for containers, and /v1/embeddings, which is refused."""
+"""/v1/predict and /invocations, the contracts of Vertex AI and SageMaker, and /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -78,8 +78,30 @@ def test_unknown_model_keeps_its_status(server: Server) -> None:
 def test_a_key_is_needed(engine: Engine, server: Server) -> None:
     with running(engine, ServerSettings(api_keys=("secret",)), server.files) as closed:
         body = {"instances": [chat()]}
+        assert closed.post("/invocations", body).status_code == 401
         assert closed.post(PATH, body).status_code == 401
         assert closed.post(PATH, body, headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", [PATH, "/invocations"])
+def test_a_body_without_instances_is_one_completion(server: Server, path: str) -> None:
+    question = chat(user(image(data_url(picture())), "what is it?"), temperature=0)
+    assert server.post(path, question).json()["choices"] == server.post(CHAT, question).json()["choices"]
+    continued = server.post("/v1/completions", TEXT).json()["choices"]
+    assert server.post(path, TEXT).json()["choices"] == continued
+    streamed = server.post(path, {**question, "stream": True})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert streamed.text.rstrip().endswith("data: [DONE]")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "messages"), ({"instances": []}, "instances"), ({"prompt": 3}, "prompt"), ([], None)],
+)
+def test_a_wrong_body_is_refused_by_its_own_kind(server: Server, body: object, param: str | None) -> None:
+    answer = server.post("/invocations", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
 
 
 def test_embeddings_are_refused_with_the_reason(server: Server) -> None:

@@ -44,8 +44,9 @@ def test_detokenize_refuses_unknown_ids(client: httpx.Client, wrong: int) -> Non
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens[1]")
 
 
-def test_ping_and_health_agree(client: httpx.Client, shared: httpx.Client) -> None:
-    assert client.get("/ping").json() == client.get("/health").json() == {"status": "ok"}
+def test_ping_and_ready_agree(client: httpx.Client, shared: httpx.Client) -> None:
+    assert client.get("/ping").json() == client.get("/ready").json()
+    assert client.get("/health").json() == {"status": "ok"}
     assert shared.get("/ping").status_code == 200, "probes have no key"
 
 

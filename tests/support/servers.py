@@ -1,4 +1,4 @@
-"""Real programs for tests: Redis, nginx, Envoy and simulated engines, each with a free port and a folder.
+"""Real programs for tests: Redis, Prometheus, nginx, Envoy, simulated engines, each with a port and a folder.
 
 Every function is a context manager that yields the program's URL once it accepts connections, and ends it
 surely. A test that needs a missing program is skipped.
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import pytest
 from tests.support.forks import Fork
 
 BACKEND = Path(__file__).parents[2] / "benchmarks" / "gateway" / "backend.py"
-READY_S, STOP_S, POLL_S = 20.0, 10.0, 0.02
+READY_S, STOP_S, POLL_S = 60.0, 10.0, 0.02
 
 
 def free_port() -> int:
@@ -102,6 +103,16 @@ def wait_until_listening(process: subprocess.Popen[bytes] | Fork, port: int, log
         time.sleep(POLL_S)
     end = log.read_text(errors="replace")[-2000:]
     raise RuntimeError(f"{process.args} does not listen on port {port}: {end or 'no output'}")
+
+
+def wait_until_ready(url: str) -> None:
+    """Wait until a URL is answered with 200. Raises RuntimeError if it takes too long."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=1.0):
+            return
+        time.sleep(POLL_S)
+    raise RuntimeError(f"{url} is not answered with 200")
 
 
 def stop(process: subprocess.Popen[bytes] | Fork) -> None:
@@ -184,6 +195,37 @@ class RedisServer:
                 return connection.recv(16).startswith(b"+PONG")
         except OSError:
             return False
+
+
+@contextlib.contextmanager
+def prometheus(files: Mapping[str, str], *options: str) -> Iterator[str]:
+    """Prometheus with a database of its own. files: text by name; one of them is prometheus.yml.
+
+    options: further arguments. Yields HOST:PORT.
+    """
+    path, port = program("prometheus"), free_port()
+    with folder("prometheus") as home:
+        for name, text in files.items():
+            (home / name).write_text(text)
+        command = [path, f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data",
+                   f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", *options]  # fmt: skip
+        with started(command, [port], home / "log"):
+            wait_until_ready(f"http://127.0.0.1:{port}/-/ready")
+            yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def alertmanager(config: str) -> Iterator[str]:
+    """Alertmanager without a cluster. config: the text of alertmanager.yml."""
+    path, port = program("prometheus-alertmanager"), free_port()
+    with folder("alertmanager") as home:
+        (home / "alertmanager.yml").write_text(config)
+        command = [path, f"--config.file={home}/alertmanager.yml", f"--storage.path={home}/data",
+                   f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=",
+                   "--log.level=warn"]  # fmt: skip
+        with started(command, [port], home / "log"):
+            wait_until_ready(f"http://127.0.0.1:{port}/-/ready")
+            yield f"127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
@@ -297,12 +339,8 @@ def prometheus_server(target: str, *options: str, interval: str = "1s") -> Itera
 
     target: host and port of the server. options: further arguments.
     """
-    path, port = program("prometheus"), free_port()
-    with folder("prometheus") as home:
-        scrape = {"job_name": "fovea", "static_configs": [{"targets": [target]}]}
-        times = {"scrape_interval": interval, "scrape_timeout": interval}
-        (home / "prometheus.yml").write_text(json.dumps({"global": times, "scrape_configs": [scrape]}))
-        command = [path, f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data",
-                   f"--web.listen-address=127.0.0.1:{port}", *options]  # fmt: skip
-        with started(command, [port], home / "log"):
-            yield f"http://127.0.0.1:{port}"
+    scrape = {"job_name": "fovea", "static_configs": [{"targets": [target]}]}
+    times = {"scrape_interval": interval, "scrape_timeout": interval}
+    config = json.dumps({"global": times, "scrape_configs": [scrape]})
+    with prometheus({"prometheus.yml": config}, *options) as address:
+        yield f"http://{address}"

@@ -45,5 +45,6 @@ def run(check: Check, folder: Path) -> Outcome:
         )
     except subprocess.TimeoutExpired:
         return Outcome(check, "failed", f"{check.tool} took longer than {TIMEOUT_S:.0f} seconds")
-    status = "passed" if done.returncode == 0 else "failed"
-    return Outcome(check, status, (done.stdout + done.stderr).strip())
+    output = (done.stdout + done.stderr).strip()
+    failed = done.returncode != 0 or (check.silent and output)
+    return Outcome(check, "failed" if failed else "passed", output)

@@ -33,10 +33,29 @@ from fovea.core.settings import check_settings, setting
 from fovea.deploy import names
 from fovea.deploy.gpus import GPUS, MIG_PROFILES
 
+_ENGINE_BODIES_MIB, _GATEWAY_BODIES_MIB = 256, 512
+"""Defaults of `max_bodies_mib`, which cannot be below `max_body_mib`."""
+
+
+def _check_settings_table(settings: Mapping[str, Any]) -> None:
+    """Check the types of settings. Control characters could have a meaning in a file. Raises ConfigError."""
+    for name, value in settings.items():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if not isinstance(item, str | bool | int | float) or (
+                isinstance(item, str) and not item.isprintable()
+            ):
+                raise ConfigError(
+                    f"settings: {name} is {value!r}; accepted: a printable text, a number, true, false, or a "
+                    "list of these",
+                    param=name,
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Engines that serve one model on one kind of machine; any of them can answer any request for it.
+
+    An engine is one process. With hardware cuda it has one GPU, or one MIG slice.
 
     settings: settings of `fovea serve` beside those that the renderers set: host, port, model, keys.
     """
@@ -54,7 +73,6 @@ class Pool:
     cpus: int = setting(4, "CPU cores of an engine.", low=1, high=512)
     memory_gib: int = setting(16, "Memory of an engine, in GiB.", low=1, high=8192)
     gpu: str = setting("", "GPU of the machines.", choices=("", *GPUS))
-    gpus: int = setting(1, "GPUs of an engine, with hardware cuda.", low=1, high=8)
     mig: str = setting(
         "", "MIG profile instead of a whole GPU, such as 3g.20gb; it must exist on the pool's GPU."
     )
@@ -74,6 +92,7 @@ class Pool:
                 f"max_replicas is {self.max_replicas}; accepted: 0, or {self.replicas} (replicas) and more",
                 param="max_replicas",
             )
+        _check_settings_table(self.settings)
         self._check_hardware()
 
     def _check_hardware(self) -> None:
@@ -92,8 +111,6 @@ class Pool:
         if self.mig and self.mig not in profiles:
             there = ", ".join(profiles) or "none, it has no MIG"
             raise ConfigError(f"mig is {self.mig!r}; profiles of {self.gpu}: {there}", param="mig")
-        if self.mig and self.gpus != 1:
-            raise ConfigError(f"gpus is {self.gpus}; accepted with mig: 1", param="gpus")
 
     @property
     def client_model(self) -> str:
@@ -115,15 +132,14 @@ class Gateway:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        _check_settings_table(self.settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Redis:
     """Redis for limits and answers that all gateways share."""
 
-    memory_mib: int = setting(
-        512, "Ceiling of the data in Redis, in MiB; the oldest answers are evicted.", low=16, high=1 << 20
-    )
+    memory_mib: int = setting(512, "Ceiling of the data in Redis, in MiB.", low=16, high=1 << 20)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -225,6 +241,9 @@ class DeploySpec:
     max_answer_s: int = setting(
         600, "Seconds after which an answer is cut, in every proxy and server alike.", low=10, high=86400
     )
+    gateway_class: str = setting(
+        "istio", "Class of the Gateway, for the target gateway-api.", check=names.host
+    )
     tls: bool = setting(False, "The proxy ends TLS; the certificate is mounted at /etc/fovea/tls.")
     engine_port: int = setting(8000, "Port of the engines.", low=1, high=65535)
     gateway_port: int = setting(8080, "Port of the gateways.", low=1, high=65535)
@@ -298,6 +317,10 @@ class DeploySpec:
             "lame_duck_s": float(stop.lame_duck_s),
             "device": "cuda" if pool.hardware == "cuda" else "cpu",
         }
+        if self.max_body_mib > _ENGINE_BODIES_MIB:
+            shared["max_bodies_mib"] = self.max_body_mib
+        if pool.settings.get("simulate"):  # `fovea serve --simulate` has no model and no device
+            del shared["model"], shared["device"]
         return {**shared, **pool.settings}
 
     def gateway_settings(self) -> dict[str, Any]:
@@ -311,4 +334,6 @@ class DeploySpec:
             "drain_seconds": float(self.stop.drain_s),
             "lame_duck_s": float(self.stop.lame_duck_s),
         }
+        if self.max_body_mib > _GATEWAY_BODIES_MIB:
+            shared["max_bodies_mib"] = self.max_body_mib
         return {**shared, **own}

@@ -27,11 +27,13 @@ class Check:
     tool: name of the program, looked up in PATH, /usr/sbin and beside Python.
     arguments: its arguments; "{dir}" stands for the output folder.
     subject: what it checks, in words.
+    silent: whether any output is a fault: some tools warn of a misspelt key, and succeed.
     """
 
     tool: str
     arguments: tuple[str, ...]
     subject: str
+    silent: bool = False
 
 
 class Renderer(Protocol):

@@ -13,6 +13,7 @@ from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.gateway.app import Gateway
 from fovea.gateway.backends.backend import Backend
+from fovea.gateway.backends.breaker import State
 from fovea.gateway.backends.discover import EVERY_S, Discovery
 from fovea.gateway.backends.drains import Drains
 from fovea.gateway.backends.fleet import Fleet
@@ -264,6 +265,8 @@ def _set_gauges(services: Services, metrics: Metrics) -> None:
         metrics.set("backend_requests", backend.requests, backend.name)
         metrics.set("backend_tokens", backend.text, backend.name, "text")
         metrics.set("backend_tokens", backend.visual, backend.name, "visual")
+        for stage, breaker in backend.breakers.items():
+            metrics.set("breaker_open", float(breaker.state(now) is not State.CLOSED), backend.name, stage)
     for name, value in ({} if services.cache is None else services.cache.stats()).items():
         metrics.set("response_cache", value, name)
     for name, value in services.accounts.stats().items():

@@ -30,7 +30,7 @@ MOST_REST = 500
 """Series with such names after which all labels of further ones are "other"."""
 MOST_GAUGES = 5000
 MOST_CHILDREN = 20_000
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 PREFIX = "fovea_gateway_"
 _DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -55,6 +55,10 @@ COUNTERS: Mapping[str, Row] = {
     "refused": Row("requests refused by the gateway, by the error's code", ("code",)),
     "degraded": Row("requests whose images were asked for with fewer visual tokens"),
     "cache": Row("requests by their use of the response cache: hit, miss, stale, bypass", ("result",)),
+    "experiment_requests": Row(
+        "outcomes of requests in an experiment, without copies: answered, failed",
+        ("experiment", "variant", "outcome"),
+    ),
     "connections_refused": Row("connections refused before any route saw them", ("reason",)),
     "connection_timeouts": Row("connections closed because the client was too slow", ("kind",)),
 }
@@ -67,6 +71,10 @@ GAUGES: Mapping[str, Row] = {
     "backend_up": Row("1 if a backend gets requests, 0 if not", ("backend",)),
     "backend_requests": Row("outstanding requests of a backend", ("backend",)),
     "backend_tokens": Row("outstanding tokens of a backend", ("backend", "kind")),
+    "breaker_open": Row(
+        "1 if the circuit breaker of a backend's stage is open, or lets single requests through as a test",
+        ("backend", "stage"),
+    ),
     "response_cache": Row("figures of the response cache by name", ("name",)),
     "traces": Row(
         "figures of the export of traces by name: trace_spans_exported, trace_spans_dropped, traces_waiting",

@@ -51,7 +51,7 @@ RELEVANCE_SPREADS: dict[str, tuple[str, Buckets]] = {
 }
 INFO_TEXT = "always 1; the labels name the served model and Fovea's version"
 INFO_LABELS = ("model", "version")
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 STAGES = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "decode", "detokenize")
 TOTALS = {

@@ -123,6 +123,7 @@ class ServerState:
         """Figures of the engine and of the server's own caches, by the names of `observe.table`."""
         caches = self.fetch_cache.stats() | self.decoded_cache.stats() | self.image_store.stats()
         return {
+            "ready": float(self.unavailable() is None),
             **caches,
             **self.response_store.stats(),
             **self.access.stats(),

@@ -148,6 +148,13 @@ async def test_an_experiment_splits_users_copies_requests_and_takes_ratings(tmp_
             assert set(variants.values()) == {"trial=old", "trial=new"}
             await soon(lambda: len(shadow.received) >= 40)
             assert len(one.received) + len(two.received) == 48
+            counted = [
+                await gateway.metric(
+                    "experiment_requests_total", experiment="trial", variant=variant, outcome="answered"
+                )
+                for variant in ("old", "new")
+            ]
+            assert counted == [len(one.received), len(two.received)]
 
             shadow.plan = Plan()
             named = await gateway.ask(user="user 1", headers={"x-fovea-variant": "new"})

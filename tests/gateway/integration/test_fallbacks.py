@@ -103,6 +103,8 @@ async def test_images_fail_alone_and_are_probed_again_after_the_pause() -> None:
         assert shown["accepts"] == {"text": "yes", "images": "breaker open"}
         assert shown["breakers"] == {"connect": "closed", "text": "closed", "vision": "open"}
         assert await gateway.metric("breaker_opened_total", backend="v", stage="vision") == 1
+        assert await gateway.metric("breaker_open", backend="v", stage="vision") == 1
+        assert await gateway.metric("breaker_open", backend="v", stage="text") == 0
 
         await asyncio.sleep(0.45)
         engine.plans.append(Plan(wait_s=0.2))

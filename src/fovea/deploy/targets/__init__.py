@@ -1,1 +1,1 @@
-"""One module or folder per target: `render` and `checks`, see `fovea.deploy.target`."""
+"""The targets: a module or a package for each, with `render` and `checks` (`fovea.deploy.target`)."""

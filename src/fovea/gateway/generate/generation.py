@@ -329,6 +329,10 @@ class Generation:
         outcome = outcome_of(self)
         if self._assignment is not None and services.experiments is not None and outcome is not None:
             services.experiments.record(self._assignment, outcome)
+            end = "failed" if outcome.failed else "answered"
+            services.metrics.count(
+                "experiment_requests", self._assignment.experiment, self._assignment.variant, end
+            )
         services.book.enter(self)
         services.tracking.finish(self, services.clock())
 

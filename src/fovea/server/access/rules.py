@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPEN = ("/health", "/ping", "/ready")
+OPEN = ("/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready")
 DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
 PAGE_FILES = "/ui/"
 METRICS = "/metrics"
@@ -21,7 +21,7 @@ NOUNS = {"metrics": "metrics key", "admin": "admin key", "api": "API key"}
 
 def is_limited(path: str) -> bool:
     """Whether requests to a path count towards the limits per minute of their client."""
-    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
+    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize", "/invocations")
 
 
 def is_poll(method: str, path: str) -> bool:

@@ -1,18 +1,19 @@
 """Routes whose bodies are received, cut, parsed and validated without stopping other clients.
 
 FastAPI would join a body, parse it and validate it in the event loop. These routes give FastAPI a body that
-is validated already. Bodies over `LARGE` are parsed and validated in one thread, in steps that are short,
-because no other thread runs during a call of Python's parser.
+is validated already. A route that takes several kinds of bodies declares a union of their models. Bodies over
+`LARGE` are parsed and validated in one thread, in steps that are short, because no other thread runs during a
+call of Python's parser.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -44,7 +45,8 @@ class BodyRoute(APIRoute):
         handler: Handler = super().get_route_handler()
         if self.body_field is None:
             return handler
-        model = cast(type[Wire], self.body_field.field_info.annotation)
+        annotation = self.body_field.field_info.annotation
+        models = cast(tuple[type[Wire], ...], get_args(annotation) or (annotation,))
 
         async def handle(request: Request) -> Response:
             state = state_of(request)
@@ -64,7 +66,7 @@ class BodyRoute(APIRoute):
                     raise state.bodies.overloaded() from None
                 strict = state.settings.bodies.strict_requests
                 # Nothing else holds the bytes any more.
-                value, ignored = await _parse(arrived.pop(), model, claim, strict=strict)
+                value, ignored = await _parse(arrived.pop(), models, claim, strict=strict)
                 response = await handler(_Received(request, value))
                 if ignored:
                     response.headers[HEADER] = header(ignored)
@@ -89,22 +91,23 @@ class _Received(Request):
 
 
 async def _parse(
-    cutter: Cutter, model: type[Wire], claim: Claim, *, strict: bool
+    cutter: Cutter, models: Sequence[type[Wire]], claim: Claim, *, strict: bool
 ) -> tuple[Wire | None, list[str]]:
     """Parse and validate a body. Returns it (None if it is empty), and the fields that were ignored.
 
+    models: the kinds of bodies that the route takes.
     strict: refuse unknown fields. Raises InvalidRequest.
     """
     if not cutter.size:
         return None, []
     loop = asyncio.get_running_loop()
     if cutter.size <= LARGE:
-        return _validated(cutter, model, claim.shrink, strict)
-    return await loop.run_in_executor(_PARSER, _validated, cutter, model, claim.shrink, strict)
+        return _validated(cutter, models, claim.shrink, strict)
+    return await loop.run_in_executor(_PARSER, _validated, cutter, models, claim.shrink, strict)
 
 
 def _validated(
-    cutter: Cutter, model: type[Wire], on_drop: Callable[[int], None], strict: bool
+    cutter: Cutter, models: Sequence[type[Wire]], on_drop: Callable[[int], None], strict: bool
 ) -> tuple[Wire, list[str]]:
     """Return the validated body, and its fields that were ignored. Raises InvalidRequest.
 
@@ -119,11 +122,21 @@ def _validated(
     except ValueError:  # of a number that Python does not convert
         raise InvalidRequest("the body holds a number that cannot be read", code="invalid_json") from None
     check_count(value)
+    model = _model_of(value, models)
     if issubclass(model, ChatRequest | TokenizeRequest):
         _validate_messages(value)
     with explained():
         body = model.model_validate(value, extra="allow")
     return body, ignored_fields(body, fields_of(model), strict=strict)
+
+
+def _model_of(value: Any, models: Sequence[type[Wire]]) -> type[Wire]:
+    """Return the first model of which the body has a required field; the last model if there is none."""
+    names = value if isinstance(value, dict) else ()
+    for model in models[:-1]:
+        if any(field.is_required() and name in names for name, field in model.model_fields.items()):
+            return model
+    return models[-1]
 
 
 def _validate_messages(value: Any) -> None:

@@ -84,8 +84,8 @@ async def _prompt(state: ServerState, body: TokenizeRequest, http: Request) -> P
     return chat_prompt(chat, images.images, videos.videos)
 
 
-@router.api_route("/ping", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
+@router.api_route("/v2/health/live", methods=["GET", "HEAD"], include_in_schema=False)
 async def health(http: Request) -> Response:
     """Tell whether the process runs, even if it is still loading: /ready tells whether it serves requests.
 
@@ -97,9 +97,14 @@ async def health(http: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
+@router.api_route("/ping", methods=["GET", "HEAD"], include_in_schema=False)
+@router.api_route("/v2/health/ready", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/ready", methods=["GET", "HEAD"], include_in_schema=False)
 async def ready(http: Request) -> Response:
-    """Tell whether requests are served now: status 200, or 503 with the reason."""
+    """Tell whether requests are served now: status 200, or 503 with the reason.
+
+    SageMaker asks /ping, and sends requests as soon as the status is 200.
+    """
     state = state_of(http)
     reason = state.unavailable()
     if reason is not None:

@@ -1,4 +1,8 @@
-"""/v1/predict: Vertex AI's contract for containers, and /v1/embeddings, which is refused with the reason."""
+"""/v1/predict and /invocations: the contracts of Vertex AI and SageMaker for containers.
+
+Both take the same bodies: several requests at once as `instances`, or one chat or text completion, which can
+be streamed. /v1/embeddings is refused with the reason.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,18 @@ import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.api.wire import Body
 from fovea.core.errors import InvalidRequest
 from fovea.server.answer import while_connected
 from fovea.server.batches.call import Reply, call
 from fovea.server.bodies.route import BodyRoute
-from fovea.server.docs import ERRORS
+from fovea.server.docs import ERRORS, GENERATES
+from fovea.server.routes.chat import chat_completions
+from fovea.server.routes.completions import completions
 from fovea.server.state import caller_of
 
 router = APIRouter(route_class=BodyRoute)
@@ -36,9 +44,18 @@ class EmbeddingsRequest(Body):
     """A request for embeddings, which this server does not make."""
 
 
-@router.post("/v1/predict", responses=ERRORS)
-async def predict(body: PredictRequest, http: Request) -> dict[str, Any]:
-    """Answer several requests. The first that fails ends them all, with its error."""
+@router.post("/invocations", responses=GENERATES)
+@router.post("/v1/predict", responses=GENERATES)
+async def predict(body: PredictRequest | CompletionRequest | ChatRequest, http: Request) -> Response:
+    """Answer one completion, or several requests, of which the first that fails ends them all."""
+    if isinstance(body, ChatRequest):
+        return await chat_completions(body, http)
+    if isinstance(body, CompletionRequest):
+        return await completions(body, http)
+    return JSONResponse(await _predictions(body, http))
+
+
+async def _predictions(body: PredictRequest, http: Request) -> dict[str, Any]:
     size, most = len(json.dumps(body.parameters or {})), 1 << 20
     if size * len(body.instances) > most:
         raise InvalidRequest(

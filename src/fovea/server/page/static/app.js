@@ -42,7 +42,7 @@ class App {
     };
     this.thread = new Thread(find("#scroll"), find("#thread"), this.viewer, this.urls, actions);
     this.attachments = new Attachments(find("#attachments"), this.client,
-      (name) => choosePages(find("#pdf-dialog"), name), (text) => this.tell(text));
+      (name, pages) => choosePages(find("#pdf-dialog"), name, pages), (text) => this.tell(text));
     this.composer = new Composer(find("#composer"), this.attachments, {
       send: (text, items, editing) => this.send(text, items, editing),
       stop: () => this.stop(), tell: (text) => this.tell(text),
@@ -90,10 +90,10 @@ class App {
     return this.open("");
   }
 
-  async show() {
+  async show(keepPlace = false) {
     const run = this.runs.get(this.conversation.id);
     this.composer.setBusy(Boolean(run));
-    await this.thread.show(this.conversation, run, this.models.name);
+    await this.thread.show(this.conversation, run, this.models.name, keepPlace);
     await this.showList();
   }
 
@@ -172,7 +172,7 @@ class App {
   async beside(node, step) {
     if (!this.conversation.chooseBeside(node, step)) return;
     await this.save(this.conversation);
-    await this.show();
+    await this.show(true);
   }
 
   async copy(node) {
@@ -188,8 +188,12 @@ class App {
     if (!(await confirmed(`Delete “${title || "Untitled"}” and its images from this browser?`, "Delete"))) return;
     this.runs.get(id)?.stop();
     await this.history.remove(id);
-    if (this.conversation.id === id) await this.openNew();
-    else await this.showList();
+    if (this.conversation.id === id) {
+      await this.openNew();
+    } else {
+      await this.showList();
+      find("#new").focus();
+    }
   }
 
   async removeAll() {

@@ -8,8 +8,8 @@ const LOADED_MS = 5000; // a picture has certainly been loaded from its object U
 const PDF_SIDE = 1600; // pixels of the longer side of a page
 
 export class Attachments {
-  // strip: the element that shows them. choosePages(name): asks for pages of a PDF; resolves with [first, last] or
-  // null. tell(text): shows a message.
+  // strip: the element that shows them. choosePages(name, pages): asks which of so many pages of a PDF; resolves with
+  // [first, last] or null. tell(text): shows a message.
   constructor(strip, client, choosePages, tell) {
     Object.assign(this, { strip, client, choosePages, tell });
     this.items = [];
@@ -38,16 +38,18 @@ export class Attachments {
   }
 
   async addPdf(file, name) {
-    const range = await this.choosePages(name);
-    if (!range) return;
     const waiting = el("span", { class: "chip", role: "status", text: `${name}: reading pages…` });
     this.strip.append(waiting);
     this.strip.hidden = false;
     try {
-      const { pages, data } = await this.client.pdfPages(file, range[0], range[1], PDF_SIDE);
+      let { pages, data } = await this.client.pdfPages(file, 1, 1, PDF_SIDE);
+      if (pages > 1) {
+        const range = await this.choosePages(name, pages);
+        data = range ? (await this.client.pdfPages(file, ...range, PDF_SIDE)).data : [];
+      }
       for (const page of data) {
         const { type, bytes } = bytesOfDataUrl(page.image_url);
-        this.add({ kind: "image", name: `${name}, page ${page.page} of ${pages}`, width: page.width,
+        this.add({ kind: "image", name: pages > 1 ? `${name}, page ${page.page} of ${pages}` : name, width: page.width,
           height: page.height, blob: new Blob([bytes], { type }) });
       }
     } catch (error) {

@@ -3,7 +3,7 @@
 
 import { el } from "./dom.js";
 
-const FENCE = /^\s{0,3}(```|~~~)/;
+const FENCE = /^\s{0,3}(```|~~~)[^`]*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,3}[.)])\s+(.*)$/;
 const HEADING = /^(#{1,6})\s+(.*?)\s*#*$/;
 const RULE = /^\s{0,3}([-*_])(\s*\1){2,}\s*$/;
@@ -11,14 +11,16 @@ const ROW = /^\s*\|.*\|\s*$/;
 const ALIGNMENT = /^\s*\|(\s*:?-+:?\s*\|)+\s*$/;
 const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|__(.+?)__|\*([^*\s](?:[^*]*[^*\s])?)\*|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/g;
 
-// Render a text as a fragment.
-export function markdown(text) {
+const DEEPEST = 8; // quotes within quotes; deeper ones stay text
+const LONGEST = 5000; // characters of a line within which marks are looked for
+
+// Render a text as a fragment. depth: of the quote around it.
+export function markdown(text, depth = 0) {
   const lines = text.split("\n");
   const out = document.createDocumentFragment();
   for (let at = 0; at < lines.length;) {
-    const block = [fence, heading, rule, table, quote, list, paragraph].map((read) => () => read(lines, at));
-    for (const read of block) {
-      const found = read();
+    for (const read of [fence, heading, rule, table, quote, list, paragraph]) {
+      const found = read(lines, at, depth);
       if (!found) continue;
       if (found.node) out.append(found.node);
       at = found.next;
@@ -77,12 +79,13 @@ function table(lines, at) {
   };
 }
 
-function quote(lines, at) {
+function quote(lines, at, depth) {
+  if (depth >= DEEPEST) return null;
   let end = at;
   while (end < lines.length && /^\s{0,3}>/.test(lines[end])) end += 1;
   if (end === at) return null;
   const inner = lines.slice(at, end).map((line) => line.replace(/^\s{0,3}> ?/, ""));
-  return { node: el("blockquote", {}, markdown(inner.join("\n"))), next: end };
+  return { node: el("blockquote", {}, markdown(inner.join("\n"), depth + 1)), next: end };
 }
 
 function list(lines, at) {
@@ -125,6 +128,7 @@ function startsBlock(lines, at) {
 }
 
 function inline(text) {
+  if (text.length > LONGEST) return [document.createTextNode(text)];
   const nodes = [];
   let at = 0;
   for (const match of text.matchAll(INLINE)) {

@@ -2,13 +2,14 @@
 
 const MOST = 16;
 
-// Ask in a dialog with the inputs "first" and "last". Resolves with [first, last], or with null.
-export function choosePages(dialog, name) {
+// Ask in a dialog with the inputs "first" and "last" which of so many pages to use. Resolves with [first, last], or
+// with null.
+export function choosePages(dialog, name, pages) {
   const form = dialog.querySelector("form");
-  dialog.querySelector("[data-name]").textContent = name;
+  dialog.querySelector("[data-name]").textContent = `${name} has ${pages} pages.`;
   form.elements.first.value = 1;
-  form.elements.last.value = 4;
-  form.elements.last.max = "";
+  form.elements.last.value = Math.min(4, pages);
+  form.elements.last.max = pages;
   dialog.showModal();
   return new Promise((resolve) => {
     const end = new AbortController();

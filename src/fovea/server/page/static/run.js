@@ -1,6 +1,5 @@
 // One answer that arrives: from the request to the stored message. It goes on when its conversation is not shown.
 
-import { answerContent } from "./message.js";
 import { Measure, imagesOf, requestBody } from "./request.js";
 import { StreamText } from "./stream_text.js";
 
@@ -101,7 +100,7 @@ export class Run {
     this.ended = true;
     clearInterval(this.timer);
     node.measured = { ttft: measure.ttft, rate: rateOf(node) ?? measure.rate, total: measure.total };
-    this.stream?.end(answerContent(node));
+    this.stream?.end();
     this.announcer.end({ done: "Answer complete.", stopped: "Answer stopped." }[node.state] || "");
     this.conversation.updated = Date.now();
     await this.onEnd(this);

@@ -51,11 +51,11 @@ export class StreamText {
     this.blocks += length;
   }
 
-  // Show all of the text now, as elements. `content`: what to show in place of the text.
-  end(content = markdown(this.text)) {
-    if (this.planned) this.planned();
+  // Show all of the text now. The thread then replaces it by the finished answer.
+  end() {
+    if (!this.planned) return;
+    this.planned();
     this.planned = null;
-    this.container.replaceChildren(content);
-    this.onShow();
+    this.show();
   }
 }

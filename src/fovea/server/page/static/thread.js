@@ -12,15 +12,33 @@ export class Thread {
     this.turn = 0;
   }
 
-  // Show a conversation. run: the answer that arrives for it, if there is one. name: of the model.
-  async show(conversation, run, name) {
+  // Show a conversation. run: the answer that arrives for it, if there is one. name: of the model. keepPlace: whether
+  // the page stays where it is scrolled to.
+  async show(conversation, run, name, keepPlace = false) {
     const turn = ++this.turn;
     const path = conversation.path();
     const views = await Promise.all(path.map((node) => this.view(conversation, node, run, name)));
     if (turn !== this.turn) return;
+    const focus = this.focused();
+    const place = this.root.scrollTop;
     this.list.replaceChildren(...(views.length ? views.map(({ view }) => view) : [welcome()]));
     for (const { node, parts } of views) if (run?.node === node) run.attach(parts);
-    this.root.scrollTop = this.root.scrollHeight;
+    this.root.scrollTop = keepPlace ? place : this.root.scrollHeight;
+    if (focus) this.focus(focus);
+  }
+
+  // Where the focus is within the messages: {index, label}; null: elsewhere.
+  focused() {
+    const at = document.activeElement;
+    const message = at.closest?.(".message");
+    return message ? { index: [...this.list.children].indexOf(message), label: at.getAttribute("aria-label") } : null;
+  }
+
+  // Set the focus to the same button of the message in the same place, or to one that is near.
+  focus({ index, label }) {
+    const buttons = [...this.list.children[index]?.querySelectorAll("button:enabled") ?? []];
+    const same = buttons.find((button) => button.getAttribute("aria-label") === label);
+    (same ?? buttons.find((button) => button.closest(".versions")) ?? document.querySelector("#question")).focus();
   }
 
   async view(conversation, node, run, name) {

@@ -1,0 +1,39 @@
+"""Runs all checks over the objects of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fovea.deploy.lint import fields, gpu, network, pods, routes, scale
+from fovea.deploy.lint.load import Unreadable, load
+from fovea.deploy.lint.objects import Cluster
+
+CHECKS = (fields, pods, network, scale, routes, gpu)
+
+
+def lint(files: Mapping[str, str], *folders: str) -> list[str]:
+    """Return a sentence for every fault of the objects of folders, taken together.
+
+    files: texts by path; they hold the folders, and everything that their kustomizations name.
+    """
+    try:
+        objects = tuple(each for folder in folders for each in load(files, folder).objects)
+    except Unreadable as error:
+        return [str(error)]
+    if not objects:
+        return [f"{', '.join(folders)}: no objects are there"]
+    cluster = Cluster(objects)
+    faults = [text for check in (_twice, *(module.check for module in CHECKS)) for text in check(cluster)]
+    return list(dict.fromkeys(faults))
+
+
+def _twice(cluster: Cluster) -> list[str]:
+    """Name the objects that exist twice."""
+    seen: set[tuple[str, ...]] = set()
+    found = []
+    for each in cluster.objects:
+        key = (each.api, each.kind, str(each.metadata.get("namespace")), each.name)
+        if key in seen:
+            found.append(f"{each} exists twice")
+        seen.add(key)
+    return found

@@ -1,0 +1,1 @@
+"""Dashboards, recording rules and alerts for Prometheus, Alertmanager and Grafana."""

@@ -1,0 +1,167 @@
+"""The folders of a kustomization: a base, components for autoscaling and monitoring, and overlays.
+
+    ROOT/base             namespace, pools, gateways, Redis, network policies
+    ROOT/components/...   hpa, keda, monitoring
+    ROOT/overlays/...     what is applied: fixed, or hpa and keda if a pool has max_replicas
+
+The targets for Kubernetes, LeaderWorkerSet and KServe differ only in the objects that run a pool's engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fovea.deploy.spec import DeploySpec, Pool
+from fovea.deploy.target import Check, Files
+from fovea.deploy.targets.kubernetes import cluster, config, monitoring, network, scaling, workloads
+from fovea.deploy.targets.kubernetes.objects import Manifest, check_names, part_name, pool_name
+from fovea.deploy.yaml_text import yaml_text
+
+COMPONENT = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
+OVERLAY = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+NO_CORE = ("kustomization.yaml", "references.yaml")
+NameReferences = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One target's kustomization.
+
+    root: name of its folder.
+    engines: returns the objects that run a pool's engines.
+    custom: whether these objects are none of Kubernetes itself, so that its schemas do not know them.
+    scaled_kind: API version and kind of the object that autoscalers scale; none: it scales itself.
+    service_suffix: what the name of a pool's Service has beyond the pool's.
+    rules: whether rules and dashboards are rendered. They are the same whatever runs the engines.
+    references: fields with names of ConfigMaps that kustomize does not know: (kind, path).
+    """
+
+    root: str
+    engines: Callable[[DeploySpec, Pool], list[Manifest]]
+    custom: bool = False
+    scaled_kind: tuple[str, str] | None = ("apps/v1", "Deployment")
+    service_suffix: str = ""
+    rules: bool = False
+    references: NameReferences = ()
+
+    def files(self, spec: DeploySpec) -> Files:
+        """Return all files. Raises ConfigError for names that clash, and for windows that are too long."""
+        check_names(spec)
+        files = {f"{self.root}/base/{path}": text for path, text in self._base(spec).items()}
+        parts = self._components(spec)
+        for name, objects in parts.items():
+            for path, text in objects.items():
+                files[f"{self.root}/components/{name}/{path}"] = text
+        for name in self.overlays(spec):
+            used = [part for part in (name, "monitoring") if part in parts]
+            kustomization: Manifest = {**OVERLAY, "resources": ["../../base"]}
+            if used:
+                kustomization["components"] = [f"../../components/{part}" for part in used]
+            files[f"{self.root}/overlays/{name}/kustomization.yaml"] = yaml_text(kustomization)
+        return files
+
+    def overlays(self, spec: DeploySpec) -> list[str]:
+        """Return the names of the overlays."""
+        return ["hpa", "keda"] if self.scaled_kind is not None and scaling.scaled(spec) else ["fixed"]
+
+    def checks(self, spec: DeploySpec) -> tuple[Check, ...]:
+        """Build and lint every overlay, and validate the objects of Kubernetes itself by their schemas."""
+        files = [f"{{dir}}/{path}" for path in self.files(spec) if self._is_core(path)]
+        builds = [f"{self.root}/overlays/{name}" for name in self.overlays(spec)]
+        return (
+            Check("kubernetes-validate", ("--strict", *files), f"schemas of {self.root}"),
+            *(Check("kubectl", ("kustomize", f"{{dir}}/{build}"), f"build of {build}") for build in builds),
+            *(lint(build) for build in builds),
+        )
+
+    def _is_core(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        if not name.endswith(".yaml") or name in NO_CORE:
+            return False
+        if name.startswith("pool-"):
+            return not self.custom
+        return folder.endswith(("/base", "/hpa")) or name == "dashboards.yaml"
+
+    def _base(self, spec: DeploySpec) -> Files:
+        objects = _objects(spec)
+        configs = {}
+        for pool in spec.pools:
+            objects[f"pool-{pool.name}.yaml"] = self.engines(spec, pool)
+            configs[pool_name(spec, pool)] = ("engine.toml", config.engine_config(spec, pool))
+        if spec.gateway is not None:
+            configs[part_name(spec, "gateway")] = (
+                "gateway.toml",
+                config.gateway_config(spec, self.service_suffix),
+            )
+        kustomization: Manifest = {
+            **OVERLAY,
+            "resources": list(objects),
+            "configMapGenerator": [
+                {
+                    "name": f"{name}-config",
+                    "namespace": spec.effective_namespace,
+                    "files": [f"{file}=config/{name}.toml"],
+                }
+                for name, (file, _) in configs.items()
+            ],
+        }
+        files = {path: yaml_text(*found) for path, found in objects.items()}
+        if self.references:
+            kustomization["configurations"] = ["references.yaml"]
+            files["references.yaml"] = yaml_text(_name_references(self.references))
+        return {
+            "kustomization.yaml": yaml_text(kustomization),
+            **files,
+            **{f"config/{name}.toml": text for name, (_, text) in configs.items()},
+        }
+
+    def _components(self, spec: DeploySpec) -> dict[str, Files]:
+        found: dict[str, dict[str, list[Manifest]]] = {}
+        pools = scaling.scaled(spec)
+        if pools and self.scaled_kind is not None:
+            kind = self.scaled_kind
+            found["hpa"] = {"autoscalers.yaml": [scaling.autoscaler(spec, pool, kind) for pool in pools]}
+            found["keda"] = {
+                "scaled-objects.yaml": [scaling.scaled_object(spec, pool, kind) for pool in pools]
+            }
+        if spec.monitoring is not None:
+            found["monitoring"] = {"pod-monitors.yaml": monitoring.pod_monitors(spec, spec.monitoring)}
+            if self.rules:
+                found["monitoring"]["rules.yaml"] = [monitoring.rules(spec)]
+            if self.rules and spec.monitoring.grafana:
+                found["monitoring"]["dashboards.yaml"] = monitoring.dashboards(spec)
+        return {
+            name: {
+                "kustomization.yaml": yaml_text({**COMPONENT, "resources": list(objects)}),
+                **{path: yaml_text(*each) for path, each in objects.items()},
+            }
+            for name, objects in found.items()
+        }
+
+
+def lint(*folders: str) -> Check:
+    """Return the check of folders by Fovea's own linter."""
+    places = [f"{{dir}}/{folder}" for folder in folders]
+    return Check("python3", ("-m", "fovea.deploy.lint", *places), f"lint of {', '.join(folders)}")
+
+
+def _objects(spec: DeploySpec) -> dict[str, list[Manifest]]:
+    """The objects beside the pools, by file."""
+    found = {
+        "namespace.yaml": [cluster.namespace(spec)],
+        "priorities.yaml": cluster.priorities(spec),
+        "accounts.yaml": cluster.accounts(spec),
+        "network.yaml": network.policies(spec),
+        "service.yaml": [workloads.front(spec)],
+    }
+    if spec.gateway is not None:
+        found["gateway.yaml"] = workloads.gateways(spec, spec.gateway)
+    if spec.redis is not None:
+        found["redis.yaml"] = cluster.redis(spec, spec.redis)
+    return found
+
+
+def _name_references(references: NameReferences) -> Mapping[str, object]:
+    fields = [{"kind": kind, "path": path} for kind, path in references]
+    return {"nameReference": [{"kind": "ConfigMap", "version": "v1", "fieldSpecs": fields}]}

@@ -1,0 +1,184 @@
+"""Parts of pods: security, probes, stop, volumes, environment. Targets with other objects use them, too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fovea.deploy.spec import DeploySpec, Pool, Stop
+from fovea.deploy.targets.kubernetes import nodes
+from fovea.deploy.targets.kubernetes.objects import PORT, part_name, pool_name
+
+USER = 1000
+CONFIG, CACHE, ENGINE_KEY = "/etc/fovea", "/var/cache/fovea", "/var/run/fovea/engine-key"
+LOAD_S = 300
+"""Seconds for an engine to load its weights from its own disk."""
+DOWNLOAD_S_PER_GIB = 20
+"""Seconds to download a GiB of weights: 50 MiB/s."""
+STARTUP_PERIOD_S = 10
+LARGEST_EMPTY_DIR_GIB = 50
+"""Caches up to this size are on the node's own disk; larger ones get a volume of their own."""
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""The decoders of images need no right that this takes away: seccomp and memory files work without any."""
+SMALL_RESOURCES = {"cpu": "100m", "memory": "128Mi"}
+
+
+def startup_s(pool: Pool) -> int:
+    """Seconds that an engine may take to start: to download as much as its disk holds, and to load it."""
+    return LOAD_S + DOWNLOAD_S_PER_GIB * pool.disk_gib
+
+
+def probe(path: str, period_s: int, failures: int, port: int) -> dict[str, Any]:
+    """A probe of a path at a container's port."""
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def probes(startup: str, seconds: int, port: int) -> dict[str, Any]:
+    """The three probes. Liveness is about the process alone, so that an overload restarts nothing.
+
+    startup: path that answers when the process has started.
+    seconds: time that it has for that.
+    """
+    return {
+        "startupProbe": probe(startup, STARTUP_PERIOD_S, math.ceil(seconds / STARTUP_PERIOD_S), port),
+        "livenessProbe": probe("/health", 10, 6, port),
+        "readinessProbe": probe("/ready", 5, 2, port),
+    }
+
+
+def lifecycle(stop: Stop) -> dict[str, Any]:
+    """A pause before SIGTERM, in which the endpoint is removed everywhere. It needs Kubernetes 1.30."""
+    return {"lifecycle": {"preStop": {"sleep": {"seconds": stop.pre_stop_s}}}} if stop.pre_stop_s else {}
+
+
+def resources(values: dict[str, Any]) -> dict[str, Any]:
+    """Requests equal to limits: the pod gets what it needs, and is evicted last."""
+    return {"resources": {"requests": dict(values), "limits": dict(values)}}
+
+
+def secret_env(variable: str, secret: str, key: str, *, optional: bool = False) -> dict[str, Any]:
+    """An environment variable from a Secret."""
+    reference: dict[str, Any] = {"name": secret, "key": key}
+    if optional:
+        reference["optional"] = True
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def traces_env(spec: DeploySpec) -> list[dict[str, Any]]:
+    """The address of the collector of traces, if there is one."""
+    endpoint = spec.monitoring.otlp_endpoint if spec.monitoring is not None else ""
+    return [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": endpoint}] if endpoint else []
+
+
+def config_volume(config_map: str) -> dict[str, Any]:
+    """The volume of a configuration file."""
+    return {"name": "config", "configMap": {"name": config_map}}
+
+
+def scratch_volume(gib: int) -> dict[str, Any]:
+    """The volume of caches and temporary files of one pod."""
+    if gib <= LARGEST_EMPTY_DIR_GIB:
+        return {"name": "scratch", "emptyDir": {"sizeLimit": f"{gib}Gi"}}
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": f"{gib}Gi"}},
+    }
+    return {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+
+
+def scratch_mounts() -> list[dict[str, Any]]:
+    """The folders of the volume `scratch` that a container uses."""
+    return [
+        {"name": "scratch", "mountPath": CACHE, "subPath": "cache"},
+        {"name": "scratch", "mountPath": "/tmp", "subPath": "tmp"},
+    ]
+
+
+def scratch_init(image: str) -> dict[str, Any]:
+    """A container that creates these folders with mode 0700.
+
+    The root of a volume may be written by every user of the pod. Fovea loads code and cached outputs only
+    from folders that no other user can change.
+    """
+    return {
+        "name": "folders",
+        "image": image,
+        "command": ["mkdir", "-p", "-m", "0700", "/scratch/cache", "/scratch/tmp"],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+        **resources(SMALL_RESOURCES),
+        "securityContext": CONTAINER_SECURITY,
+    }
+
+
+def engine_resources(pool: Pool) -> dict[str, Any]:
+    """The resources of an engine."""
+    values: dict[str, Any] = {"cpu": str(pool.cpus), "memory": f"{pool.memory_gib}Gi"}
+    if pool.disk_gib <= LARGEST_EMPTY_DIR_GIB:
+        values["ephemeral-storage"] = f"{pool.disk_gib + 1}Gi"
+    return {**values, **nodes.gpu_resources(pool)}
+
+
+def engine_container(spec: DeploySpec, pool: Pool, name: str = "engine") -> dict[str, Any]:
+    """The container of an engine."""
+    secret = part_name(spec, "engine-key")
+    return {
+        "name": name,
+        "image": spec.image_of(pool),
+        "command": ["fovea", "serve", "--config", f"{CONFIG}/engine.toml"],
+        "env": [
+            {"name": "HOME", "value": CACHE},
+            {"name": "HF_HOME", "value": f"{CACHE}/hub"},
+            secret_env("FOVEA_API_KEY", secret, "key"),
+            secret_env("HF_TOKEN", part_name(spec, "hub"), "token", optional=True),
+            *traces_env(spec),
+        ],
+        "ports": [{"name": PORT, "containerPort": spec.engine_port}],
+        **probes("/ready", startup_s(pool), spec.engine_port),
+        **lifecycle(spec.stop_of(pool)),
+        **resources(engine_resources(pool)),
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG, "readOnly": True},
+            *scratch_mounts(),
+        ],
+        "securityContext": CONTAINER_SECURITY,
+    }
+
+
+def engine_pod(spec: DeploySpec, pool: Pool, selector: dict[str, str]) -> dict[str, Any]:
+    """The specification of an engine's pod."""
+    taints = nodes.tolerations(pool)
+    return {
+        "serviceAccountName": part_name(spec, "engine"),
+        "automountServiceAccountToken": False,
+        # A Service named `fovea` would give its pods a variable FOVEA_PORT, which is a setting of Fovea.
+        "enableServiceLinks": False,
+        "priorityClassName": part_name(spec, "spot" if pool.spot else "serving"),
+        "terminationGracePeriodSeconds": spec.stop_of(pool).grace_s,
+        "securityContext": POD_SECURITY,
+        "affinity": nodes.affinity(pool),
+        **({"tolerations": taints} if taints else {}),
+        "topologySpreadConstraints": nodes.spread(selector),
+        "initContainers": [scratch_init(spec.image_of(pool))],
+        "containers": [engine_container(spec, pool)],
+        "volumes": [
+            config_volume(f"{pool_name(spec, pool)}-config"),
+            scratch_volume(pool.disk_gib),
+        ],
+    }

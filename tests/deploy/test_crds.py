@@ -1,0 +1,74 @@
+"""Rendered objects against the schemas of their operators, if a folder has them.
+
+FOVEA_CRDS names a folder with CustomResourceDefinitions as YAML, such as those of KEDA, Istio, the Gateway
+API and its inference extension, KServe, LeaderWorkerSet and the Prometheus operator. They are not kept here,
+because each is the work of another project, and large.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from fovea.deploy.lint.fields import SPECS
+from fovea.deploy.lint.load import LOADER, load
+from fovea.deploy.lint.objects import Object
+from tests.deploy import manifests
+
+FOLDER = os.environ.get("FOVEA_CRDS", "")
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema of OpenAPI as a JSON schema that refuses unknown fields."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    found = {
+        key: {name: strict(each) for name, each in value.items()} if key == "properties" else strict(value)
+        for key, value in schema.items()
+        if key not in ("default", "description", "format", "nullable") and not key.startswith("x-")
+    }
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if "properties" in schema and not is_open:
+        found["additionalProperties"] = False
+    return found
+
+
+def schemas(folder: Path) -> dict[str, Any]:
+    """Return the schemas of `spec` by API version and kind."""
+    found = {}
+    for path in sorted((*folder.rglob("*.yaml"), *folder.rglob("*.yml"))):
+        for each in yaml.load_all(path.read_text(encoding="utf-8"), LOADER):
+            if each and each.get("kind") == "CustomResourceDefinition":
+                group, kind = each["spec"]["group"], each["spec"]["names"]["kind"]
+                for version in each["spec"]["versions"]:
+                    schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+                    found[f"{group}/{version['name']} {kind}"] = strict(schema)
+    return found
+
+
+def custom() -> Iterator[Object]:
+    """Yield all rendered objects that are none of Kubernetes itself."""
+    for spec in manifests.SPECS:
+        files = manifests.files(spec)
+        for folder in manifests.folders(files):
+            for each in load(files, folder).objects:
+                if f"{each.api} {each.kind}" in SPECS:
+                    yield each
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER, reason="FOVEA_CRDS names no folder of CustomResourceDefinitions")
+def test_objects_keep_to_the_schemas_of_their_operators() -> None:
+    known = schemas(Path(FOLDER))
+    assert set(known) >= set(SPECS)
+    for each in custom():
+        validator = jsonschema.Draft202012Validator(known[f"{each.api} {each.kind}"])
+        assert [error.message for error in validator.iter_errors(each.spec)] == [], str(each)

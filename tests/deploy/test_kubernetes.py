@@ -1,0 +1,223 @@
+"""Manifests for Kubernetes: what they say, and the tools that check them."""
+
+import dataclasses
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fovea.cli.deploy import known_settings
+from fovea.core.errors import ConfigError
+from fovea.deploy import check
+from fovea.deploy.lint.__main__ import main as lint_main
+from fovea.deploy.lint.run import lint
+from fovea.deploy.read import read_spec
+from fovea.deploy.render import render
+from fovea.deploy.spec import DeploySpec, Pool, Scale
+from fovea.deploy.target import target
+from fovea.deploy.targets.kserve import DEFAULT_MAX_RUNNING
+from fovea.deploy.write import write
+from fovea.engine.config import EngineConfig
+from fovea.gateway.config import read_tables
+from tests.deploy import manifests
+from tests.deploy.specs import FULL, SMALL
+
+PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def objects(path: str, spec: str = "full") -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(manifests.files(spec)[path]) if each]
+
+
+def outcomes(name: str, spec: DeploySpec, folder: Path) -> dict[str, check.Outcome]:
+    found = [check.run(each, folder) for each in target(name).load().checks(spec)]
+    return {f"{each.check.tool}: {each.check.subject}": each for each in found}
+
+
+def needs(*tools: str) -> pytest.MarkDecorator:
+    missing = [tool for tool in tools if check.find(tool) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+@needs("kubernetes-validate", "kubectl")
+def test_the_tools_accept_what_is_rendered_and_refuse_a_misspelt_field(tmp_path: Path) -> None:
+    write(render(SMALL, ["kubernetes"]), tmp_path)
+    before = outcomes("kubernetes", SMALL, tmp_path)
+    assert {name: each.output for name, each in before.items() if each.status != "passed"} == {}
+    pool = tmp_path / "kubernetes" / "base" / "pool-tiny.yaml"
+    pool.write_text(pool.read_text().replace("failureThreshold", "failureTreshold"))
+    (tmp_path / "kubernetes" / "base" / "config" / "fovea-tiny.toml").unlink()
+    after = outcomes("kubernetes", SMALL, tmp_path)
+    assert {name for name, each in after.items() if each.status == "failed"} == set(before)
+
+
+@pytest.mark.slow
+@needs("kubernetes-validate", "kubectl")
+@pytest.mark.parametrize("spec", manifests.SPECS)
+@pytest.mark.parametrize("name", manifests.TARGETS)
+def test_the_tools_accept_every_target(name: str, spec: str, tmp_path: Path) -> None:
+    write(manifests.files(spec), tmp_path)
+    found = outcomes(name, manifests.SPECS[spec], tmp_path)
+    assert {key: each.output for key, each in found.items() if each.status != "passed"} == {}
+
+
+@needs("kubectl")
+def test_pods_roll_when_their_configuration_changes(tmp_path: Path) -> None:
+    """kustomize gives a ConfigMap another name if its text is another."""
+
+    def mounted(spec: DeploySpec, root: str, folder: Path) -> str:
+        write(render(spec, [root]), folder)
+        command = [check.find("kubectl") or "", "kustomize", str(folder / root / "overlays" / "fixed")]
+        built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        names = [line.split()[-1] for line in built.splitlines() if "name: fovea-tiny-config" in line]
+        assert len(names) == 2  # the ConfigMap, and the volume that names it
+        assert names[0] == names[1]
+        return names[0]
+
+    other = dataclasses.replace(SMALL, pools=(Pool(name="tiny", settings={"max_queue": 3}),))
+    for root in ("kubernetes", "leaderworkerset", "kserve"):
+        first = mounted(SMALL, root, tmp_path / root / "1")
+        assert first != mounted(other, root, tmp_path / root / "2")
+        assert first == mounted(SMALL, root, tmp_path / root / "3")
+
+
+def test_the_first_deployment_of_the_page(tmp_path: Path) -> None:
+    """Its spec renders, and its commands create the Secrets that pods need, with the keys that they read."""
+    (tmp_path / "deploy.toml").write_text(PAGE.partition("```toml\n")[2].partition("```")[0])
+    files = render(read_spec(tmp_path / "deploy.toml", known_settings()), ["kubernetes"])
+    assert lint(files, "kubernetes/overlays/hpa") == []
+    created = dict(re.findall(r"create secret generic (\S+) --from-literal=(.*)", PAGE))
+    namespace = yaml.safe_load(files["kubernetes/base/namespace.yaml"])
+    assert set(namespace["metadata"]["annotations"]["fovea/secrets"].split(",")) <= set(created)
+    for text in files.values():
+        for name, key in re.findall(r"secretKeyRef:\s+name: (\S+)\s+key: (\S+)", text):
+            assert f"{key}=" in created[name]
+
+
+@needs("kubectl")
+def test_an_overlay_joins_the_deployment_istio_and_its_sidecars(tmp_path: Path) -> None:
+    """The overlay of docs/kubernetes.md."""
+    write(manifests.files("full"), tmp_path)
+    overlay = tmp_path / "kubernetes" / "overlays" / "mine"
+    overlay.mkdir()
+    text = PAGE.partition("overlays/mine/kustomization.yaml\n")[2].partition("```")[0]
+    (overlay / "kustomization.yaml").write_text(text)
+    command = [check.find("kubectl") or "", "kustomize", str(overlay)]
+    built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = [each for each in yaml.safe_load_all(built) if each["kind"] == "Deployment"]
+    assert len(found) == 5
+    for each in found:
+        proxy = each["spec"]["template"]["metadata"]["annotations"]["proxy.istio.io/config"]
+        assert yaml.safe_load(proxy)["holdApplicationUntilProxyStarts"] is True
+    assert lint_main([str(overlay)]) == 0
+
+
+def test_configuration_files_hold_settings_that_exist() -> None:
+    files, known = manifests.files("full"), known_settings()
+    engine = tomllib.loads(files["kubernetes/base/config/vlm-qwen.toml"])
+    assert set(engine) <= {*known.engine, "model"}
+    assert engine["open_metrics"] is True
+    gateway = tomllib.loads(files["kubernetes/base/config/vlm-gateway.toml"])
+    tables = read_tables({"discover": gateway.pop("discover")})
+    assert set(gateway) <= {*known.gateway, "host", "port"}
+    services = {each["metadata"]["name"] for pool in FULL.pools for each in objects_of(pool, "Service")}
+    assert {source.source for source in tables.discover} == {
+        f"kubernetes:vlm/{name}:8000" for name in services
+    }
+    behind_kserve = tomllib.loads(files["kserve/base/config/vlm-gateway.toml"])
+    assert behind_kserve["discover"][0]["from"] == "kubernetes:vlm/vlm-qwen-pods:8000"
+
+
+def objects_of(pool: Pool, kind: str) -> list[dict[str, Any]]:
+    return [each for each in objects(f"kubernetes/base/pool-{pool.name}.yaml") if each["kind"] == kind]
+
+
+def test_an_engine_on_a_spot_machine_ends_within_its_notice() -> None:
+    spot = next(pool for pool in FULL.pools if pool.spot)
+    pod = objects_of(spot, "Deployment")[0]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] <= spot.spot_notice_s
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    keys = [term["matchExpressions"][0]["key"] for term in terms["nodeSelectorTerms"]]
+    assert keys == [each["key"] for each in pod["tolerations"][1:]]
+    assert "cloud.google.com/gke-spot" in keys
+
+
+def test_startup_may_take_as_long_as_the_download() -> None:
+    for pool in FULL.pools:
+        probe = objects_of(pool, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+        assert probe["failureThreshold"] * probe["periodSeconds"] >= 300 + 20 * pool.disk_gib
+
+
+def test_a_large_cache_gets_a_volume_of_its_own() -> None:
+    spec = dataclasses.replace(SMALL, pools=(Pool(name="big", disk_gib=500),))
+    pod = yaml.safe_load_all(render(spec, ["kubernetes"])["kubernetes/base/pool-big.yaml"])
+    volumes = next(iter(pod))["spec"]["template"]["spec"]["volumes"]
+    claim = volumes[1]["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["resources"]["requests"]["storage"] == "500Gi"
+
+
+def test_only_the_gateway_has_a_token_and_may_list_endpoint_slices() -> None:
+    tokens = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]["automountServiceAccountToken"]
+        for path in manifests.files("full")
+        if path.startswith("kubernetes/base/") and path.endswith(".yaml")
+        for each in objects(path)
+        if each["kind"] == "Deployment"
+    }
+    assert [name for name, has in tokens.items() if has] == ["vlm-gateway"]
+    role = next(each for each in objects("kubernetes/base/gateway.yaml") if each["kind"] == "Role")
+    assert role["rules"] == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list"]}
+    ]
+
+
+def test_weights_of_pools_are_their_sizes_and_a_header_chooses_one() -> None:
+    service = objects("istio/routes.yaml", "no-gateway")[0]
+    *chosen, rest = service["spec"]["http"]
+    assert [rule["match"] for rule in chosen] == [
+        [{"headers": {"x-experiment": {"exact": name}}}] for name in ("v1", "v2")
+    ]
+    assert [(each["destination"]["subset"], each["weight"]) for each in rest["route"]] == [
+        ("v1", 90),
+        ("v2", 10),
+    ]
+    behind_gateway = objects("istio/routes.yaml", "full")[0]["spec"]["http"]
+    assert len(behind_gateway) == 1
+    assert "subset" not in behind_gateway[0]["route"][0]["destination"]
+
+
+def test_an_inference_pool_holds_all_pools_of_a_model() -> None:
+    pools = objects("gateway-api/inference-pool/pools.yaml")
+    found = {each["metadata"]["name"]: each["spec"]["selector"]["matchLabels"] for each in pools}
+    assert len(found) == 2
+    pods = objects_of(FULL.pools[0], "Deployment") + objects_of(FULL.pools[1], "Deployment")
+    for pod in pods:
+        labels = pod["spec"]["template"]["metadata"]["labels"].items()
+        assert [name for name, wanted in found.items() if wanted.items() <= labels] == [
+            "vlm-qwen3-vl-4b-instruct-0d395f"
+        ]
+
+
+def test_kserves_default_of_running_requests_is_the_engines() -> None:
+    assert EngineConfig().schedule.max_running == DEFAULT_MAX_RUNNING
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "words"),
+    [
+        ("kubernetes", DeploySpec(pools=(Pool(name="gateway"),)), "the name 'gateway' is used"),
+        (
+            "kubernetes",
+            DeploySpec(pools=(Pool(name="a", max_replicas=2),), scale=Scale(shrink_after_s=3601)),
+            "shrink_after_s is 3601; accepted by Kubernetes: 0 to 3600",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused(name: str, spec: DeploySpec, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        render(spec, [name])
+    assert words in error.value.message

@@ -1,0 +1,261 @@
+"""The targets docker, compose, local, systemd, nginx, haproxy and envoy: every spec, and their own tools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+
+from fovea.cli.deploy import known_settings
+from fovea.core.errors import ConfigError
+from fovea.deploy.check import find, run
+from fovea.deploy.machine import engines, gateways, service_ports
+from fovea.deploy.render import render
+from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis
+from fovea.deploy.target import target
+from fovea.deploy.write import write
+from tests.deploy.specs import FULL, SMALL
+from tests.deploy.strategies import specs
+
+NAMES = ("docker", "compose", "local", "systemd", "nginx", "haproxy", "envoy")
+SCHEMA = json.loads((Path(__file__).parent / "schemas" / "compose-spec.json").read_text())
+
+
+def load(text: str) -> Any:
+    """Return the values of YAML."""
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def read(path: str, text: str) -> Any:
+    """Return the values of a rendered file. Raises an error if it cannot be read."""
+    if path.endswith((".yaml", ".yml")):
+        return load(text)
+    if path.endswith(".toml"):
+        return tomllib.loads(text)
+    return json.loads(text) if path.endswith(".json") else text
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(specs())
+def test_every_spec_is_rendered_for_every_target_and_can_be_read(spec: DeploySpec) -> None:
+    for name in NAMES:
+        files = render(spec, [name])
+        assert render(spec, [name]) == files
+        for path, text in files.items():
+            assert text.endswith("\n"), path
+            read(path, text)
+
+
+@settings(max_examples=6, deadline=None)
+@given(specs())
+def test_scripts_are_valid_and_settings_arrive_unchanged(spec: DeploySpec) -> None:
+    files = render(spec, ["local"])
+    subprocess.run(["sh", "-n"], input=files["run.sh"].encode(), check=True)
+    for engine in engines(spec):
+        assert engine.pool is not None
+        values = tomllib.loads(files[f"{engine.name}.toml"])
+        assert values["port"] == engine.port
+        assert {name: values[name] for name in engine.pool.settings} == dict(engine.pool.settings)
+    for gateway in gateways(spec):
+        values = tomllib.loads(files[f"{gateway.name}.toml"])
+        assert len(values["backend"]) == len(engines(spec))
+
+
+@settings(max_examples=6, deadline=None)
+@given(specs())
+def test_a_compose_stack_follows_the_specification_and_has_few_rights(spec: DeploySpec) -> None:
+    stack = load(render(spec, ["compose"])["docker-compose.yaml"])
+    assert stack.pop("name") == spec.name  # the schema is older than this key
+    jsonschema.validate(stack, SCHEMA, cls=jsonschema.Draft201909Validator)
+    for name, service in stack["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["restart"] == "unless-stopped"
+        assert service["healthcheck"]["start_period"]
+        assert service["deploy"]["resources"]["limits"]["memory"]
+        assert "$" not in json.dumps(service), "Compose would replace it"
+        image = service["image"].rpartition("/")[2]
+        assert ":" in image
+        assert not image.endswith(":latest")
+
+
+def test_every_cuda_engine_of_a_compose_stack_has_a_gpu_of_its_own() -> None:
+    spec = DeploySpec(pools=(Pool(name="a", hardware="cuda", replicas=2), Pool(name="b", replicas=1)))
+    services = load(render(spec, ["compose"])["docker-compose.yaml"])["services"]
+
+    def devices(name: str) -> list[str]:
+        reserved = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        return [each for entry in reserved for each in entry["device_ids"]]
+
+    assert devices("engine-a-0") == ["0"]
+    assert devices("engine-a-1") == ["1"]
+    assert "reservations" not in services["engine-b-0"]["deploy"]["resources"]
+
+
+def test_a_compose_stack_stops_engines_after_their_own_grace_period() -> None:
+    services = load(render(FULL, ["compose"])["docker-compose.yaml"])["services"]
+    for engine in engines(FULL):
+        assert engine.pool is not None
+        grace = FULL.stop_of(engine.pool).grace_s
+        assert services[engine.name]["stop_grace_period"] == f"{grace}s"
+
+
+def test_no_key_is_in_a_compose_file() -> None:
+    files = render(FULL, ["compose"])
+    stack = load(files["docker-compose.yaml"])
+    assert stack["secrets"]["keys.toml"] == {"file": "./secrets/keys.toml"}
+    assert not any(path.startswith("secrets/") for path in files)
+    assert tomllib.loads(files["gateway.toml"])["keys_file"] == "/run/secrets/keys.toml"
+
+
+def test_accounts_in_redis_are_never_evicted_for_answers() -> None:
+    files = render(FULL, ["local"])
+    assert "maxmemory-policy noeviction" in files["redis.conf"]
+    values = tomllib.loads(files["gateway-0.toml"])
+    assert values["response_cache_redis_mib"] < 512
+    assert values["accounts_sharers"] == 2
+
+
+def test_ports_that_collide_are_refused() -> None:
+    spec = DeploySpec(pools=(Pool(name="a", replicas=81),), gateway=Gateway())
+    with pytest.raises(ConfigError, match=r"gateway-0 has port 8080, which is also that of engine-a-80"):
+        render(spec, ["local"])
+    high = DeploySpec(pools=(Pool(name="a", replicas=2),), engine_port=65535)
+    with pytest.raises(ConfigError, match=r"port 65536, which is above 65535"):
+        render(high, ["systemd"])
+    assert len(set(service_ports(spec).values())) == len(service_ports(spec))
+
+
+def test_a_model_in_a_home_folder_cannot_be_mounted() -> None:
+    spec = DeploySpec(pools=(Pool(name="a", model="~/models/x"),))
+    with pytest.raises(ConfigError, match="accepted in containers: an absolute folder"):
+        render(spec, ["compose"])
+
+
+def outcomes(
+    name: str, spec: DeploySpec, folder: Path, change: tuple[str, str, str] | None = None
+) -> list[str]:
+    """Render a target, change one file, and return the states of its checks."""
+    files = render(spec, [name])
+    if change is not None:
+        path, old, new = change
+        assert old in files[path], f"{old!r} is not in {path}"
+        files = {**files, path: files[path].replace(old, new, 1)}
+    write(files, folder)
+    return [run(each, folder).status for each in target(name).load().checks(spec)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rendered_files_pass_the_checks_of_their_own_tools(name: str, tmp_path: Path) -> None:
+    states = outcomes(name, FULL, tmp_path / "full") + outcomes(name, SMALL, tmp_path / "small")
+    assert "failed" not in states
+    tools = {each.tool for each in target(name).load().checks(FULL)}
+    if all(find(tool) is None for tool in tools):
+        pytest.skip(f"{', '.join(sorted(tools))} are not installed")
+    assert "passed" in states
+
+
+_UNIT = "units/vlm-gateway-0.service"
+MUTATIONS = {
+    "no fixed version": ("docker", "Dockerfile", "python:3.12-slim-bookworm", "python"),
+    "a relative work folder": ("docker", "Dockerfile", "WORKDIR /src", "WORKDIR src"),
+    "an unknown instruction": ("docker", "Dockerfile.cuda", "STOPSIGNAL SIGTERM", "STOPSIGNL SIGTERM"),
+    "a word without quotes": ("local", "run.sh", "case $proxy in", "echo $proxy; case $proxy in"),
+    "an open quote": ("local", "run.sh", "proxy=${1:-nginx}", 'proxy="${1:-nginx}'),
+    "an unknown key": ("systemd", _UNIT, "RestartSec=2", "RestartSek=2"),
+    "all rights": (
+        "systemd",
+        _UNIT,
+        "CapabilityBoundingSet=\nAmbientCapabilities=\nProtectSystem=strict\n",
+        "",
+    ),
+    "a missing semicolon": ("nginx", "nginx.conf", "least_conn;", "least_conn"),
+    "an unknown directive": ("nginx", "nginx.conf", "client_max_body_size", "client_max_body_sizes"),
+    "an unknown balance": ("haproxy", "haproxy.cfg", "balance leastconn", "balance least"),
+    "a missing backend": ("haproxy", "haproxy.cfg", "default_backend fovea", "default_backend x"),
+    "an unknown field": ("envoy", "envoy.yaml", "lb_policy:", "lb_polisy:"),
+    "an unknown cluster": ("envoy", "envoy.yaml", "cluster: fovea", "cluster: engines"),
+    "a wrong time": ("compose", "prometheus/prometheus.yml", "interval: 15s", "interval: often"),
+    "a broken rule": ("compose", "prometheus/alerts.yml", "expr: ", "expr: (("),
+}
+"""A target, a file, a text in it, and what takes its place."""
+
+
+@pytest.mark.parametrize("fault", MUTATIONS)
+def test_a_file_with_a_fault_fails_its_check(fault: str, tmp_path: Path) -> None:
+    name, *change = MUTATIONS[fault]
+    before = outcomes(name, FULL, tmp_path / "before")
+    if "passed" not in before:
+        pytest.skip(f"no tool of {name} is installed")
+    path, old, new = change
+    assert "failed" in outcomes(name, FULL, tmp_path / "after", (path, old, new))
+
+
+STACKS: dict[str, tuple[str, Any]] = {
+    "a misspelt key": ("restart", "restrt"),
+    "a port beyond all ports": ("stop_grace_period: 80s", "stop_grace_period: [80]"),
+    "a mount without a type": ("type: bind", "kind: bind"),
+}
+
+
+@pytest.mark.parametrize("fault", STACKS)
+def test_a_compose_file_with_a_fault_is_not_accepted_by_the_schema(fault: str) -> None:
+    old, new = STACKS[fault]
+    text = render(FULL, ["compose"])["docker-compose.yaml"]
+    assert old in text
+    stack = load(text.replace(old, new))
+    del stack["name"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(stack, SCHEMA, cls=jsonschema.Draft201909Validator)
+
+
+def test_redis_needs_no_more_than_its_memory() -> None:
+    spec = DeploySpec(pools=(Pool(name="a"),), gateway=Gateway(), redis=Redis(memory_mib=16))
+    values = tomllib.loads(render(spec, ["local"])["gateway-0.toml"])
+    assert values["response_cache_redis_mib"] == 12
+
+
+@pytest.mark.parametrize("name", ["nginx", "haproxy", "envoy"])
+def test_a_proxy_with_a_certificate_passes_its_check(name: str, tmp_path: Path) -> None:
+    openssl = find("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    paths = ["-keyout", str(tmp_path / "tls.key"), "-out", str(tmp_path / "tls.crt")]
+    subprocess.run([openssl, *words.split(), *paths], check=True, capture_output=True)
+    spec = DeploySpec(pools=(Pool(name="a"),), tls=True, proxy_port=443)
+    files = {
+        path: text.replace("/etc/fovea/tls", str(tmp_path)) for path, text in render(spec, [name]).items()
+    }
+    assert all(str(tmp_path) in text for text in files.values())
+    write(files, tmp_path / "out")
+    outcome = [run(each, tmp_path / "out") for each in target(name).load().checks(spec)][0]
+    assert outcome.status in ("passed", "skipped"), outcome.output
+
+
+@pytest.mark.parametrize("name", ["local", "compose", "systemd"])
+def test_every_server_sends_its_traces_to_the_collector(name: str) -> None:
+    files = render(FULL, [name])
+    servers = [path for path in files if path.endswith(".toml")]
+    assert len(servers) >= 4
+    assert all(tomllib.loads(files[path])["otlp_endpoint"] == "http://otel:4318" for path in servers)
+    silent = render(SMALL, [name])
+    assert not any("otlp_endpoint" in text for text in silent.values())
+
+
+@pytest.mark.parametrize("name", ["local", "compose", "systemd"])
+def test_every_rendered_setting_is_one_of_the_program(name: str) -> None:
+    known = known_settings()
+    for path, text in render(FULL, [name]).items():
+        if path.endswith(".toml"):
+            is_gateway = "gateway" in path
+            names = {*(known.gateway if is_gateway else known.engine), "host", "port", "model"}
+            assert set(tomllib.loads(text)) <= {*names, *(["backend"] if is_gateway else [])}, path
