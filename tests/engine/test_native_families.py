@@ -74,3 +74,26 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_company(
             if name == "preempted":
                 assert machine.stats()["preemptions"] > 0
             assert_idle(machine)
+
+
+def test_an_answer_computed_again_after_a_preemption_has_the_same_bits(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    """Tokens of an answer were once computed again with the kernels of prompts, which add in another order.
+
+    With so few blocks every image makes an answer give its blocks back after most of its tokens.
+    """
+    if library() is None:
+        pytest.skip("this machine cannot run the C++ kernels")
+    base: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "threads": 1, "kernels": "native"}
+    model = load_model(str(checkpoint("gemma3")), EngineConfig.of(**base))
+    prompt = PROMPTS[4]
+    with Engine(model, EngineConfig.of(**base, prefix_cache=False)) as machine:
+        alone = answer(machine, prompt)
+    few = EngineConfig.of(**base, block_size=4, kv_blocks=36, max_step_tokens=64)
+    for _ in range(4):
+        with Engine(model, few) as machine:
+            with ThreadPoolExecutor(10) as pool, all_at_once(machine, 10):
+                found = list(pool.map(lambda i: answer(machine, PROMPTS[i % 5]), range(10)))
+            assert machine.stats()["preemptions"] > 0
+        assert (found[4], found[9]) == (alone, alone)

@@ -15,7 +15,13 @@ from fovea.server.bodies.route import _validated
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192
-MODELS = (schema.ChatRequest, schema.CompletionRequest, schema.TokenizeRequest, schema.ImageUpload)
+MODELS = (
+    (schema.ChatRequest,),
+    (schema.CompletionRequest,),
+    (schema.TokenizeRequest,),
+    (schema.ImageUpload,),
+    (schema.ChatRequest, schema.CompletionRequest),
+)
 WORDS = (
     b'"messages"', b'"role"', b'"content"', b'"user"', b'"type"', b'"text"', b'"image_url"', b'"video_url"',
     b'"url"', b'"prompt"', b'"stop"', b'"logit_bias"', b'"stop_token_ids"', b'"visual_tokens"', b'"preset"',
@@ -30,11 +36,11 @@ def target(data: bytes) -> None:
     """Read a body as the server does. Its first byte chooses route and strictness."""
     if not data:
         return
-    model, text = MODELS[data[0] % len(MODELS)], data[1:]
+    models, text = MODELS[data[0] % len(MODELS)], data[1:]
     with refusals():
-        body, ignored = _validated(_cut(text), model, lambda size: None, data[0] >= 128)
+        body, ignored = _validated(_cut(text), models, lambda size: None, data[0] >= 128)
         header(ignored).encode("ascii")
-        note(model.__name__)
+        note(type(body).__name__)
         _compare(text)
         _convert(body)
 

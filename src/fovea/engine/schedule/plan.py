@@ -38,17 +38,18 @@ class Work:
         return max(0, self.stop - self.seq.length)
 
     def split(self) -> tuple[Work, ...]:
-        """Return the work as one piece, and each draft among its tokens as one more.
+        """Return the work as one piece, and each token that is computed like a decode as one more.
 
-        A draft is computed like a token that decodes, with the same kernels. So its logits have the same bits
-        as those of the step that would have decoded it.
+        These are drafts, and tokens of the answer that are computed again after a preemption. With the kernels
+        of decodes, their KV and logits have the same bits whenever they are computed. If the model has layers
+        with a state, only drafts are apart: these layers take a run of known tokens as one.
         """
-        if not self.draft:
+        known = len(self.seq.prompt_ids) if self.state is None else self.seq.length
+        first = min(max(known, self.start), self.stop)
+        if self.count == 1 or first == self.stop:
             return (self,)
-        length = self.seq.length
-        return self._piece(self.start, length), *(
-            self._piece(place, place + 1) for place in range(length, self.stop)
-        )
+        apart = tuple(self._piece(place, place + 1) for place in range(first, self.stop))
+        return (self._piece(self.start, first), *apart) if first > self.start else apart
 
     def _piece(self, start: int, stop: int) -> Work:
         state = None if self.state is None else self.state.between(start, stop)
