@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -124,14 +125,18 @@ def test_a_collector_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.M
     monkeypatch.setattr(tracer, "FIRST_REST_S", 3600.0)
     monkeypatch.setattr(tracer, "LONGEST_REST_S", 3600.0)
     sink, made = Sink(good=False), []
+    sink.go.clear()
     traces = Tracer(TraceSettings(), sink)
     traces.finish(lambda: [span()])
     assert sink.called.wait(20)
-    while not traces.dropped:
-        pass
+    for _ in range(3):  # these wait while the call fails
+        traces.finish(lambda: made.append(1) or [span()])  # type: ignore[func-returns-value]
+    sink.go.set()
+    while traces.dropped < 4:
+        time.sleep(0.001)
     traces.finish(lambda: made.append(1) or [span()])  # type: ignore[func-returns-value]
     traces.close()
-    assert (made, traces.dropped) == ([], 2)
+    assert (made, traces.dropped, len(sink.spans)) == ([], 5, 1)
 
 
 def test_the_last_traces_are_exported_when_a_server_stops() -> None:
