@@ -22,7 +22,7 @@ from fovea.observe.tracing.request import Ended, spans_of
 from fovea.observe.tracing.settings import TraceSettings, check_endpoint
 from fovea.observe.tracing.span import Span
 from fovea.observe.tracing.tracer import Tracer
-from fovea.observe.trail import Run, Trail
+from fovea.observe.trail import Content, Run, Trail
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = f"00-{TRACE}-{SPAN}-01".encode()
@@ -240,6 +240,29 @@ def test_a_slow_request_says_why() -> None:
     ]
     assert (row["trace_id"], row["images"]) == (TRACE, [{"width": 640, "height": 480}])
     assert row["stages"]["media_decode"] == 0.2
+
+
+def test_a_slow_request_whose_images_could_not_be_loaded() -> None:
+    """The engine never got it. Its time is that of the hosts of its images, not of its own arrival."""
+    row = row_of(trail(runs=[]), 130.0, request_id="req", route="/v1/messages", caller="-", status=400)
+    assert row["stages"] == {"receive": 0.1, "fetch": 29.9}
+    assert row["reasons"] == ["fetch took 29.9 s (100%): its images came from slow hosts"]
+
+
+def test_a_slow_request_of_which_an_answer_is_missing() -> None:
+    two = trail()
+    two.runs.append(Run("other", "vlm", SamplingParams(), submitted=100.3))
+    row = row_of(two, 103.0, request_id="req", route="/v1/completions", caller="-", status=500)
+    assert row["reasons"][-1] == "it ended before its answer was complete"
+
+
+def test_the_texts_of_several_choices_are_apart() -> None:
+    several = trail(context=context_of({}, None, 1.0))
+    several.runs[0].content = Content("why?", {1: ["no", "."], 0: ["yes"]})
+    ended = Ended(103.0, "req", "POST", "/v1/chat/completions", 200, "-")
+    root, *_ = spans_of(several, ended, legacy=False)
+    messages = json.loads(str(root.attributes[names.OUTPUT_MESSAGES]))
+    assert [message["parts"][0]["content"] for message in messages] == ["yes", "no."]
 
 
 def test_what_is_slow(caplog: pytest.LogCaptureFixture) -> None:

@@ -94,7 +94,7 @@ def test_a_server_may_refuse_all_of_them() -> None:
 
 
 async def test_files_that_wait_leave_the_other_threads_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server has few threads for short work. Uploads must not occupy all of them until a process is free."""
+    """A server has few threads for short work. Uploads that wait for a process must not occupy them."""
     begun, go = threading.Event(), threading.Event()
 
     def render(self: DocumentRenderer, data: bytes, wanted: PageRange) -> DocumentPages:
