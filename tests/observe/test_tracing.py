@@ -18,7 +18,7 @@ from fovea.observe.logs import JsonFormatter
 from fovea.observe.slow import SlowRequests, row_of, ttft_of
 from fovea.observe.tracing import names, tracer
 from fovea.observe.tracing.context import context_of, parent_of
-from fovea.observe.tracing.request import Ended, spans_of
+from fovea.observe.tracing.request import RequestEnd, spans_of
 from fovea.observe.tracing.settings import TraceSettings, check_endpoint
 from fovea.observe.tracing.span import Span
 from fovea.observe.tracing.tracer import Tracer
@@ -196,7 +196,7 @@ def test_stages_follow_one_another_and_fill_the_request() -> None:
 def test_the_spans_of_a_request() -> None:
     headers = {b"traceparent": HEADER}
     context = context_of(headers, parent_of(headers), 1.0)
-    ended = Ended(103.0, "req", "POST", "/v1/chat/completions", 200, "acme", stream=True)
+    ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 200, "acme", stream=True)
     root, *stages = spans_of(trail(context=context), ended, legacy=True)
     assert (root.name, root.kind, root.parent_id, root.trace_id) == ("chat vlm", "server", SPAN, TRACE)
     assert (root.start, root.end) == (1e9, 1e9 + 3)
@@ -212,7 +212,7 @@ def test_an_error_is_in_the_span() -> None:
     context = context_of({}, None, 1.0)
     broken = trail(context=context)
     broken.runs[0].error = "engine_error"
-    ended = Ended(103.0, "req", "POST", "/v1/chat/completions", 500, "-")
+    ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 500, "-")
     root, *_ = spans_of(broken, ended, legacy=False)
     assert (root.error, root.attributes[names.ERROR_TYPE]) == ("engine_error", "engine_error")
     refused = next(iter(spans_of(trail(context=context, runs=[]), ended, legacy=False)))
@@ -223,7 +223,7 @@ def test_several_generations_have_a_span_each() -> None:
     context = context_of({}, None, 1.0)
     two = trail(context=context)
     two.runs.append(trail().runs[0])
-    ended = Ended(103.0, "req", "POST", "/v1/completions", 200, "-")
+    ended = RequestEnd(103.0, "req", "POST", "/v1/completions", 200, "-")
     root, *rest = spans_of(two, ended, legacy=False)
     runs = [each for each in rest if each.name == "text_completion vlm"]
     assert len(runs) == 2
@@ -259,7 +259,7 @@ def test_a_slow_request_of_which_an_answer_is_missing() -> None:
 def test_the_texts_of_several_choices_are_apart() -> None:
     several = trail(context=context_of({}, None, 1.0))
     several.runs[0].content = Content("why?", {1: ["no", "."], 0: ["yes"]})
-    ended = Ended(103.0, "req", "POST", "/v1/chat/completions", 200, "-")
+    ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 200, "-")
     root, *_ = spans_of(several, ended, legacy=False)
     messages = json.loads(str(root.attributes[names.OUTPUT_MESSAGES]))
     assert [message["parts"][0]["content"] for message in messages] == ["yes", "no."]

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from fovea.core.types import Delta, StageTimings, Usage
+from fovea.observe.alias_copy import copy_under_alias
 from fovea.observe.aliases import ALIASES
 from fovea.observe.bounded import BoundedSeries
 from fovea.observe.device import Devices
@@ -22,7 +23,6 @@ from fovea.observe.engine_collector import EngineCollector, Stats
 from fovea.observe.exposition import Exposition, expose
 from fovea.observe.process import ProcessMetrics
 from fovea.observe.relevance import RelevanceMetrics
-from fovea.observe.renamed import renamed
 from fovea.observe.request_table import INFO_LABELS, INFO_TEXT, SPREADS, STAGES, TOTALS, Spread, Total
 
 MOST_SERIES = 500
@@ -75,7 +75,7 @@ class _Collector(Collector):
         by_name = {family.name.removeprefix("fovea:"): family for family in families}
         for alias in ALIASES:
             if alias.of in by_name:
-                yield renamed(by_name[alias.of], alias, self._model)
+                yield copy_under_alias(by_name[alias.of], alias, self._model)
 
 
 class Metrics:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, ImagePart, Prompt, TextPart, TextPrompt
 from fovea.observe.slow import SlowRequests, row_of, ttft_of
 from fovea.observe.tracing.context import parent_of
-from fovea.observe.tracing.request import LONGEST_TEXT, Ended, spans_of
+from fovea.observe.tracing.request import LONGEST_TEXT, RequestEnd, spans_of
 from fovea.observe.tracing.tracer import Tracer
 from fovea.observe.trail import Content, Run, Trail
 
@@ -63,7 +63,7 @@ class Tracking:
             if len(pieces) < LONGEST_TEXT:
                 pieces.append(delta.text)
 
-    def finish(self, trail: Trail, ended: Ended) -> None:
+    def finish(self, trail: Trail, ended: RequestEnd) -> None:
         """Record a request whose response is complete."""
         if self.slow.is_slow(ended.at - trail.started, ttft_of(trail)):
             self.slow.add(

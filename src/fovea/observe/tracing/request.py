@@ -21,7 +21,7 @@ LONGEST_TEXT = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnd:
     """The end of a request: what is known when its response is complete.
 
     at: on the trail's clock.
@@ -39,7 +39,7 @@ class Ended:
     stream: bool = False
 
 
-def spans_of(trail: Trail, ended: Ended, *, legacy: bool) -> Iterator[Span]:
+def spans_of(trail: Trail, ended: RequestEnd, *, legacy: bool) -> Iterator[Span]:
     """Yield the spans of a request: one of the request, one per stage, and with several generations one each.
 
     legacy: whether spans have vLLM's attributes, too.
@@ -87,7 +87,7 @@ def _stage_spans(
         )  # fmt: skip
 
 
-def _request_attributes(ended: Ended, operation: str, model: str) -> dict[str, Attribute]:
+def _request_attributes(ended: RequestEnd, operation: str, model: str) -> dict[str, Attribute]:
     attributes: dict[str, Attribute] = {
         names.HTTP_METHOD: ended.method,
         names.HTTP_ROUTE: ended.route,

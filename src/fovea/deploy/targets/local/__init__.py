@@ -18,12 +18,12 @@ from fovea.deploy.machine import (
     gateways,
     service_ports,
 )
+from fovea.deploy.monitoring_files import ALERTMANAGER, PROMETHEUS, monitoring_checks, prometheus_files
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets import envoy, nginx
 from fovea.deploy.templates import fill
 from fovea.deploy.toml_text import toml_text
-from fovea.deploy.watching import ALERTMANAGER, PROMETHEUS, prometheus_files, watching_checks
 
 COMMENT = "Rendered by `fovea deploy render --target local`. docs/deployment.md explains it."
 
@@ -66,7 +66,7 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
         Check("shellcheck", ("--shell", "sh", "{dir}/run.sh"), "ShellCheck finds no fault in run.sh"),
         nginx.check("nginx.conf"),
         envoy.check("envoy.yaml"),
-        *watching_checks(spec),
+        *monitoring_checks(spec),
     )
 
 

@@ -18,12 +18,12 @@ from fovea.deploy.machine import (
     gateways,
     service_ports,
 )
+from fovea.deploy.monitoring_files import monitoring_checks, prometheus_files
 from fovea.deploy.spec import DeploySpec, Stop
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.local import redis_configuration
 from fovea.deploy.templates import fill
 from fovea.deploy.toml_text import toml_text
-from fovea.deploy.watching import prometheus_files, watching_checks
 
 EXPOSURE = 25
 """Highest exposure of a unit that the check accepts, in tenths of systemd's score from 0 to 10."""
@@ -75,7 +75,7 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
     return (
         Check("systemd-analyze", ("verify", "--man=no", *units), "systemd reads the units", silent=True),
         Check("systemd-analyze", security, f"the exposure of each unit is at most {EXPOSURE / 10:g}"),
-        *watching_checks(spec),
+        *monitoring_checks(spec),
     )
 
 
