@@ -185,6 +185,11 @@ class Stop:
         """Seconds until the process is killed: longer than everything that comes before it."""
         return self.pre_stop_s + self.lame_duck_s + self.drain_s + self.margin_s
 
+    @property
+    def process_s(self) -> int:
+        """Seconds between SIGTERM and the kill."""
+        return self.grace_s - self.pre_stop_s
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -298,6 +303,11 @@ class DeploySpec:
     def effective_namespace(self) -> str:
         """The namespace of Kubernetes."""
         return self.namespace or self.name
+
+    @property
+    def otlp_endpoint(self) -> str:
+        """URL of the collector of traces; "": there are no traces."""
+        return self.monitoring.otlp_endpoint if self.monitoring is not None else ""
 
     def image_of(self, pool: Pool) -> str:
         """The container image of a pool's engines."""

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from fovea.deploy.front import front_of
-from fovea.deploy.machine import Server, backend_tables, engines, gateways
+from fovea.deploy.machine import Server, backend_tables, behind_proxy, engines
 from fovea.deploy.monitoring_files import grafana_files, monitoring_checks, prometheus_files
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
@@ -61,7 +61,7 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
 
 
 def _compose(spec: DeploySpec) -> str:
-    behind = [each.name for each in gateways(spec) or engines(spec)]
+    behind = [each.name for each in behind_proxy(spec)]
     services = {
         **servers.engine_services(spec),
         **servers.gateway_services(spec),

@@ -94,12 +94,7 @@ def _script(spec: DeploySpec) -> str:
         engines=[each.name for each in engines(spec)],
         gateways=[each.name for each in gateways(spec)],
         ready=[*ready, f"{scheme}://{LOOPBACK}:{spec.proxy_port}/ready"],
-        engine_grace_s=max(_grace_s(spec, number) for number in range(len(spec.pools))),
-        gateway_grace_s=spec.stop.grace_s - spec.stop.pre_stop_s,
+        engine_grace_s=max(spec.stop_of(pool).process_s for pool in spec.pools),
+        gateway_grace_s=spec.stop.process_s,
         proxy_grace_s=spec.stop.drain_s + spec.stop.margin_s,
     )
-
-
-def _grace_s(spec: DeploySpec, pool: int) -> int:
-    stop = spec.stop_of(spec.pools[pool])
-    return stop.grace_s - stop.pre_stop_s
