@@ -13,7 +13,7 @@ import pytest
 
 from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.observe import profiler
-from fovea.observe.profiler import ProfilerUnavailable, Profiler, ProfileOptions
+from fovea.observe.profiler import ProfileOptions, Profiler, ProfilerUnavailable
 from tests.support.servers import folder, fovea_gateway, free_port, program, started
 
 KEY = {"authorization": "Bearer admin"}
@@ -49,8 +49,8 @@ def test_a_running_server_and_gateway_are_profiled() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [{"seconds": "0"}, {"seconds": "61"}, {"seconds": "nan"}, {"seconds": "2.5"}, {"seconds": "x"}, {"format": "pdf"},
-     {"native": "maybe"}, {"second": "1"}],
+    [{"seconds": "0"}, {"seconds": "61"}, {"seconds": "nan"}, {"seconds": "2.5"}, {"seconds": "x"},
+     {"format": "pdf"}, {"native": "maybe"}, {"second": "1"}],
 )  # fmt: skip
 def test_wrong_options_are_refused(query: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="accepted"):

@@ -28,7 +28,7 @@ from fovea.observe.request_table import INFO_LABELS, INFO_TEXT, SPREADS, STAGES,
 MOST_SERIES = 500
 """Most series of a counter that have label values of their own; the values of further ones are "other"."""
 MOST_HISTOGRAMS = 100
-"""The same of a histogram, which has a series per bucket."""
+"""Most series of a histogram with label values of their own. It is lower: each has a series per bucket."""
 
 
 class _Total:
@@ -51,7 +51,10 @@ class _Spread:
         self._series = BoundedSeries(self.metric, len(labels), MOST_HISTOGRAMS)
 
     def observe(self, value: float, *labels: str, trace_id: str = "") -> None:
-        """Record a value. trace_id: of the request, if its trace is recorded; it becomes an exemplar."""
+        """Record a value.
+
+        trace_id: of the request, if its trace is recorded; it becomes an exemplar.
+        """
         if trace_id:
             self._series[labels].observe(value, {"trace_id": trace_id})
         else:

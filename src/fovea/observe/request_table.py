@@ -11,7 +11,11 @@ from fovea.observe.table import Buckets
 
 
 class Total(NamedTuple):
-    """A counter that the server increments. labels: names of its labels."""
+    """A counter that the server increments.
+
+    text: help text.
+    labels: names of its labels.
+    """
 
     text: str
     labels: tuple[str, ...] = ()
@@ -20,6 +24,8 @@ class Total(NamedTuple):
 class Spread(NamedTuple):
     """A histogram.
 
+    text: help text.
+    buckets: upper bounds of the buckets.
     label: name of its only label; "" if it has none.
     """
 
