@@ -57,7 +57,7 @@ def measure() -> dict[str, float]:
     }
 
 
-def measured_in(tree: Path) -> dict[str, float]:
+def measure_in(tree: Path) -> dict[str, float]:
     """Measure in a process that finds the package in a folder."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     command = [sys.executable, __file__, "--one"]
@@ -79,7 +79,7 @@ def main() -> None:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
     for _ in range(REPEATS):
         for name, tree in trees.items():
-            runs[name].append(measured_in(tree))
+            runs[name].append(measure_in(tree))
     medians = {
         name: {key: round(statistics.median(run[key] for run in many)) for key in many[0]}
         for name, many in runs.items()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tools.release.check import problems
-from tools.release.sbom import completed
+from tools.release.sbom import complete_bom
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -61,7 +61,7 @@ def test_the_bill_of_materials_has_the_bundled_parts() -> None:
     def package(name: str) -> dict[str, Any]:
         return {"type": "library", "bom-ref": name, "name": name, "version": "1.0"}
 
-    bom = completed(
+    bom = complete_bom(
         {
             "components": [package("fovea"), package("torch"), package("pip")],
             "dependencies": [
@@ -77,7 +77,7 @@ def test_the_bill_of_materials_has_the_bundled_parts() -> None:
     (own,) = (each for each in bom["dependencies"] if each["ref"] == "fovea")
     assert len(own["dependsOn"]) == 4
     with pytest.raises(ValueError, match="not installed"):
-        completed({"components": [package("torch")]})
+        complete_bom({"components": [package("torch")]})
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -44,4 +44,4 @@ def test_redirections_are_not_followed(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("url", ["host", "http://", "file:///etc/hostname", "http://127.0.0.1:x"])
 def test_wrong_urls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["caches", "--url", url]) == 2
-    assert f"no Fovea server answers at {url}: " in capsys.readouterr().err
+    assert f"no server answers at {url}: " in capsys.readouterr().err

@@ -121,7 +121,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         told["url"], told["headers"] = url, headers
         return told["status"], told["text"].encode()
 
-    monkeypatch.setattr("fovea.cli.metrics.send", send)
+    monkeypatch.setattr("fovea.cli.server_call._send", send)
     return told
 
 

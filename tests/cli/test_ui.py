@@ -74,6 +74,12 @@ def test_a_wrong_url(wrong: str) -> None:
         ui.page_of(wrong, "/")
 
 
+@pytest.mark.parametrize("wrong", ["http://[", "http://127.0.0.1:x"])
+def test_a_url_without_a_host_or_port(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="no server answers at"):
+        ui.page_of(wrong, "/")
+
+
 def test_a_server_whose_pages_are_off() -> None:
     app = create_app(talker("hello"), ServerSettings.of(page="off"))
     with (

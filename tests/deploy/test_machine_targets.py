@@ -124,6 +124,14 @@ def test_accounts_in_redis_are_never_evicted_for_answers() -> None:
     assert values["accounts_sharers"] == 2
 
 
+def test_the_gateways_of_a_cluster_share_redis_as_those_of_a_machine_do() -> None:
+    """While Redis fails, each gateway admits its part of the limits. No account is evicted for an answer."""
+    files = render(FULL, ["kubernetes"])
+    values = tomllib.loads(files["kubernetes/base/config/vlm-gateway.toml"])
+    assert (values["accounts_sharers"], values["response_cache_redis_mib"]) == (2, 384)
+    assert "noeviction" in files["kubernetes/base/redis.yaml"]
+
+
 def test_ports_that_collide_are_refused() -> None:
     spec = DeploySpec(pools=(Pool(name="a", replicas=81),), gateway=Gateway())
     with pytest.raises(ConfigError, match=r"gateway-0 has port 8080, which is also that of engine-a-80"):

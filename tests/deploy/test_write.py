@@ -41,6 +41,11 @@ def test_a_manifest_cannot_name_a_file_outside_the_folder(tmp_path: Path) -> Non
     assert outside.exists()
 
 
+def test_a_manifest_that_is_no_manifest_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / ".fovea-deploy.json").write_text("[]")
+    assert write({"a": "1"}, tmp_path).created == ("a",)
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "a//b", "./a"])
 def test_paths_leave_the_folder_never(path: str) -> None:
     with pytest.raises(ValueError, match="returned the path"):

@@ -76,6 +76,20 @@ async def test_figures_of_gpus_have_base_units_and_the_documents_names() -> None
     assert value(metrics, "vllm_gpu_memory_usage_bytes", gpu="1", **MODEL) == 2 * GIB
 
 
+async def test_a_gpu_that_cannot_be_opened_does_not_break_a_scrape(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: FakeNvml, index: int) -> int:
+        raise FakeError("GPU is lost")
+
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetHandleByIndex", lost)
+    metrics = Metrics(dict, "model", "1.2", Devices(FakeNvml))
+    for _ in range(2):
+        await metrics.refresh()
+    assert "fovea:requests" in families(metrics)
+    assert [record.message for record in caplog.records] == ["there are no metrics of GPUs: GPU is lost"]
+
+
 async def test_scrapes_within_a_second_share_a_reading() -> None:
     now, nvml = [5.0], FakeNvml()
     metrics = Metrics(dict, "model", "1.2", Devices(lambda: nvml, clock=lambda: now[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -17,11 +18,11 @@ from fovea.observe.logs import JsonFormatter
 from fovea.observe.slow import SlowRequests, row_of, ttft_of
 from fovea.observe.tracing import names, tracer
 from fovea.observe.tracing.context import context_of, parent_of
-from fovea.observe.tracing.request import Ended, spans_of
+from fovea.observe.tracing.request import RequestEnd, spans_of
 from fovea.observe.tracing.settings import TraceSettings, check_endpoint
 from fovea.observe.tracing.span import Span
 from fovea.observe.tracing.tracer import Tracer
-from fovea.observe.trail import Run, Trail
+from fovea.observe.trail import Content, Run, Trail
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = f"00-{TRACE}-{SPAN}-01".encode()
@@ -124,14 +125,18 @@ def test_a_collector_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.M
     monkeypatch.setattr(tracer, "FIRST_REST_S", 3600.0)
     monkeypatch.setattr(tracer, "LONGEST_REST_S", 3600.0)
     sink, made = Sink(good=False), []
+    sink.go.clear()
     traces = Tracer(TraceSettings(), sink)
     traces.finish(lambda: [span()])
     assert sink.called.wait(20)
-    while not traces.dropped:
-        pass
+    for _ in range(3):  # these wait while the call fails
+        traces.finish(lambda: made.append(1) or [span()])  # type: ignore[func-returns-value]
+    sink.go.set()
+    while traces.dropped < 4:
+        time.sleep(0.001)
     traces.finish(lambda: made.append(1) or [span()])  # type: ignore[func-returns-value]
     traces.close()
-    assert (made, traces.dropped) == ([], 2)
+    assert (made, traces.dropped, len(sink.spans)) == ([], 5, 1)
 
 
 def test_the_last_traces_are_exported_when_a_server_stops() -> None:
@@ -191,7 +196,7 @@ def test_stages_follow_one_another_and_fill_the_request() -> None:
 def test_the_spans_of_a_request() -> None:
     headers = {b"traceparent": HEADER}
     context = context_of(headers, parent_of(headers), 1.0)
-    ended = Ended(103.0, "req", "POST", "/v1/chat/completions", 200, "acme", stream=True)
+    ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 200, "acme", stream=True)
     root, *stages = spans_of(trail(context=context), ended, legacy=True)
     assert (root.name, root.kind, root.parent_id, root.trace_id) == ("chat vlm", "server", SPAN, TRACE)
     assert (root.start, root.end) == (1e9, 1e9 + 3)
@@ -207,7 +212,7 @@ def test_an_error_is_in_the_span() -> None:
     context = context_of({}, None, 1.0)
     broken = trail(context=context)
     broken.runs[0].error = "engine_error"
-    ended = Ended(103.0, "req", "POST", "/v1/chat/completions", 500, "-")
+    ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 500, "-")
     root, *_ = spans_of(broken, ended, legacy=False)
     assert (root.error, root.attributes[names.ERROR_TYPE]) == ("engine_error", "engine_error")
     refused = next(iter(spans_of(trail(context=context, runs=[]), ended, legacy=False)))
@@ -218,7 +223,7 @@ def test_several_generations_have_a_span_each() -> None:
     context = context_of({}, None, 1.0)
     two = trail(context=context)
     two.runs.append(trail().runs[0])
-    ended = Ended(103.0, "req", "POST", "/v1/completions", 200, "-")
+    ended = RequestEnd(103.0, "req", "POST", "/v1/completions", 200, "-")
     root, *rest = spans_of(two, ended, legacy=False)
     runs = [each for each in rest if each.name == "text_completion vlm"]
     assert len(runs) == 2
@@ -235,6 +240,29 @@ def test_a_slow_request_says_why() -> None:
     ]
     assert (row["trace_id"], row["images"]) == (TRACE, [{"width": 640, "height": 480}])
     assert row["stages"]["media_decode"] == 0.2
+
+
+def test_a_slow_request_whose_images_could_not_be_loaded() -> None:
+    """The engine never got it. Its time is that of the hosts of its images, not of its own arrival."""
+    row = row_of(trail(runs=[]), 130.0, request_id="req", route="/v1/messages", caller="-", status=400)
+    assert row["stages"] == {"receive": 0.1, "fetch": 29.9}
+    assert row["reasons"] == ["fetch took 29.9 s (100%): its images came from slow hosts"]
+
+
+def test_a_slow_request_of_which_an_answer_is_missing() -> None:
+    two = trail()
+    two.runs.append(Run("other", "vlm", SamplingParams(), submitted=100.3))
+    row = row_of(two, 103.0, request_id="req", route="/v1/completions", caller="-", status=500)
+    assert row["reasons"][-1] == "it ended before its answer was complete"
+
+
+def test_the_texts_of_several_choices_are_apart() -> None:
+    several = trail(context=context_of({}, None, 1.0))
+    several.runs[0].content = Content("why?", {1: ["no", "."], 0: ["yes"]})
+    ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 200, "-")
+    root, *_ = spans_of(several, ended, legacy=False)
+    messages = json.loads(str(root.attributes[names.OUTPUT_MESSAGES]))
+    assert [message["parts"][0]["content"] for message in messages] == ["yes", "no."]
 
 
 def test_what_is_slow(caplog: pytest.LogCaptureFixture) -> None:

@@ -52,9 +52,32 @@ def test_the_key_is_asked_for_and_stays_in_its_tab(browser: Browser, server: Ser
         watch.check(page)
 
 
+def test_requests_at_the_same_time_ask_for_the_key_once(page: Page) -> None:
+    asked, ends = page.evaluate(
+        """async () => {
+            const { Client } = await import("./ui/client.js");
+            let asked = 0, waiting = 0, release;
+            const both = new Promise((resolve) => { release = resolve; });
+            const client = new Client({}, async () => { asked += 1; await both; return false; });
+            const askOnce = client.askOnce.bind(client);
+            client.askOnce = (reason) => {
+                const answer = askOnce(reason);
+                waiting += 1;
+                if (waiting === 2) release();
+                return answer;
+            };
+            const refusal = JSON.stringify({ error: { message: "a key is missing" } });
+            client.send = async () => new Response(refusal, { status: 401 });
+            const ends = await Promise.allSettled([client.request("a"), client.request("b")]);
+            return [asked, ends.map(({ reason }) => reason.message)];
+        }"""
+    )
+    assert (asked, ends) == (1, ["a key is missing"] * 2)
+
+
 def test_pages_of_a_pdf_become_images(page: Page, watch: Watch, tmp_path: Path) -> None:
     asked: list[tuple[int, int]] = []
-    watch.expected = ("501",)
+    watch.expected = ("503",)
 
     def render(route: Route) -> None:
         query = parse_qs(urlsplit(route.request.url).query)
@@ -84,8 +107,8 @@ def test_pages_of_a_pdf_become_images(page: Page, watch: Watch, tmp_path: Path) 
     ]
     ask(page, "List the shapes in the image.")
     page.unroute("**/v1/images/pdf?*")
-    error = {"error": {"message": "pypdfium2 is not installed", "code": "pdf_not_supported"}}
-    page.route("**/v1/images/pdf?*", lambda route: route.fulfill(status=501, json=error))
+    error = {"error": {"message": "pypdfium2 is not installed", "code": "pdf_unavailable"}}
+    page.route("**/v1/images/pdf?*", lambda route: route.fulfill(status=503, json=error))
     page.set_input_files("#files", document)
     page.get_by_text("report.pdf: This server does not read PDF files: pypdfium2 is not installed").wait_for()
 
@@ -185,6 +208,9 @@ def test_history_is_exported_deleted_and_imported(page: Page, tmp_path: Path) ->
         file.write_text(content)
         page.set_input_files("#import-file", file)
         page.get_by_text("Nothing was imported.").last.wait_for()
+    file.write_text(json.dumps({"format": "fovea-history", "version": 1}))
+    page.set_input_files("#import-file", file)
+    page.get_by_text("Nothing was imported. The file is damaged: a list is missing.").wait_for()
     assert _stored(page) == {"conversations": 2, "media": 1}
 
 

@@ -46,3 +46,11 @@ def test_wrong_requests(
         answer = client.post(PATH + query, content=content, headers=headers)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_large_file_of_unknown_length_is_refused(server: Server) -> None:
+    """The client sends no Content-Length, so that the bytes have to be counted."""
+    pieces = iter([b"%PDF-", bytes(3 << 20)])
+    with server.client() as client:
+        answer = client.post(PATH, content=pieces, headers=KIND)
+    assert answer.status_code == 413, answer.text

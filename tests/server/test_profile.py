@@ -13,7 +13,7 @@ import pytest
 
 from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.observe import profiler
-from fovea.observe.profiler import NotProfiled, Profiler, Wish
+from fovea.observe.profiler import ProfileOptions, Profiler, ProfilerUnavailable
 from tests.support.servers import folder, fovea_gateway, free_port, program, started
 
 KEY = {"authorization": "Bearer admin"}
@@ -49,12 +49,12 @@ def test_a_running_server_and_gateway_are_profiled() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [{"seconds": "0"}, {"seconds": "61"}, {"seconds": "nan"}, {"seconds": "x"}, {"format": "pdf"},
-     {"native": "maybe"}, {"second": "1"}],
+    [{"seconds": "0"}, {"seconds": "61"}, {"seconds": "nan"}, {"seconds": "2.5"}, {"seconds": "x"},
+     {"format": "pdf"}, {"native": "maybe"}, {"second": "1"}],
 )  # fmt: skip
-def test_a_wrong_wish_is_refused(query: dict[str, str]) -> None:
+def test_wrong_options_are_refused(query: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="accepted"):
-        Wish.of(query)
+        ProfileOptions.of(query)
 
 
 async def test_one_profile_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +67,10 @@ async def test_one_profile_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(profiler, "_record", record)
     one = Profiler()
-    first = asyncio.ensure_future(one.profile(Wish()))
+    first = asyncio.ensure_future(one.profile(ProfileOptions()))
     await reached.wait()
     with pytest.raises(Overloaded, match="one at a time"):
-        await one.profile(Wish())
+        await one.profile(ProfileOptions())
     go.set()
     assert await first == b"profile"
 
@@ -79,11 +79,11 @@ async def test_a_missing_program_is_an_error_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(profiler.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(NotProfiled, match="install the extra profiling"):
-        await Profiler().profile(Wish())
+    with pytest.raises(ProfilerUnavailable, match="install the extra profiling"):
+        await Profiler().profile(ProfileOptions())
 
 
 async def test_a_program_that_may_not_look_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "find_program", lambda: "/bin/false")
-    with pytest.raises(NotProfiled, match="needs the right to trace"):
-        await Profiler().profile(Wish())
+    with pytest.raises(ProfilerUnavailable, match="needs the right to trace"):
+        await Profiler().profile(ProfileOptions())

@@ -27,7 +27,7 @@ def tables(boards: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def filled(page: str, boards: Mapping[str, str]) -> str:
+def fill_tables(page: str, boards: Mapping[str, str]) -> str:
     """Return a page with its tables as they have to be now. boards: the JSON of the dashboards."""
     for name, table in tables(boards).items():
         start, end = f"<!-- table: {name} -->\n", "<!-- end -->"

@@ -47,7 +47,7 @@ def bundled(version: str) -> list[dict[str, Any]]:
     ]
 
 
-def completed(bom: dict[str, Any]) -> dict[str, Any]:
+def complete_bom(bom: dict[str, Any]) -> dict[str, Any]:
     """Return the bill of an environment with Fovea as its subject and with the bundled components.
 
     Raises ValueError if Fovea is not among the packages.
@@ -91,7 +91,7 @@ def main() -> int:
     command = ["cyclonedx-py", "environment", "--spec-version", "1.6", "--output-reproducible", args.python]
     tool = Path(sys.executable).parent / command[0]
     done = subprocess.run([str(tool), *command[1:]], check=True, capture_output=True, text=True)
-    bom = completed(json.loads(done.stdout))
+    bom = complete_bom(json.loads(done.stdout))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(bom, indent=1) + "\n", encoding="utf-8")
     validate(args.out)

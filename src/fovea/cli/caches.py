@@ -7,11 +7,10 @@ import json
 import os
 from typing import Any
 
+from fovea.cli.server_call import call_server
 from fovea.core.errors import ConfigError
 
 STAGES = ("fetched", "decoded", "images", "pixels", "encoder", "regions", "host", "disk", "kv", "all")
-TIMEOUT_S = 70.0
-"""Seconds without any data after which a request is given up."""
 COLUMNS = ("bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses", "evictions")
 
 
@@ -69,31 +68,13 @@ def _shown(name: str, value: float | None) -> str:
 
 def _ask(args: argparse.Namespace, method: str, path: str) -> dict[str, Any]:
     """Send a request to the server and return the body. Raises ConfigError, with the reason, if it fails."""
-    from http.client import HTTPException
-
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    status, text = call_server(args.url, path, method=method, key=args.api_key)
     try:
-        status, text = send(method, args.url.rstrip("/") + path, headers)
         body = json.loads(text)
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ConfigError(f"no Fovea server answers at {args.url}: {reason}", param="url") from error
+    except ValueError as error:
+        raise ConfigError(f"no Fovea server answers at {args.url}: {error}", param="url") from error
     if status >= 400:
         message = body.get("error", {}).get("message") if isinstance(body, dict) else None
         raise ConfigError(f"{args.url} refused: {message or status}", param="url")
     values: dict[str, Any] = body
     return values
-
-
-def send(method: str, url: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """Send a request and return the status and the body of the answer, whatever the status is.
-
-    Redirections are not followed: the key is for this server alone.
-    """
-    from urllib import request
-
-    opener = request.OpenerDirector()
-    for handler in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler):
-        opener.add_handler(handler())
-    with opener.open(request.Request(url, method=method, headers=headers), timeout=TIMEOUT_S) as answer:
-        return answer.status, answer.read()

@@ -9,8 +9,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fovea.cli.caches import send
 from fovea.cli.metrics_table import Row, gateway_rows, markdown, server_rows
+from fovea.cli.server_call import call_server
 from fovea.core.errors import ConfigError
 from fovea.gateway.metrics import PREFIX
 
@@ -37,16 +37,16 @@ def run(args: argparse.Namespace) -> int:
     rows = gateway_rows() if any(name.startswith(PREFIX) for name in exported) else server_rows()
     known = {name for row in rows for name in names_of(row)}
     missing = [row for row in rows if set(names_of(row)) - exported]
-    absent = [row.name for row in missing if row.optional]
-    lacking = [row.name for row in missing if not row.optional]
+    optional = [row.name for row in missing if row.optional]
+    required = [row.name for row in missing if not row.optional]
     unknown = sorted(exported - known)
-    for title, names in (("missing", lacking), ("not here", absent), ("unknown", unknown)):
+    for title, names in (("missing", required), ("not here", optional), ("unknown", unknown)):
         for name in names:
             print(f"{title}: {name}")
     print(f"{len(exported & known)} of {len(known)} names are exported")
-    if absent:
+    if optional:
         print('"not here": metrics that need a GPU, a cgroup or a loaded model', file=sys.stderr)
-    return 1 if lacking or unknown else 0
+    return 1 if required or unknown else 0
 
 
 def names_of(row: Row) -> tuple[str, ...]:
@@ -69,14 +69,7 @@ def exported_names(text: str) -> set[str]:
 
 def scrape(url: str, key: str) -> str:
     """Return the text of /metrics. Raises ConfigError, with the reason, if that fails."""
-    from http.client import HTTPException
-
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        status, body = send("GET", url.rstrip("/") + "/metrics", headers)
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ConfigError(f"no server answers at {url}: {reason}", param="url") from error
+    status, body = call_server(url, "/metrics", key=key)
     if status != 200:
         raise ConfigError(f"{url}/metrics answered with status {status}; it may need --api-key", param="url")
     return body.decode(errors="replace")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import threading
 import webbrowser
 from typing import Any
-from urllib.parse import urlsplit
 
-from fovea.cli.caches import send
 from fovea.cli.options import flag
 from fovea.cli.serve import add_serving_options, run_server
+from fovea.cli.server_call import call_server
 from fovea.core.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -65,16 +65,10 @@ def page_of(url: str, path: str) -> str:
     url: of the server. path: of the page.
     Raises ConfigError if the URL is wrong, or no Fovea server with a page answers there.
     """
-    from http.client import HTTPException
-
     root = url.rstrip("/")
-    if urlsplit(root).scheme not in ("http", "https") or not urlsplit(root).netloc:
+    if not re.match(r"https?://[^/]", root):
         raise ConfigError(f"--url is {url!r}; accepted: http://HOST:PORT or https://HOST:PORT", param="url")
-    try:
-        status, body = send("GET", root + path, {})
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ConfigError(f"no server answers at {url}: {reason}", param="url") from error
+    status, body = call_server(url, path)
     if status != 200 or b"Fovea" not in body:
         raise ConfigError(
             f"the server at {url} has no page at {path} (status {status}); accepted: the URL of "

@@ -81,14 +81,13 @@ def check_ports(spec: DeploySpec) -> None:
 def engine_values(spec: DeploySpec, engine: Server) -> dict[str, Any]:
     """Return the settings of an engine of this machine. The pool's own settings win."""
     assert engine.pool is not None
-    values = {
+    return {
         "trusted_proxies": [LOOPBACK],
         **trace_values(spec),
         **spec.engine_settings(engine.pool),
         "host": engine.host,
         "port": engine.port,
     }
-    return values
 
 
 def gateway_values(spec: DeploySpec, gateway: Server, redis: str) -> dict[str, Any]:
@@ -107,26 +106,34 @@ def gateway_values(spec: DeploySpec, gateway: Server, redis: str) -> dict[str, A
 
 
 def redis_values(spec: DeploySpec, address: str) -> dict[str, Any]:
-    """Return the gateway's settings of Redis, which holds the tenants' accounts and cached answers.
+    """Return the gateway's settings of Redis, which holds the tenants' accounts and cached answers."""
+    if spec.redis is None or spec.gateway is None:
+        return {}
+    return {
+        "redis": f"redis://{address}/0",
+        "accounts": f"redis://{address}/1",
+        **sharing_values(spec),
+    }
+
+
+def sharing_values(spec: DeploySpec) -> dict[str, Any]:
+    """Return the settings by which gateways share Redis.
 
     Accounts must never be evicted, so Redis refuses writes when it is full, and gateways store no answers
-    beyond three quarters of its memory.
+    beyond three quarters of its memory. While Redis fails, each worker admits its part of the limits.
     """
     if spec.redis is None or spec.gateway is None:
         return {}
     workers = int(spec.gateway.settings.get("workers", 1))
     return {
-        "redis": f"redis://{address}/0",
         "response_cache_redis_mib": max(1, spec.redis.memory_mib * 3 // 4),
-        "accounts": f"redis://{address}/1",
         "accounts_sharers": spec.gateway.replicas * workers,
     }
 
 
 def trace_values(spec: DeploySpec) -> dict[str, Any]:
     """Return the setting of the collector of traces, if there is one."""
-    endpoint = spec.monitoring.otlp_endpoint if spec.monitoring is not None else ""
-    return {"otlp_endpoint": endpoint} if endpoint else {}
+    return {"otlp_endpoint": spec.otlp_endpoint} if spec.otlp_endpoint else {}
 
 
 def backend_tables(servers: tuple[Server, ...]) -> list[tuple[str, Mapping[str, Any]]]:

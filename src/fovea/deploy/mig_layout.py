@@ -30,20 +30,26 @@ _STARTS: Mapping[int, Mapping[str, tuple[int, tuple[int, ...]]]] = {
 }
 
 
+def check_profile(gpu: str, profile: str) -> None:
+    """Raise ConfigError if the GPU has no such profile."""
+    profiles = MIG_PROFILES.get(gpu, ())
+    if profile not in profiles:
+        accepted = ", ".join(profiles) or "none, it has no MIG"
+        raise ConfigError(f"mig is {profile!r}; profiles of {gpu}: {accepted}", param="mig")
+
+
 def places(gpu: str, profile: str) -> tuple[int, tuple[int, ...]]:
     """Return the memory slices of a profile, and the slices at which it may begin.
 
     Raises ConfigError if the GPU has no such profile.
     """
-    profiles = MIG_PROFILES.get(gpu, ())
-    found = _PROFILE.fullmatch(profile)
-    if profile not in profiles or found is None:
-        there = ", ".join(profiles) or "none, it has no MIG"
-        raise ConfigError(f"mig is {profile!r}; profiles of {gpu}: {there}", param="mig")
-    memory = int(found[2])
-    smallest = min(int(match[2]) for name in profiles if (match := _PROFILE.fullmatch(name)))
-    double = found[1] == "1" and memory > smallest
-    return _STARTS[4 if gpu == "A30" else 8][f"{found[1]} double" if double else found[1]]
+    check_profile(gpu, profile)
+    profiles, match = MIG_PROFILES[gpu], _PROFILE.fullmatch(profile)
+    assert match is not None  # so are all profiles of the table
+    memory = int(match[2])
+    smallest = min(int(each[2]) for name in profiles if (each := _PROFILE.fullmatch(name)))
+    double = match[1] == "1" and memory > smallest
+    return _STARTS[4 if gpu == "A30" else 8][f"{match[1]} double" if double else match[1]]
 
 
 def fits(gpu: str, profiles: Iterable[str]) -> bool:

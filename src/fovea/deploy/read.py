@@ -73,14 +73,14 @@ def _table(where: str, cls: Callable[..., T], values: Any, known: Collection[str
     has_settings = cls in (Pool, Gateway)
     _check_keys(where, values, [*fields, "settings"] if has_settings else fields)
     if "settings" in values:
-        _check_engine_settings(f"{where} settings", values["settings"], known)
+        _check_settings(f"{where} settings", values["settings"], known)
     try:
         return cls(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}", param=error.param) from error
 
 
-def _check_engine_settings(where: str, values: Any, known: Collection[str]) -> None:
+def _check_settings(where: str, values: Any, known: Collection[str]) -> None:
     if not isinstance(values, dict):
         raise ConfigError(f"{where} is {values!r}; accepted: a table of settings", param="settings")
     for name in values:

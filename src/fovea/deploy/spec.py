@@ -31,7 +31,8 @@ from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 from fovea.deploy import names
-from fovea.deploy.gpus import GPUS, MIG_PROFILES
+from fovea.deploy.gpus import GPUS
+from fovea.deploy.mig_layout import check_profile
 
 _ENGINE_BODIES_MIB, _GATEWAY_BODIES_MIB = 256, 512
 """Defaults of `max_bodies_mib`, which cannot be below `max_body_mib`."""
@@ -105,12 +106,10 @@ class Pool:
                         param=name,
                     )
             return
-        profiles = MIG_PROFILES.get(self.gpu, ())
         if self.mig and not self.gpu:
             raise ConfigError("mig needs gpu, because each GPU has profiles of its own", param="gpu")
-        if self.mig and self.mig not in profiles:
-            there = ", ".join(profiles) or "none, it has no MIG"
-            raise ConfigError(f"mig is {self.mig!r}; profiles of {self.gpu}: {there}", param="mig")
+        if self.mig:
+            check_profile(self.gpu, self.mig)
 
     @property
     def client_model(self) -> str:
@@ -184,6 +183,11 @@ class Stop:
     def grace_s(self) -> int:
         """Seconds until the process is killed: longer than everything that comes before it."""
         return self.pre_stop_s + self.lame_duck_s + self.drain_s + self.margin_s
+
+    @property
+    def process_s(self) -> int:
+        """Seconds between SIGTERM and the kill."""
+        return self.grace_s - self.pre_stop_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +302,11 @@ class DeploySpec:
     def effective_namespace(self) -> str:
         """The namespace of Kubernetes."""
         return self.namespace or self.name
+
+    @property
+    def otlp_endpoint(self) -> str:
+        """URL of the collector of traces; "": there are no traces."""
+        return self.monitoring.otlp_endpoint if self.monitoring is not None else ""
 
     def image_of(self, pool: Pool) -> str:
         """The container image of a pool's engines."""

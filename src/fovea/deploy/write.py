@@ -19,8 +19,8 @@ MANIFEST = ".fovea-deploy.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """Paths by what happened to them."""
+class WriteResult:
+    """Paths of the files, by what the call did to them."""
 
     created: tuple[str, ...]
     changed: tuple[str, ...]
@@ -28,7 +28,7 @@ class Written:
     removed: tuple[str, ...]
 
 
-def write(files: Files, folder: Path, *, force: bool = False) -> Written:
+def write(files: Files, folder: Path, *, force: bool = False) -> WriteResult:
     """Write files beneath a folder.
 
     force: overwrite files that were edited, or that others have created.
@@ -59,7 +59,7 @@ def write(files: Files, folder: Path, *, force: bool = False) -> Written:
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}", param="out") from error
     digests = {path: _digest(text) for path, text in files.items()}
-    return Written(
+    return WriteResult(
         tuple(path for path in sorted(files) if not present[path]),
         tuple(path for path in sorted(files) if present[path] not in ("", digests[path])),
         tuple(path for path in sorted(files) if present[path] == digests[path]),
@@ -79,7 +79,9 @@ def _manifest(folder: Path) -> dict[str, str]:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {str(path): str(digest) for path, digest in values.items() if _is_beneath(str(path))}
+    if not isinstance(values, dict):
+        return {}
+    return {path: str(digest) for path, digest in values.items() if _is_beneath(path)}
 
 
 def _is_beneath(path: str) -> bool:

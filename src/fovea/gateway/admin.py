@@ -21,7 +21,7 @@ from fovea.core.errors import ConfigError, Forbidden, InvalidRequest, NotFound
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.services import Services
-from fovea.observe.profiler import FORMATS, Profiler, Wish
+from fovea.observe.profiler import FORMATS, ProfileOptions, Profiler
 
 ADMIN = frozenset(("admin",))
 
@@ -72,10 +72,10 @@ class Admin:
 
     async def _profile(self, exchange: Exchange) -> None:
         query = dict(parse_qsl(exchange.scope["query_string"].decode("latin-1")))
-        wish = Wish.of(query)
-        made = await self._profiler.profile(wish)
-        kind = {"content-type": FORMATS[wish.form], "content-length": str(len(made))}
-        await exchange.reply(200, made, {**kind, "cache-control": "no-store"})
+        options = ProfileOptions.of(query)
+        recording = await self._profiler.profile(options)
+        kind = {"content-type": FORMATS[options.form], "content-length": str(len(recording))}
+        await exchange.reply(200, recording, {**kind, "cache-control": "no-store"})
 
     async def _read_again(self) -> str:
         """Read the configuration. Raises InvalidRequest that says what is wrong with it."""

@@ -19,17 +19,20 @@ from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from fovea.observe.bounded import OTHER
 from fovea.observe.exposition import Exposition, expose
 from fovea.observe.process import ProcessMetrics, workers
 
 MOST_NAMES = 100
 MOST_BACKENDS = 1000
 MOST_SERIES = 2000
-"""Series of one metric after which the names in further ones are "other"."""
+"""Series of a metric that have names of their own. In further ones, the names are "other"."""
 MOST_REST = 500
-"""Series with such names after which all labels of further ones are "other"."""
+"""Series of a metric with such names. In further ones, all labels are "other"."""
 MOST_GAUGES = 5000
+"""Most series of all gauges together."""
 MOST_CHILDREN = 20_000
+"""Most label values, as they come in, whose series are found without bounding them again."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 PREFIX = "fovea_gateway_"
 _DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -85,9 +88,6 @@ GAUGES: Mapping[str, Row] = {
     ),
     "queued": Row("requests that wait for a backend", ("model",)),
 }
-
-
-OTHER = "other"
 
 
 class Names:

@@ -17,11 +17,12 @@ ENGINE = "0"
 class Alias(NamedTuple):
     """Another name of a metric.
 
-    name: without the suffix `_total` of counters.
+    name: the other name, without the suffix `_total` of counters.
     of: the metric's own name in one of the tables, without a prefix.
-    value: the copy holds the series whose label has this value, and drops the label; "": all series.
-    label: another name of the metric's label; "": the same.
-    scale: factor of all values, for another unit.
+    source: the system that uses the name.
+    value: the copy holds only the series whose label has this value, without the label; "": all series.
+    label: name of the copy's label; "": that of the metric.
+    scale: the copy's values are the metric's times this, for another unit.
     """
 
     name: str

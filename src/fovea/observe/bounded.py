@@ -11,13 +11,14 @@ Parent = TypeVar("Parent", bound=MetricWrapperBase)
 
 
 class BoundedSeries(Generic[Parent]):
-    """The series of a counter or a histogram.
-
-    most: series with values of their own.
-    """
+    """The series of a counter or a histogram, by the values of their labels."""
 
     def __init__(self, parent: Parent, labels: int, most: int) -> None:
-        """labels: number of labels; 0: the metric is its only series."""
+        """Take the metric whose series these are.
+
+        labels: number of its labels; 0: the metric is its only series.
+        most: most series with label values of their own.
+        """
         self._parent = parent
         self._most = most
         self._children: dict[tuple[str, ...], Parent] = {} if labels else {(): parent}

@@ -81,16 +81,27 @@ class Devices:
                 return
             if self._handles is None:
                 self._nvml = self._load()
-                self._handles = {} if self._nvml is None else find_devices(self._nvml, self._visible)
+                self._handles = self._find()
             self._reading = {gpu: figures(self._nvml, handle) for gpu, handle in self._handles.items()}
             self._read_at = self._clock()
+
+    def _find(self) -> dict[str, Any]:
+        """Find the GPUs once. A failure must not make scrapes fail: the other metrics do not need NVML."""
+        nvml = self._nvml
+        if nvml is None:
+            return {}
+        try:
+            return find_devices(nvml, self._visible)
+        except nvml.NVMLError as error:
+            log.warning("there are no metrics of GPUs: %s", error)
+            return {}
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of the last reading. A figure that no GPU reports is absent."""
         families: list[Metric] = []
         for kind, rows in ((GaugeMetricFamily, DEVICE_GAUGES), (CounterMetricFamily, DEVICE_COUNTERS)):
             for name, text in rows.items():
-                values = {gpu: told[name] for gpu, told in self._reading.items() if name in told}
+                values = {gpu: row[name] for gpu, row in self._reading.items() if name in row}
                 family = kind(f"fovea:{name}", text, labels=[DEVICE_LABEL])
                 for gpu, value in values.items():
                     family.add_metric([gpu], value)
@@ -118,7 +129,7 @@ def _is_uuid(name: str, uuid: str) -> bool:
 
 
 def figures(nvml: Any, handle: Any) -> dict[str, float]:
-    """Return what a GPU reports about itself now, by the names of `observe.table`. Units are theirs, too."""
+    """Return what a GPU reports about itself now, by the names of `observe.table` and in their units."""
     readers: dict[str, Callable[[], float]] = {
         "device_memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
         "device_memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,
@@ -129,10 +140,10 @@ def figures(nvml: Any, handle: Any) -> dict[str, float]:
         "device_power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "device_energy_joules": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
     }
-    told = {}
+    values = {}
     for name, reader in readers.items():
         try:
-            told[name] = float(reader())
+            values[name] = float(reader())
         except nvml.NVMLError:  # this GPU does not report it, as with MIG, or it is lost
             continue
-    return told
+    return values

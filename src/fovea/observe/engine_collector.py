@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from fovea.core.tally import bucket_key, sum_key
+from fovea.observe.alias_copy import bound_text
 from fovea.observe.aliases import CACHE_CONFIG, CACHE_CONFIG_LABELS, CACHE_CONFIG_TEXT, ENGINE
-from fovea.observe.renamed import bound_text
 from fovea.observe.table import COUNTERS, DISTRIBUTIONS, GAUGES, RATES, SHARES, Distribution, Share
 from fovea.observe.window import RateWindow
 

@@ -13,7 +13,7 @@ System = Literal["documents", "vLLM", "production-stack", "Triton", "SGLang"]
 class Foreign(NamedTuple):
     """A name of another system.
 
-    query: gives the same from this server's or gateway's metrics; "": nothing does.
+    query: the same figure from the metrics of this server or gateway; "": there is none.
     note: what differs, or why there is nothing.
     """
 

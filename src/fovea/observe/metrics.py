@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from fovea.core.types import Delta, StageTimings, Usage
+from fovea.observe.alias_copy import copy_under_alias
 from fovea.observe.aliases import ALIASES
 from fovea.observe.bounded import BoundedSeries
 from fovea.observe.device import Devices
@@ -22,13 +23,12 @@ from fovea.observe.engine_collector import EngineCollector, Stats
 from fovea.observe.exposition import Exposition, expose
 from fovea.observe.process import ProcessMetrics
 from fovea.observe.relevance import RelevanceMetrics
-from fovea.observe.renamed import renamed
 from fovea.observe.request_table import INFO_LABELS, INFO_TEXT, SPREADS, STAGES, TOTALS, Spread, Total
 
 MOST_SERIES = 500
 """Most series of a counter that have label values of their own; the values of further ones are "other"."""
 MOST_HISTOGRAMS = 100
-"""The same of a histogram, which has a series per bucket."""
+"""Most series of a histogram with label values of their own. It is lower: each has a series per bucket."""
 
 
 class _Total:
@@ -51,7 +51,10 @@ class _Spread:
         self._series = BoundedSeries(self.metric, len(labels), MOST_HISTOGRAMS)
 
     def observe(self, value: float, *labels: str, trace_id: str = "") -> None:
-        """Record a value. trace_id: of the request, if its trace is recorded; it becomes an exemplar."""
+        """Record a value.
+
+        trace_id: of the request, if its trace is recorded; it becomes an exemplar.
+        """
         if trace_id:
             self._series[labels].observe(value, {"trace_id": trace_id})
         else:
@@ -75,7 +78,7 @@ class _Collector(Collector):
         by_name = {family.name.removeprefix("fovea:"): family for family in families}
         for alias in ALIASES:
             if alias.of in by_name:
-                yield renamed(by_name[alias.of], alias, self._model)
+                yield copy_under_alias(by_name[alias.of], alias, self._model)
 
 
 class Metrics:

@@ -26,13 +26,14 @@ FORMATS = {
     "raw": "text/plain; charset=utf-8",
 }
 """Format -> media type. speedscope is read by speedscope.app; raw has a line per stack with its samples."""
-LONGEST_S = 60.0
-EXTRA_S = 30.0
+LONGEST_S = 60
+"""Longest recording, in seconds."""
+EXTRA_S = 30
 """Seconds that py-spy may take beside the recording."""
 _PR_SET_PTRACER = 0x59616D61
 
 
-class NotProfiled(EngineError):
+class ProfilerUnavailable(EngineError):
     """py-spy is missing, or may not look at this process."""
 
     status = 501
@@ -40,20 +41,22 @@ class NotProfiled(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """The profile that is asked for.
+class ProfileOptions:
+    """Options of a profile.
 
-    seconds: how long to look. form: one of FORMATS.
-    native: functions of C and C++ are shown, too. idle: threads that wait are shown, too.
+    seconds: duration of the recording.
+    form: one of FORMATS.
+    native: whether functions of C and C++ are shown, too.
+    idle: whether threads that wait are shown, too.
     """
 
-    seconds: float = 5.0
+    seconds: int = 5
     form: str = "flamegraph"
     native: bool = False
     idle: bool = False
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Wish:
+    def of(cls, query: Mapping[str, str]) -> ProfileOptions:
         """Read the parameters of a request. Raises InvalidRequest."""
         for name in query:
             if name not in ("seconds", "format", "native", "idle"):
@@ -61,13 +64,11 @@ class Wish:
                     f"unknown parameter {name[:40]!r}; accepted: seconds, format, native, idle",
                     param=name[:40],
                 )
-        try:
-            seconds = float(query.get("seconds", "5"))
-        except ValueError:
-            seconds = 0.0
-        if not 0.1 <= seconds <= LONGEST_S:
+        text = query.get("seconds", "5")
+        seconds = int(text) if text.isdecimal() and len(text) < 4 else 0
+        if not 1 <= seconds <= LONGEST_S:
             raise InvalidRequest(
-                f"seconds is {query['seconds'][:20]!r}; accepted: 0.1 to {LONGEST_S:g}", param="seconds"
+                f"seconds is {text[:20]!r}; accepted: a whole number from 1 to {LONGEST_S}", param="seconds"
             )
         form = query.get("format", "flamegraph")
         if form not in FORMATS:
@@ -81,10 +82,10 @@ class Profiler:
     def __init__(self) -> None:
         self._busy = False
 
-    async def profile(self, wish: Wish) -> bytes:
-        """Profile this process, and return the profile in the wished format.
+    async def profile(self, options: ProfileOptions) -> bytes:
+        """Profile this process, and return the profile in the wanted format.
 
-        Raises Overloaded while another profile is made, NotProfiled if py-spy cannot do it.
+        Raises Overloaded while another profile is made, ProfilerUnavailable if py-spy cannot do it.
         """
         if self._busy:
             raise Overloaded(
@@ -93,28 +94,28 @@ class Profiler:
         self._busy = True
         try:
             with tempfile.TemporaryDirectory(prefix="fovea-profile-") as folder:
-                return await _record(wish, Path(folder) / "profile")
+                return await _record(options, Path(folder) / "profile")
         finally:
             self._busy = False
 
 
 def find_program() -> str:
-    """Return the path of py-spy: beside Python, or in PATH. Raises NotProfiled."""
+    """Return the path of py-spy: beside Python, or in PATH. Raises ProfilerUnavailable."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     program = shutil.which("py-spy", path=places)
     if program is None:
-        raise NotProfiled(
+        raise ProfilerUnavailable(
             "profiles need py-spy, which is not installed; install the extra profiling: "
             "pip install 'fovea[profiling]'"
         )
     return program
 
 
-async def _record(wish: Wish, output: Path) -> bytes:
+async def _record(options: ProfileOptions, output: Path) -> bytes:
     command = [
         find_program(), "record", "--pid", str(os.getpid()), "--output", str(output), "--nonblocking",
-        "--format", wish.form, "--duration", str(max(1, round(wish.seconds))), "--threads",
-        *(["--native"] if wish.native else []), *(["--idle"] if wish.idle else []),
+        "--format", options.form, "--duration", str(options.seconds), "--threads",
+        *(["--native"] if options.native else []), *(["--idle"] if options.idle else []),
     ]  # fmt: skip
     # A shell waits for a line before it becomes py-spy, so that this process can allow it to look first.
     process = await asyncio.create_subprocess_exec(
@@ -124,10 +125,10 @@ async def _record(wish: Wish, output: Path) -> bytes:
     )  # fmt: skip
     _allow(process.pid)
     try:
-        async with asyncio.timeout(wish.seconds + EXTRA_S):
-            said, _ = await process.communicate(b"go\n")
+        async with asyncio.timeout(options.seconds + EXTRA_S):
+            output_text, _ = await process.communicate(b"go\n")
     except TimeoutError:
-        raise NotProfiled(f"py-spy took longer than {wish.seconds + EXTRA_S:g} seconds") from None
+        raise ProfilerUnavailable(f"py-spy took longer than {options.seconds + EXTRA_S} seconds") from None
     finally:
         _allow(0)
         if process.returncode is None:
@@ -136,9 +137,9 @@ async def _record(wish: Wish, output: Path) -> bytes:
             await process.wait()
     if process.returncode == 0 and output.is_file():
         return await asyncio.to_thread(output.read_bytes)
-    said_last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-    raise NotProfiled(
-        f"py-spy cannot look at this process: {said_last[:200]}; it needs the right to trace processes "
+    last_line = (output_text.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+    raise ProfilerUnavailable(
+        f"py-spy cannot look at this process: {last_line[:200]}; it needs the right to trace processes "
         "(ptrace), which seccomp, capabilities or yama can forbid"
     )
 

@@ -11,7 +11,11 @@ from fovea.observe.table import Buckets
 
 
 class Total(NamedTuple):
-    """A counter that the server increments. labels: names of its labels."""
+    """A counter that the server increments.
+
+    text: help text.
+    labels: names of its labels.
+    """
 
     text: str
     labels: tuple[str, ...] = ()
@@ -20,14 +24,14 @@ class Total(NamedTuple):
 class Spread(NamedTuple):
     """A histogram.
 
+    text: help text.
+    buckets: upper bounds of the buckets.
     label: name of its only label; "" if it has none.
-    exemplars: whether its buckets hold the trace ids of requests.
     """
 
     text: str
     buckets: Buckets
     label: str = ""
-    exemplars: bool = False
 
 
 # Metrics of relevance realization, with the names of the ARR-COC documents. Prometheus recommends seconds,
@@ -70,20 +74,17 @@ TOTALS = {
     "finished": Total("answers by finish reason", ("reason",)),
 }
 SPREADS = {
-    "request_seconds": Spread(
-        "duration of a request from its first to its last byte", SECONDS, "route", exemplars=True
-    ),
+    "request_seconds": Spread("duration of a request from its first to its last byte", SECONDS, "route"),
     "ttft_seconds": Spread(
         "time from arrival to first token, loading of images included, of every request that got one",
         SECONDS,
-        exemplars=True,
     ),
     "itl_seconds": Spread("time between two tokens of an answer", SECONDS),
     "tpot_seconds": Spread("mean time between two tokens of an answer, once per request", SECONDS),
     "answer_seconds": Spread("time from arrival at the engine to the last token", SECONDS),
     "response_seconds": Spread("time from arrival to the last token, loading of images included", SECONDS),
     "inference_seconds": Spread("seconds of prefill and decode of a request", SECONDS),
-    "stage_seconds": Spread("seconds per stage of a request", SECONDS, "stage", exemplars=True),
+    "stage_seconds": Spread("seconds per stage of a request", SECONDS, "stage"),
     "prompt_tokens": Spread("tokens of a prompt", TOKENS),
     "computed_prompt_tokens": Spread("tokens of a prompt that were not cached", TOKENS),
     "answer_tokens": Spread("tokens of an answer, all choices", TOKENS),

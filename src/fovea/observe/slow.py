@@ -1,4 +1,4 @@
-"""The slowest part of the traffic: requests over a threshold, with the stages and the reasons of their time.
+"""The log of slow requests: those over a threshold, with their stages and the reasons for their time.
 
 A row holds times, sizes of images and counts. It never holds text, bytes or query strings.
 """
@@ -8,21 +8,19 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fovea.core.image import ImageUse
-from fovea.core.types import Usage
 from fovea.observe.trail import Run, Trail
 
 log = logging.getLogger("fovea.slow")
-KEPT = 100
-"""Rows that are kept for the admin page."""
+MOST_ROWS = 100
+"""Most rows that are kept for the admin page."""
 MOST_IMAGES = 16
-"""Images that a row shows."""
+"""Most images in a row."""
 LARGE_SHARE = 0.25
-"""Share of a request's time from which a stage is a reason for it."""
+"""A stage that takes this share of a request's time, or more, is named as a reason."""
 _CAUSES = {
     "receive": "the request arrived slowly, or was large to parse",
     "fetch": "its images came from slow hosts",
@@ -47,7 +45,7 @@ class SlowRequests:
     def __init__(self, total_s: float, ttft_s: float) -> None:
         self._total_s = total_s
         self._ttft_s = ttft_s
-        self._rows: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._rows: deque[dict[str, Any]] = deque(maxlen=MOST_ROWS)
 
     def is_slow(self, total_s: float, ttft_s: float | None) -> bool:
         """Tell whether a request was slow. ttft_s: seconds to its first token; None: it got none."""
@@ -89,7 +87,7 @@ def row_of(
         "cached_tokens": sum(each.cached for each in usage),
         "completion_tokens": sum(each.completion for each in usage),
         "images": [image for run in trail.runs for image in _images(run)][:MOST_IMAGES],
-        "reasons": reasons(stages, total, usage, [use for run in trail.runs for use in run.images]),
+        "reasons": reasons(stages, total, trail.runs),
     }
 
 
@@ -99,26 +97,38 @@ def ttft_of(trail: Trail) -> float | None:
     return max(firsts, default=None)
 
 
-def reasons(
-    stages: dict[str, float], total: float, usage: Sequence[Usage], images: Sequence[ImageUse]
-) -> list[str]:
+def reasons(stages: Mapping[str, float], total: float, runs: Sequence[Run]) -> list[str]:
     """Say why a request took its time, the largest part first.
 
-    stages: seconds by stage. total: seconds of the request.
+    stages: seconds by stage.
+    total: seconds of the request.
+    runs: its generations; none: it failed before the engine got it, or its route generates nothing.
     """
-    found = []
-    for name, seconds in sorted(stages.items(), key=lambda item: -item[1]):
-        if total > 0 and seconds >= LARGE_SHARE * total:
-            found.append(f"{name} took {seconds:.3g} s ({seconds / total:.0%}): {_CAUSES[name]}")
+    usage = [run.usage for run in runs if run.usage is not None]
+    found = stage_reasons(stages, total, _CAUSES)
     prompt, cached = sum(each.prompt for each in usage), sum(each.cached for each in usage)
     if prompt >= 1024 and cached < prompt / 2:
         found.append(f"{prompt - cached} of {prompt} prompt tokens were not cached")
-    visual = sum(image.tokens for image in images)
+    visual = sum(image.tokens for run in runs for image in run.images)
     if visual >= 1024:
         found.append(f"its images have {visual} visual tokens")
-    if not usage:
+    if len(usage) < len(runs):
         found.append("it ended before its answer was complete")
     return found
+
+
+def stage_reasons(stages: Mapping[str, float], total: float, causes: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each stage that took a large share of a request's time, the longest first.
+
+    stages: seconds by stage.
+    total: seconds of the request.
+    causes: what makes a stage slow, by stage.
+    """
+    return [
+        f"{name} took {seconds:.3g} s ({seconds / total:.0%}): {causes[name]}"
+        for name, seconds in sorted(stages.items(), key=lambda item: -item[1])
+        if total > 0 and seconds >= LARGE_SHARE * total
+    ]
 
 
 def _images(run: Run) -> list[dict[str, Any]]:

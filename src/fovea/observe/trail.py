@@ -23,7 +23,7 @@ STAGES = (
 
 
 class Interval(NamedTuple):
-    """A stage of a request. start, end: seconds of the trail's clock."""
+    """The time of one stage of a request. start, end: seconds of the trail's clock."""
 
     stage: str
     start: float
@@ -37,10 +37,13 @@ class Interval(NamedTuple):
 
 @dataclass(slots=True)
 class Content:
-    """Texts of a generation, if traces are to hold content."""
+    """Texts of a generation, if traces are to hold content.
+
+    answers: the text of each choice, in the pieces in which it came.
+    """
 
     prompt: str = ""
-    answer: list[str] = field(default_factory=list)
+    answers: dict[int, list[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -126,7 +129,13 @@ class Trail:
         ended: when the response was complete.
         """
         if not self.runs:
-            return [Interval("receive", self.started, ended)]
+            if self.loading is None:
+                return [Interval("receive", self.started, ended)]
+            # The images could not be loaded. How much of the time was decoding is not known.
+            return [
+                Interval("receive", self.started, self.loading),
+                Interval("fetch", self.loading, ended),
+            ]
         first = self.runs[0]
         loading = first.submitted if self.loading is None else self.loading
         stages = [Interval("receive", self.started, loading)]

@@ -16,7 +16,7 @@ from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import Completion, Delta, GenerationRequest
 from fovea.http.errors import ClientGone
 from fovea.server.access.charge import Charge
-from fovea.server.observed import Observed
+from fovea.server.recorder import GenerationRecorder
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState
 
@@ -97,18 +97,18 @@ async def stream_deltas(
     stream = state.client.stream(sent)
     charge = Charge(caller, sent, check=not reservation.begun)
     reservation.hand_over(choices)
-    observed = Observed(state, request, caller, charge.media)
+    recorder = GenerationRecorder(state, request, caller, charge.media)
     try:
         async for delta in stream:
-            observed.add(delta)
+            recorder.add(delta)
             charge.add(delta)
             yield delta
     except FoveaError as error:
-        observed.fail(error)
+        recorder.fail(error)
         charge.refuse(error)
         raise
     finally:
-        observed.end()
+        recorder.end()
         reservation.end(choices)
         charge.settle()
         state.media.release(request.prompt)

@@ -1,4 +1,4 @@
-"""Follows requests: their trails, from which traces and the log of slow requests are made."""
+"""Follows the requests of a server, and makes traces and the log of slow requests from their trails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, ImagePart, Prompt, TextPart, TextPrompt
 from fovea.observe.slow import SlowRequests, row_of, ttft_of
 from fovea.observe.tracing.context import parent_of
-from fovea.observe.tracing.request import LONGEST_TEXT, Ended, spans_of
+from fovea.observe.tracing.request import LONGEST_TEXT, RequestEnd, spans_of
 from fovea.observe.tracing.tracer import Tracer
 from fovea.observe.trail import Content, Run, Trail
 
@@ -17,7 +17,7 @@ class Tracking:
     """The trails of one server's requests.
 
     slow: the log of slow requests.
-    tracer: None: nothing is traced.
+    tracer: exports the traces; None: nothing is traced.
     """
 
     def __init__(self, slow: SlowRequests, tracer: Tracer | None) -> None:
@@ -33,7 +33,7 @@ class Tracking:
         return Trail(time.perf_counter(), time.time(), context, trace_id)
 
     def start(self, trail: Trail | None, request: GenerationRequest, model: str) -> Run:
-        """Note that the engine gets a generation now. trail: None: of a call without one."""
+        """Note that the engine gets a generation now. trail: of its HTTP request; None: it has none."""
         run = Run(
             request.id,
             model,
@@ -58,10 +58,12 @@ class Tracking:
             run.reasons.append(delta.finish_reason)
         if delta.usage is not None:
             run.usage, run.timings, run.images = delta.usage, delta.timings, delta.images
-        if run.content is not None and len(run.content.answer) < LONGEST_TEXT:
-            run.content.answer.append(delta.text)
+        if run.content is not None:
+            pieces = run.content.answers.setdefault(delta.index, [])
+            if len(pieces) < LONGEST_TEXT:
+                pieces.append(delta.text)
 
-    def finish(self, trail: Trail, ended: Ended) -> None:
+    def finish(self, trail: Trail, ended: RequestEnd) -> None:
         """Record a request whose response is complete."""
         if self.slow.is_slow(ended.at - trail.started, ttft_of(trail)):
             self.slow.add(

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from fovea.deploy.targets import vertex
+from fovea.deploy.targets.vertex.fetch_model import fetch
 from fovea.deploy.write import write
 from fovea.engine.load import resolve
 from tests.deploy.contracts.replay import (
@@ -62,6 +63,16 @@ class Bucket(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent."""
+
+
+class CutBucket(Bucket):
+    """Cloud Storage whose connections end in the middle of a file."""
+
+    def _send(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if "alt=media" in self.path else body)
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +178,18 @@ def test_a_wrong_deployment_does_not_start(
     )
     assert ended.returncode == 1
     assert words in ended.stderr
+
+
+def test_a_download_that_is_cut_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of which the end is missing must not be loaded."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "config.json").write_text("{}" * 100)
+    handler = type("ModelBucket", (CutBucket,), {"folder": tmp_path / "bucket"})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{address}")
+        monkeypatch.setenv("GCE_METADATA_HOST", address)
+        with pytest.raises(OSError, match=r"config.json is not complete: the connection ended 100 bytes"):
+            fetch(f"gs://bucket/{PREFIX}", tmp_path / "model")
+        server.shutdown()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +14,7 @@ from PIL import ImageDraw
 from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.media.limits import MediaLimits
 from fovea.media.pdf.pages import InvalidPdf, PageRange
-from fovea.media.sandbox.documents import DocumentRenderer
+from fovea.media.sandbox.documents import DocumentPages, DocumentRenderer
 
 COLOURS = ("red", "green", "blue")
 
@@ -89,3 +91,22 @@ def test_damaged_files_are_drawn_or_refused(renderer: DocumentRenderer) -> None:
 def test_a_server_may_refuse_all_of_them() -> None:
     with pytest.raises(Unavailable, match="pdf_workers is 0"):
         DocumentRenderer(MediaLimits(pdf_workers=0)).render(pdf((9, 9)), PageRange())
+
+
+async def test_files_that_wait_leave_the_other_threads_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server has few threads for short work. Uploads that wait for a process must not occupy them."""
+    begun, go = threading.Event(), threading.Event()
+
+    def render(self: DocumentRenderer, data: bytes, wanted: PageRange) -> DocumentPages:
+        begun.set()
+        assert go.wait(20)
+        return DocumentPages([], len(data))
+
+    monkeypatch.setattr(DocumentRenderer, "render", render)
+    renderer = DocumentRenderer(MediaLimits(pdf_workers=1))
+    files = [asyncio.wrap_future(renderer.submit(bytes(size), PageRange())) for size in range(50)]
+    assert await asyncio.to_thread(begun.wait, 20)
+    assert files[-1].cancel()
+    go.set()
+    assert [document.total for document in await asyncio.gather(*files[:-1])] == list(range(49))
+    renderer.close()

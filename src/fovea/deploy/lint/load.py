@@ -101,7 +101,8 @@ def _patched(data: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _apply(data: Any, step: Mapping[str, Any]) -> None:
     """Apply one step of a JSON patch. Raises Unreadable if its path does not exist."""
-    *parents, last = (part.replace("~1", "/") for part in str(step["path"]).strip("/").split("/"))
+    path = str(step.get("path", ""))
+    *parents, last = (part.replace("~1", "/") for part in path.strip("/").split("/"))
     try:
         for part in parents:
             data = data[int(part)] if isinstance(data, list) else data[part]
@@ -113,7 +114,7 @@ def _apply(data: Any, step: Mapping[str, Any]) -> None:
         else:
             data[key] = step["value"]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise Unreadable(f"a patch names {step['path']}, which does not exist") from error
+        raise Unreadable(f"a patch names {path!r}, which does not exist") from error
 
 
 def _merged(old: Any, new: Any) -> Any:

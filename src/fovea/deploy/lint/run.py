@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import yaml
 
 from fovea.deploy.lint import fields, gpu, network, pods, routes, scale
 from fovea.deploy.lint.load import Unreadable, load
 from fovea.deploy.lint.objects import Cluster
 
+Check = Callable[[Cluster], Iterable[str]]
 CHECKS = (fields, pods, network, scale, routes, gpu)
 
 
@@ -23,8 +26,18 @@ def lint(files: Mapping[str, str], *folders: str) -> list[str]:
     if not objects:
         return [f"{', '.join(folders)}: no objects are there"]
     cluster = Cluster(objects)
-    faults = [text for check in (_twice, *(module.check for module in CHECKS)) for text in check(cluster)]
+    faults = [
+        text for check in (_twice, *(module.check for module in CHECKS)) for text in _run(check, cluster)
+    ]
     return list(dict.fromkeys(faults))
+
+
+def _run(check: Check, cluster: Cluster) -> Iterator[str]:
+    """Yield the faults that a check finds. A field that it cannot read is a fault, too, and ends it."""
+    try:
+        yield from check(cluster)
+    except (ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError) as error:
+        yield f"{check.__module__}: a field has a value that cannot be read: {error}"
 
 
 def _twice(cluster: Cluster) -> list[str]:

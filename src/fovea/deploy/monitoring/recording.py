@@ -24,7 +24,7 @@ LONG = ("1d", "3d", "30d")
 WINDOWS = (*SHORT, *LONG)
 JOBS = 'job=~"fovea.*"'
 """Matches the jobs of servers and gateways. Only `up` needs it: all other names are Fovea's own."""
-ROUTES = 'route=~"/v1/(chat/completions|completions|messages|responses|predict)"'
+ROUTES = 'route=~"/v1/(chat/completions|completions|messages|responses|predict)|/invocations"'
 """Matches the routes that generate answers. Objectives count no others."""
 SERVER, GATEWAY = "fovea:requests_total", "fovea_gateway_requests_total"
 

@@ -1,8 +1,8 @@
 """LeaderWorkerSet: a group of pods for each engine.
 
 An engine of Fovea is one process on one GPU, so a group is its leader alone (size 1). That does what a
-Deployment does, for clusters whose queues and tools expect LeaderWorkerSets. A group of several pods needs an
-engine that computes on all of them. Fovea has none, so pools with several GPUs are refused.
+Deployment does, for clusters whose queues and tools expect LeaderWorkerSets. A group of several pods would
+need an engine that computes on all of them, and Fovea has none.
 """
 
 from __future__ import annotations

@@ -313,6 +313,8 @@ class Generation:
         services, won, bill = self.services, self.won, self.bill
         if self.attempts:
             self.trace.mark(FORWARD, services.clock())
+        elif self.code:
+            self.trace.fail(services.clock())
         if won is not None:
             won.end()
             if bill is not None and not self._ended:

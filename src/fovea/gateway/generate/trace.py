@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fovea.gateway.exchange import Exchange
-from fovea.observe.slow import LARGE_SHARE, MOST_IMAGES, SlowRequests
+from fovea.observe.slow import MOST_IMAGES, SlowRequests, stage_reasons
 from fovea.observe.tracing import names
 from fovea.observe.tracing.context import TraceContext, new_span_id, parent_of
 from fovea.observe.tracing.span import Attribute, Span, SpanEvent
@@ -17,7 +17,9 @@ from fovea.observe.tracing.tracer import Tracer
 if TYPE_CHECKING:
     from fovea.gateway.generate.generation import Generation
 
-RECEIVE, INSPECT, CACHE, LIMITS, QUEUE, FORWARD = "receive", "inspect", "cache", "limits", "queue", "forward"
+STAGES = ("receive", "inspect", "cache", "limits", "queue", "forward")
+"""Stages of a request in a gateway, in order. The answer from the response cache ends after `cache`."""
+RECEIVE, INSPECT, CACHE, LIMITS, QUEUE, FORWARD = STAGES
 _CAUSES = {
     RECEIVE: "the request arrived slowly",
     INSPECT: "its images were slow to read, or came from slow hosts",
@@ -54,6 +56,11 @@ class Trace:
     def mark(self, stage: str, now: float) -> None:
         """Note that a stage has ended now."""
         self.marks.append((stage, now))
+
+    def fail(self, now: float) -> None:
+        """Note that the request has failed now, before a backend got it: the next stage had begun."""
+        if len(self.marks) < STAGES.index(FORWARD):
+            self.mark(STAGES[len(self.marks)], now)
 
     def stages(self) -> dict[str, float]:
         """Return the seconds of each stage."""
@@ -218,11 +225,7 @@ def row_of(request: Generation, ended: float) -> dict[str, Any]:
 
 
 def _reasons(stages: Mapping[str, float], total: float, request: Generation) -> list[str]:
-    found = [
-        f"{name} took {seconds:.3g} s ({seconds / total:.0%}): {_CAUSES[name]}"
-        for name, seconds in sorted(stages.items(), key=lambda item: -item[1])
-        if total > 0 and seconds >= LARGE_SHARE * total
-    ]
+    found = stage_reasons(stages, total, _CAUSES)
     if request.attempts > 1:
         found.append(f"{request.attempts} backends were asked")
     if request.code:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
 from typing import NamedTuple
@@ -18,15 +19,19 @@ ROOM = 16 * MIB
 """Most bytes of one rendered page as a JPEG file."""
 
 
-class Rendered(NamedTuple):
-    """The rendered pages of a document, and the number of all of its pages."""
+class DocumentPages(NamedTuple):
+    """Pages of a document as pictures.
+
+    pages: the pages that were asked for.
+    total: number of all pages of the document.
+    """
 
     pages: list[Page]
     total: int
 
 
 class DocumentRenderer:
-    """Renders documents in processes that start with the first one. Thread-safe; its methods block.
+    """Renders documents in processes that start with the first one. Thread-safe; `render` blocks.
 
     limits: its `pdf_workers` is the number of processes; 0: PDF files are refused.
     """
@@ -34,8 +39,17 @@ class DocumentRenderer:
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
         self._pool = WorkerPool("pdf", limits.pdf_workers, limits) if limits.pdf_workers else None
+        self._threads = ThreadPoolExecutor(max(1, limits.pdf_workers), "fovea-pdf")
 
-    def render(self, data: bytes, wanted: PageRange) -> Rendered:
+    def submit(self, data: bytes, wanted: PageRange) -> Future[DocumentPages]:
+        """Call `render` in a thread of this renderer. A call that still waits for a thread can be cancelled.
+
+        The threads are its own: while many files wait for a process, other work of the server must not wait
+        for a thread.
+        """
+        return self._threads.submit(self.render, data, wanted)
+
+    def render(self, data: bytes, wanted: PageRange) -> DocumentPages:
         """Render pages of a PDF file.
 
         Raises InvalidRequest for pages that are not there or too many of them, InvalidPdf, Unavailable.
@@ -53,7 +67,7 @@ class DocumentRenderer:
                     if "frame" in answer and len(pages) <= wanted.last - wanted.first:
                         pages.append(_page(answer, bytes(output()[:ROOM])))
                     elif "done" in answer:
-                        return Rendered(pages, int(answer["total"]))
+                        return DocumentPages(pages, int(answer["total"]))
                     else:
                         raise _error_of(answer)
         except WorkerFailed as error:
@@ -63,7 +77,8 @@ class DocumentRenderer:
         raise InvalidPdf("the PDF cannot be drawn: its decoder ended too early")
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, and cancel the calls that wait."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             self._pool.close()
 

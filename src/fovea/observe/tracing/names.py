@@ -42,8 +42,6 @@ ERROR_TYPE = "error.type"
 HTTP_METHOD = "http.request.method"
 HTTP_ROUTE = "http.route"
 HTTP_STATUS = "http.response.status_code"
-SERVER_ADDRESS = "server.address"
-SERVER_PORT = "server.port"
 
 REQUEST_ID = "fovea.request_id"
 IMAGE_SIZES = "fovea.image.sizes"
@@ -62,14 +60,14 @@ OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/responses": "chat",
     "/v1/predict": "chat",
+    "/invocations": "chat",
     "/v1/completions": "text_completion",
 }
-"""Route -> name of the operation. Other routes are no generations, so they have no spans."""
+"""Route -> name of the operation. A span of another route is named by its method and path."""
 
 LEGACY = {
     "request_id": "gen_ai.request.id",
     "num_sequences": "gen_ai.request.n",
-    "max_tokens": "gen_ai.request.max_tokens",
     "prompt_tokens": "gen_ai.usage.prompt_tokens",
     "completion_tokens": "gen_ai.usage.completion_tokens",
     "queue": "gen_ai.latency.time_in_queue",

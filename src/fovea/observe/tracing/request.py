@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import StageTimings, Usage
 from fovea.observe.tracing import names
 from fovea.observe.tracing.context import TraceContext, new_span_id
 from fovea.observe.tracing.span import Attribute, Span
-from fovea.observe.trail import Interval, Run, Trail
+from fovea.observe.trail import Content, Interval, Run, Trail
 
-_USUAL = SamplingParams()
-"""Values that spans do not repeat."""
+_DEFAULTS = SamplingParams()
+"""Spans hold only the parameters that differ from these."""
 LONGEST_TEXT = 8192
 """Characters of a text in a span."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnd:
     """The end of a request: what is known when its response is complete.
 
     at: on the trail's clock.
@@ -38,7 +39,7 @@ class Ended:
     stream: bool = False
 
 
-def spans_of(trail: Trail, ended: Ended, *, legacy: bool) -> Iterator[Span]:
+def spans_of(trail: Trail, ended: RequestEnd, *, legacy: bool) -> Iterator[Span]:
     """Yield the spans of a request: one of the request, one per stage, and with several generations one each.
 
     legacy: whether spans have vLLM's attributes, too.
@@ -86,7 +87,7 @@ def _stage_spans(
         )  # fmt: skip
 
 
-def _request_attributes(ended: Ended, operation: str, model: str) -> dict[str, Attribute]:
+def _request_attributes(ended: RequestEnd, operation: str, model: str) -> dict[str, Attribute]:
     attributes: dict[str, Attribute] = {
         names.HTTP_METHOD: ended.method,
         names.HTTP_ROUTE: ended.route,
@@ -107,7 +108,7 @@ def run_attributes(run: Run, trail: Trail, *, legacy: bool) -> dict[str, Attribu
     attributes: dict[str, Attribute] = {names.RESPONSE_ID: run.id}
     for field, name in names.SAMPLING.items():
         value = getattr(run.sampling, field)
-        if value != getattr(_USUAL, field):
+        if value != getattr(_DEFAULTS, field):
             attributes[name] = value
     if run.first is not None:
         attributes[names.FIRST_CHUNK] = run.first - trail.started
@@ -121,7 +122,7 @@ def run_attributes(run: Run, trail: Trail, *, legacy: bool) -> dict[str, Attribu
         attributes[names.IMAGE_VISUAL_TOKENS] = [image.tokens for image in run.images]
         attributes[names.IMAGE_DETAIL] = [image.detail for image in run.images]
     if run.content is not None:
-        attributes |= _content_attributes(run.content.prompt, "".join(run.content.answer))
+        attributes |= _content_attributes(run.content)
     if legacy and run.usage is not None and run.timings is not None:
         attributes |= _legacy_attributes(run, trail, run.usage, run.timings)
     return attributes
@@ -140,14 +141,16 @@ def _usage_attributes(usage: Usage) -> dict[str, Attribute]:
     return attributes
 
 
-def _content_attributes(prompt: str, answer: str) -> dict[str, Attribute]:
-    def message(role: str, text: str) -> str:
-        parts = [{"type": "text", "content": text[:LONGEST_TEXT]}]
-        return json.dumps([{"role": role, "parts": parts}])
+def _content_attributes(content: Content) -> dict[str, Attribute]:
+    """Return the messages of a generation: one with the prompt, and one for the answer of each choice."""
 
+    def message(role: str, text: str) -> dict[str, Any]:
+        return {"role": role, "parts": [{"type": "text", "content": text[:LONGEST_TEXT]}]}
+
+    answers = ["".join(pieces) for _, pieces in sorted(content.answers.items())]
     return {
-        names.INPUT_MESSAGES: message("user", prompt),
-        names.OUTPUT_MESSAGES: message("assistant", answer),
+        names.INPUT_MESSAGES: json.dumps([message("user", content.prompt)]),
+        names.OUTPUT_MESSAGES: json.dumps([message("assistant", answer) for answer in answers]),
     }
 
 

@@ -9,7 +9,7 @@ from fovea.core.settings import check_settings, setting
 
 
 def check_endpoint(value: str) -> str:
-    """Return an empty text if an endpoint is accepted, otherwise the accepted ones in words."""
+    """Return "" if an endpoint is accepted, else what is accepted."""
     words = "the URL of a collector, such as http://collector:4318, or nothing"
     try:
         parts = urlsplit(value)

@@ -2,8 +2,8 @@
 
 Requests hand over a function that makes their spans; the thread calls it. If the collector is slower than the
 traffic, at most WAITING traces wait in memory. Further ones are dropped and counted. After a call that
-failed, traces are dropped for a while before anything is done for them: a dead collector costs next to
-nothing.
+failed, all traces are dropped for a while, those that wait included. No span is made of them, so a dead
+collector costs next to nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Tracer:
 
     def finish(self, make: MakeSpans) -> None:
         """Hand over the spans of a request that has ended. It takes microseconds and never blocks."""
-        if self._rest_s and time.monotonic() < self._rests_until:
+        if self._resting:
             self.dropped += 1
             return
         try:
@@ -98,11 +98,17 @@ class Tracer:
     def _run(self) -> None:
         while True:
             batch, last = self._next()
-            spans = self._spans(batch)
-            if spans:
+            if self._resting:
+                self.dropped += len(batch)
+            elif spans := self._spans(batch):
                 self._note(len(spans), taken=self._exporter.export(spans))
             if last:
                 return
+
+    @property
+    def _resting(self) -> bool:
+        """Whether the collector is left alone, because the last call to it failed a short time ago."""
+        return time.monotonic() < self._rests_until
 
     def _note(self, spans: int, *, taken: bool) -> None:
         """Count exported or dropped spans, and decide when the collector is called again."""
@@ -112,11 +118,11 @@ class Tracer:
                 log.info("the collector of traces takes spans again")
             self._rest_s = 0.0
             return
-        self.dropped += spans
         if not self._rest_s:
             log.warning("the collector of traces takes no spans; they are dropped and counted")
         self._rest_s = min(LONGEST_REST_S, 2 * self._rest_s or FIRST_REST_S)
         self._rests_until = time.monotonic() + self._rest_s
+        self.dropped += spans
 
     def _next(self) -> tuple[list[MakeSpans], bool]:
         """Wait for traces. Returns them, and whether they are the last ones."""

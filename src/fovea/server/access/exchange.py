@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from fovea.access.bucket import TokenBucket
-from fovea.observe.tracing.request import Ended
+from fovea.observe.tracing.request import RequestEnd
 from fovea.server.access.caller import Caller, request_id
 
 LONGEST_PATH = 200
@@ -74,13 +74,13 @@ class Exchange:
 
         return counted
 
-    def ended(self, route: str, status: int) -> Ended:
+    def ended(self, route: str, status: int) -> RequestEnd:
         """Return what is known of the request now that its response is complete.
 
         route: path of its route, without parameters.
         """
         method, caller = self._scope["method"], self.caller
-        return Ended(
+        return RequestEnd(
             time.perf_counter(), caller.request_id, method, route, status, caller.client.name, self._streams
         )
 

@@ -24,9 +24,9 @@ from fovea.server.state import ServerState, state_of
 
 router = APIRouter()
 MOST_REQUESTS, MOST_TENANTS, MOST_SLOW = 100, 100, 25
-"""Rows of each table at most."""
+"""Most rows of each table."""
 WINDOW_S = 60.0
-"""Seconds whose times to first token the quantiles are of."""
+"""The quantiles are computed from the times to first token of the last so many seconds."""
 QUEUE = {
     "running": "requests_running",
     "waiting": "requests_waiting",
@@ -161,7 +161,7 @@ def _request(flight: Flight, now: float) -> dict[str, Any]:
 
 
 def _caches(stats: Mapping[str, float]) -> list[dict[str, Any]]:
-    """One row per cache with the same fields; a figure that a cache does not have is None.
+    """Return a row for each cache, with the same fields; a figure that a cache does not have is None.
 
     unit: what hits and misses count: lookups or, in the prefix cache, tokens.
     """
@@ -180,7 +180,7 @@ def _caches(stats: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def _tenants(state: ServerState) -> dict[str, Any]:
-    """The clients that computed most, by the names of their keys.
+    """Return the clients for which most tokens were computed, by the names of their keys.
 
     share: the client's part of all tokens that the engine has computed for clients, its measure of costs.
     """
@@ -207,6 +207,6 @@ def _tenants(state: ServerState) -> dict[str, Any]:
 
 
 def _slow(state: ServerState) -> list[dict[str, Any]]:
-    """The slowest recent requests, slowest first, with no other fields than SLOW."""
+    """Return the slowest recent requests, slowest first, with the fields SLOW only."""
     rows = heapq.nlargest(MOST_SLOW, state.tracking.slow.rows(), key=lambda row: float(row["seconds"]))
     return [{name: row[name] for name in SLOW} for row in rows]

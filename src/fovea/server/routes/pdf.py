@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -12,7 +13,7 @@ from fovea.api.explain import shorten
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
 from fovea.http.errors import ClientGone
 from fovea.media.pdf.pages import PageRange
-from fovea.media.sandbox.documents import Rendered
+from fovea.media.sandbox.documents import DocumentPages
 from fovea.server.answer import Deadline, while_connected
 from fovea.server.docs import ERRORS
 from fovea.server.state import ServerState, state_of
@@ -64,33 +65,38 @@ async def render(
                 claim.arrived()
         except TimeoutError:
             raise state.bodies.overloaded() from None
-        work = asyncio.to_thread(state.documents.render, data, wanted)
+        work = asyncio.wrap_future(state.documents.submit(data, wanted))
         rendered = await while_connected(http, deadline.limit(work, "its PDF was drawn"))
     return await asyncio.to_thread(_answer, rendered)
 
 
-async def _body(http: Request, state: ServerState, arrived: Any) -> bytes:
-    """Receive the file. Raises PayloadTooLarge, ClientGone, and what `arrived` raises."""
+async def _body(http: Request, state: ServerState, count: Callable[[int], None]) -> bytes:
+    """Receive the file.
+
+    count: called with the number of bytes of each piece.
+    Raises PayloadTooLarge, ClientGone, and what `count` raises.
+    """
     largest = state.bodies.largest
     length = http.headers.get("content-length", "")
-    pieces: list[bytes] = []
     size = int(length) if length.isdecimal() and len(length) < 16 else 0
-    while True:
-        if size > largest or sum(map(len, pieces)) > largest:
-            raise PayloadTooLarge(
-                f"the file has more than {largest} bytes; accepted: at most {largest} (max_body_mib)"
-            )
+    received = 0
+    pieces: list[bytes] = []
+    while max(size, received) <= largest:
         message = await http.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         piece = message.get("body", b"")
-        arrived(len(piece))
+        received += len(piece)
+        count(len(piece))
         pieces.append(piece)
-        if not message.get("more_body"):
+        if not message.get("more_body") and received <= largest:
             return b"".join(pieces)
+    raise PayloadTooLarge(
+        f"the file has more than {largest} bytes; accepted: at most {largest} (max_body_mib)"
+    )
 
 
-def _answer(rendered: Rendered) -> dict[str, Any]:
+def _answer(rendered: DocumentPages) -> dict[str, Any]:
     return {
         "object": "list",
         "pages": rendered.total,

@@ -47,7 +47,7 @@ class EmbeddingsRequest(Body):
 @router.post("/invocations", responses=GENERATES)
 @router.post("/v1/predict", responses=GENERATES)
 async def predict(body: PredictRequest | CompletionRequest | ChatRequest, http: Request) -> Response:
-    """Answer one completion, or several requests, of which the first that fails ends them all."""
+    """Answer one completion, or several requests at once. If one fails, the answer is its error."""
     if isinstance(body, ChatRequest):
         return await chat_completions(body, http)
     if isinstance(body, CompletionRequest):

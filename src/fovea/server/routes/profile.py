@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from fovea.observe.profiler import FORMATS, Wish
+from fovea.observe.profiler import FORMATS, ProfileOptions
 from fovea.server.answer import while_connected
 from fovea.server.docs import NAMED
 from fovea.server.state import state_of
@@ -16,6 +16,6 @@ router = APIRouter()
 @router.get("/admin/profile", responses=NAMED, response_class=Response)
 async def profile(http: Request) -> Response:
     """Profile the server for some seconds with py-spy, as a flame graph or in another format."""
-    wish = Wish.of(dict(http.query_params))
-    made = await while_connected(http, state_of(http).profiler.profile(wish))
-    return Response(made, media_type=FORMATS[wish.form], headers={"cache-control": "no-store"})
+    options = ProfileOptions.of(dict(http.query_params))
+    recording = await while_connected(http, state_of(http).profiler.profile(options))
+    return Response(recording, media_type=FORMATS[options.form], headers={"cache-control": "no-store"})

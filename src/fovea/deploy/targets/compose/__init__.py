@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from fovea.deploy.front import front_of
-from fovea.deploy.machine import Server, backend_tables, engines, gateways
+from fovea.deploy.machine import Server, backend_tables, behind_proxy, engines
+from fovea.deploy.monitoring_files import grafana_files, monitoring_checks, prometheus_files
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets import nginx
@@ -19,7 +20,6 @@ from fovea.deploy.targets.compose import others, servers
 from fovea.deploy.targets.compose.network import networks
 from fovea.deploy.targets.local import redis_configuration
 from fovea.deploy.toml_text import toml_text
-from fovea.deploy.watching import grafana_files, prometheus_files, watching_checks
 
 PATH = "docker-compose.yaml"
 COMMENT = "Rendered by `fovea deploy render --target compose`. docs/deployment.md explains it."
@@ -57,17 +57,17 @@ def render(spec: DeploySpec) -> Files:
 def checks(spec: DeploySpec) -> tuple[Check, ...]:
     """Return the commands that check the rendered files."""
     arguments = ("--file", f"{{dir}}/{PATH}", "config", "--quiet")
-    return (Check("docker-compose", arguments, f"Compose reads {PATH}"), *watching_checks(spec))
+    return (Check("docker-compose", arguments, f"Compose reads {PATH}"), *monitoring_checks(spec))
 
 
 def _compose(spec: DeploySpec) -> str:
-    behind = [each.name for each in gateways(spec) or engines(spec)]
+    behind = [each.name for each in behind_proxy(spec)]
     services = {
         **servers.engine_services(spec),
         **servers.gateway_services(spec),
         **({"redis": others.redis_service(spec)} if spec.redis else {}),
         "nginx": others.nginx_service(spec, behind),
-        **others.watching_services(spec),
+        **others.monitoring_services(spec),
     }
     watched = spec.monitoring is not None
     values: dict[str, Any] = {

@@ -59,7 +59,7 @@ def redis_service(spec: DeploySpec) -> dict[str, Any]:
     )
 
 
-def watching_services(spec: DeploySpec) -> dict[str, Any]:
+def monitoring_services(spec: DeploySpec) -> dict[str, Any]:
     """Return Prometheus, Alertmanager and Grafana, as far as the spec has them."""
     if spec.monitoring is None:
         return {}

@@ -73,11 +73,14 @@ def priorities(spec: DeploySpec) -> list[Manifest]:
 
 
 def redis(spec: DeploySpec, settings: Redis) -> list[Manifest]:
-    """Redis for answers and accounts, in memory. After a restart gateways restore accounts."""
+    """Redis for answers and accounts, in memory. After a restart gateways restore the accounts.
+
+    It evicts nothing, or else an account could be lost for an answer: see `machine.sharing_values`.
+    """
     name, found = part_name(spec, "redis"), selector(spec, "redis")
     command = [
         "redis-server", "--port", str(REDIS_PORT), "--save", "", "--appendonly", "no",
-        "--maxmemory", f"{settings.memory_mib}mb", "--maxmemory-policy", "volatile-lru",
+        "--maxmemory", f"{settings.memory_mib}mb", "--maxmemory-policy", "noeviction",
         "--requirepass", "$(REDIS_PASSWORD)",
     ]  # fmt: skip
     probe = {"tcpSocket": {"port": "redis"}, "periodSeconds": 5, "timeoutSeconds": 3, "failureThreshold": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fovea.deploy.machine import sharing_values
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.targets.kubernetes.objects import pool_name
 from fovea.deploy.targets.kubernetes.pods import ENGINE_KEY
@@ -23,4 +24,5 @@ def gateway_config(spec: DeploySpec, suffix: str = "") -> str:
         {"from": f"kubernetes:{service}:{spec.engine_port}", "api_key_file": f"{ENGINE_KEY}/key"}
         for service in services
     ]
-    return toml_text(spec.gateway_settings(), [("discover", source) for source in sources])
+    values = {**sharing_values(spec), **spec.gateway_settings()}
+    return toml_text(values, [("discover", source) for source in sources])

@@ -148,7 +148,7 @@ def _redis(spec: DeploySpec) -> Manifest:
 
 def _collector(spec: DeploySpec) -> Manifest | None:
     """The collector of traces, in any namespace of the cluster."""
-    endpoint = urlsplit(spec.monitoring.otlp_endpoint if spec.monitoring is not None else "")
+    endpoint = urlsplit(spec.otlp_endpoint)
     if not endpoint.hostname:
         return None
     port = endpoint.port or (443 if endpoint.scheme == "https" else 80)

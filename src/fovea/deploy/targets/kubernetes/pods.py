@@ -83,8 +83,9 @@ def secret_env(variable: str, secret: str, key: str, *, optional: bool = False) 
 
 def traces_env(spec: DeploySpec) -> list[dict[str, Any]]:
     """The address of the collector of traces, if there is one."""
-    endpoint = spec.monitoring.otlp_endpoint if spec.monitoring is not None else ""
-    return [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": endpoint}] if endpoint else []
+    if not spec.otlp_endpoint:
+        return []
+    return [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": spec.otlp_endpoint}]
 
 
 def config_volume(config_map: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fovea.deploy.spec import DeploySpec, Gateway, Pool
 from fovea.deploy.targets.kubernetes import nodes, pods
+from fovea.deploy.targets.kubernetes.cluster import REDIS_PORT
 from fovea.deploy.targets.kubernetes.objects import (
     PORT,
     SERVICE_PORT,
@@ -151,7 +152,7 @@ def _redis_env(spec: DeploySpec) -> list[dict[str, Any]]:
     """Addresses of Redis. They hold the password, so they are no part of the configuration file."""
     if spec.redis is None:
         return []
-    address = f"redis://:$(REDIS_PASSWORD)@{part_name(spec, 'redis')}:6379"
+    address = f"redis://:$(REDIS_PASSWORD)@{part_name(spec, 'redis')}:{REDIS_PORT}"
     return [
         pods.secret_env("REDIS_PASSWORD", part_name(spec, "redis"), "password"),
         {"name": "FOVEA_REDIS", "value": f"{address}/0"},

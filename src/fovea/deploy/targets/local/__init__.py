@@ -18,12 +18,12 @@ from fovea.deploy.machine import (
     gateways,
     service_ports,
 )
+from fovea.deploy.monitoring_files import ALERTMANAGER, PROMETHEUS, monitoring_checks, prometheus_files
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets import envoy, nginx
 from fovea.deploy.templates import fill
 from fovea.deploy.toml_text import toml_text
-from fovea.deploy.watching import ALERTMANAGER, PROMETHEUS, prometheus_files, watching_checks
 
 COMMENT = "Rendered by `fovea deploy render --target local`. docs/deployment.md explains it."
 
@@ -66,7 +66,7 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
         Check("shellcheck", ("--shell", "sh", "{dir}/run.sh"), "ShellCheck finds no fault in run.sh"),
         nginx.check("nginx.conf"),
         envoy.check("envoy.yaml"),
-        *watching_checks(spec),
+        *monitoring_checks(spec),
     )
 
 
@@ -94,12 +94,7 @@ def _script(spec: DeploySpec) -> str:
         engines=[each.name for each in engines(spec)],
         gateways=[each.name for each in gateways(spec)],
         ready=[*ready, f"{scheme}://{LOOPBACK}:{spec.proxy_port}/ready"],
-        engine_grace_s=max(_grace_s(spec, number) for number in range(len(spec.pools))),
-        gateway_grace_s=spec.stop.grace_s - spec.stop.pre_stop_s,
+        engine_grace_s=max(spec.stop_of(pool).process_s for pool in spec.pools),
+        gateway_grace_s=spec.stop.process_s,
         proxy_grace_s=spec.stop.drain_s + spec.stop.margin_s,
     )
-
-
-def _grace_s(spec: DeploySpec, pool: int) -> int:
-    stop = spec.stop_of(spec.pools[pool])
-    return stop.grace_s - stop.pre_stop_s

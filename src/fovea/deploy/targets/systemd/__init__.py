@@ -18,12 +18,12 @@ from fovea.deploy.machine import (
     gateways,
     service_ports,
 )
-from fovea.deploy.spec import DeploySpec, Stop
+from fovea.deploy.monitoring_files import monitoring_checks, prometheus_files
+from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.local import redis_configuration
 from fovea.deploy.templates import fill
 from fovea.deploy.toml_text import toml_text
-from fovea.deploy.watching import prometheus_files, watching_checks
 
 EXPOSURE = 25
 """Highest exposure of a unit that the check accepts, in tenths of systemd's score from 0 to 10."""
@@ -75,7 +75,7 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
     return (
         Check("systemd-analyze", ("verify", "--man=no", *units), "systemd reads the units", silent=True),
         Check("systemd-analyze", security, f"the exposure of each unit is at most {EXPOSURE / 10:g}"),
-        *watching_checks(spec),
+        *monitoring_checks(spec),
     )
 
 
@@ -92,7 +92,7 @@ def _engine_unit(spec: DeploySpec, engine: Server) -> str:
         spec,
         f"engine of the pool {pool.name}, port {engine.port}",
         f"/opt/fovea/bin/fovea serve --config /etc/{spec.name}/{engine.name}.toml",
-        stop_s=_stop_s(spec.stop_of(pool)),
+        stop_s=spec.stop_of(pool).process_s,
         cpus=pool.cpus,
         memory_mib=pool.memory_gib * 1024,
         cuda=pool.hardware == "cuda",
@@ -107,7 +107,7 @@ def _gateway_unit(spec: DeploySpec, gateway: Server) -> str:
         spec,
         f"gateway, port {gateway.port}",
         f"/opt/fovea/bin/fovea gateway --config /etc/{spec.name}/{gateway.name}.toml",
-        stop_s=_stop_s(spec.stop),
+        stop_s=spec.stop.process_s,
         cpus=spec.gateway.cpus,
         memory_mib=spec.gateway.memory_gib * 1024,
         # Services that start before others stop after them: the gateway ends before engines and Redis do.
@@ -138,7 +138,3 @@ def _unit(spec: DeploySpec, text: str, command: str, **values: Any) -> str:
 
 def _keys(spec: DeploySpec, *, keyed: bool) -> dict[str, Any]:
     return {"keys_file": f"/etc/{spec.name}/keys.toml"} if keyed else {}
-
-
-def _stop_s(stop: Stop) -> int:
-    return stop.grace_s - stop.pre_stop_s

@@ -59,8 +59,10 @@ class TritonPythonModel:
         image = bytes(pb_utils.get_input_tensor_by_name(request, "image").as_numpy().reshape(-1)[0])
         try:
             (loaded,) = await self._media.load_all([url_of(image)])
-            rgb = await self._loop.run_in_executor(None, lambda: loaded.rgb)
-            self._media.budget.release(loaded.pixels)
+            try:
+                rgb = await self._loop.run_in_executor(None, lambda: loaded.rgb)
+            finally:
+                self._media.budget.release(loaded.pixels)
         except FoveaError as error:
             wrong = pb_utils.TritonError(f"{error.code}: {error.message}", pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(output_tensors=[], error=wrong)

@@ -9,6 +9,7 @@ GCE_METADATA_HOST name other servers, as for Google's own clients.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -44,6 +45,9 @@ def fetch(uri: str, folder: Path) -> int:
         url = f"{server}/storage/v1/b/{parts.netloc}/o/{quoted}?alt=media"
         with _open(url, token) as answer, path.open("wb") as file:
             shutil.copyfileobj(answer, file, 1 << 20)
+            # http.client reports no error if the connection ends too early.
+            if answer.length:
+                raise OSError(f"{name} is not complete: the connection ended {answer.length} bytes early")
     if not names:
         raise ValueError(f"{uri} holds no file")
     return len(names)
@@ -81,7 +85,7 @@ def main() -> int:
     """Run the program. Returns its exit status."""
     try:
         count = fetch(sys.argv[1], Path(sys.argv[2]))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, http.client.HTTPException) as error:
         print(f"fetch_model: {error}", file=sys.stderr)
         return 1
     print(f"fetch_model: {count} files in {sys.argv[2]}", file=sys.stderr)

@@ -32,9 +32,9 @@ export async function importHistory(history, file) {
   if (content?.format !== FORMAT || content.version !== VERSION) {
     throw new Error(`${file.name} is not an exported history of this page.`);
   }
-  const media = content.media.map(mediaItem);
+  const media = list(content.media).map(mediaItem);
   const known = new Map((await history.list()).map((record) => [record.id, record.updated]));
-  const records = content.conversations.map(conversation)
+  const records = list(content.conversations).map(conversation)
     .filter((record) => !(known.get(record.id) >= record.updated));
   await history.putAll(records, media);
   return records.length;
@@ -52,8 +52,8 @@ function mediaItem(item) {
 function conversation(record) {
   return {
     id: text(record.id), title: text(record.title), created: number(record.created),
-    updated: number(record.updated), chosen: Object.fromEntries(Object.entries(record.chosen).map(
-      ([parent, child]) => [parent, text(child)])), nodes: record.nodes.map(message),
+    updated: number(record.updated), chosen: Object.fromEntries(Object.entries(record.chosen ?? {}).map(
+      ([parent, child]) => [parent, text(child)])), nodes: list(record.nodes).map(message),
   };
 }
 
@@ -65,6 +65,11 @@ function message(node) {
   });
   return { ...known, role: node.role, id: text(node.id), parent: node.parent === null ? null : text(node.parent),
     text: text(node.text), ...(node.role === "user" ? { media } : {}) };
+}
+
+function list(value) {
+  if (!Array.isArray(value)) throw new Error("The file is damaged: a list is missing.");
+  return value;
 }
 
 function text(value) {

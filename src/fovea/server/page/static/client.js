@@ -17,6 +17,13 @@ export class Client {
   constructor(keys, askKey) {
     this.keys = keys;
     this.askKey = askKey;
+    this.asking = null;
+  }
+
+  // Ask the user for a key. Requests that fail meanwhile wait for the same answer.
+  askOnce(reason) {
+    this.asking ??= this.askKey(reason).finally(() => { this.asking = null; });
+    return this.asking;
   }
 
   // Send a request. After a 401 the user is asked for a key, and the request is sent again.
@@ -25,7 +32,7 @@ export class Client {
       const response = await this.send(path, options);
       if (response.ok) return response;
       const error = await errorOf(response);
-      if (response.status !== 401 || !(await this.askKey(error.message))) throw error;
+      if (response.status !== 401 || !(await this.askOnce(error.message))) throw error;
     }
   }
 
@@ -59,7 +66,7 @@ export class Client {
       });
       return await response.json();
     } catch (error) {
-      if (error.status === 404 || error.status === 501) {
+      if (error.status === 404 || error.code === "pdf_unavailable") {
         throw new ApiError(`This server does not read PDF files: ${error.message}`, error);
       }
       throw error;

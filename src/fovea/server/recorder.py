@@ -10,7 +10,7 @@ from fovea.server.access.caller import Caller
 from fovea.server.state import ServerState
 
 
-class Observed:
+class GenerationRecorder:
     """One generation that the engine has.
 
     media: images and videos of its prompt.

@@ -56,7 +56,7 @@ def grafana_files(spec: DeploySpec) -> Files:
     }
 
 
-def watching_checks(spec: DeploySpec) -> tuple[Check, ...]:
+def monitoring_checks(spec: DeploySpec) -> tuple[Check, ...]:
     """Return the checks of the files of Prometheus and Alertmanager."""
     if spec.monitoring is None:
         return ()

@@ -14,7 +14,7 @@ def bound_text(upper: float) -> str:
     return str(floatToGoString(upper))  # type: ignore[no-untyped-call]
 
 
-def renamed(family: Metric, alias: Alias, model: str) -> Metric:
+def copy_under_alias(family: Metric, alias: Alias, model: str) -> Metric:
     """Return a copy of a metric under another name, with the labels and the unit of that name.
 
     model: the served model's name.
