@@ -26,7 +26,7 @@ PROCESS = {
 }
 CGROUP = {
     "cgroup_memory_usage_bytes": "memory of all processes in this cgroup, file caches included",
-    "cgroup_memory_limit_bytes": "limit of the memory of all processes in this cgroup; +Inf: there is no limit",
+    "cgroup_memory_limit_bytes": "memory limit of all processes in this cgroup; +Inf: there is no limit",
 }
 _FILES = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))
 _NO_LIMIT = 2**60

@@ -111,7 +111,7 @@ GAUGES = {
 }
 COUNTERS = {
     "trace_spans_exported": "spans that the collector of traces took",
-    "trace_spans_dropped": "spans and traces that the collector did not get: too slow, unreachable, or refused",
+    "trace_spans_dropped": "spans and traces that the collector did not get: slow, unreachable, or refused",
     "draft_tokens": "tokens that were computed as drafts: expected ones, verified in one step",
     "accepted_draft_tokens": "drafts that became part of an answer",
     "grammar_hits": "answer formats that were compiled already",
@@ -209,7 +209,7 @@ FIGURES = frozenset(
 DEVICE_GAUGES = {
     "device_memory_used_bytes": "used memory of a GPU, of all processes",
     "device_memory_total_bytes": "memory of a GPU",
-    "device_utilization_share": "share of time in which a GPU ran at least one kernel, as the driver tells it",
+    "device_utilization_share": "share of time in which a GPU ran at least one kernel, says its driver",
     "device_temperature_celsius": "temperature of a GPU",
     "device_power_watts": "electric power that a GPU draws",
 }
