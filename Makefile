@@ -17,6 +17,8 @@
 # make bench-gateway  what the gateway costs and gains, into benchmarks/results/gateway_*.md (25 minutes)
 # make attack attack a running server in every known way, and measure what other clients see (6 minutes);
 #             PAGE=benchmarks/results/attack.md writes the page of results
+# make chaos  disturb a whole deployment for 20 minutes and check every answer, into docs/reliability.md (Linux, as root;
+#             CHAOS_MINUTES=60 for an hour)
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
 # make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
 PYTHON ?= python3
@@ -25,8 +27,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 FUZZ_SECONDS ?= 600
+CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack fuzz gpu wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack chaos fuzz gpu wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -114,6 +117,9 @@ bench-relevance: $(VENV)/.installed-dev
 
 attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack/run.py $(if $(PAGE),--page $(PAGE) --before benchmarks/attack/before.json) --json $(OUT)/attack.json
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos.run --minutes $(CHAOS_MINUTES) --page docs/reliability.md
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)

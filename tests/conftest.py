@@ -21,11 +21,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.thorough import DEFAULT, THOROUGH
+
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-settings.register_profile("fovea", deadline=None, max_examples=40)
-settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.register_profile("fovea", deadline=None, max_examples=DEFAULT)
+settings.register_profile("thorough", deadline=None, max_examples=THOROUGH)
 settings.load_profile("fovea")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

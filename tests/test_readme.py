@@ -22,6 +22,7 @@ pytestmark = pytest.mark.kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+SERVE = "import sys\nfrom fovea.cli.main import main\nsys.exit(main())"
 ENVIRONMENT = {
     **os.environ,
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -53,9 +54,7 @@ def port() -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number = int(probe.getsockname()[1])
-    server = subprocess.Popen(
-        [sys.executable, "-m", "fovea.cli.main", "serve", "--port", str(number)], cwd=ROOT, env=ENVIRONMENT
-    )
+    server = Fork(SERVE, ["serve", "--port", str(number)], ENVIRONMENT, ROOT)
     try:
         for _ in range(600):
             try:
@@ -67,7 +66,8 @@ def port() -> Iterator[int]:
         yield number
     finally:
         server.terminate()
-        assert server.wait(30) == 0
+        errors = server.communicate(timeout=30)[1]
+        assert server.returncode == 0, errors
 
 
 def test_ask() -> None:

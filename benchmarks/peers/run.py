@@ -29,7 +29,6 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-import page
 from earlier import earlier
 from instructions import ALL, AVX2, CHOICES, FILES, is_wide, pages
 from measure import Plan, measure
@@ -37,6 +36,7 @@ from process import Server, free_port
 from servers import NAMES, load, names
 from servers.base import Engine, Home, SetupError
 
+import page
 from checkpoint import write_checkpoint
 from fovea.bench.settings import FIXED, Shape
 from fovea.core.hardware import cpu_flags

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from fovea.access.bucket import MINUTE, TokenBucket
 from tests.core.test_ledger import Clock
+from tests.support.thorough import examples
 
 STEPS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 60)), max_size=60)
 """Seconds that pass, and the amount that is taken then."""
@@ -53,7 +54,7 @@ def test_the_used_share_stays_used_when_the_rate_changes() -> None:
     assert (bucket.per_minute, bucket.remaining) == (600, 150)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rate=st.integers(1, 60), start=st.floats(0, 1e7), steps=STEPS)
 def test_no_window_gets_more_than_its_rate_and_a_minutes_worth(
     rate: int, start: float, steps: list[tuple[float, int]]
@@ -74,7 +75,7 @@ def test_no_window_gets_more_than_its_rate_and_a_minutes_worth(
             assert total <= rate + rate * (time - taken[first][0]) / MINUTE + 1e-3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rate=st.integers(1, 10_000), start=st.floats(0, 1e7), steps=STEPS, charged=st.integers(0, 50_000))
 def test_waiting_as_long_as_promised_is_enough(
     rate: int, start: float, steps: list[tuple[float, int]], charged: int

@@ -22,10 +22,11 @@ from fovea.api.cutter import (
 from fovea.api.wire import MAX_TEXT, MAX_VALUES
 from fovea.core.errors import InvalidRequest
 from fovea.core.payload import Payload
+from tests.support.thorough import examples
 
 SLICE = 65536
 MIB = 1024 * 1024
-QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 PROSE = st.text(max_size=12) | st.sampled_from(
     [
         "x" * SHORT,

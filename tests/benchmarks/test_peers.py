@@ -15,11 +15,12 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "peers"))
 
 from earlier import earlier
 from instructions import ALL, AVX2, CHOICES, FILES, pages
-from page import chart, page
 from rows import ROWS, best_peer, figures, verdicts
 from sampling import BEYOND, OTHER, VECTOR, Samples, kind, next_instructions
 from servers import NAMES, ONLY_AVX2, load, names
 from servers.base import Home
+
+from page import chart, page
 
 BY_NAME = {row.name: row for row in ROWS}
 

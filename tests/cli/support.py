@@ -21,7 +21,6 @@ from fovea.cli.main import main
 from tests.support.forks import Fork
 
 TIMEOUT_S = 90.0
-COMMAND = (sys.executable, "-m", "fovea.cli.main")
 FORKED = "import sys\nfrom fovea.cli.main import main\nsys.exit(main())"
 
 
@@ -72,25 +71,13 @@ def start(*words: object, **variables: str) -> Fork:
     return Fork(FORKED, [str(word) for word in words], os.environ | SHORT | variables)
 
 
-def launch(*words: object, **variables: str) -> subprocess.Popen[str]:
-    """Start the command in a new process, which needs two seconds for imports. Its input is empty."""
-    return subprocess.Popen(
-        [*COMMAND, *map(str, words)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | SHORT | variables,
-    )
-
-
-def interrupt(process: subprocess.Popen[str] | Fork) -> Outcome:
+def interrupt(process: Fork) -> Outcome:
     """Send Ctrl-C, and return the outcome."""
     process.send_signal(signal.SIGINT)
     return finish(process)
 
 
-def finish(process: subprocess.Popen[str] | Fork) -> Outcome:
+def finish(process: Fork) -> Outcome:
     try:
         out, err = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:

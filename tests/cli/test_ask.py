@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 
 from fovea import Engine, VideoBudget
 from fovea.cli.show import write_text
-from tests.cli.support import Caller, finish, interrupt, launch, start
+from tests.cli.support import FORKED, SHORT, Caller, finish, interrupt, start
 from tests.support.clips import clip
+from tests.support.forks import Fork
 
 pytestmark = pytest.mark.kernels
 
 FEW = ("--max-tokens", "6")
 LONG = ("--max-tokens", "3500")
+IN_ASCII = "import sys\nsys.stdout.reconfigure(encoding='ascii', errors='strict')\n"
+"""Gives standard output the encoding that it has with PYTHONIOENCODING=ascii."""
 
 
 @pytest.fixture
@@ -265,7 +269,7 @@ def test_a_closed_pipe_is_no_error(tiny: Path, folder: Path) -> None:
 
 def test_characters_that_the_locale_cannot_write_are_escaped(tiny: Path, folder: Path) -> None:
     words = ("ask", folder / "a.png", "what?", "--model", tiny, "--max-tokens", 200, "--json")
-    outcome = finish(launch(*words, PYTHONIOENCODING="ascii"))
+    outcome = finish(Fork(IN_ASCII + FORKED, [str(word) for word in words], os.environ | SHORT))
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.isascii()
     assert json.loads(outcome.out)["usage"]["completion_tokens"] == 200

@@ -6,8 +6,6 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,20 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 from tests.cli.support import TIMEOUT_S, Caller
+from tests.support.forks import Fork
 
 FEW = ("--max-tokens", "5")
 IN_A_TERMINAL = """
-import fcntl, sys, termios
+import os, sys
+os.setsid()
+terminal = os.open(sys.argv.pop(1), os.O_RDWR)
+for number in range(3):
+    os.dup2(terminal, number)
+sys.stdin = open(0, closefd=False)
 from fovea.cli.main import main
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.exit(main())
 """
-"""Runs the command in a session with a terminal as standard input, so that Ctrl-C reaches it."""
+"""Runs the command in a session whose terminal is the first argument, so that Ctrl-C reaches it."""
 
 
 class Conversation:
@@ -137,12 +140,9 @@ class Terminal:
 
     def __init__(self, *words: object) -> None:
         self._fd, other = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", IN_A_TERMINAL, *map(str, words)],
-            stdin=other, stdout=other, stderr=other, start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
-        )  # fmt: skip
-        os.close(other)
+        arguments = [os.ttyname(other), *map(str, words)]
+        self.process = Fork(IN_A_TERMINAL, arguments, os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"})
+        self._other = other
         self.shown = ""
 
     def type(self, text: str) -> None:
@@ -159,6 +159,7 @@ class Terminal:
 
     def close(self) -> None:
         os.close(self._fd)
+        os.close(self._other)
 
 
 def test_in_a_terminal(tiny: Path, folder: Path) -> None:
@@ -176,5 +177,5 @@ def test_in_a_terminal(tiny: Path, folder: Path) -> None:
         assert "Traceback" not in terminal.shown
     finally:
         terminal.process.kill()
-        terminal.process.wait()
+        terminal.process.communicate()
         terminal.close()

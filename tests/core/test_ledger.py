@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from fovea.core.ledger import Ledger
+from tests.support.thorough import examples
 
 
 class Clock:
@@ -120,7 +121,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(ACTIONS, max_size=200))
 def test_it_agrees_with_a_naive_account(actions: list[tuple[str, str, int]]) -> None:
     clock, naive = Clock(), Naive([])

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from fovea.core.ledger import Ledger
 from fovea.media.cache import ENTRY_BYTES, ByteCache
+from tests.support.thorough import examples
 
 CAPACITY = 100
 SHARES = {"a": 0.3, "b": 0.5, "c": 1.0}
@@ -63,7 +64,7 @@ ACTIONS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(ACTIONS, max_size=80))
 def test_no_owner_exceeds_its_share_and_the_bytes_add_up(actions: list[tuple[str, str, int, int]]) -> None:
     """A client that floods a cache with a share of 0.3 leaves at least 0.7 of it to the others."""

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from fovea.dialects.dialect import FORMATS, THINK, Dialect
 from fovea.dialects.reader import AnswerReader
 from tests.dialects.support import SCHEMAS, Call, Parts, join, tool, write
+from tests.support.thorough import examples
 
 PARIS = Call("get_weather", {"city": "Paris"})
 RICH = Call(
@@ -397,7 +398,7 @@ FRAGMENTS = st.sampled_from(
 
 
 @forms
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(fragments=st.lists(FRAGMENTS, max_size=12))
 def test_no_character_of_text_without_calls_is_lost(form: str, fragments: list[str]) -> None:
     text = "".join(fragments)
@@ -412,7 +413,7 @@ VALUES = st.recursive(
 
 
 @forms
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(city=st.text(max_size=20), where=st.dictionaries(st.text(max_size=4), VALUES, max_size=3))
 def test_any_arguments_are_read_as_they_were_written(form: str, city: str, where: dict[str, Any]) -> None:
     call = Call("get_weather", {"city": city.replace("</parameter>", ""), "where": where})

@@ -50,7 +50,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         pytest.skip("this machine cannot run the C++ kernels")
     settings = native if library() is not None else {"dtype": "float32"}
     with Engine.from_pretrained(
-        "fovea-tiny", kv_cache_mib=64, threads=1, device="cpu", **settings
+        "fovea-tiny", kv_cache_mib=16, threads=1, device="cpu", **settings
     ) as machine:
         yield machine
 

@@ -319,7 +319,7 @@ def test_requests_during_shutdown_get_an_answer_or_an_error(qwen: Path) -> None:
 
 def test_a_second_request_with_the_same_id_is_refused_and_the_first_continues(machine: Engine) -> None:
     """Once, a second request with the same id replaced the first one, and the mixture killed the engine."""
-    long = {**GREEDY, "max_tokens": 400}
+    long = {**GREEDY, "max_tokens": 150}
     truth = machine.generate(ask("one"), **long).token_ids[0]
     first = machine.iterate(GenerationRequest("same", ask("one"), machine.sampling(long)))
     head = next(first)

@@ -162,14 +162,22 @@ def answered_or_refused(machine: Engine, build: Callable[[], GenerationRequest])
     return "answered"
 
 
-@pytest.fixture(autouse=True)
-def nothing_changes(machine: Engine) -> Iterator[None]:
-    """A normal request gets exactly the same answer before and after, and nothing leaks."""
-    normal = {"temperature": 0.8, "seed": 3, "max_tokens": 8, "ignore_eos": True}
+def normal_answer(machine: Engine) -> tuple[tuple[int, ...], ...]:
     prompt = ask("the red circle", picture(1))
-    before = machine.generate(prompt, **normal).token_ids
+    return machine.generate(prompt, temperature=0.8, seed=3, max_tokens=8, ignore_eos=True).token_ids
+
+
+@pytest.fixture(scope="module")
+def before(machine: Engine) -> tuple[tuple[int, ...], ...]:
+    """The answer to a normal request before all tests."""
+    return normal_answer(machine)
+
+
+@pytest.fixture(autouse=True)
+def nothing_changes(machine: Engine, before: tuple[tuple[int, ...], ...]) -> Iterator[None]:
+    """After each test, a normal request gets exactly the same answer as before, and nothing leaks."""
     yield
-    assert machine.generate(prompt, **normal).token_ids == before
+    assert normal_answer(machine) == before
     assert machine.stats()["failed_steps"] == 0
     assert machine.status == "ready"
     assert_idle(machine)

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, GenerationRequest
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
+from tests.support.thorough import is_thorough
 
 TOKENS = 16
 PROMPTS: dict[str, ChatPrompt] = {
@@ -85,7 +86,18 @@ STATES: dict[str, dict[str, Any]] = {
 """Settings of the states of recurrent layers, which only one of the models has."""
 
 
-@pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS.keys())
+FEW = ("chunks that end inside images", "blocks of five tokens")
+"""The settings that the default tests try with every model. They try the others with the first model."""
+CASES = [
+    pytest.param(
+        model, config, id=f"{model}-{name}", marks=[] if model == "qwen" or name in FEW else pytest.mark.slow
+    )
+    for model in FOLDERS
+    for name, config in SETTINGS.items()
+]
+
+
+@pytest.mark.parametrize(("folder", "config"), CASES, indirect=["folder"])
 def test_answers_in_batches_and_repeated_under_any_setting(
     folder: Path, truth: Answers, config: dict[str, Any]
 ) -> None:
@@ -138,9 +150,14 @@ def test_answers_from_cold_and_filled_caches(folder: Path, truth: Answers) -> No
         assert machine.stats()["images_encoded"] == 1, "a cached image was encoded again"
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(n, marks=[] if n in ("qwen", "hybrid") else pytest.mark.slow) for n in FOLDERS],
+    indirect=True,
+)
 def test_caches_cleared_at_any_moment(folder: Path, truth: Answers) -> None:
     rng = random.Random(5)
-    names = [rng.choice(list(PROMPTS)) for _ in range(16)]
+    names = [rng.choice(list(PROMPTS)) for _ in range(16 if is_thorough() else 10)]
     with engine(folder, max_step_tokens=9) as machine, ThreadPoolExecutor(4) as pool:
         running = [pool.submit(one, machine, name) for name in names]
         for future in running:

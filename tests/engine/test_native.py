@@ -29,7 +29,7 @@ KINDS = ("describe", "counting", "reading", "json", "motion", "listing", "positi
 
 
 def bundled(**settings: object) -> Engine:
-    return Engine.from_pretrained("fovea-tiny", kv_cache_mib=64, threads=1, device="cpu", **settings)
+    return Engine.from_pretrained("fovea-tiny", kv_cache_mib=16, threads=1, device="cpu", **settings)
 
 
 @pytest.fixture(scope="module", params=["none", "int8", "int4"])

@@ -15,6 +15,7 @@ from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
 from fovea.kernels.attention import Heads, attend, store
 from fovea.kernels.torch.kernels import PLAIN
+from tests.support.thorough import examples
 
 pytestmark = pytest.mark.kernels
 
@@ -62,7 +63,7 @@ def check(spans: list[tuple[int, int]], size: int, heads: tuple[int, int], seed:
         row += item.count
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=6),
     size=st.sampled_from([1, 3, 16]),

@@ -25,6 +25,7 @@ from fovea.kernels.choose import choose
 from fovea.kernels.flash import attention as flash
 from fovea.kernels.torch.kernels import PLAIN
 from tests.support import fake_flashinfer
+from tests.support.thorough import examples
 
 CPU, HALF, DIM, SCALE = torch.device("cpu"), torch.float16, 8, 0.3
 HEADS = Heads(4, 2, 64)
@@ -83,7 +84,7 @@ def check(ours: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, work: list[
         row += item.count
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 40), st.integers(2, 20)), min_size=1, max_size=6),
     size=st.sampled_from([1, 3, 16]),

@@ -25,6 +25,7 @@ from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.native.product import ACTIVATIONS
 from fovea.kernels.native.weights import PackedWeight, weight_rows
 from fovea.kernels.torch.kernels import TorchKernels
+from tests.support.thorough import examples
 
 pytestmark = pytest.mark.kernels
 
@@ -91,7 +92,7 @@ def test_ordinary_weights_take_twelve_bits_and_unusual_ones_stay_plain(native: N
     assert unusual.nbytes == 640 * 896 * 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.sampled_from([1, 2, 5, 6, 7, 8, 12, 13, 31, 200]),
     n=st.sampled_from([2, 30, 64, 65, 130, 256]),

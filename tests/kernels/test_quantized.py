@@ -25,6 +25,7 @@ from fovea.kernels.quantize import (
     quantize_rows,
 )
 from fovea.kernels.torch.kernels import TorchKernels
+from tests.support.thorough import examples
 
 pytestmark = pytest.mark.kernels
 
@@ -73,7 +74,7 @@ def test_quantized_weights_equal_the_twins(
 
 
 @EVERY_FORMAT
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.sampled_from([1, 2, 5, 6, 7, 12, 13, 31, 200, 600]),
     n=st.sampled_from([1, 30, 64, 65, 130, 256]),

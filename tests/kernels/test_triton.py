@@ -7,8 +7,6 @@ Kernels with products are not tested in bfloat16, because the interpreter multip
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +31,7 @@ from fovea.kernels.torch.kernels import PLAIN
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 from fovea.kernels.triton.kernels import TritonKernels
+from tests.support.forks import Fork
 
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 24)
@@ -115,8 +114,18 @@ def check(
     return plan
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [
+        ((6, 2), torch.float32),
+        ((7, 1), torch.float16),
+        pytest.param((4, 4), torch.float32, marks=pytest.mark.slow),
+        pytest.param((7, 1), torch.float32, marks=pytest.mark.slow),
+        pytest.param((4, 4), torch.float16, marks=pytest.mark.slow),
+        pytest.param((6, 2), torch.float16, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_decodes_of_any_length(heads: tuple[int, int], dtype: torch.dtype) -> None:
     """The lengths are one token, the end of a tile, one token more, and several splits.
 
@@ -132,7 +141,7 @@ def test_decodes_of_any_length(heads: tuple[int, int], dtype: torch.dtype) -> No
     assert plan.decodes[0].shared is None
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1)], ids=str)
+@pytest.mark.parametrize("heads", [pytest.param((4, 4), marks=pytest.mark.slow), (6, 2), (7, 1)], ids=str)
 def test_a_shared_prefix_is_read_once_and_changes_nothing(
     heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,15 +218,10 @@ def test_triton_without_a_gpu_is_refused_with_the_reason(monkeypatch: pytest.Mon
 def test_every_kernel_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
     """The compiler refuses some code that the interpreter accepts. Compiling needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.support.compile_triton"],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert [line.split(":")[0] for line in process.stdout.splitlines()] == [
+    code = "import runpy\nrunpy.run_module('tests.support.compile_triton', run_name='__main__')"
+    process = Fork(code, [], environment | {"TRITON_CACHE_DIR": str(tmp_path)}, Path(__file__).parents[2])
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert [line.split(":")[0] for line in printed.splitlines()] == [
         "norm", "add and norm", "silu", "rotate", "decode", "decode after a share", "share", "merge",
     ]  # fmt: skip

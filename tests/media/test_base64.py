@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from fovea.core.errors import InvalidImage
 from fovea.media.base64 import decode_base64
 from fovea.media.kind import IMAGE
+from tests.support.thorough import examples
 
-QUICK = settings(max_examples=400, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)
 WHITESPACE = " \t\r\n\f\v"
 MOST = 1000
 

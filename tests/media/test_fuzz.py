@@ -17,10 +17,11 @@ from fovea.media.image.probe import peek
 from fovea.media.limits import MediaLimits
 from fovea.media.source import InlineSource, parse_source
 from tests.media.samples import FORMATS, animation, encode, exif, picture, sample, with_jpeg_segment
+from tests.support.thorough import examples
 
 # Small limits: a corrupted header may claim a large size within the limits, which takes long to decode.
 LIMITS = MediaLimits(max_pixels=1_000_000, first_frame_of_animation=True)
-SETTINGS = settings(max_examples=150, deadline=2000)
+SETTINGS = settings(max_examples=examples(150), deadline=2000)
 
 SEEDS = [
     *(sample(kind) for kind in FORMATS),
@@ -61,7 +62,7 @@ def test_random_bytes(data: bytes, head: bytes) -> None:
     survives(head + data)
 
 
-@settings(SETTINGS, max_examples=600)
+@settings(SETTINGS, max_examples=examples(600))
 @given(st.sampled_from(SEEDS), edits, st.floats(0, 1))
 def test_corrupted_pictures(data: bytes, changes: list[tuple[float, bytes, int]], keep: float) -> None:
     for where, new, drop in changes:
@@ -70,7 +71,7 @@ def test_corrupted_pictures(data: bytes, changes: list[tuple[float, bytes, int]]
     survives(data if keep > 0.3 else data[: int(keep * 3 * len(data))])
 
 
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=examples(300))
 @given(st.sampled_from(SEEDS), st.integers(0, 120), st.binary(min_size=1, max_size=4))
 def test_corrupted_headers(data: bytes, at: int, new: bytes) -> None:
     survives(data[:at] + new + data[at + len(new) :])

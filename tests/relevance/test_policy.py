@@ -14,6 +14,7 @@ from fovea.relevance.balancing import Ways
 from fovea.relevance.policy import LARGE_IMAGE, ONE_REGION_COMPRESS, attend, content_mask, first_view, score
 from fovea.relevance.realizing import shape_within, whole
 from fovea.relevance.regions import SIDE
+from tests.support.thorough import examples
 
 sides = st.integers(1, 48)
 large_sides = st.integers(23, 60)
@@ -31,7 +32,7 @@ def maps(seed: int, rows: int, columns: int, filled: float) -> tuple[np.ndarray,
     return draw.random((rows, columns)).astype(np.float32), draw.random((rows, columns)) < filled
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     sizes,
     ratios,
@@ -76,7 +77,7 @@ def test_layouts_have_exactly_the_total(
     assert repeated == result
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     sizes,
     st.one_of(ratios, st.sampled_from((1, 2, 3, 4, 5))),

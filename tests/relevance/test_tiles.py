@@ -14,6 +14,7 @@ from fovea.relevance.pipeline import realize, survey
 from fovea.relevance.policy import Allocation
 from fovea.relevance.realizing import whole
 from fovea.relevance.tiles import Tiling, attend_tiles, kept_tokens, needed_tiles
+from tests.support.thorough import examples
 
 tilings = st.builds(
     Tiling,
@@ -77,7 +78,7 @@ def test_regions_by_hand() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(tilings, shares, seeds)
 def test_totals_are_exact_and_include_the_whole(tiling: Tiling, share: float, seed: int) -> None:
     result, total = allocate_tiles(tiling, share, seed)
@@ -97,7 +98,7 @@ def test_totals_are_exact_and_include_the_whole(tiling: Tiling, share: float, se
     assert all(view.native for view in rest)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(tilings, shares, seeds)
 def test_kept_tokens_are_ascending_indices_of_all_tokens(tiling: Tiling, share: float, seed: int) -> None:
     result, total = allocate_tiles(tiling, share, seed)
@@ -108,7 +109,7 @@ def test_kept_tokens_are_ascending_indices_of_all_tokens(tiling: Tiling, share: 
     assert numbers[-1] < tiling.base + tokens(tiling)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(tilings, shares, seeds)
 def test_each_tile_keeps_its_most_relevant_cells(tiling: Tiling, share: float, seed: int) -> None:
     """The relevance of a newline is the mean of its row."""
@@ -126,7 +127,7 @@ def test_each_tile_keeps_its_most_relevant_cells(tiling: Tiling, share: float, s
             assert inside[chosen].min() >= inside[~chosen].max()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(tilings, shares, seeds)
 def test_needed_tiles_are_those_with_kept_cells(tiling: Tiling, share: float, seed: int) -> None:
     """A tile of which only newlines are kept is not needed, because newlines are not encoded."""

@@ -14,9 +14,10 @@ import pytest
 from fovea import Engine
 from fovea.server.settings import ServerSettings
 from tests.server.support import Server, chat, data_url, image, picture, running, until, user
+from tests.support.thorough import is_thorough
 
 CHAT = "/v1/chat/completions"
-REQUESTS = 36
+REQUESTS = 36 if is_thorough() else 24
 DISCONNECT_EVERY = 3
 """Every third client disconnects early."""
 

@@ -29,10 +29,11 @@ from fovea.server.bodies.settings import BodySettings
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import Server, data_url, image, picture, running, until, user
+from tests.support.thorough import examples
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 BOUNDED = settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     derandomize=True,
     database=None,
@@ -63,6 +64,7 @@ def http(fuzzed: Server) -> Iterator[httpx.Client]:
         yield client
 
 
+schemathesis.serializer.alias("application/pdf", "application/octet-stream")
 DESCRIPTION = create_app(Script()).openapi()
 OPERATIONS = [(path, method) for path, operations in DESCRIPTION["paths"].items() for method in operations]
 
@@ -81,7 +83,7 @@ def test_openapi_description(schema: schemathesis.BaseSchema, fuzzed: Server, pa
     if operation.body:
         requests |= operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
 
-    @settings(BOUNDED, max_examples=16)
+    @settings(BOUNDED, max_examples=examples(16))
     @given(requests)
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
@@ -221,7 +223,7 @@ def test_unspoiled_bodies_are_accepted(http: httpx.Client, kind: str, body: Any)
     assert http.post(PATHS[kind], json=body).status_code == 200
 
 
-@settings(BOUNDED, max_examples=400)
+@settings(BOUNDED, max_examples=examples(400))
 @given(spoiled_bodies())
 def test_spoiled_bodies(fuzzed: Server, http: httpx.Client, case: tuple[str, Any]) -> None:
     kind, body = case
@@ -231,7 +233,7 @@ def test_spoiled_bodies(fuzzed: Server, http: httpx.Client, case: tuple[str, Any
     )
 
 
-@settings(BOUNDED, max_examples=100)
+@settings(BOUNDED, max_examples=examples(100))
 @given(st.data())
 def test_images_with_a_few_wrong_bytes(fuzzed: Server, http: httpx.Client, data: st.DataObject) -> None:
     png = bytearray(picture(32, 32))
@@ -243,7 +245,7 @@ def test_images_with_a_few_wrong_bytes(fuzzed: Server, http: httpx.Client, data:
     )
 
 
-@settings(BOUNDED, max_examples=100)
+@settings(BOUNDED, max_examples=examples(100))
 @given(st.binary(max_size=200))
 def test_random_bytes(fuzzed: Server, http: httpx.Client, content: bytes) -> None:
     assert_answer_or_error(

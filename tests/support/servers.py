@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.forks import Fork
+
 BACKEND = Path(__file__).parents[2] / "benchmarks" / "gateway" / "backend.py"
 READY_S, STOP_S, POLL_S = 60.0, 10.0, 0.02
 
@@ -65,7 +67,31 @@ def started(command: Sequence[str], ports: Sequence[int], log: Path) -> Iterator
         stop(process)
 
 
-def wait_until_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+INTO_A_FILE = """
+import os, sys
+os.setsid()
+log = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT, 0o644)
+os.dup2(log, 1)
+os.dup2(log, 2)
+from fovea.cli.main import main
+sys.exit(main())
+"""
+"""Runs a command of fovea in a process group of its own. Its output goes to the file `sys.argv[1]`."""
+
+
+@contextlib.contextmanager
+def forked(words: Sequence[str], port: int, log: Path) -> Iterator[Fork]:
+    """Run a command of fovea as `started` runs a program, in a fork that has already imported everything."""
+    process = Fork(INTO_A_FILE, [str(log), *words], os.environ)
+    try:
+        wait_until_listening(process, port, log)
+        yield process
+    finally:
+        stop(process)
+        process.communicate()
+
+
+def wait_until_listening(process: subprocess.Popen[bytes] | Fork, port: int, log: Path) -> None:
     """Wait until a connection to a port succeeds.
 
     Raises RuntimeError if the process ends, or it takes too long.
@@ -89,7 +115,7 @@ def wait_until_ready(url: str) -> None:
     raise RuntimeError(f"{url} is not answered with 200")
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes] | Fork) -> None:
     """Ask a process group to end, wait, and kill the rest."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
@@ -290,11 +316,8 @@ def fovea_gateway(urls: Sequence[str], *options: str) -> Iterator[str]:
     """
     port = free_port()
     backends = [part for url in urls for part in ("--backend", url)]
-    command = [sys.executable, "-m", "fovea.cli.main", "gateway", *backends, "--port", str(port)]
-    with (
-        folder("gateway") as home,
-        started([*command, "--lame-duck-s", "0", "--drain-seconds", "1", *options], [port], home / "log"),
-    ):
+    command = ["gateway", *backends, "--port", str(port), "--lame-duck-s", "0", "--drain-seconds", "1"]
+    with folder("gateway") as home, forked([*command, *options], port, home / "log"):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -15,6 +15,7 @@ from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
 from tests.support.disks import arrays_of
+from tests.support.thorough import examples
 
 KEYS = st.sampled_from("abcdef")
 FOREIGN = b"not an entry"
@@ -174,4 +175,4 @@ class DiskMachine(RuleBasedStateMachine):
 
 
 TestDiskMachine = DiskMachine.TestCase
-TestDiskMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestDiskMachine.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)

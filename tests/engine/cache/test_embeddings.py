@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fovea.engine.cache.embeddings import EmbeddingCache
+from tests.support.thorough import examples
 
 
 def test_the_least_recently_used_output_is_evicted_first() -> None:
@@ -131,4 +132,4 @@ class EmbeddingMachine(RuleBasedStateMachine):
 
 
 TestEmbeddingMachine = EmbeddingMachine.TestCase
-TestEmbeddingMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEmbeddingMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.host import HostStore
 from tests.support.disks import Clock
+from tests.support.thorough import examples
 
 
 def keep(store: HostStore[str], key: str, size: int = 10, created: float = 0.0) -> bool:
@@ -193,4 +194,4 @@ class TwoTiers(RuleBasedStateMachine):
 
 
 TestTwoTiers = TwoTiers.TestCase
-TestTwoTiers.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTwoTiers.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)

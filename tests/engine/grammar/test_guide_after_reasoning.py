@@ -16,6 +16,7 @@ from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.guide import Guide, Guides
 from fovea.engine.grammar.trial import END, byte_vocabulary
 from fovea.engine.request.answer import ReasoningCount
+from tests.support.thorough import examples
 
 MARK = tuple(b"</t>")
 THOUGHT = list(b"hm {")
@@ -101,7 +102,7 @@ def test_the_first_mark_counts() -> None:
 TOKENS = st.sampled_from([*b"</t>yesno "])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(tokens=st.lists(TOKENS, max_size=30), lengths=st.lists(st.integers(0, 30), max_size=6))
 def test_any_way_to_an_answer_ends_at_the_same_place(tokens: list[int], lengths: list[int]) -> None:
     """Rollbacks to any length, over the mark and back, leave no trace."""

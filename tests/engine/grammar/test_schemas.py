@@ -37,8 +37,8 @@ def check(schema: Schema, answer: Completion) -> None:
     assert not errors, (schema, answer.text, errors)
 
 
-def run(engine: Engine, rounds: int) -> None:
-    jobs = [(schema, 1.5 * (number % 7) / 6, number) for number, schema in enumerate(ALL * rounds)]
+def run(engine: Engine, schemas: list[Schema]) -> None:
+    jobs = [(schema, 1.5 * (number % 7) / 6, number) for number, schema in enumerate(schemas)]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda job: ask(engine, *job), jobs))
     complete = 0
@@ -51,9 +51,10 @@ def run(engine: Engine, rounds: int) -> None:
 
 
 def test_every_answer_is_valid(engine: Engine) -> None:
-    run(engine, 1)
+    """Every third schema."""
+    run(engine, ALL[::3])
 
 
 @pytest.mark.slow
 def test_a_thousand_answers_are_valid(engine: Engine) -> None:
-    run(engine, 5)
+    run(engine, ALL * 5)

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fovea.engine.kv.blocks import BlockPool
+from tests.support.thorough import examples
 
 
 def test_a_new_pool_hands_out_every_block_once() -> None:
@@ -169,4 +170,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -15,6 +15,7 @@ from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence
 from fovea.kernels.slots import NOTHING
 from tests.support.brains import SlotRunner, answer, rows, scheduler, sequence
+from tests.support.thorough import examples
 
 BLOCK = 4
 
@@ -182,7 +183,7 @@ def check_slots(plan: StepPlan) -> None:
             assert writers.get(work.state.source, work.seq.id) == work.seq.id
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_schedule_with_few_slots_gives_the_same_answers(seed: int) -> None:
     """Random requests, drafts, failures and lost caches, with 2 to 20 slots: right answers, and no leak."""

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.sequence import Sequence
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
+from tests.support.thorough import examples
 
 CAT = [1, ("cat", 10), 2]
 DOG = [1, ("dog", 10), 2]
@@ -170,4 +171,4 @@ class HostMachine(RuleBasedStateMachine):
 
 
 TestHostMachine = HostMachine.TestCase
-TestHostMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestHostMachine.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)

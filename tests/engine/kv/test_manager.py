@@ -12,6 +12,7 @@ from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.match import PrefixMatch
 from fovea.engine.sequence import Sequence
 from tests.support.brains import sequence
+from tests.support.thorough import examples
 
 NOTHING = PrefixMatch(())
 
@@ -218,4 +219,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestManagerMachine.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)

@@ -23,6 +23,7 @@ from fovea.engine.models.internvl import InternVL
 from fovea.engine.models.names import canonical
 from fovea.engine.models.weights import load_weights, read_header, shard_files
 from tests.support.checkpoints import ARCHITECTURES, write
+from tests.support.thorough import examples
 
 CONFIG = EngineConfig.of(dtype="float32", device="cpu", kv_blocks=16)
 WEIGHTS = "model.safetensors"
@@ -305,7 +306,9 @@ def test_names_of_internvl_in_both_layouts(stored: str, name: str) -> None:
     assert canonical(stored, rules) == name
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_any_damage_to_a_header_is_a_checkpoint_error(tmp_path: Path, data: st.DataObject) -> None:
     """Bytes are changed, removed or added. Either the file is still read, or CheckpointError is raised."""

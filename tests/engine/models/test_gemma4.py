@@ -34,7 +34,7 @@ def pair(
 ) -> Iterator[tuple[Engine, Reference]]:
     folder = write_gemma4(tmp_path_factory.mktemp(request.param), **SIZES[request.param])
     with Engine.from_pretrained(
-        str(folder), dtype="float32", kv_cache_mib=64, threads=1, max_step_tokens=32
+        str(folder), dtype="float32", kv_cache_mib=16, threads=1, max_step_tokens=32
     ) as engine:
         yield engine, Reference(Path(folder))
 
@@ -67,7 +67,7 @@ def test_log_probabilities_agree(pair: tuple[Engine, Reference]) -> None:
 
 def test_layers_without_own_keys_compute_only_rows_that_are_read(tmp_path: Path) -> None:
     """These are the last row of a prompt, and no row of a part of a prompt that others follow."""
-    config = EngineConfig.of(dtype="float32", kv_cache_mib=64, threads=1, max_step_tokens=16)
+    config = EngineConfig.of(dtype="float32", kv_cache_mib=16, threads=1, max_step_tokens=16)
     loaded = load_model(str(write_gemma4(tmp_path)), config)
     rows: list[list[int]] = [[], []]
     for counts, layer in zip(

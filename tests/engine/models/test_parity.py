@@ -14,8 +14,9 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.reference import Reference
+from tests.support.thorough import is_thorough
 
-TOKENS = 64
+TOKENS = 64 if is_thorough() else 12
 SIZES = [(130, 90), (60, 200), (231, 57), (100, 100), (33, 47)]
 COMMON = ("qwen3_vl", "llava_onevision")
 """Architectures that the default tests ask everything.
@@ -51,7 +52,7 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Reference]]:
     folder = write(request.param, tmp_path_factory.mktemp(request.param))
-    with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=64, threads=1) as engine:
+    with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=16, threads=1) as engine:
         yield engine, Reference(Path(folder))
 
 

@@ -106,7 +106,7 @@ def test_answers_equal_those_of_transformers(architecture: str, tmp_path: Path) 
         assert answers[0] != answers[1], "the windows do not matter for this prompt"
 
 
-@pytest.mark.parametrize("architecture", ["pixtral", "qwen2_vl"])
+@pytest.mark.parametrize("architecture", ["pixtral", pytest.param("qwen2_vl", marks=pytest.mark.slow)])
 def test_batches_chunks_and_preemption_change_no_answer(architecture: str, tmp_path: Path) -> None:
     """Pixtral's decoder has windows in all layers, so the blocks of layers without one have no layers."""
     folder = with_windows(architecture, tmp_path, CASES[architecture][0])

@@ -25,6 +25,7 @@ from tests.support import video_reference as oracle
 from tests.support.checkpoints import write
 from tests.support.clips import noise
 from tests.support.reference import Reference
+from tests.support.thorough import examples
 
 TOKENS = 32
 # frames, width, height, frames per second
@@ -46,7 +47,7 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Reference]]:
     folder = write(request.param, tmp_path_factory.mktemp(request.param))
-    with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=64, threads=1) as engine:
+    with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=16, threads=1) as engine:
         yield engine, Reference(Path(folder))
 
 
@@ -134,7 +135,7 @@ def _norm(reference: Reference) -> tuple[list[float], list[float]]:
     return (half, half) if reference.kind in NEWEST else (processor.image_mean, processor.image_std)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     newest=st.booleans(),
     total=st.integers(2, 3000),
@@ -154,7 +155,7 @@ def test_sampled_frames_equal_those_of_transformers(
     assert list(rule.indices(video, VideoBudget())) == [min(index, total - 1) for index in theirs]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     width=st.integers(8, 2000), height=st.integers(8, 2000), frames=st.integers(2, 64),
     low=st.integers(1, 200), high=st.integers(200, 2000),

@@ -14,6 +14,7 @@ from fovea.engine.reduce.base import ReducedTokens, ReductionInput
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.visual_budget.methods import METHODS
 from tests.support.reduction import reduction_input
+from tests.support.thorough import examples
 
 NAMES = [name for name, method in METHODS.items() if method.kind == "encoder"]
 every_method = pytest.mark.parametrize("name", NAMES)
@@ -32,7 +33,7 @@ def cases(draw: st.DrawFn) -> tuple[ReductionInput, int]:
 
 @every_method
 @given(cases())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_exact_number_of_tokens_each_once_in_order(name: str, case: tuple[ReductionInput, int]) -> None:
     image, keep = case
     output = reducer(name).reduce(image, keep)

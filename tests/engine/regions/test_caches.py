@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from fovea.engine.vision.qwen import QwenVisionTower
 from tests.engine.test_losing_caches import lose_something
 from tests.support.engines import ask, assert_idle, engine, picture
 from tests.support.reduced import GREEDY, features_of, patchy_page, prepared_prompt, reduced_prompt
+from tests.support.thorough import is_thorough
 
 Checkpoints = Callable[[str], Path]
 Grid = tuple[int, int, int]
 SMALL, LARGE = picture(21, 190, 130), patchy_page(22, 700, 1000)
+MEDIUM = patchy_page(23, 420, 600)
 
 
 @pytest.fixture
@@ -189,7 +192,9 @@ def test_questions_share_the_kv_of_methods_that_do_not_use_the_question(
     machine: Engine, bare: Engine
 ) -> None:
     for method in ("uniform", "dart", "visionzip", "resize"):
-        one, two = (reduced_prompt(words, LARGE, method=method, keep=0.5) for words in ("what?", "how many?"))
+        one, two = (
+            reduced_prompt(words, MEDIUM, method=method, keep=0.5) for words in ("what?", "how many?")
+        )
         generate(machine, one)
         other = generate(machine, two)
         assert other.token_ids == generate(bare, two).token_ids
@@ -201,7 +206,7 @@ def test_questions_do_not_share_the_kv_of_methods_that_use_the_question(
 ) -> None:
     for method in ("dart_query", "dart_k", "dpp_query", "fastv", "relevance"):
         one, two = (
-            reduced_prompt(words, LARGE, method=method, keep=0.5) for words in ("what?", "how many are red?")
+            reduced_prompt(words, MEDIUM, method=method, keep=0.5) for words in ("what?", "how many are red?")
         )
         generate(machine, one)
         other = generate(machine, two)
@@ -288,6 +293,13 @@ MIXED = [
 ]
 
 
+@cache
+def answers_alone(folder: Path) -> list[tuple[tuple[int, ...], ...]]:
+    """The answers to MIXED, one at a time, of an engine without caches."""
+    with engine(folder, prefix_cache=False, embed_cache_mib=0, region_cache_mib=0, max_running=1) as alone:
+        return [generate(alone, prompt).token_ids for prompt in MIXED]
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "settings",
@@ -304,8 +316,7 @@ def test_entries_are_lost_during_a_run(
     if "embed_disk_dir" in settings:
         settings = {**settings, "embed_disk_dir": str(tmp_path / "disk")}
     folder = checkpoint("qwen3_vl")
-    with engine(folder, prefix_cache=False, embed_cache_mib=0, region_cache_mib=0, max_running=1) as alone:
-        truth = [generate(alone, prompt).token_ids for prompt in MIXED]
+    truth = answers_alone(folder)
     rng = random.Random(seed)
     with engine(folder, **settings) as machine:
         step, regions = machine.loop._step, machine._regions
@@ -318,7 +329,7 @@ def test_entries_are_lost_during_a_run(
             step()
 
         machine.loop._step = step_and_lose  # type: ignore[method-assign]
-        order = [rng.randrange(len(MIXED)) for _ in range(16)]
+        order = [rng.randrange(len(MIXED)) for _ in range(16 if is_thorough() else 10)]
         with ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda i: generate(machine, MIXED[i]).token_ids, order))
         assert answers == [truth[i] for i in order]

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from fovea.engine.request.detokenize import REPLACEMENT, TextStream
 from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
+from tests.support.thorough import examples
 
 Decode = Callable[[Sequence[int]], str]
 WORDS = tokenizer(QWEN_TEMPLATE)
@@ -53,7 +54,7 @@ def test_parts_are_the_whole_text_and_no_part_ends_in_half_a_character(text: str
             assert not any(part.endswith(REPLACEMENT) for part in shown)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.integers(0, len(WORDS) - 1), max_size=30))
 def test_the_parts_of_any_tokens_add_up_to_their_text(ids: list[int]) -> None:
     """A model may write bytes that are no text.
@@ -147,7 +148,7 @@ LETTERS = st.text(st.sampled_from("ab漢😀"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("ab漢😀"), min_size=1, max_size=5), max_size=4)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(LETTERS, STOPS, st.booleans())
 def test_the_text_ends_before_the_first_stop_string_and_never_shows_a_part_of_it(
     text: str, stop: list[str], by_bytes: bool

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fovea.engine.request.pixel_pool import PATIENCE_S, Claim, PixelPool
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from tests.support.disks import Clock
+from tests.support.thorough import examples
 
 PLAN = VisualPlan(1, 1, 1, (1, 2, 2), "@", "plan")
 
@@ -225,4 +226,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from fovea.engine.request.detokenize import TextStream
 from fovea.engine.request.stop_strings import StopSearch
+from tests.support.thorough import examples
 
 LETTERS = st.text("ab", min_size=1, max_size=7)
 
@@ -29,7 +30,7 @@ class NaiveSearch:
         return text[: len(text) - keep], False
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(stops=st.lists(LETTERS, max_size=4), parts=st.lists(st.text("abc", max_size=5), max_size=12))
 def test_stop_strings_are_found_as_by_a_plain_search(stops: list[str], parts: list[str]) -> None:
     search, naive = StopSearch(stops), NaiveSearch(stops)

@@ -16,6 +16,7 @@ from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution
 from fovea.engine.sample.sampler import SampledToken, Sampler
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
+from tests.support.thorough import examples
 
 EOS = 3
 PARAMS = st.fixed_dictionaries(
@@ -42,7 +43,7 @@ def sample(rows: torch.Tensor, params: list[dict[str, Any]], *, batched: bool) -
     return [pick for pick in picks if isinstance(pick, SampledToken)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     params=st.lists(PARAMS, min_size=1, max_size=6),
     size=st.sampled_from([1, 50, 3000]),

@@ -17,6 +17,7 @@ from fovea.engine.sample.logits import distribution
 from fovea.engine.sample.sampler import LOWEST_LOGPROB, SampledToken, Sampler
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
+from tests.support.thorough import examples
 
 SIZE = 12
 EOS = 3
@@ -74,7 +75,7 @@ def sample(
     return sample_rows(sampler, torch.tensor(rows), sequences)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @example(
     row=[5.0, -5.0] * 6,
     params={"temperature": 1.0, "repetition_penalty": 0.01, "min_p": 0.1},
@@ -117,7 +118,7 @@ def test_a_valid_token_always_comes_out(
         assert all(value is not None and math.isfinite(value) for value in values), "JSON has no NaN"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     crowd=st.lists(st.tuples(ROWS, PARAMS), min_size=1, max_size=4),
     params=PARAMS,

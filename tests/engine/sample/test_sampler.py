@@ -23,6 +23,7 @@ from fovea.engine.sample.sampler import SampledToken, Sampler
 from fovea.engine.sample.seen import SeenTokens
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
+from tests.support.thorough import examples
 
 EOS = 3
 NONE: frozenset[int] = frozenset()
@@ -74,7 +75,7 @@ def clear_cut(row: torch.Tensor, top_k: int, top_p: float, min_p: float) -> bool
     return bool((torch.cat((nucleus, floor)) > 1e-5).all())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     seed=st.integers(0, 1000),
     size=st.sampled_from([1, 5, 50, 3000]),

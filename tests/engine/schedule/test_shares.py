@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.engine.schedule.shares import Share, find_shares
+from tests.support.thorough import examples
 
 SIZE = 4
 
@@ -50,7 +51,7 @@ def test_a_large_group_is_split_and_a_single_remaining_row_reads_alone() -> None
     assert [share.rows for share in shares_of(*rows, most=3)] == [(0, 1, 2), (3, 4, 5)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["a", "b", "ab", "abc", "abd"]), st.integers(1, 40)),

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.sequence import Sequence
 from tests.support.brains import MOST_IMAGE, SlotRunner, answer, scheduler, sequence
+from tests.support.thorough import examples
 
 BLOCK, IMAGE = 2, 10
 PIECES = st.one_of(
@@ -156,4 +157,4 @@ class Stress(RuleBasedStateMachine):
 
 
 TestStress = Stress.TestCase
-TestStress.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestStress.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)

@@ -15,6 +15,7 @@ from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import Composition, CostModel
 from fovea.engine.simulate.run import Bounds, simulate
+from tests.support.thorough import examples
 
 COST = CostModel(
     step_s=0.01, decode_s=0.001, context_s=0, token_s=1e-4, chunk_s=0, pair_s=0, between_s=0,
@@ -156,7 +157,7 @@ CONFIG = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(requests=st.lists(REQUEST, min_size=1, max_size=25), config=CONFIG)
 def test_under_any_policy_every_request_is_served_and_none_is_passed_too_often(
     requests: list[TraceRequest], config: dict[str, Any]

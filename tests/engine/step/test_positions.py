@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.step.positions import mrope_positions
+from tests.support.thorough import examples
 
 IMAGE, TEXT, MERGE = 9, 1, 2
 MODELS = {
@@ -39,7 +40,7 @@ def oracle(architecture: str) -> Any:
 
 
 @pytest.mark.parametrize("architecture", MODELS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(segments=SEGMENTS)
 def test_positions_are_those_of_transformers(
     architecture: str, segments: list[int | tuple[int, int]]

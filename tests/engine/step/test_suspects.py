@@ -18,6 +18,7 @@ from fovea.engine.step.stepper import Step
 from fovea.engine.step.suspects import Suspects
 from tests.support.brains import answer, scheduler, sequence
 from tests.support.poison import SECRET, PoisonedLoop
+from tests.support.thorough import examples
 
 PIECES = st.one_of(st.integers(0, 3), st.tuples(st.sampled_from(["cat", "dog"]), st.integers(1, 4)))
 
@@ -64,7 +65,7 @@ def test_a_group_ends_when_none_of_its_sequences_can_be_in_a_step() -> None:
     assert suspects.fail(["x"]) == "x"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     prompts=st.lists(st.lists(PIECES, min_size=1, max_size=8), min_size=1, max_size=9),
     guilty=st.sets(st.integers(0, 8), max_size=3),

@@ -20,6 +20,7 @@ from fovea.engine.visual_budget.choose import ReducedPlan, RequestContext, Visua
 from tests.engine.visual_budget.test_choose import SETTINGS, Letters, processor
 from tests.support.engines import ask, assert_idle, engine, picture
 from tests.support.reduced import GREEDY, patchy_page, prepared_prompt, reduced_budget, reduced_prompt
+from tests.support.thorough import examples
 
 Checkpoints = Callable[[str], Path]
 VIEWS = "views"
@@ -67,7 +68,7 @@ def assert_as_resized(part: ImagePart, one: ReducedPlan, context: RequestContext
 sides = st.tuples(st.integers(20, 700), st.integers(20, 700))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(sides, min_size=2, max_size=5), st.floats(0.001, 1), st.integers(1, 900), st.booleans(),
     st.sampled_from(["what is it?", "what is in the second image?", "compare the first and the last image"]),

@@ -7,7 +7,6 @@ import contextlib
 import io
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from PIL import Image
 
 from fovea.core.image import content_identity
 from tests.gateway.support import CHAT, PATIENCE_S, chat, words
-from tests.support.servers import envoy_proxy, folder, free_port, nginx_proxy, started
+from tests.support.servers import envoy_proxy, folder, forked, free_port, nginx_proxy
 
 SIDE = 840
 """Three PNGs of noise with this side have about 8.5 MiB as base64."""
@@ -30,8 +29,7 @@ SIDE = 840
 def command(name: str, *options: str) -> Iterator[str]:
     """Run a command of fovea that serves on a free port. Yields its URL."""
     port = free_port()
-    line = [sys.executable, "-m", "fovea.cli.main", name, "--port", str(port), *options]
-    with folder(name) as home, started(line, [port], home / "log"):
+    with folder(name) as home, forked([name, "--port", str(port), *options], port, home / "log"):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fovea.gateway.queue.fair import FairQueue
 from fovea.gateway.queue.settings import QueueSettings
 from fovea.gateway.queue.turn import State, Turn
+from tests.support.thorough import examples
 
 
 def turn(tenant: str, cost: int = 100, priority: int = 0, weight: float = 1.0) -> Turn:
@@ -81,7 +82,7 @@ class Driver:
 
 
 @given(ACTIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_capacity_is_never_exceeded_and_everything_ends(
     actions: list[tuple[str, int, int, int, int]],
 ) -> None:

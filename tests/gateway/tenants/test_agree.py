@@ -29,6 +29,7 @@ from fovea.gateway.tenants.limits import TenantLimits
 from fovea.gateway.tenants.open import open_accounts
 from tests.gateway.tenants.support import Clock, settings
 from tests.support.servers import RedisServer
+from tests.support.thorough import examples
 
 TICK = Fraction(1, 64)
 LEASE_S = 300
@@ -196,4 +197,31 @@ class Agree(RuleBasedStateMachine):
 
 def test_all_stores_agree_with_the_model(tmp_path: Path, redis_server: RedisServer) -> None:
     Agree.folder, Agree.url = tmp_path, redis_server.url
-    run_state_machine_as_test(Agree, settings=profile(max_examples=80, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        Agree, settings=profile(max_examples=examples(80), stateful_step_count=30, deadline=None)
+    )
+
+
+@pytest.mark.parametrize("place", ["memory", "sqlite", "redis"])
+async def test_limits_per_minute_go_on_after_the_clock_was_set_forward_and_back(
+    place: str, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Buckets once stayed empty until the clock had come to its wrong time again, two hours later."""
+    where = {"memory": "memory", "sqlite": f"sqlite:{tmp_path}/accounts", "redis": redis_server.url}[place]
+    clock, limits = Clock(), TenantLimits(requests_per_minute=60, requests_per_day=100)
+    accounts, request = open_accounts(settings(where), clock), Amounts(1, 0, 0, 0)
+    right = clock.now
+    for now in (right, right + 7200, right + 1):
+        clock.now = now
+        await accounts.reserve("clock", limits, request)
+    for _ in range(57):
+        await accounts.reserve("clock", limits, request)
+    clock.now += 30
+    for _ in range(30):
+        await accounts.reserve("clock", limits, request)
+    clock.now += 60
+    for _ in range(10):
+        await accounts.reserve("clock", limits, request)
+    with pytest.raises(Overloaded, match="requests_per_day"):
+        await accounts.reserve("clock", limits, request)
+    await accounts.aclose()

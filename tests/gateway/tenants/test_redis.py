@@ -14,6 +14,7 @@ from fovea.gateway.tenants.accounts import Accounts
 from fovea.gateway.tenants.limits import TenantLimits
 from fovea.gateway.tenants.open import open_accounts
 from fovea.gateway.tenants.outage import THRESHOLD
+from fovea.gateway.tenants.redis_batch import Batches
 from tests.gateway.tenants.support import admitted, settings, text
 from tests.support.servers import RedisServer
 
@@ -191,4 +192,26 @@ async def test_a_part_that_is_too_small_is_not_the_fault_of_the_request(own_redi
         with pytest.raises(Unavailable, match="this gateway admits its part only: the request needs 251"):
             await accounts.reserve("alice", DAILY, Amounts(0, 251))
     assert len(await admitted(accounts, "alice", DAILY, *[text(250)] * 2)) == 1
+    await accounts.aclose()
+
+
+@pytest.mark.parametrize("answer", [b"1 \xff 3", b"1 birth 12", b"1 birth" + 13 * b" x", None])
+async def test_an_answer_that_was_damaged_on_the_way_is_a_failure_of_the_store(
+    answer: bytes | None, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request once failed with it, and the settlement was lost."""
+    accounts, tenant = open_redis(redis_server), f"damaged-{answer!r}".encode().hex()
+    before = await accounts.reserve(tenant, DAILY, text(400))
+
+    async def damaged(*_: object) -> bytes | None:
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Batches, "call", damaged)
+        await accounts.settle(before, text(300))
+        during = await accounts.reserve(tenant, DAILY, text(100))
+        await accounts.settle(during, text(100))
+        assert accounts.stats()["failures"] >= 1
+    await until(accounts, failing=0, pending=0)
+    assert len(await admitted(accounts, tenant, DAILY, text(601), text(600))) == 1
     await accounts.aclose()

@@ -123,7 +123,7 @@ async def test_failed_streams_equal_native_ones() -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the bundled model, which has learnt to call tools."""
     with (
-        Engine.from_pretrained("fovea-tiny", device="cpu", threads=1, kv_cache_mib=64) as engine,
+        Engine.from_pretrained("fovea-tiny", device="cpu", threads=1, kv_cache_mib=16) as engine,
         running(engine, ServerSettings(), tmp_path_factory.mktemp("files")) as server,
     ):
         yield server

@@ -26,6 +26,7 @@ from tests.gateway.translate.support import (
     translated,
     translation,
 )
+from tests.support.thorough import examples
 
 STOP = chunk({}, "stop")
 TEXT = chunk({"content": "Hello"})
@@ -84,7 +85,7 @@ def test_all_kinds_of_items() -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), crlf=st.booleans())
 def test_any_cut_gives_the_same_bytes(api: Api, sizes: list[int], crlf: bool) -> None:
     data = b": ping\n\n" + RICH
@@ -352,7 +353,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("api", APIS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_corrupted_streams_never_raise(api: Api, data: st.DataObject) -> None:
     """Bytes are replaced, inserted and cut off anywhere. Whatever comes of it ends exactly once."""

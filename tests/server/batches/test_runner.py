@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from fovea.core.errors import InvalidRequest
+from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.server.access.caller import Caller
 from fovea.server.batches import runner as runner_module
 from fovea.server.batches.call import CALLER, call
@@ -318,6 +318,32 @@ async def test_full_disk_fails_one_batch_and_the_runner_goes_on(
             assert await ended(first) == "failed"
         second = runner.create("", upload(store, "b"), CHAT, None)
         assert await ended(second) == "completed"
+
+
+async def test_a_batch_names_no_file_that_a_full_disk_has_prevented(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk becomes full after the answer. Clients once got the id of a file that did not exist."""
+    store = open_store(folder)
+    save = store.save_batch
+
+    def full(record: Record) -> None:
+        if record["status"] not in ("validating", "in_progress"):
+            raise Unavailable("files and batches cannot be written now")
+        save(record)
+
+    async def answer(text: str) -> tuple[int, dict[str, str]]:
+        return 200, {}
+
+    monkeypatch.setattr(store, "save_batch", full)
+    async with runner_of(store, App(answer)) as runner:
+        batch = runner.create("", upload(store, "a"), CHAT, None)
+        assert await ended(batch) == "failed"
+        async with asyncio.timeout(10):
+            while batch["output_file_id"] is not None:  # it was named before it was to be written
+                await asyncio.sleep(0.01)
+    assert batch["errors"] is not None
+    assert list(store.lines_path(batch["id"], "out").parent.glob("*.out")), "the answers are still there"
 
 
 async def test_batches_of_two_clients_run_beside_each_other(folder: Path) -> None:

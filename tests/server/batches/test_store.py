@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fovea.core.errors import ConfigError, NotFound, PayloadTooLarge
+from fovea.core.errors import ConfigError, NotFound, PayloadTooLarge, Unavailable
 from fovea.server.batches.store import BatchStore, Record, public, read_lines
 
 CAPACITY = 10_000
@@ -193,3 +197,49 @@ def test_descriptions_are_private(store: BatchStore, folder: Path) -> None:
     assert folder.stat().st_mode & 0o077 == 0
     records: list[Any] = [json.loads(path.read_text()) for path in folder.rglob("*.json")]
     assert len(records) == 2
+
+
+def test_a_full_disk_refuses_a_file_and_leaves_no_trace_of_it(
+    store: BatchStore, folder: Path, limit_file_size: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    """The system refuses to write more than a few bytes, as a full disk does."""
+    path, used = store.new_upload(), store.used
+    path.write_bytes(b"{}\n")
+    with limit_file_size(16), pytest.raises(Unavailable, match="cannot be written now") as caught:
+        store.add_file(path, "me", filename="in.jsonl", purpose="batch")
+    assert (caught.value.status, caught.value.code) == (503, "batch_dir_failed")
+    assert (store.files("me"), store.used) == ([], used)
+    assert list((folder / "files").iterdir()) == [path]
+    assert BatchStore(folder, CAPACITY).files("me") == []
+
+
+def test_a_line_that_a_full_disk_has_cut_does_not_damage_the_next_one(
+    store: BatchStore, limit_file_size: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    record = batch(1)
+    store.add_batch(record)
+    store.append(record["id"], "out", b"first\n")
+    used = store.used
+    with limit_file_size(9), pytest.raises(Unavailable):
+        store.append(record["id"], "out", b"second\n")
+    assert store.used == used
+    store.append(record["id"], "out", b"third\n")
+    assert list(read_lines(store.lines_path(record["id"], "out"))) == [b"first", b"third"]
+
+
+@pytest.fixture
+def limit_file_size() -> Callable[[int], AbstractContextManager[None]]:
+    """A limit on the size of files: writing beyond it fails after a part has been written."""
+
+    @contextmanager
+    def limit(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+
+    return limit

@@ -14,6 +14,7 @@ from fovea.api.bodies.chat import ChatBodies
 from fovea.api.bodies.text import CompletionBodies
 from fovea.core.types import Completion, StageTimings, TokenLogprob, Usage
 from fovea.server.bodies.answers import BATCH, answer_response, json_pieces
+from tests.support.thorough import examples
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -23,7 +24,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(100), deadline=None, derandomize=True, database=None)
 @given(VALUES, st.sampled_from([0, 1, BATCH, BATCH + 1, 3 * BATCH]))
 def test_pieces_are_the_text_of_the_whole(value: Any, copies: int) -> None:
     body = {"value": value, "copies": [value] * copies}

@@ -88,9 +88,15 @@ class Account:
         )  # fmt: skip
 
     def advance(self, bounds: Bounds, now: int) -> None:
-        """Drain the buckets and begin new windows. now: microseconds of the epoch; time never goes back."""
+        """Drain the buckets and begin new windows. now: microseconds of the epoch.
+
+        If the clock was set back by more than a minute, buckets drain from its new time on, and a
+        window lasts until the clock is behind it again. Smaller steps back are waited for.
+        """
         elapsed = float(now - self.at)  # as in Lua, where every number is a double
         if elapsed <= 0:
+            if elapsed < -MINUTE_US:
+                self.at = now
             return
         minute = self.minute
         for i, limit in enumerate(bounds.minute):
@@ -99,7 +105,7 @@ class Account:
                 minute[i] = left if left > 0 else 0
         self.at = now
         day = now // DAY_US
-        if day != self.day:
+        if day > self.day:
             self.day, self.day_used = day, [0, 0, 0, 0]
             month = month_of(day)
             if month != self.month:

@@ -129,6 +129,8 @@ class RedisStore:
         except (RedisError, OSError) as error:
             reason = f"gave no answer in {self._timeout_s:g} s" if isinstance(error, TimeoutError) else error
             raise StoreFailed(f"{self._name}: {reason}") from error
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:  # a damaged answer
+            raise StoreFailed(f"{self._name}: its answer cannot be read") from error
 
 
 def _counters(answer: bytes) -> tuple[bool, Counters]:

@@ -220,6 +220,7 @@ class BatchRunner:
             self._mark(record, "failed")
         except Exception as failure:  # such as a full disk
             log.error("the end of batch %s cannot be written", record["id"], exc_info=failure)
+            self._store.unname_missing(record)
 
     def _mark(self, record: Record, status: str) -> None:
         record["status"] = status

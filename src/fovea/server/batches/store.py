@@ -7,24 +7,27 @@
     DIR/batches/batch_ID.err  requests that failed, likewise
 
 Descriptions are replaced as a whole, so that a crash leaves the old or the new one. A line that a crash has
-cut is dropped when the folder is opened, and its request is answered again.
+cut is dropped when the folder is opened, and its request is answered again. If the disk is full, what could
+not be written is taken back at once, and the caller gets Unavailable.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fovea.core.errors import ConfigError, NotFound, Overloaded, PayloadTooLarge
+from fovea.core.errors import ConfigError, NotFound, Overloaded, PayloadTooLarge, Unavailable
 from fovea.core.private_files import private_folder
 
+log = logging.getLogger("fovea.server")
 Record = dict[str, Any]
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 RECORD = 4096
@@ -114,6 +117,7 @@ class BatchStore:
         """Take over a file, and return its description. name: its id; None: a new one.
 
         The description is written first, so that a crash leaves no content without one.
+        Raises Unavailable if the disk cannot be written; the store is then as before.
         """
         name = name or new_file_id()
         size = source.stat().st_size
@@ -127,10 +131,16 @@ class BatchStore:
             "status": "processed",
             OWNER: owner,
         }
+        try:
+            self._write("files", record)
+            with writing():
+                source.replace(self.content_path(name))
+        except Unavailable:
+            with suppress(OSError):
+                self._description("files", name).unlink(missing_ok=True)
+            raise
         self.used += size + RECORD
         self._files[name] = record
-        self._write("files", record)
-        source.replace(self.content_path(name))
         return record
 
     def file(self, name: str, owner: str, param: str | None = None) -> Record:
@@ -152,7 +162,8 @@ class BatchStore:
     def add_batch(self, record: Record) -> None:
         """Add a batch. The oldest ones of its owner that have ended make room.
 
-        Raises Overloaded if too many have not ended, PayloadTooLarge if the store is full.
+        Raises Overloaded if too many have not ended, PayloadTooLarge if the store is full, Unavailable if the
+        disk cannot be written.
         """
         mine = self.batches(record[OWNER])
         running = sum(batch["status"] in UNFINISHED for batch in mine)
@@ -186,10 +197,20 @@ class BatchStore:
         self._write("batches", record)
 
     def append(self, name: str, kind: str, line: bytes) -> None:
-        """Add a line to the results of a batch. Raises PayloadTooLarge if the store is full."""
+        """Add a line to the results of a batch.
+
+        Raises PayloadTooLarge if the store is full, Unavailable if the disk cannot be written.
+        """
         self.check_room(len(line), uploads=False)
-        with self.lines_path(name, kind).open("ab") as file:
-            file.write(line)
+        path = self.lines_path(name, kind)
+        before = path.stat().st_size if path.is_file() else 0
+        try:
+            with writing(), path.open("ab") as file:
+                file.write(line)
+        except Unavailable:
+            with suppress(OSError):
+                os.truncate(path, before)  # or else the next line would continue a part of this one
+            raise
         self.used += len(line)
 
     def finish_lines(self, record: Record) -> None:
@@ -215,6 +236,12 @@ class BatchStore:
                 )
                 self.used -= size
 
+    def unname_missing(self, record: Record) -> None:
+        """Let a batch name no file that could not be made."""
+        for title in ("output", "error"):
+            if record[f"{title}_file_id"] not in self._files:
+                record[f"{title}_file_id"] = None
+
     def _read(self, kind: str) -> dict[str, Record]:
         records = {}
         for path in sorted((self._folder / kind).iterdir()):
@@ -228,13 +255,36 @@ class BatchStore:
         return records
 
     def _write(self, kind: str, record: Record) -> None:
-        path = self._folder / kind / f"{record['id']}.json"
+        """Replace a description as a whole. Raises Unavailable."""
+        path = self._description(kind, record["id"])
         part = path.with_suffix(".new")
-        with part.open("w") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with writing():
+                with part.open("w") as file:
+                    json.dump(record, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(path)
+        except Unavailable:
+            with suppress(OSError):  # the disk may have become read-only
+                part.unlink(missing_ok=True)
+            raise
+
+    def _description(self, kind: str, name: str) -> Path:
+        return self._folder / kind / f"{name}.json"
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Turn errors of the disk into Unavailable."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("files and batches cannot be written: %s", error)
+        raise Unavailable(
+            f"files and batches cannot be written now ({error.strerror}); try again later",
+            code="batch_dir_failed",
+        ) from error
 
 
 def new_file_id() -> str:

@@ -15,7 +15,7 @@ from starlette.types import Message
 from fovea.core.errors import InvalidRequest, NotFound, PayloadTooLarge
 from fovea.http.errors import ClientGone
 from fovea.server.batches.runner import batch_list
-from fovea.server.batches.store import BatchStore, public
+from fovea.server.batches.store import BatchStore, public, writing
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.state import ServerState, state_of
 
@@ -163,7 +163,7 @@ async def _receive(http: Request, path: Path, most: int) -> tuple[str, str]:
             raise PayloadTooLarge(
                 f"the file has {file.size} bytes; accepted: at most {most} (batch_file_mib)", param="file"
             )
-        with path.open("wb") as target:
+        with writing(), path.open("wb") as target:
             while piece := await file.read(PIECE):
                 target.write(piece)
         name = Path(file.filename or "file").name[:LONGEST_NAME]

@@ -305,15 +305,10 @@ def test_aot(checkpoint: Path, tmp_path: Path, kernels: str) -> None:
     assert (loaded.model.engines.hits, loaded.model.engines.misses) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "checkpoint",
-    [
-        pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.slow, id=name)
-        for name in ARCHITECTURES
-    ],
-    indirect=True,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", ARCHITECTURES, indirect=True)
 def test_onnx(checkpoint: Path, tmp_path: Path) -> None:
+    """The default tests build one in tests/cli/test_build.py, and compare the answers with it."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     manifest = build(checkpoint, tmp_path, "onnx", blocks=3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.thorough import examples
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as their_smart_resize
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
@@ -79,7 +80,7 @@ def test_settings_are_honoured(change, make_image, reference, run):
     assert np.array_equal(result.arrays["pixel_values"], reference(theirs(config), image)["pixel_values"])
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.one_of(st.integers(1, 60), st.integers(1, 9000)),
     st.one_of(st.integers(1, 60), st.integers(1, 9000)),
@@ -99,7 +100,7 @@ def test_the_size_equals_theirs(height, width, limits, frames):
         assert scaling_resize(height, width, *limits) == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(784, MOST))
 def test_a_clients_limits_hold_for_one_frame(width, height, most):
     if max(height, width) > 200 * min(height, width):

@@ -72,8 +72,15 @@ def options(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        pytest.param(kind, size, id=f"{kind}-{size[0]}x{size[1]}", marks=[] if quick else pytest.mark.slow)
+        for kind in KINDS
+        for number, size in enumerate(SIZES)
+        for quick in [kind == "idefics3" or number % 2 == 0]
+    ],
+)
 def test_bit_exact(kind, size, make_image, reference, run):
     config, model, processor, their_class = KINDS[kind]
     image = make_image(*size)

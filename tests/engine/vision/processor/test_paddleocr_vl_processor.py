@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.thorough import examples
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -100,7 +101,7 @@ def test_settings_are_honoured(change, make_image, reference, run):
     assert np.array_equal(result.arrays["pixel_values"], rows)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.one_of(st.integers(1, 60), st.integers(1, 9000)),
     st.one_of(st.integers(1, 60), st.integers(1, 9000)),
@@ -116,7 +117,7 @@ def test_the_size_equals_theirs(height, width, limits):
         assert enlarging_resize(height, width, *limits) == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(784, 1003520))
 def test_a_clients_limits_hold(width, height, most):
     if max(height, width) > 200 * min(height, width):

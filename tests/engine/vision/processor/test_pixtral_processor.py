@@ -14,6 +14,7 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.thorough import examples
 from transformers.models.pixtral.image_processing_pil_pixtral import (
     PixtralImageProcessorPil,
     get_resize_output_image_size,
@@ -211,7 +212,7 @@ def test_levels_are_at_most_64_and_256_tokens(width, height, kind):
             assert level == high
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.integers(1, 5000), st.integers(1, 5000), st.integers(1024, 3_000_000), st.sampled_from(sorted(KINDS))
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
+from tests.support.thorough import examples
 
 from fovea.engine.vision.processor.pruning import first_cells, kept_count, moving_cells
 
@@ -31,7 +32,7 @@ def naive(frames: list[np.ndarray], group_frames: int, count: int) -> tuple[tupl
     return tuple(tuple(i for i in range(size) if group * size + i in cells) for group in range(groups))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     groups=st.integers(1, 5), down=st.integers(1, 3), across=st.integers(1, 3), rate=st.floats(0, 0.95),
     levels=st.sampled_from([2, 256]), seed=st.integers(0, 99),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.thorough import examples
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as their_smart_resize
 
@@ -134,7 +135,7 @@ def test_smart_resize_equals_theirs(height, width, limits):
         )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(784, 12845056))
 def test_max_pixels_is_never_exceeded_and_the_size_is_theirs_otherwise(width, height, most):
     processor = build("qwen2_vl", QWEN2, {})

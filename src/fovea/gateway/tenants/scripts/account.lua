@@ -46,7 +46,10 @@ end
 
 local function advance(account, now)
   local elapsed = now - account.at
-  if elapsed <= 0 then return end
+  if elapsed <= 0 then
+    if elapsed < -MINUTE_US then account.at = now end  -- the clock was set back
+    return
+  end
   for i = 1, 4 do
     if account.minute[i] ~= 0 then
       local left = bounds.minute[i] ~= 0 and account.minute[i] - elapsed * bounds.minute[i] / MINUTE_US or 0
@@ -55,7 +58,7 @@ local function advance(account, now)
   end
   account.at = now
   local day = math.floor(now / DAY_US)
-  if day ~= account.day then
+  if day > account.day then
     account.day, account.day_used = day, {0, 0, 0, 0}
     local month = month_of(day)
     if month ~= account.month then account.month, account.month_cost = month, 0 end
