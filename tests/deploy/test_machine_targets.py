@@ -18,7 +18,7 @@ from fovea.core.errors import ConfigError
 from fovea.deploy.check import find, run
 from fovea.deploy.machine import engines, gateways, service_ports
 from fovea.deploy.render import render
-from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis
+from fovea.deploy.spec import DeploySpec, Gateway, Monitoring, Pool, Redis
 from fovea.deploy.target import target
 from fovea.deploy.write import write
 from tests.deploy.specs import FULL, SMALL
@@ -267,3 +267,18 @@ def test_every_rendered_setting_is_one_of_the_program(name: str) -> None:
             is_gateway = "gateway" in path
             names = {*(known.gateway if is_gateway else known.engine), "host", "port", "model"}
             assert set(tomllib.loads(text)) <= {*names, *(["backend"] if is_gateway else [])}, path
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("compose", "prometheus/alerts.yml"),
+        ("kubernetes", "kubernetes/components/monitoring/rules.yaml"),
+    ],
+)
+def test_alerts_lead_to_the_runbooks_of_the_spec(name: str, path: str) -> None:
+    address = "https://wiki.example.com/runbooks.md"
+    spec = DeploySpec(pools=(Pool(name="tiny"),), monitoring=Monitoring(runbooks=address))
+    text = render(spec, [name])[path]
+    assert f"runbook_url: {address}#foveadown" in text
+    assert "runbooks.invalid" not in text

@@ -38,7 +38,7 @@ def prometheus_files(
             key_file=key_file,
         ),
         RULES[0]: monitoring.recording_rules(),
-        RULES[1]: monitoring.alert_rules(),
+        RULES[1]: monitoring.alert_rules(spec.monitoring.runbooks or monitoring.RUNBOOKS),
     }
     if webhook:
         files[ALERTMANAGER] = monitoring.alertmanager_config(webhook)

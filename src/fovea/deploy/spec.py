@@ -64,16 +64,20 @@ class Pool:
     name: str = setting("", "Name of the pool, a part of the names of its objects.", check=names.label)
     model: str = setting("fovea-tiny", "Folder on the machine, hub id, or fovea-tiny.", check=names.model)
     served_name: str = setting(
-        "", "Name of the model for clients; empty: by the model.", check=names.model_name
+        "", "Name of the model for clients; empty: the last part of `model`.", check=names.model_name
     )
-    hardware: str = setting("cpu", "Machines of the pool.", choices=("cpu", "cuda"))
-    replicas: int = setting(1, "Engines at the start.", low=1, high=1000)
+    hardware: str = setting(
+        "cpu", "What the engines compute on: CPUs, or NVIDIA GPUs.", choices=("cpu", "cuda")
+    )
+    replicas: int = setting(
+        1, "Number of engines; with `max_replicas`, the smallest number.", low=1, high=1000
+    )
     max_replicas: int = setting(
         0, "Most engines; 0: no autoscaling, always `replicas`.", or_zero=True, low=1, high=1000
     )
     cpus: int = setting(4, "CPU cores of an engine.", low=1, high=512)
     memory_gib: int = setting(16, "Memory of an engine, in GiB.", low=1, high=8192)
-    gpu: str = setting("", "GPU of the machines.", choices=("", *GPUS))
+    gpu: str = setting("", "Kind of GPU of the machines.", choices=("", *GPUS))
     mig: str = setting(
         "", "MIG profile instead of a whole GPU, such as 3g.20gb; it must exist on the pool's GPU."
     )
@@ -149,8 +153,14 @@ class Monitoring:
     """Prometheus, Alertmanager and Grafana, and where traces go."""
 
     scrape_s: int = setting(15, "Seconds between two scrapes.", low=1, high=300)
-    retention_days: int = setting(15, "Days for which Prometheus keeps its data.", low=1, high=3650)
+    retention_days: int = setting(
+        15, "Days for which Prometheus keeps its data; budgets of 30 days need 31.", low=1, high=3650
+    )
     alert_webhook: str = setting("", "URL that gets alerts; empty: none is sent.", check=names.http_url)
+    runbooks: str = setting(
+        "", "URL of your copy of docs/runbooks.md, for the links of alerts; empty: they lead nowhere.",
+        check=names.http_url,
+    )  # fmt: skip
     otlp_endpoint: str = setting(
         "", "URL of an OpenTelemetry collector, such as http://collector:4318; empty: no traces.",
         check=names.http_url,
@@ -211,11 +221,17 @@ class Cloud:
     """Places of managed clouds; only their targets read them."""
 
     project: str = setting("my-project", "Google Cloud project.", check=names.label)
-    region: str = setting("us-central1", "Region of Vertex AI or SageMaker.", check=names.label)
+    region: str = setting(
+        "us-central1",
+        "Region of Vertex AI or SageMaker. If AWS has no such region, SageMaker's script uses the AWS CLI's.",
+        check=names.label,
+    )
     machine_type: str = setting(
         "", "Machine type; empty: one that fits the first pool.", check=names.machine_type
     )
-    role_arn: str = setting("", "SageMaker's execution role.", check=names.role_arn)
+    role_arn: str = setting(
+        "", "ARN of SageMaker's execution role; empty: the variable ROLE of the script.", check=names.role_arn
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -248,7 +264,7 @@ class DeploySpec:
     gateway_class: str = setting(
         "istio", "Class of the Gateway, for the target gateway-api.", check=names.host
     )
-    tls: bool = setting(False, "The proxy ends TLS; the certificate is mounted at /etc/fovea/tls.")
+    tls: bool = setting(False, "The proxy terminates TLS; the certificate is mounted at /etc/fovea/tls.")
     engine_port: int = setting(8000, "Port of the engines.", low=1, high=65535)
     gateway_port: int = setting(8080, "Port of the gateways.", low=1, high=65535)
     proxy_port: int = setting(80, "Port of the proxy.", low=1, high=65535)

@@ -27,10 +27,11 @@ TRITON = "Triton itself exports it on :8002 when Fovea runs inside"
 NO_TRITON = "Triton has no such name"
 _HIT_RATE = "rate(fovea:prefix_hit_tokens_total[5m]) / rate(fovea:prefix_query_tokens_total[5m])"
 _FAILED = 'rate(fovea:finished_total{reason="error"}[5m])'
-_BY_SHARE = "share of time in use, from 0 to 1"
+_STAGE_US = "1e6 * rate(fovea:stage_seconds_sum[5m]) / rate(fovea:stage_seconds_count[5m])"
+_BY_SHARE = "used share, from 0 to 1"
 
 FOREIGN: tuple[Foreign, ...] = (
-    Foreign("vision_encode_duration_us{stage}", "documents", "1e6 * rate(fovea:stage_seconds_sum[5m])",
+    Foreign("vision_encode_duration_us{stage}", "documents", _STAGE_US,
             'stages "preprocess" and "encode"; there is no stage after the encoder but the projector: '
             "fovea:image_project_seconds"),
     Foreign("tokens_generated_per_second", "documents", "rate(fovea:generation_tokens_total[1m])"),

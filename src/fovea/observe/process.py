@@ -22,11 +22,11 @@ PROCESS = {
     "process_start_time_seconds": ("gauge", "Unix time at which the process began"),
     "process_cpu_seconds": ("counter", "CPU time of the process, in user mode and in the kernel"),
     "process_open_fds": ("gauge", "open descriptors of the process"),
-    "process_max_fds": ("gauge", "most descriptors that the process may open"),
+    "process_max_fds": ("gauge", "most file descriptors that the process may open"),
 }
 CGROUP = {
     "cgroup_memory_usage_bytes": "memory of all processes in this cgroup, file caches included",
-    "cgroup_memory_limit_bytes": "most memory of these; +Inf: there is no limit",
+    "cgroup_memory_limit_bytes": "memory limit of all processes in this cgroup; +Inf: there is no limit",
 }
 _FILES = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))
 _NO_LIMIT = 2**60

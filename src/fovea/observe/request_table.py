@@ -38,9 +38,9 @@ class Spread(NamedTuple):
 # but one of these names says milliseconds.
 RELEVANCE_GAUGES = {
     "arr_coc_avg_tokens_per_patch": "visual tokens per region of the last image that was encoded by region",
-    "arr_coc_propositional_score": "mean of its propositional map",
-    "arr_coc_perspectival_score": "mean of its perspectival map",
-    "arr_coc_participatory_score": "mean of its participatory map",
+    "arr_coc_propositional_score": "mean of the propositional map of the last image encoded by region",
+    "arr_coc_perspectival_score": "mean of the perspectival map of the last image encoded by region",
+    "arr_coc_participatory_score": "mean of the participatory map of the last image encoded by region",
 }
 TENSION_GAUGE = "arr_coc_opponent_processing_balance"
 TENSION_TEXT = "a tension from 0 to 1; 1 is the first side of the pair"
@@ -49,7 +49,7 @@ RELEVANCE_SPREADS: dict[str, tuple[str, Buckets]] = {
     "arr_coc_relevance_score_dist": ("relevance of regions", tuple(step / 10 for step in range(1, 11))),
     "arr_coc_token_allocation": ("visual tokens allotted to a region", (0, 16, 64, 128, 200, 256, 400)),
     "arr_coc_lod_allocation_time_ms": (
-        "milliseconds of balancing and attending",
+        "milliseconds in which the relevance of an image was turned into tokens of its regions",
         (0.25, 0.5, 1, 2, 4, 8, 16, 32),
     ),
 }
@@ -88,6 +88,6 @@ SPREADS = {
     "prompt_tokens": Spread("tokens of a prompt", TOKENS),
     "computed_prompt_tokens": Spread("tokens of a prompt that were not cached", TOKENS),
     "answer_tokens": Spread("tokens of an answer, all choices", TOKENS),
-    "choices": Spread("choices that a request wants", (1, 2, 5, 10, 20)),
+    "choices": Spread("choices that a request asks for (n)", (1, 2, 5, 10, 20)),
     "max_tokens": Spread("length limit of an answer, if the request sets one", TOKENS),
 }

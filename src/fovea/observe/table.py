@@ -57,7 +57,7 @@ GAUGES = {
     "kv_block_bytes": "bytes of a KV block, without layers that have a sliding window",
     "window_blocks_total": "KV blocks in the pool of layers with a sliding window; 0: the model has none",
     "window_blocks_used": "KV blocks of layers with a sliding window that running sequences hold",
-    "window_blocks_idle": "KV blocks of these layers in the prefix cache that no running sequence holds",
+    "window_blocks_idle": "cached KV blocks of layers with a sliding window that no running sequence holds",
     "window_block_bytes": "bytes of a KV block of the layers with a sliding window",
     "state_slots_total": "slots for states of layers without KV; 0: the model has no such layers",
     "state_slots_used": "slots that running sequences use, for their states and for drafts",
@@ -86,12 +86,12 @@ GAUGES = {
     "connections_capacity": "most open connections",
     "traces_waiting": "traces that wait to be exported",
     "keys": "keys that the server knows, expired ones included",
-    "keys_file_broken": "1 if the keys file cannot be used, so that the keys are still those of before",
+    "keys_file_broken": "1 if the keys file cannot be used; the keys that were read last still apply",
     "fetch_cache_bytes": "bytes of cached downloads",
     "fetch_cache_capacity_bytes": "ceiling of cached downloads in bytes",
     "fetch_cache_entries": "URLs whose bytes are cached",
     "body_bytes": "bytes of request bodies that are arriving, or whose images are not read yet",
-    "body_capacity_bytes": "ceiling of these bytes",
+    "body_capacity_bytes": "ceiling of the bytes of request bodies",
     "media_held_bytes": "bytes of encoded images and videos that requests in flight hold",
     "media_held_capacity_bytes": "ceiling of encoded images and videos of requests in flight in bytes",
     "decoder_processes": "processes that decode images and videos",
@@ -111,10 +111,10 @@ GAUGES = {
 }
 COUNTERS = {
     "trace_spans_exported": "spans that the collector of traces took",
-    "trace_spans_dropped": "spans and traces that it did not get: it was slow, unreachable, or refused them",
+    "trace_spans_dropped": "spans and traces that the collector did not get: slow, unreachable, or refused",
     "draft_tokens": "tokens that were computed as drafts: expected ones, verified in one step",
     "accepted_draft_tokens": "drafts that became part of an answer",
-    "grammar_hits": "answer formats that were known",
+    "grammar_hits": "answer formats that were compiled already",
     "grammar_misses": "answer formats that had to be compiled",
     "bodies_refused": "request bodies that were refused for lack of room while they arrived",
     "prefix_query_tokens": "tokens looked up in the prefix cache",
@@ -196,7 +196,7 @@ DISTRIBUTIONS = {
         "seconds that the vision encoder spent on an image, projector included", IMAGE_SECONDS
     ),
     "image_project_seconds": Distribution(
-        "seconds of these in the projector; images whose encoder was built ahead are not counted",
+        "seconds that the projector spent on an image; not counted if its encoder was built ahead",
         IMAGE_SECONDS,
     ),
     "step_tokens": Distribution("tokens that a step computed, prompts and answers", STEP_TOKENS),
@@ -209,9 +209,9 @@ FIGURES = frozenset(
 DEVICE_GAUGES = {
     "device_memory_used_bytes": "used memory of a GPU, of all processes",
     "device_memory_total_bytes": "memory of a GPU",
-    "device_utilization_share": "share of time in which a GPU ran at least one kernel, by its driver",
+    "device_utilization_share": "share of time in which a GPU ran at least one kernel, says its driver",
     "device_temperature_celsius": "temperature of a GPU",
-    "device_power_watts": "electric power that a GPU takes",
+    "device_power_watts": "electric power that a GPU draws",
 }
 DEVICE_COUNTERS = {"device_energy_joules": "energy that a GPU has taken since its driver was loaded"}
 DEVICE_LABEL = "gpu"

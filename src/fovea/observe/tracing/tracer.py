@@ -122,7 +122,7 @@ class Tracer:
             log.warning("the collector of traces takes no spans; they are dropped and counted")
         self._rest_s = min(LONGEST_REST_S, 2 * self._rest_s or FIRST_REST_S)
         self._rests_until = time.monotonic() + self._rest_s
-        self.dropped += spans
+        self.dropped += spans  # last: who sees the count also sees that the tracer rests
 
     def _next(self) -> tuple[list[MakeSpans], bool]:
         """Wait for traces. Returns them, and whether they are the last ones."""

@@ -19,9 +19,10 @@ JOBS = {"engine": "fovea", "gateway": "fovea-gateway"}
 
 def rules(spec: DeploySpec) -> Manifest:
     """The recording rules and the alerts as one object."""
+    runbooks = spec.monitoring.runbooks if spec.monitoring is not None else ""
     groups = [
         group
-        for text in (files.recording_rules(), files.alert_rules())
+        for text in (files.recording_rules(), files.alert_rules(runbooks or files.RUNBOOKS))
         for group in yaml.safe_load(text)["groups"]
     ]
     return manifest(

@@ -10,12 +10,12 @@ fail() {
 
 case "${AIP_PREDICT_ROUTE:-/v1/predict}" in
   /v1/predict | /invocations) ;;
-  *) fail "AIP_PREDICT_ROUTE is $AIP_PREDICT_ROUTE; accepted: /v1/predict" ;;
+  *) fail "AIP_PREDICT_ROUTE is $AIP_PREDICT_ROUTE; accepted: /v1/predict, /invocations" ;;
 esac
 case "${AIP_HEALTH_ROUTE:-/ready}" in
   /ready | /ping) ;;
   # /health is 200 while the model loads, so Vertex AI would send requests too early.
-  *) fail "AIP_HEALTH_ROUTE is $AIP_HEALTH_ROUTE; accepted: /ready" ;;
+  *) fail "AIP_HEALTH_ROUTE is $AIP_HEALTH_ROUTE; accepted: /ready, /ping" ;;
 esac
 
 model=${FOVEA_MODEL:-fovea-tiny}
