@@ -39,7 +39,7 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"pool": []}, "no [[pool]] is given"),
+        ({"pool": []}, "0 [[pool]] are given; accepted: 1 to 50"),
         ({"pool": {}}, "accepted: [[pool]]"),
         ({"nme": "x"}, "unknown key 'nme'; did you mean 'name'?"),
         ({"gateway": 3}, "[gateway] is 3; accepted: a table"),

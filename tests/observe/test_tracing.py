@@ -285,3 +285,19 @@ def test_the_log_as_json() -> None:
     values = json.loads(JsonFormatter().format(record))
     assert (values["message"], values["seconds"], values["level"]) == ("slow request", 1.5, "warning")
     assert "\n" not in JsonFormatter().format(record)
+
+
+def test_a_long_tracestate_is_dropped_whole() -> None:
+    headers = {b"traceparent": HEADER, b"tracestate": b"a=1," * 200}
+    context = context_of(headers, parent_of(headers), 1.0)
+    assert context is not None
+    assert context.state == ""
+
+
+def test_generations_side_by_side_are_not_added_up() -> None:
+    """Four prompts of one request once took 333% of its time."""
+    several = trail()
+    several.runs += [trail().runs[0] for _ in range(3)]
+    row = row_of(several, 103.0, request_id="req", route="/v1/completions", caller="-", status=200)
+    assert sum(row["stages"].values()) == pytest.approx(3.0)
+    assert row["prompt_tokens"] == 6000

@@ -52,6 +52,9 @@ def _check_settings_table(settings: Mapping[str, Any]) -> None:
                 )
 
 
+MOST_POOLS = 50
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Engines that serve one model on one kind of machine; any of them can answer any request for it.
@@ -154,7 +157,7 @@ class Monitoring:
 
     scrape_s: int = setting(15, "Seconds between two scrapes.", low=1, high=300)
     retention_days: int = setting(
-        15, "Days for which Prometheus keeps its data; budgets of 30 days need 31.", low=1, high=3650
+        31, "Days for which Prometheus keeps its data; budgets of 30 days need 31.", low=1, high=3650
     )
     alert_webhook: str = setting("", "URL that gets alerts; empty: none is sent.", check=names.http_url)
     runbooks: str = setting(
@@ -277,14 +280,15 @@ class DeploySpec:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not self.pools:
-            raise ConfigError("no [[pool]] is given; accepted: one and more", param="pool")
+        if not 1 <= len(self.pools) <= MOST_POOLS:
+            raise ConfigError(
+                f"{len(self.pools)} [[pool]] are given; accepted: 1 to {MOST_POOLS}", param="pool"
+            )
         seen: set[str] = set()
         for pool in self.pools:
             if pool.name in seen:
                 raise ConfigError(f"[[pool]]: the name {pool.name!r} is given twice", param="name")
             seen.add(pool.name)
-            self._check_spot(pool)
         models = {pool.client_model for pool in self.pools}
         if len(models) > 1 and self.gateway is None:
             raise ConfigError(
@@ -294,14 +298,6 @@ class DeploySpec:
             )
         if self.redis is not None and self.gateway is None:
             raise ConfigError("[redis] is used by the gateway alone; accepted: with [gateway]", param="redis")
-
-    def _check_spot(self, pool: Pool) -> None:
-        if pool.spot and self.stop_of(pool).drain_s < 1:
-            raise ConfigError(
-                f"[[pool]] {pool.name!r}: spot_notice_s {pool.spot_notice_s} is not longer than pre_stop_s, "
-                "lame_duck_s and margin_s together, so nothing is left for running requests",
-                param="spot_notice_s",
-            )
 
     def stop_of(self, pool: Pool) -> Stop:
         """Return how engines of a pool stop: on spot machines everything fits into the notice."""

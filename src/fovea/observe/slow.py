@@ -68,7 +68,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Return the row of one request."""
     stages: dict[str, float] = {}
-    for interval in trail.stages(ended):
+    for interval in trail.longest().stages(ended):
         stages[interval.stage] = stages.get(interval.stage, 0.0) + interval.seconds
     total, ttft = ended - trail.started, ttft_of(trail)
     usage = [run.usage for run in trail.runs if run.usage is not None]

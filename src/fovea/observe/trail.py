@@ -7,7 +7,7 @@ Times are seconds of `time.perf_counter`, which on Linux is also the engine's cl
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fovea.core.image import ImageUse
@@ -122,6 +122,13 @@ class Trail:
     def recorded_id(self) -> str:
         """The trace id if the trace is recorded here, for exemplars; otherwise ""."""
         return "" if self.context is None else self.context.trace_id
+
+    def longest(self) -> Trail:
+        """Return this trail with the generation that ended last alone: others ran beside it."""
+        ended = [run for run in self.runs if run.last is not None]
+        if len(self.runs) < 2 or not ended:
+            return self
+        return replace(self, runs=[max(ended, key=lambda run: run.last or 0.0)])
 
     def stages(self, ended: float) -> list[Interval]:
         """Return the stages of the request, those of its generations included.

@@ -29,7 +29,9 @@ class Tracking:
         """Begin the trail of a request that arrives now."""
         parent = parent_of(headers)
         context = None if self.tracer is None else self.tracer.begin(headers, parent)
-        trace_id = context.trace_id if context is not None else parent.trace_id if parent is not None else ""
+        trace_id = parent.trace_id if parent is not None and parent.sampled else ""
+        if context is not None:
+            trace_id = context.trace_id
         return Trail(time.perf_counter(), time.time(), context, trace_id)
 
     def start(self, trail: Trail | None, request: GenerationRequest, model: str) -> Run:

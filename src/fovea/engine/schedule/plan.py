@@ -38,10 +38,10 @@ class Work:
         return max(0, self.stop - self.seq.length)
 
     def split(self) -> tuple[Work, ...]:
-        """Return the work as one piece, and each token that is computed like a decode as one more.
+        """Return the work as one piece, and each token that is computed like a decode as another.
 
-        These are drafts, and tokens of the answer that are computed again after a preemption. With the kernels
-        of decodes, their KV and logits have the same bits whenever they are computed. If the model has layers
+        These are drafts, and tokens of the answer that are computed again after a preemption. The kernels of
+        decodes give their KV and logits the same bits whenever they are computed. If the model has layers
         with a state, only drafts are apart: these layers take a run of known tokens as one.
         """
         known = len(self.seq.prompt_ids) if self.state is None else self.seq.length

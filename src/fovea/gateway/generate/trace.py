@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fovea.gateway.exchange import Exchange
 from fovea.observe.slow import MOST_IMAGES, SlowRequests, stage_reasons
 from fovea.observe.tracing import names
-from fovea.observe.tracing.context import TraceContext, new_span_id, parent_of
+from fovea.observe.tracing.context import TraceContext, new_span_id, parent_of, unrecorded
 from fovea.observe.tracing.span import Attribute, Span, SpanEvent
 from fovea.observe.tracing.tracer import Tracer
 
@@ -34,18 +34,20 @@ class Trace:
     """The stages of one request, each from the end of the one before.
 
     context: its place in a trace; None: it is not traced.
+    decided: whether the gateway itself decided that it is not traced.
     forward_id: id of the span of the backend's work, which is the parent of the backend's own spans.
     trace_id: "": the request belongs to no trace.
     failures: (backend, reason, time) of attempts that failed.
     """
 
-    __slots__ = ("_wall", "context", "failures", "forward_id", "marks", "started", "trace_id")
+    __slots__ = ("_wall", "context", "decided", "failures", "forward_id", "marks", "started", "trace_id")
 
     def __init__(self, tracer: Tracer | None, headers: Mapping[bytes, bytes], started: float) -> None:
         parent = parent_of(headers)
         self.context: TraceContext | None = None if tracer is None else tracer.begin(headers, parent)
+        self.decided = tracer is not None and parent is None and self.context is None
         self.forward_id = "" if self.context is None else new_span_id()
-        self.trace_id = "" if parent is None else parent.trace_id
+        self.trace_id = parent.trace_id if parent is not None and parent.sampled else ""
         if self.context is not None:
             self.trace_id = self.context.trace_id
         self.started = started
@@ -81,7 +83,12 @@ class Trace:
         return self._wall + at - self.started
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that make the backend's spans children of this request's."""
+        """Return the headers that make the backend's spans children of this request's.
+
+        If the gateway has decided to record nothing, the backend is told so, or it would decide again.
+        """
+        if self.decided:
+            return {"traceparent": unrecorded()}
         return {} if self.context is None else {"traceparent": self.context.header(self.forward_id)}
 
 

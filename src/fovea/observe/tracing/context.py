@@ -64,11 +64,17 @@ def context_of(headers: Mapping[bytes, bytes], parent: Parent | None, share: flo
     if parent is not None:
         if not parent.sampled:
             return None
-        state = headers.get(TRACESTATE, b"").decode("latin-1")[:_LONGEST_STATE]
+        state = headers.get(TRACESTATE, b"").decode("latin-1")
+        state = state if len(state) <= _LONGEST_STATE else ""  # a part of it could mean something else
         return TraceContext(parent.trace_id, new_span_id(), parent.span_id, state)
     if share < 1 and random.random() >= share:
         return None
     return TraceContext(f"{random.getrandbits(128) or 1:032x}", new_span_id())
+
+
+def unrecorded() -> str:
+    """Return a header traceparent of a new trace that nobody records."""
+    return f"00-{random.getrandbits(128) or 1:032x}-{new_span_id()}-00"
 
 
 def new_span_id() -> str:
