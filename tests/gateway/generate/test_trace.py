@@ -1,37 +1,46 @@
-"""What a backend is told about the trace of a request."""
+"""The stages of a request in a gateway, and what the log of slow requests says of one that failed."""
 
 from __future__ import annotations
 
-from fovea.gateway.generate.trace import Trace
-from fovea.observe.tracing.context import parent_of
-from fovea.observe.tracing.settings import TraceSettings
-from fovea.observe.tracing.tracer import Tracer
-from tests.observe.test_tracing import HEADER, TRACE, Sink
+import asyncio
+import math
+from dataclasses import replace
+
+from fovea.gateway.config import Tables
+from fovea.gateway.generate.trace import STAGES, Trace
+from fovea.observe.log_settings import LogSettings
+from tests.gateway.support import FakeEngine, Plan, running, soon
 
 
-def told(share: float, headers: dict[bytes, bytes]) -> tuple[Trace, dict[str, str]]:
-    tracer = Tracer(TraceSettings(trace_share=share), Sink())
-    try:
-        trace = Trace(tracer, headers, 0.0)
-        return trace, trace.headers()
-    finally:
-        tracer.close()
+def test_a_failure_ends_the_stage_that_had_begun() -> None:
+    for done in range(len(STAGES)):
+        trace = Trace(None, {}, 10.0)
+        for number, stage in enumerate(STAGES[:done], 1):
+            trace.mark(stage, 10.0 + number)
+        trace.fail(20.0)
+        if done < len(STAGES) - 1:
+            assert (trace.marks[-1], len(trace.marks)) == ((STAGES[done], 20.0), done + 1)
+        else:  # no backend was found, so there is no time of one
+            assert len(trace.marks) == done
 
 
-def test_a_backend_continues_the_trace() -> None:
-    trace, headers = told(1.0, {b"traceparent": HEADER})
-    assert headers["traceparent"] == f"00-{TRACE}-{trace.forward_id}-01"
+async def test_a_request_that_only_waited_is_slow_because_of_the_queue() -> None:
+    async with FakeEngine(plan=Plan(wait_s=math.inf)) as engine:
+        only_one = replace(engine.config, max_requests=1)
+        async with running(tables=Tables((only_one,)), logs=LogSettings(slow_request_s=0.001)) as gateway:
+            services = gateway.gateway.services
+            first = asyncio.ensure_future(gateway.ask())
+            await soon(lambda: engine.received)
+            second = asyncio.ensure_future(gateway.ask())
 
+            async def waits() -> bool:
+                return await gateway.metric("queued") == 1
 
-def test_what_the_gateway_does_not_record_its_backend_does_not_either() -> None:
-    """The engine decided again, so its part of the trace was there alone."""
-    trace, headers = told(0.0, {})
-    parent = parent_of({b"traceparent": headers["traceparent"].encode()})
-    assert parent is not None
-    assert not parent.sampled
-    assert trace.trace_id == ""
-
-
-def test_without_traces_the_clients_header_is_left_alone() -> None:
-    assert Trace(None, {b"traceparent": HEADER}, 0.0).headers() == {}
-    assert told(1.0, {b"traceparent": HEADER[:-1] + b"0"})[1] == {}
+            await soon(waits)
+            second.cancel()
+            await soon(services.tracking.slow.rows)
+            (row,) = services.tracking.slow.rows()
+            assert (row["attempts"], list(row["stages"])[-1]) == (0, "queue")
+            assert any(reason.startswith("queue took") for reason in row["reasons"])
+            first.cancel()
+            await soon(lambda: len(services.tracking.slow.rows()) == 2)
