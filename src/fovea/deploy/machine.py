@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.deploy.spec import DeploySpec, Pool
+from fovea.deploy.spec import DeploySpec, Pool, whole_number
 
 LOOPBACK = "127.0.0.1"
 SERVICES = ("redis", "prometheus", "alertmanager", "envoy-admin")
@@ -114,7 +114,7 @@ def redis_values(spec: DeploySpec, address: str) -> dict[str, Any]:
     """
     if spec.redis is None or spec.gateway is None:
         return {}
-    workers = int(spec.gateway.settings.get("workers", 1))
+    workers = whole_number(spec.gateway.settings, "workers", 1, low=1)
     return {
         "redis": f"redis://{address}/0",
         "response_cache_redis_mib": max(1, spec.redis.memory_mib * 3 // 4),
