@@ -51,7 +51,7 @@ def test_a_running_server_and_gateway_are_profiled() -> None:
 
 
 def leave(url: str) -> None:
-    """Close the connection while a profile of a minute is made. The next profile does not wait for its end."""
+    """Leave while a profile of a minute is made. The next profile does not wait for its end."""
     with pytest.raises(httpx.ReadTimeout):
         httpx.get(url, headers=KEY, timeout=httpx.Timeout(30, read=0.5))
     for _ in range(100):

@@ -40,7 +40,7 @@ def session() -> requests.Session:
 
 
 def _beginning(raw: Any) -> bytes:
-    """Return the first bytes of an answer. Only an answer that ends with them leaves its connection usable."""
+    """Return the first bytes of an answer. The connection stays usable only if the answer ends with them."""
     ends = time.monotonic() + MOST_S
     read = b""
     while len(read) < MOST_BYTES and time.monotonic() < ends:
