@@ -7,7 +7,8 @@ from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, settings_of
 from fovea.deploy.read import KnownSettings, read_spec, spec_of
-from fovea.deploy.spec import DeploySpec, Gateway, Pool, Stop
+from fovea.deploy.render import render
+from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis, Stop
 from fovea.gateway.settings import GatewaySettings
 from fovea.server.bodies.settings import BodySettings
 from tests.deploy.specs import FULL
@@ -114,3 +115,11 @@ def test_engines_and_gateways_accept_the_largest_body(mib: int) -> None:
 def _only(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     names = {entry.name for entry in settings_of(cls)}
     return {name: value for name, value in values.items() if name in names}
+
+
+@pytest.mark.parametrize("value", ["1; evil", [1], -1, 1e400, float("nan"), True])
+@pytest.mark.parametrize(("name", "target"), [("workers", "local"), ("max_connections_per_address", "nginx")])
+def test_a_setting_that_a_proxy_needs_as_a_number_is_one(name: str, target: str, value: Any) -> None:
+    spec = DeploySpec((Pool("tiny"),), gateway=Gateway(settings={name: value}), redis=Redis())
+    with pytest.raises(ConfigError, match=f"settings: {name} is .*accepted: a whole number"):
+        render(spec, [target])

@@ -41,9 +41,42 @@ def test_a_manifest_cannot_name_a_file_outside_the_folder(tmp_path: Path) -> Non
     assert outside.exists()
 
 
-def test_a_manifest_that_is_no_manifest_is_ignored(tmp_path: Path) -> None:
-    (tmp_path / ".fovea-deploy.json").write_text("[]")
-    assert write({"a": "1"}, tmp_path).created == ("a",)
+@pytest.mark.parametrize("link", ["nginx.conf", ".fovea-deploy.json", "config", "old"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_link_in_the_folder_chooses_no_file_outside(tmp_path: Path, link: str, force: bool) -> None:
+    """A folder that others may write into could otherwise have files of the operator replaced or removed."""
+    home, folder = tmp_path / "home", tmp_path / "out"
+    home.mkdir()
+    write({"nginx.conf": "1", "config/engine.toml": "1", "old": "1"}, folder)
+    at = folder / link
+    at.rename(home / "precious")
+    at.symlink_to(home / "precious")
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="is a link"):
+        write({"nginx.conf": "2", "config/engine.toml": "2"}, folder, force=force)
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+
+
+def test_a_link_to_nothing_creates_no_file_outside(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").symlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigError, match="is a link"):
+        write({"a": "1"}, tmp_path / "out")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_pipe_in_the_folder_does_not_stop_the_command(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(ConfigError, match="is no file"):
+        write({"a": "1"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "1", '"a"', '{"a": 1}', '{"\\u0000": "x"}', '{"": "x"}', '{".": "x"}', "[" * 100_000]
+)
+def test_a_manifest_of_others_is_no_crash(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".fovea-deploy.json").write_text(text)
+    assert write({"b": "1"}, tmp_path).created == ("b",)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "a//b", "./a"])

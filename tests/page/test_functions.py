@@ -336,3 +336,19 @@ def test_the_theme_is_chosen_and_kept(page: Page) -> None:
     assert page.evaluate(colour) != light
     opened(page, page.url)
     assert page.evaluate(colour) != light
+
+
+def test_a_line_of_any_length_is_shown_without_a_freeze(browser: Browser, server: Server) -> None:
+    """The search for the end of a heading took a time that grew with the square of the line."""
+    with browser.new_context(viewport=WIDE) as context:
+        page = context.new_page()
+        page.goto(server.url)
+        tags = page.evaluate(
+            """async (lengths) => {
+              const { markdown } = await import("/ui/markdown.js");
+              const line = (length) => "# " + "\\r".repeat(length) + "a\\rx";
+              return lengths.map((length) => markdown(line(length)).firstChild.tagName);
+            }""",
+            [10, 6000, 1_000_000],
+        )
+    assert tags == ["P", "P", "P"]

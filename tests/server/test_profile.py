@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,21 @@ def test_a_running_server_and_gateway_are_profiled() -> None:
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "seconds")
         slow = httpx.get(f"{gateway}/admin/slow", headers=KEY)
         assert slow.json() == {"requests": []}
+        for url in (server, gateway):
+            leave(f"{url}/admin/profile?seconds=60&format=raw")
+
+
+def leave(url: str) -> None:
+    """Leave while a profile of a minute is made. The next profile does not wait for its end."""
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.get(url, headers=KEY, timeout=httpx.Timeout(30, read=0.5))
+    for _ in range(100):
+        answer = httpx.get(url.replace("seconds=60", "seconds=1"), headers=KEY, timeout=30)
+        if answer.status_code != 429:
+            assert answer.status_code == 200, answer.text
+            return
+        time.sleep(0.05)
+    raise AssertionError("the profile goes on without its client")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def _never() -> bool:
 
 
 class Abandoned(Exception):
-    """The frames of a video are not wanted any more; decoding has stopped."""
+    """The frames of a video or the pages of a PDF are not wanted any more; decoding has stopped."""
 
 
 class FrameSource(Protocol):

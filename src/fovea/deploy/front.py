@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fovea.deploy.machine import Server
-from fovea.deploy.spec import DeploySpec
+from fovea.deploy.spec import DeploySpec, whole_number
 
 EXACT = ("/", "/health", "/ping", "/ready", "/version", "/tokenize", "/detokenize")
 PREFIXES = ("/v1/", "/ui/")
@@ -118,6 +118,6 @@ def front_of(
         host=spec.host,
         body_mib=spec.max_body_mib,
         answer_s=spec.max_answer_s,
-        per_address=int(own.get("max_connections_per_address", CONNECTIONS_PER_ADDRESS)),
+        per_address=whole_number(own, "max_connections_per_address", CONNECTIONS_PER_ADDRESS),
         tls=spec.tls,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.deploy.spec import DeploySpec, Pool
+from fovea.deploy.spec import DeploySpec, Pool, whole_number
 
 LOOPBACK = "127.0.0.1"
 SERVICES = ("redis", "prometheus", "alertmanager", "envoy-admin")
@@ -124,7 +124,7 @@ def sharing_values(spec: DeploySpec) -> dict[str, Any]:
     """
     if spec.redis is None or spec.gateway is None:
         return {}
-    workers = int(spec.gateway.settings.get("workers", 1))
+    workers = whole_number(spec.gateway.settings, "workers", 1, low=1)
     return {
         "response_cache_redis_mib": max(1, spec.redis.memory_mib * 3 // 4),
         "accounts_sharers": spec.gateway.replicas * workers,

@@ -55,6 +55,16 @@ def _check_settings_table(settings: Mapping[str, Any]) -> None:
 MOST_POOLS = 50
 
 
+def whole_number(settings: Mapping[str, Any], name: str, default: int, *, low: int = 0) -> int:
+    """Return a setting that a renderer needs as a number. Raises ConfigError."""
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(
+            f"settings: {name} is {value!r}; accepted: a whole number of at least {low}", param=name
+        )
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Engines that serve one model on one kind of machine; any of them can answer any request for it.

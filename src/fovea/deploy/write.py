@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +33,12 @@ def write(files: Files, folder: Path, *, force: bool = False) -> WriteResult:
     """Write files beneath a folder.
 
     force: overwrite files that were edited, or that others have created.
-    Raises ConfigError, before anything is written, if a file would be overwritten without `force`, or if the
-    folder cannot be written.
+    Raises ConfigError, before anything is written, if a file would be overwritten without `force`, if a path
+    is a link or no file, or if the folder cannot be written.
     """
+    _check_paths(folder, [MANIFEST])
     before = _manifest(folder)
+    _check_paths(folder, [*files, *before])
     present = {path: _digest_of(folder / path) for path in {*files, *before}}
     foreign = [
         path
@@ -74,10 +77,27 @@ def _write(path: Path, text: str) -> None:
         path.chmod(0o755)
 
 
+def _check_paths(folder: Path, paths: Iterable[str]) -> None:
+    """Raise ConfigError if a path leads through a link or to something that is no file.
+
+    Otherwise whoever may write into the folder could choose other files to be overwritten or removed.
+    """
+    for path in paths:
+        at = folder
+        for part in path.split("/"):
+            at /= part
+            if at.is_symlink():
+                raise ConfigError(
+                    f"{at} is a link; accepted: a folder without links, or another one", param="out"
+                )
+        if at.exists() and not at.is_file():
+            raise ConfigError(f"{at} is no file; accepted: another folder", param="out")
+
+
 def _manifest(folder: Path) -> dict[str, str]:
     try:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(values, dict):
         return {}
@@ -85,7 +105,9 @@ def _manifest(folder: Path) -> dict[str, str]:
 
 
 def _is_beneath(path: str) -> bool:
-    return not path.startswith("/") and ".." not in path.split("/")
+    """Tell whether a path of a manifest is one that `write` may have written."""
+    parts = path.split("/")
+    return path.isprintable() and not {"", ".", ".."}.intersection(parts)
 
 
 def _digest_of(path: Path) -> str:

@@ -13,6 +13,7 @@ A drain holds for the worker that takes the request and, over the file that all 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
@@ -21,6 +22,7 @@ from fovea.core.errors import ConfigError, Forbidden, InvalidRequest, NotFound
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.services import Services
+from fovea.http.errors import ClientGone
 from fovea.observe.profiler import FORMATS, ProfileOptions, Profiler
 
 ADMIN = frozenset(("admin",))
@@ -73,7 +75,17 @@ class Admin:
     async def _profile(self, exchange: Exchange) -> None:
         query = dict(parse_qsl(exchange.scope["query_string"].decode("latin-1")))
         options = ProfileOptions.of(query)
-        recording = await self._profiler.profile(options)
+        making = asyncio.ensure_future(self._profiler.profile(options))
+        watch = asyncio.ensure_future(exchange.disconnected())
+        try:
+            await asyncio.wait({making, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not making.done():
+                raise ClientGone
+            recording = making.result()
+        finally:
+            for task in (making, watch):
+                task.cancel()
+            await asyncio.wait({making, watch})
         kind = {"content-type": FORMATS[options.form], "content-length": str(len(recording))}
         await exchange.reply(200, recording, {**kind, "cache-control": "no-store"})
 

@@ -25,7 +25,6 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
-from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
 from fovea.observe.slow import SlowRequests
@@ -36,6 +35,7 @@ from fovea.server.access.forbidden import on_forbidden
 from fovea.server.access.shares import divide_caches
 from fovea.server.batches.runner import BatchRunner
 from fovea.server.batches.store import BatchStore
+from fovea.server.drawing import Drawing
 from fovea.server.garbage import collect_regularly
 from fovea.server.guard import Guard
 from fovea.server.open_answers import OpenAnswers
@@ -95,7 +95,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
             SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
             open_tracer(settings.traces, "fovea-server", __version__),
         ),
-        documents=DocumentRenderer(settings.media),
+        drawing=Drawing(settings.media),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
@@ -115,7 +115,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         await asyncio.to_thread(state.tracking.close)
         await state.media.aclose()
         decoder.close()
-        state.documents.close()
+        await asyncio.to_thread(state.drawing.close)
         await fetch_cache.aclose()
 
     app = FastAPI(

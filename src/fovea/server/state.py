@@ -21,13 +21,13 @@ from fovea.media.fetch.cache import FetchCache
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
-from fovea.media.sandbox.documents import DocumentRenderer
 from fovea.observe.metrics import Metrics
 from fovea.observe.profiler import Profiler
 from fovea.observe.trail import Trail
 from fovea.server.access.access import Access
 from fovea.server.access.caller import Caller
 from fovea.server.batches.store import BatchStore
+from fovea.server.drawing import Drawing
 from fovea.server.in_flight import InFlight
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore
@@ -63,7 +63,7 @@ class ServerState:
     in_flight: the requests that the engine has now.
     started: Unix time at which the server was created.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
-    documents: draws pages of PDF files.
+    drawing: draws pages of PDF files.
     profiler: makes profiles of this process.
     draining: whether the server is shutting down and refuses new requests.
     """
@@ -80,7 +80,7 @@ class ServerState:
     access: Access
     bodies: BodyBudget
     tracking: Tracking
-    documents: DocumentRenderer
+    drawing: Drawing
     trail: Trail | None = None
     caller: Caller = field(default_factory=Caller)
     batches: BatchStore | None = None

@@ -118,6 +118,20 @@ def test_too_large_headers_are_refused(place: dict[str, Fleet], name: str) -> No
 
 
 @pytest.mark.parametrize("name", PROXIES)
+@pytest.mark.parametrize("line", [b"PRI * HTTP/2.0", b"GET / HTTP/1.1 x", b"no request"])
+def test_a_line_that_is_no_request_is_no_error_of_the_server(
+    place: dict[str, Fleet], name: str, line: bytes
+) -> None:
+    """Strangers could otherwise raise the number of answers with 500."""
+    with socket.create_connection(("127.0.0.1", place[name].port), timeout=30) as connection:
+        connection.sendall(line + b"\r\nhost: x\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert not answer or answer.startswith(b"HTTP/1.1 4"), answer
+    if name == "nginx":
+        assert b'"code": "malformed_http"' in answer
+
+
+@pytest.mark.parametrize("name", PROXIES)
 def test_an_upgrade_reaches_the_server_with_its_headers(place: dict[str, Fleet], name: str) -> None:
     """No server of Fovea upgrades yet, so the answer is an ordinary one; the proxy must not refuse."""
     with asking(place[name].port, "/v1/models", method="GET", connection="upgrade", upgrade="x") as answer:

@@ -1,4 +1,4 @@
-"""What a backend is told about the trace of a request."""
+"""The header that tells a backend about the trace of a request."""
 
 from __future__ import annotations
 

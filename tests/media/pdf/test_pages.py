@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +10,11 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 
 from fovea.core.errors import InvalidRequest, Unavailable
+from fovea.core.video import Abandoned
 from fovea.media.limits import MediaLimits
 from fovea.media.pdf.pages import InvalidPdf, PageRange
-from fovea.media.sandbox.documents import DocumentPages, DocumentRenderer
+from fovea.media.sandbox import documents
+from fovea.media.sandbox.documents import DocumentRenderer
 
 COLOURS = ("red", "green", "blue")
 
@@ -93,20 +93,34 @@ def test_a_server_may_refuse_all_of_them() -> None:
         DocumentRenderer(MediaLimits(pdf_workers=0)).render(pdf((9, 9)), PageRange())
 
 
-async def test_files_that_wait_leave_the_other_threads_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server has few threads for short work. Uploads that wait for a process must not occupy them."""
-    begun, go = threading.Event(), threading.Event()
+def test_pages_together_have_a_limit(renderer: DocumentRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call would otherwise put 32 pages of up to 16 MiB each into the server's memory."""
+    monkeypatch.setattr(documents, "MOST_BYTES", 3000)
+    assert len(renderer.render(pdf((60, 60), (60, 60)), PageRange(1, 1, 64)).pages) == 1
+    with pytest.raises(InvalidRequest, match="fewer pages in one call, or a smaller max_side") as error:
+        renderer.render(pdf((60, 60), (60, 60), (60, 60)), PageRange(1, 3, 300))
+    assert error.value.code == "pages_too_large"
 
-    def render(self: DocumentRenderer, data: bytes, wanted: PageRange) -> DocumentPages:
-        begun.set()
-        assert go.wait(20)
-        return DocumentPages([], len(data))
 
-    monkeypatch.setattr(DocumentRenderer, "render", render)
-    renderer = DocumentRenderer(MediaLimits(pdf_workers=1))
-    files = [asyncio.wrap_future(renderer.submit(bytes(size), PageRange())) for size in range(50)]
-    assert await asyncio.to_thread(begun.wait, 20)
-    assert files[-1].cancel()
-    go.set()
-    assert [document.total for document in await asyncio.gather(*files[:-1])] == list(range(49))
-    renderer.close()
+def test_a_file_that_nobody_waits_for_ends_its_process(renderer: DocumentRenderer) -> None:
+    """A file that would be drawn for minutes does not keep the process from the next one."""
+    asked = iter([False])
+    with pytest.raises(Abandoned):
+        renderer.render(endless_pdf(), PageRange(), lambda: next(asked, True))
+    assert renderer.render(pdf((60, 60)), PageRange()).total == 1
+
+
+def endless_pdf() -> bytes:
+    """A small PDF whose page is filled again and again with a pattern of very many tiles."""
+    tile = b"0 0 1 1 re f"
+    fills = b"/Pattern cs /P scn 0 0 600 800 re f " * 200
+    return (
+        b"%%PDF-1.7\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n"
+        b"2 0 obj<</Type/Pages/Count 1/Kids[3 0 R]>>endobj\n"
+        b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Contents 4 0 R"
+        b"/Resources<</Pattern<</P 5 0 R>>>>>>endobj\n"
+        b"4 0 obj<</Length %d>>stream\n%s\nendstream endobj\n"
+        b"5 0 obj<</PatternType 1/PaintType 1/TilingType 1/BBox[0 0 1 1]/XStep 0.0001/YStep 0.0001"
+        b"/Resources<<>>/Length %d>>stream\n%s\nendstream endobj\n"
+        b"trailer<</Root 1 0 R>>" % (len(fills), fills, len(tile), tile)
+    )

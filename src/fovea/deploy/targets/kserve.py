@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fovea.deploy.spec import DeploySpec, Pool
+from fovea.deploy.spec import DeploySpec, Pool, whole_number
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes import pods, scaling, workloads
 from fovea.deploy.targets.kubernetes.layout import OVERLAY, Layout, lint
@@ -139,7 +139,7 @@ def _knative(spec: DeploySpec) -> Files:
         mode = f"{ANNOTATIONS}/deploymentMode".replace("/", "~1")
         keda = f"{ANNOTATIONS}/autoscalerClass".replace("/", "~1")
         scaled = spec.monitoring is not None and bool(pool.max_replicas)
-        target = int(pool.settings.get("max_running", DEFAULT_MAX_RUNNING))
+        target = whole_number(pool.settings, "max_running", DEFAULT_MAX_RUNNING, low=1)
         patch: list[dict[str, Any]] = [
             {"op": "replace", "path": f"/metadata/annotations/{mode}", "value": "Knative"},
             {"op": "add", "path": "/spec/predictor/scaleMetric", "value": "concurrency"},

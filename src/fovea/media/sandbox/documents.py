@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from typing import NamedTuple
 
 from fovea.core.errors import FoveaError, InvalidRequest, Unavailable
+from fovea.core.video import Abandoned
 from fovea.media.limits import MIB, MediaLimits
 from fovea.media.pdf.pages import UNAVAILABLE, InvalidPdf, Page, PageRange, check_magic
 from fovea.media.sandbox.decoder import ask_worker
@@ -17,6 +18,8 @@ from fovea.media.sandbox.process import WorkerFailed
 
 ROOM = 16 * MIB
 """Most bytes of one rendered page as a JPEG file."""
+MOST_BYTES = 48 * MIB
+"""Most bytes of all pages of one call together."""
 
 
 class DocumentPages(NamedTuple):
@@ -39,33 +42,37 @@ class DocumentRenderer:
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
         self._pool = WorkerPool("pdf", limits.pdf_workers, limits) if limits.pdf_workers else None
-        self._threads = ThreadPoolExecutor(max(1, limits.pdf_workers), "fovea-pdf")
 
-    def submit(self, data: bytes, wanted: PageRange) -> Future[DocumentPages]:
-        """Call `render` in a thread of this renderer. A call that still waits for a thread can be cancelled.
-
-        The threads are its own: while many files wait for a process, other work of the server must not wait
-        for a thread.
-        """
-        return self._threads.submit(self.render, data, wanted)
-
-    def render(self, data: bytes, wanted: PageRange) -> DocumentPages:
+    def render(
+        self, data: bytes, wanted: PageRange, abandoned: Callable[[], bool] = lambda: False
+    ) -> DocumentPages:
         """Render pages of a PDF file.
 
-        Raises InvalidRequest for pages that are not there or too many of them, InvalidPdf, Unavailable.
+        abandoned: whether nobody waits for the pages any more; then the process that draws them is ended.
+        Raises InvalidRequest for pages that are not there or too many of them, InvalidPdf, Unavailable,
+        Abandoned.
         """
+
+        def stop_if_abandoned() -> None:
+            if abandoned():
+                raise Abandoned
+
         if self._pool is None:
             raise Unavailable("PDF files are not accepted here (pdf_workers is 0)", code=UNAVAILABLE)
         check_magic(data)
         pages: list[Page] = []
+        left = MOST_BYTES
         question = {"ask": "pages", **asdict(wanted)}
         try:
-            with closing(
-                ask_worker(self._pool, question, data, self._limits.pdf_render_s, room=ROOM)
-            ) as answers:
+            answers = ask_worker(
+                self._pool, question, data, self._limits.pdf_render_s, room=ROOM, each_wait=stop_if_abandoned
+            )
+            with closing(answers):
                 for answer, output in answers:
                     if "frame" in answer and len(pages) <= wanted.last - wanted.first:
                         pages.append(_page(answer, bytes(output()[:ROOM])))
+                        left -= len(pages[-1].jpeg)
+                        _check_left(left, len(pages), wanted)
                     elif "done" in answer:
                         return DocumentPages(pages, int(answer["total"]))
                     else:
@@ -78,7 +85,6 @@ class DocumentRenderer:
 
     def close(self) -> None:
         """End all processes, and cancel the calls that wait."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             self._pool.close()
 
@@ -88,6 +94,16 @@ def _page(answer: Message, output: bytes) -> Page:
     if not 0 < size <= len(output):
         raise ValueError(size)
     return Page(int(answer["number"]), int(answer["width"]), int(answer["height"]), output[:size])
+
+
+def _check_left(left: int, drawn: int, wanted: PageRange) -> None:
+    if left < 0:
+        raise InvalidRequest(
+            f"{drawn} pages with max_side {wanted.max_side} have more than {MOST_BYTES // MIB} MiB as "
+            "pictures; accepted: fewer pages in one call, or a smaller max_side",
+            param="max_side",
+            code="pages_too_large",
+        )
 
 
 def _error_of(answer: Message) -> FoveaError:

@@ -40,6 +40,8 @@ class OtlpExporter:
             from opentelemetry.exporter.otlp.proto.http import Compression
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
+
+            from fovea.observe.tracing.answers import session
         except ImportError as error:
             raise ConfigError(
                 "traces need OpenTelemetry's packages; install the extra otel: pip install 'fovea[otel]'",
@@ -50,6 +52,8 @@ class OtlpExporter:
         given: dict[str, Any] = {"endpoint": _url(endpoint)} if endpoint else {}
         if not any("COMPRESSION" in name for name in os.environ if name.startswith("OTEL_EXPORTER_OTLP_")):
             given["compression"] = Compression.Gzip
+        if not any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+            given["session"] = session()  # otherwise the provider brings a session of its own
         self._exporter = OTLPSpanExporter(timeout=TIMEOUT_S, **given)
         resource = {"service.version": version}
         if not os.environ.get("OTEL_SERVICE_NAME"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
 
 from fovea.api.explain import shorten
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
@@ -16,7 +17,7 @@ from fovea.media.pdf.pages import PageRange
 from fovea.media.sandbox.documents import DocumentPages
 from fovea.server.answer import Deadline, while_connected
 from fovea.server.docs import ERRORS
-from fovea.server.state import ServerState, state_of
+from fovea.server.state import state_of
 
 router = APIRouter()
 MEDIA_TYPE = "application/pdf"
@@ -35,7 +36,7 @@ async def render(
     first: Annotated[int, Query(ge=1)] = 1,
     last: Annotated[int | None, Query(ge=1)] = None,
     max_side: Annotated[int, Query(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = 1344,
-) -> dict[str, Any]:
+) -> Response:
     """Render pages of the PDF file that is the body, as JPEG pictures in data: URLs.
 
     first, last: numbers of pages, from 1; without `last`, as many as one call may render.
@@ -61,52 +62,51 @@ async def render(
         waiting = asyncio.timeout(None)
         try:
             async with waiting:
-                data = await _body(http, state, claim.add)
+                data = await receive_file(http, state.bodies.largest, claim.add)
                 claim.arrived()
         except TimeoutError:
             raise state.bodies.overloaded() from None
-        work = asyncio.wrap_future(state.documents.submit(data, wanted))
+        work = state.drawing.render(state.caller.client.name, data, wanted)
         rendered = await while_connected(http, deadline.limit(work, "its PDF was drawn"))
-    return await asyncio.to_thread(_answer, rendered)
+    return Response(await asyncio.to_thread(_answer, rendered), media_type="application/json")
 
 
-async def _body(http: Request, state: ServerState, count: Callable[[int], None]) -> bytes:
-    """Receive the file.
+async def receive_file(http: Request, largest: int, arrived: Callable[[int], None]) -> bytes:
+    """Receive the body of a request.
 
-    count: called with the number of bytes of each piece.
-    Raises PayloadTooLarge, ClientGone, and what `count` raises.
+    largest: most bytes. arrived: called with the bytes of each piece.
+    Raises PayloadTooLarge, ClientGone, and what `arrived` raises.
     """
-    largest = state.bodies.largest
     length = http.headers.get("content-length", "")
-    size = int(length) if length.isdecimal() and len(length) < 16 else 0
-    received = 0
-    pieces: list[bytes] = []
-    while max(size, received) <= largest:
+    if length.isdecimal() and (len(length) >= 16 or int(length) > largest):
+        raise _too_large(largest)
+    data = bytearray()
+    while True:
         message = await http.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         piece = message.get("body", b"")
-        received += len(piece)
-        count(len(piece))
-        pieces.append(piece)
-        if not message.get("more_body") and received <= largest:
-            return b"".join(pieces)
-    raise PayloadTooLarge(
+        arrived(len(piece))
+        data += piece
+        if len(data) > largest:
+            raise _too_large(largest)
+        if not message.get("more_body"):
+            return bytes(data)
+
+
+def _too_large(largest: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
         f"the file has more than {largest} bytes; accepted: at most {largest} (max_body_mib)"
     )
 
 
-def _answer(rendered: DocumentPages) -> dict[str, Any]:
-    return {
-        "object": "list",
-        "pages": rendered.total,
-        "data": [
-            {
-                "page": page.number,
-                "width": page.width,
-                "height": page.height,
-                "image_url": "data:image/jpeg;base64," + base64.b64encode(page.jpeg).decode(),
-            }
-            for page in rendered.pages
-        ],
-    }
+def _answer(rendered: DocumentPages) -> bytes:
+    """Return the response's JSON, page by page, because nothing else runs while a piece is written."""
+    pieces = [b'{"object":"list","pages":%d,"data":[' % rendered.total]
+    for number, page in enumerate(rendered.pages):
+        pieces.append(
+            b'%s{"page":%d,"width":%d,"height":%d,"image_url":"data:image/jpeg;base64,'
+            % (b"," if number else b"", page.number, page.width, page.height)
+        )
+        pieces += [base64.b64encode(page.jpeg), b'"}']
+    return b"".join([*pieces, b"]}"])

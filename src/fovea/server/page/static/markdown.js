@@ -55,8 +55,12 @@ export function codeBlock(text) {
   return el("pre", { tabindex: "0" }, el("code", { text }));
 }
 
+function headingOf(line) {
+  return line.length > LONGEST ? null : HEADING.exec(line);
+}
+
 function heading(lines, at) {
-  const match = HEADING.exec(lines[at]);
+  const match = headingOf(lines[at]);
   if (!match) return null;
   // Headings of an answer lie below the page's own ones.
   return { node: el(`h${Math.min(6, match[1].length + 3)}`, {}, inline(match[2])), next: at + 1 };
@@ -124,7 +128,7 @@ function paragraph(lines, at) {
 
 function startsBlock(lines, at) {
   const line = lines[at];
-  return FENCE.test(line) || HEADING.test(line) || ITEM.test(line) || /^\s{0,3}>/.test(line) || RULE.test(line);
+  return FENCE.test(line) || headingOf(line) || ITEM.test(line) || /^\s{0,3}>/.test(line) || RULE.test(line);
 }
 
 function inline(text) {
