@@ -20,7 +20,7 @@ LONGEST_TASK_MS = 100
 TRIES = 3
 """Other programs take the processor as well, so the best of several runs counts."""
 VISIBLE_MS = 1000
-"""A generous bound. benchmarks/page.py prints the real figure."""
+"""A generous bound. benchmarks/chat_page.py prints the real figure."""
 WATCH_TASKS = """
 window.tasks = [];
 new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((entry) => entry.duration)))

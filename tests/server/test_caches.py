@@ -128,6 +128,6 @@ def test_caches_command(server: Server, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_caches_command_without_a_fovea_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["caches", "--url", "http://127.0.0.1:9"]) == 2
-    assert "no Fovea server answers at http://127.0.0.1:9" in capsys.readouterr().err
+    assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
     assert main(["caches", "--url", f"{server.url}/elsewhere"]) == 2
     assert "refused" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Measure the page in Debian's Chromium: how soon text is seen, and what a long answer costs the browser.
 
-    PYTHONPATH=src:. python benchmarks/page.py [--answers 50] [--chunks 1000]
+    PYTHONPATH=src:. python benchmarks/chat_page.py [--answers 50] [--chunks 1000]
 
 A scripted server on this machine sends the page and the answers. It prints
 
