@@ -2,8 +2,8 @@
 
     python benchmarks/tracing.py [--rounds 8] [--requests 120]
 
-Three servers with the bundled model run side by side: one without traces, one that sends them to a collector,
-and one whose collector is dead. They are asked in turn, so that a change of the machine's speed hits all of
+Four servers with the bundled model run side by side: two without traces, whose difference is the error of the
+measurement, one that sends them to a collector, and one whose collector is dead. They are asked in turn, so that a change of the machine's speed hits all of
 them alike. Every request is answered anew: the texts differ. The last line is JSON.
 """
 
@@ -149,7 +149,8 @@ def main() -> None:
         run_sink(args.sink)
         return
     with sink() as collector, contextlib.ExitStack() as stack:
-        endpoints = {"off": "", "collector": collector, "dead collector": "http://127.0.0.1:9"}
+        dead = "http://127.0.0.1:9"
+        endpoints = {"off": "", "off again": "", "collector": collector, "dead collector": dead}
         servers = {name: stack.enter_context(server(each)) for name, each in endpoints.items()}
         figures = asyncio.run(measure(servers, args.rounds, args.requests))
     print(f"{'traces':16}{'requests/s':>12}{'to off':>10}{'cpu ms/request':>17}{'to off':>10}")
