@@ -3,8 +3,9 @@
     python benchmarks/tracing.py [--rounds 8] [--requests 120]
 
 Four servers with the bundled model run side by side: two without traces, whose difference is the error of the
-measurement, one that sends them to a collector, and one whose collector is dead. They are asked in turn, so that a change of the machine's speed hits all of
-them alike. Every request is answered anew: the texts differ. The last line is JSON.
+measurement, one that sends them to a collector, and one whose collector is dead. They are asked in turn, so
+that a change of the machine's speed hits all of them alike. Every request is answered anew: the texts differ.
+The last line is JSON.
 """
 
 from __future__ import annotations
