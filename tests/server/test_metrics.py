@@ -72,4 +72,6 @@ def test_an_answer_moves_the_documents_names(server: Server) -> None:
     assert grown("vllm_request_params_best_of_sum", *model) == 2
     assert grown("vllm:request_params_max_tokens_sum", *model) == 3
     assert grown("vllm_request_e2e_time_seconds_count", *model) == 1
-    assert grown("arr_coc_latency_seconds_sum") >= grown("fovea:ttft_seconds_sum") > 0
+    # One is measured in the engine, the other where the answer reaches the server: neither bounds the other.
+    assert grown("arr_coc_latency_seconds_sum") > 0
+    assert grown("fovea:ttft_seconds_sum") > 0
