@@ -7,12 +7,13 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from fovea.core.errors import InvalidRequest, Overloaded
+from fovea.core.errors import InvalidRequest, NotFound, Overloaded
 from fovea.observe import profiler
 from fovea.observe.profiler import ProfileOptions, Profiler, ProfilerUnavailable
 from tests.support.servers import folder, fovea_gateway, free_port, program, started
@@ -96,6 +97,18 @@ async def test_a_missing_program_is_an_error_that_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(profiler.shutil, "which", lambda *_, **__: None)
     with pytest.raises(ProfilerUnavailable, match="install the extra profiling"):
+        await Profiler().profile(ProfileOptions())
+
+
+async def test_a_process_that_does_nothing_is_no_failure_of_the_profiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """py-spy ends with an error if it saw no stack, and an idle server once answered 501."""
+    script = tmp_path / "py-spy"
+    script.write_text("#!/bin/sh\necho 'Error: Failed to write flamegraph: No stack counts found'\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(profiler, "find_program", lambda: str(script))
+    with pytest.raises(NotFound, match="idle=true"):
         await Profiler().profile(ProfileOptions())
 
 

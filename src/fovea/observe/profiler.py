@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.core.errors import EngineError, InvalidRequest, Overloaded
+from fovea.core.errors import EngineError, InvalidRequest, NotFound, Overloaded
 
 FORMATS = {
     "flamegraph": "image/svg+xml",
@@ -137,6 +137,12 @@ async def _record(options: ProfileOptions, output: Path) -> bytes:
             await process.wait()
     if process.returncode == 0 and output.is_file():
         return await asyncio.to_thread(output.read_bytes)
+    if b"No stack counts found" in output_text:
+        raise NotFound(
+            f"no thread of the process worked within {options.seconds} seconds; accepted: idle=true, which also "
+            "shows threads that wait, or more seconds",
+            code="idle_process",
+        )
     last_line = (output_text.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     raise ProfilerUnavailable(
         f"py-spy cannot look at this process: {last_line[:200]}; it needs the right to trace processes "
