@@ -139,8 +139,8 @@ async def _record(options: ProfileOptions, output: Path) -> bytes:
         return await asyncio.to_thread(output.read_bytes)
     if b"No stack counts found" in output_text:
         raise NotFound(
-            f"no thread of the process worked within {options.seconds} seconds; accepted: idle=true, which also "
-            "shows threads that wait, or more seconds",
+            f"no thread of the process worked within {options.seconds} seconds; accepted: idle=true, which "
+            "also shows threads that wait, or more seconds",
             code="idle_process",
         )
     last_line = (output_text.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
