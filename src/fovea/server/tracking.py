@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, ImagePart, Prompt, TextPart, TextPrompt
 from fovea.observe.slow import SlowRequests, row_of, ttft_of
-from fovea.observe.tracing.context import parent_of
+from fovea.observe.tracing.context import parent_of, recorded_id
 from fovea.observe.tracing.request import LONGEST_TEXT, RequestEnd, spans_of
 from fovea.observe.tracing.tracer import Tracer
 from fovea.observe.trail import Content, Run, Trail
@@ -29,10 +29,7 @@ class Tracking:
         """Begin the trail of a request that arrives now."""
         parent = parent_of(headers)
         context = None if self.tracer is None else self.tracer.begin(headers, parent)
-        trace_id = parent.trace_id if parent is not None and parent.sampled else ""
-        if context is not None:
-            trace_id = context.trace_id
-        return Trail(time.perf_counter(), time.time(), context, trace_id)
+        return Trail(time.perf_counter(), time.time(), context, recorded_id(context, parent))
 
     def start(self, trail: Trail | None, request: GenerationRequest, model: str) -> Run:
         """Note that the engine gets a generation now. trail: of its HTTP request; None: it has none."""

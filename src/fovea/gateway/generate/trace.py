@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fovea.gateway.exchange import Exchange
 from fovea.observe.slow import MOST_IMAGES, SlowRequests, stage_reasons
 from fovea.observe.tracing import names
-from fovea.observe.tracing.context import TraceContext, new_span_id, parent_of, unrecorded
+from fovea.observe.tracing.context import TraceContext, new_span_id, parent_of, recorded_id, unrecorded
 from fovea.observe.tracing.span import Attribute, Span, SpanEvent
 from fovea.observe.tracing.tracer import Tracer
 
@@ -47,9 +47,7 @@ class Trace:
         self.context: TraceContext | None = None if tracer is None else tracer.begin(headers, parent)
         self.decided = tracer is not None and parent is None and self.context is None
         self.forward_id = "" if self.context is None else new_span_id()
-        self.trace_id = parent.trace_id if parent is not None and parent.sampled else ""
-        if self.context is not None:
-            self.trace_id = self.context.trace_id
+        self.trace_id = recorded_id(self.context, parent)
         self.started = started
         self._wall = time.time()
         self.marks: list[tuple[str, float]] = []

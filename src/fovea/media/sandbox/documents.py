@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from fovea.core.errors import FoveaError, InvalidRequest, Unavailable
+from fovea.core.image import Rgb
 from fovea.core.video import Abandoned
 from fovea.media.limits import MIB, MediaLimits
 from fovea.media.pdf.pages import UNAVAILABLE, InvalidPdf, Page, PageRange, check_magic
@@ -70,7 +71,7 @@ class DocumentRenderer:
             with closing(answers):
                 for answer, output in answers:
                     if "frame" in answer and len(pages) <= wanted.last - wanted.first:
-                        pages.append(_page(answer, bytes(output()[:ROOM])))
+                        pages.append(_page(answer, output()))
                         left -= len(pages[-1].jpeg)
                         _check_left(left, len(pages), wanted)
                     elif "done" in answer:
@@ -89,11 +90,11 @@ class DocumentRenderer:
             self._pool.close()
 
 
-def _page(answer: Message, output: bytes) -> Page:
+def _page(answer: Message, output: Rgb) -> Page:
     size = int(answer["bytes"])
     if not 0 < size <= len(output):
         raise ValueError(size)
-    return Page(int(answer["number"]), int(answer["width"]), int(answer["height"]), output[:size])
+    return Page(int(answer["number"]), int(answer["width"]), int(answer["height"]), bytes(output[:size]))
 
 
 def _check_left(left: int, drawn: int, wanted: PageRange) -> None:

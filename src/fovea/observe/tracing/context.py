@@ -72,6 +72,13 @@ def context_of(headers: Mapping[bytes, bytes], parent: Parent | None, share: flo
     return TraceContext(f"{random.getrandbits(128) or 1:032x}", new_span_id())
 
 
+def recorded_id(context: TraceContext | None, parent: Parent | None) -> str:
+    """Return the id of the trace that is recorded here or by the caller; "": there is none."""
+    if context is not None:
+        return context.trace_id
+    return parent.trace_id if parent is not None and parent.sampled else ""
+
+
 def unrecorded() -> str:
     """Return a header traceparent of a new trace that nobody records."""
     return f"00-{random.getrandbits(128) or 1:032x}-{new_span_id()}-00"
