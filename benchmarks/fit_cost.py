@@ -27,7 +27,8 @@ from fovea import Engine
 from fovea.core.hardware import available_memory
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
-from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.engine.schedule.composition import Composition
+from fovea.engine.simulate.cost import CostModel
 from least_squares import (
     Error,
     ImageSample,

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.engine.schedule.composition import Composition
+from fovea.engine.simulate.cost import CostModel
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -11,7 +11,8 @@ import pytest
 
 from fovea.core.errors import ConfigError
 from fovea.engine.schedule.plan import StepPlan, Work
-from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.engine.schedule.composition import Composition
+from fovea.engine.simulate.cost import CostModel
 from tests.support.brains import sequence
 
 ROOT = Path(__file__).resolve().parents[3]

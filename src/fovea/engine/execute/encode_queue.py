@@ -116,6 +116,11 @@ class EncodeQueue:
         """Whether an image is partly encoded."""
         return bool(self._queue.states)
 
+    @property
+    def slice_s(self) -> float:
+        """Seconds of the slowest recent slice; 0 before the first one."""
+        return self._slice_s
+
     def step(self, jobs: Sequence[EncodeJob], seconds: float, *, alone: bool) -> EncodeResult:
         """Encode for about `seconds`, at least one slice if the encoder is free.
 

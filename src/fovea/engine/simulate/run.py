@@ -19,6 +19,7 @@ from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, simulated_stepper
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
+from fovea.engine.simulate.noise import NoiseSettings
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
 from fovea.engine.simulate.trace import to_sequence
 from fovea.engine.step.stepper import Step, Stepper
@@ -49,6 +50,7 @@ def simulate(
     *,
     control: BatchControl | None = None,
     bounds: Bounds | None = None,
+    noise: NoiseSettings | None = None,
 ) -> Report:
     """Serve a trace to its end.
 
@@ -57,12 +59,13 @@ def simulate(
     trace: in order of arrival.
     policy, control: None: those of the configuration.
     bounds: bounds of a good answer; None: the defaults.
+    noise: disturbs durations of steps; None: they last exactly as long as the cost model says.
     Raises EngineError when no sequence can advance any more.
     """
     stepper = simulated_stepper(
         config,
         cost,
-        lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids)),
+        lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids), noise),
         policy=policy,
         control=control,
     )
@@ -89,11 +92,13 @@ class _Run:
         self.busy = 0.0
         self._next = 0
         self._stalls = 0
+        self._between = 0.0
 
     def to_the_end(self) -> None:
         unfinished = self.stepper.sequences
         while self._next < len(self.trace) or unfinished:
             if not unfinished:
+                self._between = 0.0
                 self.now = max(self.now, self.trace[self._next].at)
             self._arrive()
             self._step()
@@ -117,6 +122,7 @@ class _Run:
         for seq in step.expired:
             self._record_end(seq, "timeout")
         if not step.plan:
+            self._between = 0.0
             self._stall()
             return
         self._stalls = 0
@@ -125,7 +131,8 @@ class _Run:
         seconds = result.seconds or 0.0
         self.now += seconds
         self.busy += seconds
-        self.stepper.apply(step, result, seconds)
+        self.stepper.apply(step, result, seconds, self._between)
+        self._between = self.cost.between_s
         for seq in [self.stepper.sequences[seq_id] for seq_id in result.sampled]:
             self.records[int(seq.id)].tokens += [self.now] * len(result.sampled[seq.id])
             if len(seq.output_ids) >= seq.max_tokens:

@@ -81,6 +81,11 @@ class Executor(Protocol):
         """Whether an image is partly encoded."""
         ...
 
+    @property
+    def slice_s(self) -> float:
+        """Seconds that the next slice of an image may take, judged by the latest ones; 0: none is known."""
+        ...
+
     def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
         """Prepare a sequence before it enters the scheduler. It may raise; then the sequence is not added.
 

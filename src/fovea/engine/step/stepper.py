@@ -10,14 +10,16 @@ The engine's loop, the simulated server and the virtual clock of `fovea simulate
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fovea.core.types import FinishReason
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.batch import BatchControl, DecodeBound
+from fovea.engine.schedule.composition import Composition
 from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import Executor, StepResult
 from fovea.engine.step.suspects import Suspects
@@ -30,17 +32,13 @@ class Step:
 
     plan: tokens and images, from the scheduler.
     encode_s: seconds that the encoder may take.
-    decodes: number of sequences that decode in this step.
-    decode_tokens: number of their tokens, drafts included.
-    prompt_tokens: number of prompt tokens in this step.
+    composition: the amounts of its work.
     expired: sequences whose deadline passed before the step; they are ended already.
     """
 
     plan: StepPlan
     encode_s: float = 0.0
-    decodes: int = 0
-    decode_tokens: int = 0
-    prompt_tokens: int = 0
+    composition: Composition = Composition()
     expired: tuple[Sequence, ...] = ()
 
     @property
@@ -61,6 +59,7 @@ class Stepper:
     steps, computed_tokens, draft_tokens, accepted_drafts, encoded_images, encode_seconds: counters since the
         start. draft_tokens are the drafts that were computed.
     tallies: histograms of steps and images.
+    times: predicts durations of steps.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, control: BatchControl | None = None) -> None:
@@ -68,8 +67,10 @@ class Stepper:
         config = scheduler.config
         self.scheduler = scheduler
         self.executor = executor
-        self.pace = Pace(config.pace, config.target_itl_ms / 1000, config.max_step_tokens)
-        self.batch: BatchControl = control or DecodeBound(config.target_itl_ms / 1000, config.max_running)
+        target_s = config.target_itl_ms / 1000
+        self.times = StepTimes(config.target_percentile)
+        self.pace = Pace(config.pace, target_s, config.max_step_tokens, self.times)
+        self.batch: BatchControl = control or DecodeBound(target_s, config.max_running, self.times)
         self.sequences: dict[str, Sequence] = {}
         self.suspects = Suspects()
         self.steps = 0
@@ -113,27 +114,29 @@ class Stepper:
             self.finish(seq, "error")
         if self.idle:
             return Step(StepPlan(), expired=expired)
+        running = self.scheduler.running
+        decodes = Composition.of_decodes(running)
         streams = self.scheduler.streams_to_protect
-        others = len(self.sequences) - self.scheduler.decodes
-        tokens = self.pace.prompt_tokens(streams, others, encoding=self.executor.encoding)
-        plan = self.scheduler.schedule(tokens, self.batch.allowed(), self.suspects.group)
+        allowance = self.pace.allow(decodes, streams, len(self.sequences) - decodes.decodes)
+        room = self.pace.prompt_room(allowance, encoding=self.executor.encoding)
+        most = self.batch.allowed(running, self.scheduler.waiting)
+        plan = self.scheduler.schedule(room, most, self.suspects.group)
         if not plan:
             self.suspects.clear(())
-        decode_tokens = plan.decode_tokens
-        prompt_tokens = plan.tokens - decode_tokens
-        encode_s = self.pace.encode_s(streams, others, prompt_tokens)
-        return Step(plan, encode_s, plan.decodes, decode_tokens, prompt_tokens, expired)
+        composition = Composition.of(plan)
+        encode_s = self.pace.encode_s(allowance, composition)
+        if plan.encode and plan.work and not allowance.forced and encode_s < self.executor.slice_s:
+            plan = replace(plan, encode=())
+        return Step(plan, encode_s, composition, expired)
 
-    def apply(self, step: Step, result: StepResult, seconds: float) -> None:
+    def apply(self, step: Step, result: StepResult, seconds: float, between_s: float = 0.0) -> None:
         """Take in the result of a step. Sequences that failed are ended.
 
         seconds: duration of the step.
+        between_s: time since the end of the last step, if that one led to this one; otherwise 0.
         """
         self.suspects.clear(step.involved)
-        self.pace.observe(step.decode_tokens, step.prompt_tokens, seconds, result.encode_s)
-        prompt_and_image_s = result.encode_s + self.pace.prompt_s(step.prompt_tokens)
-        if step.decode_tokens == step.decodes:  # a step with drafts yields several tokens per sequence
-            self.batch.observe(step.decodes, seconds, prompt_and_image_s)
+        self._observe(step.composition, result, seconds + between_s)
         self.draft_tokens += sum(item.draft for item in step.plan.work)
         self.accepted_drafts += sum(len(picks) - 1 for picks in result.sampled.values())
         self.steps += 1
@@ -146,6 +149,13 @@ class Stepper:
                 self.finish(self.sequences[seq_id], "error")
         tokens = {seq_id: [pick.token for pick in picks] for seq_id, picks in result.sampled.items()}
         self.scheduler.update(step.plan, tokens, result.drafts)
+
+    def _observe(self, composition: Composition, result: StepResult, gap_s: float) -> None:
+        """Learn from a step. gap_s: its duration with the time since the last one."""
+        if composition.decodes:
+            self.pace.late_steps.observe(gap_s > self.pace.target_s)
+            self.batch.observe(gap_s)
+        self.times.observe(composition, gap_s - result.encode_s)
 
     def abandon(self, step: Step) -> str | None:
         """Give up a step that failed as a whole. Its sequences continue, in smaller groups.
