@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.composition import Composition
+from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.simulate.cost import CostModel
 from tests.support.brains import sequence
 

@@ -87,10 +87,10 @@ def test_a_step_plans_executes_and_folds() -> None:
     assert not engine.stepper.idle
     step = engine.step()
     assert [(item.seq, item.start, item.count) for item in step.plan.work] == [(seq, 0, 9)]
-    assert (step.decodes, step.prompt_tokens, step.expired) == (0, 9, ())
+    assert (step.composition.decodes, step.composition.prompt_tokens, step.expired) == (0, 9, ())
     assert (seq.computed_tokens, seq.output_ids, seq.decoding) == (9, [TOKEN], True)
     step = engine.step()
-    assert (step.decodes, step.prompt_tokens) == (1, 0)
+    assert (step.composition.decodes, step.composition.prompt_tokens) == (1, 0)
     assert seq.output_ids == [TOKEN, TOKEN]
     assert (engine.stepper.steps, engine.stepper.computed_tokens) == (2, 10)
     engine.stepper.finish(seq, "length")
@@ -169,10 +169,10 @@ def test_apply_updates_the_pace() -> None:
     """The first chunk has a fixed size. The seconds per token that it took give the size of the next ones."""
     engine, seq = Engine(blocks=512, max_step_tokens=1024), sequence("a", 900)
     engine.add(seq)
-    assert engine.step(seconds=1e-3 * FIRST_TOKENS).prompt_tokens == FIRST_TOKENS
-    slow = engine.step(seconds=100.0).prompt_tokens
+    assert engine.step(seconds=1e-3 * FIRST_TOKENS).composition.prompt_tokens == FIRST_TOKENS
+    slow = engine.step(seconds=100.0).composition.prompt_tokens
     assert slow == pytest.approx(2 * IDLE_STEP_S / 1e-3, abs=1), "the longest step without decodes"
-    assert engine.step().prompt_tokens == FEWEST_TOKENS, "a step of 100 seconds was far too long"
+    assert engine.step().composition.prompt_tokens == FEWEST_TOKENS, "a step of 100 seconds was far too long"
 
 
 def test_apply_updates_the_batch_control() -> None:

@@ -122,7 +122,7 @@ class EncodeQueue:
         return self._slice_s
 
     def step(self, jobs: Sequence[EncodeJob], seconds: float, *, alone: bool) -> EncodeResult:
-        """Encode for about `seconds`, at least one slice if the encoder is free.
+        """Encode for about `seconds`, at least one slice if the encoder is free; none if they are below 0.
 
         alone: whether the step has no tokens.
         """
@@ -130,7 +130,7 @@ class EncodeQueue:
         self._jobs = jobs
         self._update(jobs)
         self._collect()
-        if alone or not self._launched:
+        if seconds >= 0 and (alone or not self._launched):
             self._launch(jobs, started + seconds, result)
         if alone and self._launched:
             self._launched[-1].end.wait()

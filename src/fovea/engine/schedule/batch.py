@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Protocol
 
 from fovea.engine.schedule.composition import Composition
-from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
 
@@ -33,8 +32,11 @@ SAMPLE = 8
 class BatchControl(Protocol):
     """A rule that bounds the number of running sequences."""
 
-    def allowed(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> int:
-        """How many sequences may run now. Sequences above that number that run already continue."""
+    def allowed(self, running: Seq[Sequence], waiting: Seq[Sequence], beside_s: float) -> int:
+        """How many sequences may run now. Sequences above that number that run already continue.
+
+        beside_s: seconds of the smallest amounts of prompts and images that a step can compute.
+        """
         ...
 
     def observe(self, seconds: float) -> None:
@@ -45,8 +47,9 @@ class BatchControl(Protocol):
 class DecodeBound:
     """Bound the batch so that a step stays within the target when all running sequences decode.
 
-    Beside the decodes the step must have time for the smallest chunk of a prompt, unless that time is missing
-    even for one sequence. If the target cannot hold for one sequence alone, there is no bound.
+    Beside the decodes the step must have time for the smallest chunk of a prompt and slice of an image,
+    unless that time is missing even for one sequence. If the target cannot hold for one sequence alone, there
+    is no bound.
 
     target_s: longest gap between tokens in seconds; 0 for no bound.
     maximum: most sequences.
@@ -58,7 +61,7 @@ class DecodeBound:
         self.maximum = maximum
         self.times = times
 
-    def allowed(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> int:
+    def allowed(self, running: Seq[Sequence], waiting: Seq[Sequence], beside_s: float) -> int:
         if not self.target_s or not self.times.measured:
             return self.maximum
         lengths = [_expected_length(seq) for seq in running]
@@ -68,8 +71,7 @@ class DecodeBound:
         free = bound - self.times.seconds(Composition(1, int(mean)))
         if free < 0:
             return self.maximum
-        chunk = self.times.prompt_s(int(mean), FEWEST_TOKENS)
-        free = bound - (chunk if chunk <= free else 0.0)
+        free = bound - (beside_s if beside_s <= free else 0.0)
         free -= self.times.seconds(Composition(len(running), int(sum(lengths))) or Composition(1))
         more = free / max(self.times.decode_s(mean), 1e-9)
         return max(1, min(self.maximum, len(running) + int(more // 1)))
@@ -91,7 +93,7 @@ class BatchRule:
         self._allowed = maximum
         self._latest: deque[float] = deque(maxlen=WINDOW)
 
-    def allowed(self, running: Seq[Sequence] = (), waiting: Seq[Sequence] = ()) -> int:
+    def allowed(self, running: Seq[Sequence] = (), waiting: Seq[Sequence] = (), beside_s: float = 0.0) -> int:
         return self._allowed
 
     def observe(self, seconds: float) -> None:

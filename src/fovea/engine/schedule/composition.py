@@ -47,6 +47,11 @@ class Composition:
         return cls(len(lengths), sum(lengths))
 
     @property
+    def mean(self) -> Composition:
+        """One decode with the mean context of the decodes."""
+        return Composition(1, self.decode_context // max(1, self.decodes))
+
+    @property
     def amounts(self) -> tuple[float, ...]:
         """1 for the step itself, then the fields in their order: the factors of the costs of a step."""
         return 1, self.decodes, self.decode_context, self.prompt_tokens, self.chunks, self.pairs

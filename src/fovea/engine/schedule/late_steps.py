@@ -11,10 +11,14 @@ class LateSteps:
 
     It is spent by steps that take longer than the target for whatever reason. At most one late step is saved
     up, so late steps never follow each other.
+
+    steps, late: number of steps with decodes since the start, and how many of them were late.
     """
 
     def __init__(self, percentile: float) -> None:
         """percentile: percentage of steps that should keep the target."""
+        self.steps = 0
+        self.late = 0
         self._share = 1 - percentile / 100
         self._credit = 0.0
 
@@ -25,4 +29,6 @@ class LateSteps:
 
     def observe(self, late: bool) -> None:
         """Record a step with decodes. late: whether it took longer than the target."""
+        self.steps += 1
+        self.late += late
         self._credit = max(LOWEST, min(1.0, self._credit + self._share - late))

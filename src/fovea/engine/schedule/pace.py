@@ -83,12 +83,20 @@ class Pace:
         self.times = times
         self.late_steps = LateSteps(times.margin.percentile)
 
-    def allow(self, decodes: Composition, streams: int, others: int) -> Allowance:
+    def smallest_s(self, slice_s: float) -> float:
+        """Return the seconds of the smallest amounts of prompts and images that a step can compute.
+
+        slice_s: seconds of a slice of an image.
+        """
+        return max(self.times.prompt_s(0, FEWEST_TOKENS), slice_s)
+
+    def allow(self, decodes: Composition, streams: int, others: int, slice_s: float = 0.0) -> Allowance:
         """Decide how long the next step may take.
 
         decodes: composition of a step that only decodes.
         streams: number of decodes whose rhythm counts.
         others: number of requests that wait for their first token.
+        slice_s: seconds of a slice of an image that is to be encoded; 0: none is.
         """
         if not streams:
             return Allowance(IDLE_STEP_S, 0.0, 1.0, True, "no stream to protect")
@@ -100,8 +108,7 @@ class Pace:
         bound = self.target_s / factor if self.target_s else math.inf
         if paced <= bound or not self.possible(decodes):
             return Allowance(paced, alone, 1.0, True, "pace")
-        smallest = self.times.prompt_s(0, FEWEST_TOKENS)
-        if bound - alone < smallest and self.late_steps.may_be_late:
+        if bound - alone < self.smallest_s(slice_s) and self.late_steps.may_be_late:
             return Allowance(min(paced, LATE_STEP * bound), alone, factor, True, "target, may be late")
         return Allowance(bound, alone, factor, False, "target")
 
@@ -109,8 +116,7 @@ class Pace:
         """Whether the target can hold: a step that decodes one of these sequences keeps it."""
         if not self.target_s or not self.times.measured:
             return True
-        one = Composition(1, decodes.decode_context // max(1, decodes.decodes))
-        return self.times.seconds(one) * self.times.margin.factor <= self.target_s
+        return self.times.seconds(decodes.mean) * self.times.margin.factor <= self.target_s
 
     def prompt_room(self, allowance: Allowance, *, encoding: bool) -> PromptRoom:
         """Return the room for prompts. encoding: an image is to be encoded in the same step."""

@@ -9,17 +9,47 @@ include the encoder, whose time is bounded by the clock (`execute.encode_queue`)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
+from typing import Protocol
 
 from fovea.engine.schedule.composition import Composition, pairs_of
 from fovea.engine.schedule.margin import Margin
 from fovea.engine.schedule.online_fit import OnlineFit
 
 PROPORTIONS = (10.0, 2.0, 0.01, 1.0, 10.0, 0.001)
-"""Costs of a step, a decode, a token of its context, a token of a prompt, a chunk and a pair, relative to each
-other, before the first measurement. Later nothing depends on them.
+"""Costs of a step, a decode, a token of its context, a token of a prompt, a chunk and a pair, relative to
+each other, before the first measurement. Later nothing depends on them.
 """
 FIRST_MARGIN = 1.25
 """Factor between prediction and bound before the first measurement."""
+
+
+class Costs(Protocol):
+    """Costs of the amounts of a composition. `OnlineFit` learns them; an oracle knows them."""
+
+    measured: bool
+    costs: list[float]
+
+    def predict(self, amounts: Seq[float]) -> float:
+        """Return the expected seconds of a step with these amounts."""
+        ...
+
+    def observe(self, amounts: Seq[float], seconds: float) -> None:
+        """Learn from a step."""
+        ...
+
+
+class Scatter(Protocol):
+    """The factor from the expected duration of a step to a percentile of it."""
+
+    percentile: float
+
+    @property
+    def factor(self) -> float: ...
+
+    def observe(self, predicted: float, measured: float) -> None:
+        """Learn from a step."""
+        ...
 
 
 class StepTimes:
@@ -28,10 +58,16 @@ class StepTimes:
     margin: factor from prediction to bound. Only steps with decodes count, because others delay no stream.
     """
 
-    def __init__(self, percentile: float = 95) -> None:
-        """percentile: percentage of the steps with decodes that should keep the bound."""
-        self.margin = Margin(percentile, first=FIRST_MARGIN)
-        self._fit = OnlineFit(PROPORTIONS)
+    def __init__(
+        self, percentile: float = 95, costs: Costs | None = None, margin: Scatter | None = None
+    ) -> None:
+        """Create predictions.
+
+        percentile: percentage of the steps with decodes that should keep the bound.
+        costs, margin: known ones, for simulations; None: they are learnt.
+        """
+        self.margin: Scatter = margin or Margin(percentile, first=FIRST_MARGIN)
+        self._fit: Costs = costs or OnlineFit(PROPORTIONS)
 
     @property
     def measured(self) -> bool:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.job import SequenceInputs
+from fovea.engine.schedule.composition import Composition
 from fovea.engine.schedule.plan import EncodeJob, StepPlan
 from fovea.engine.sequence import Sequence
-from fovea.engine.schedule.composition import Composition
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.noise import Noise, NoiseSettings
 from fovea.engine.step.executor import SampledToken, StepResult
 from fovea.engine.step.slice_queue import SliceQueue
-
 
 SLICE_DECAY = 0.95
 """A slice is expected to take as long as the slowest recent one, as in `execute.encode_queue`."""
@@ -88,6 +87,8 @@ class CostExecutor:
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
         self._queue.update(plan.encode)
+        if seconds < 0:
+            return
 
         def advance(job: EncodeJob) -> None:
             key, tokens = job.span.key, job.span.tokens

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fovea.core.errors import EngineError
-from fovea.core.trace import Trace
+from fovea.core.errors import EngineError, Overloaded
+from fovea.core.trace import Trace, TraceRequest
 from fovea.engine.config import EngineConfig
 from fovea.engine.job import SequenceInputs
+from fovea.engine.request.first_token_gate import FirstTokenGate
 from fovea.engine.schedule.batch import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import Sequence
@@ -20,6 +21,7 @@ from fovea.engine.simulate.assemble import context_limit, simulated_stepper
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.noise import NoiseSettings
+from fovea.engine.simulate.oracle import Oracle
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
 from fovea.engine.simulate.trace import to_sequence
 from fovea.engine.step.stepper import Step, Stepper
@@ -51,6 +53,7 @@ def simulate(
     control: BatchControl | None = None,
     bounds: Bounds | None = None,
     noise: NoiseSettings | None = None,
+    oracle: Oracle | None = None,
 ) -> Report:
     """Serve a trace to its end.
 
@@ -60,6 +63,7 @@ def simulate(
     policy, control: None: those of the configuration.
     bounds: bounds of a good answer; None: the defaults.
     noise: disturbs durations of steps; None: they last exactly as long as the cost model says.
+    oracle: knows the costs of steps in advance; None: they are learnt, as in the engine.
     Raises EngineError when no sequence can advance any more.
     """
     stepper = simulated_stepper(
@@ -68,6 +72,7 @@ def simulate(
         lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids), noise),
         policy=policy,
         control=control,
+        oracle=oracle,
     )
     run = _Run(trace, config, cost, stepper)
     run.to_the_end()
@@ -87,18 +92,17 @@ class _Run:
         self.trace = trace
         self.records = [Record(request.at) for request in trace]
         self.room = config.schedule.room or math.inf
+        self.gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self.context = context_limit(config, cost)
         self.now = 0.0
         self.busy = 0.0
         self._next = 0
         self._stalls = 0
-        self._between = 0.0
 
     def to_the_end(self) -> None:
         unfinished = self.stepper.sequences
         while self._next < len(self.trace) or unfinished:
             if not unfinished:
-                self._between = 0.0
                 self.now = max(self.now, self.trace[self._next].at)
             self._arrive()
             self._step()
@@ -111,18 +115,30 @@ class _Run:
             record = self.records[number]
             if request.images:
                 record.kind = "cached image"
-            fits = request.prompt_tokens + request.output <= self.context
-            if fits and len(self.stepper.sequences) < self.room:
-                self.stepper.add(to_sequence(request, number), SequenceInputs())
-            else:
+            if request.prompt_tokens + request.output > self.context or not self._accept(request, number):
                 record.ended, record.reason = self.now, "refused"
+
+    def _accept(self, request: TraceRequest, number: int) -> bool:
+        """Add a request to the scheduler, unless the queue is full or its first token would be late."""
+        if len(self.stepper.sequences) >= self.room:
+            return False
+        for steps_down in self.gate.attempts:
+            seq = to_sequence(request, number, steps_down)
+            expected = self.gate.expect(seq)
+            if not request.images or not self.gate.late(seq, expected):
+                break
+        try:
+            self.gate.enter(seq, expected, steps_down)
+        except Overloaded:
+            return False
+        self.stepper.add(seq, SequenceInputs())
+        return True
 
     def _step(self) -> None:
         step = self.stepper.plan(self.now)
         for seq in step.expired:
             self._record_end(seq, "timeout")
         if not step.plan:
-            self._between = 0.0
             self._stall()
             return
         self._stalls = 0
@@ -131,8 +147,7 @@ class _Run:
         seconds = result.seconds or 0.0
         self.now += seconds
         self.busy += seconds
-        self.stepper.apply(step, result, seconds, self._between)
-        self._between = self.cost.between_s
+        self.stepper.apply(step, result, seconds)
         for seq in [self.stepper.sequences[seq_id] for seq_id in result.sampled]:
             self.records[int(seq.id)].tokens += [self.now] * len(result.sampled[seq.id])
             if len(seq.output_ids) >= seq.max_tokens:

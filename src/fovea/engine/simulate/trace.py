@@ -5,20 +5,25 @@ from __future__ import annotations
 from fovea.core.sampling import SamplingParams
 from fovea.core.trace import TEXT_BITS, TraceRequest
 from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.visual_budget.detail import SHARES_UNDER_LOAD
 
 IMAGE_ID = -1
 """The token that stands for an image; text has other ids."""
 SAMPLING = SamplingParams(temperature=0.0)
 
 
-def to_sequence(request: TraceRequest, number: int) -> Sequence:
+def to_sequence(request: TraceRequest, number: int, steps_down: int = 0) -> Sequence:
     """Return a sequence with the request's system prompt, images and text, in this order.
 
     number: number of the request in its trace. It is the sequence's id, and makes its text unique.
+    steps_down: 1 or 2: images keep a part of their visual tokens, as images do under load.
     """
     ids = list(range(request.system))
     spans: list[ImageSpan] = []
-    for index, (key, tokens) in enumerate(request.images):
+    share = (1.0, *SHARES_UNDER_LOAD)[steps_down]
+    for index, (whole, all_tokens) in enumerate(request.images):
+        tokens = max(1, int(share * all_tokens))
+        key = whole if tokens == all_tokens else f"{whole}, {tokens} tokens"
         spans.append(ImageSpan(index, len(ids), tokens, tokens, key, (1, 2, 2 * tokens)))
         ids += [IMAGE_ID] * tokens
     first = (number + 1) << TEXT_BITS

@@ -56,7 +56,6 @@ class EngineLoop:
         self.integrity_errors = 0
         self.failed_steps = 0
         self._failures_in_a_row = 0
-        self._ended: float | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fovea-engine", daemon=True)
         self._failure: BaseException | None = None
@@ -144,8 +143,6 @@ class EngineLoop:
         """Run the waiting commands; sleep while there is nothing to compute. False: stop."""
         self._audit()
         block = self.stepper.idle
-        if block:
-            self._ended = None
         while True:
             try:
                 command = self._inbox.get(block=block)
@@ -170,7 +167,6 @@ class EngineLoop:
         if self.stepper.idle:
             return
         if not step.plan:
-            self._ended = None
             with stage("waiting"):
                 time.sleep(STALL_S)
             return
@@ -185,10 +181,7 @@ class EngineLoop:
         self._finish_step(step, result, time.perf_counter() - started)
 
     def _finish_step(self, step: Step, result: StepResult, seconds: float) -> None:
-        ended = time.perf_counter()
-        between_s = 0.0 if self._ended is None else max(0.0, ended - seconds - self._ended)
-        self._ended = ended
-        self.stepper.apply(step, result, seconds if result.seconds is None else result.seconds, between_s)
+        self.stepper.apply(step, result, seconds if result.seconds is None else result.seconds)
         self.board.end_step(step, result, time.monotonic())
         if PROBE in result.failures:
             raise DeadDevice from result.failures[PROBE]
