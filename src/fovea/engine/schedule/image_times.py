@@ -5,7 +5,7 @@ seconds = image_s + v * visual_s + v^2 * visual_pair_s          (v rows of encod
 
 from __future__ import annotations
 
-from fovea.engine.schedule.online_fit import OnlineFit
+from fovea.engine.schedule.online_fit import Costs, OnlineFit
 
 PROPORTIONS = (1.0, 1.0, 0.002)
 """Costs of an image, of a row and of a pair of rows, relative to each other, before the first image."""
@@ -16,8 +16,9 @@ MEMORY = 100
 class ImageTimes:
     """Predicts the seconds of the encoder for an image."""
 
-    def __init__(self) -> None:
-        self._fit = OnlineFit(PROPORTIONS, MEMORY)
+    def __init__(self, costs: Costs | None = None) -> None:
+        """costs: known ones, for simulations; None: they are learnt."""
+        self._fit: Costs = costs or OnlineFit(PROPORTIONS, MEMORY)
 
     def seconds(self, rows: int) -> float:
         """Return the expected seconds for an image with these rows; 0 before the first image."""

@@ -12,9 +12,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from typing import Protocol
 
 WINDOW = 256
 """Number of latest ratios."""
+
+
+class Scatter(Protocol):
+    """The factor from an expected duration to a percentile of it."""
+
+    @property
+    def percentile(self) -> float: ...
+
+    @property
+    def factor(self) -> float: ...
+
+    def observe(self, predicted: float, measured: float) -> None:
+        """Learn from one duration."""
+        ...
 
 
 class Margin:

@@ -18,6 +18,8 @@ One pass over the amounts of a measurement is made per measurement.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
+from typing import Protocol
 
 MEMORY = 500
 """A measurement has lost two thirds of its weight after this many further ones."""
@@ -27,6 +29,21 @@ DAMPING = 1.0
 """Weight of the present value of a cost: that of as many measurements that consist of this cost alone."""
 LARGEST_WEIGHT = 1e100
 """The sums are scaled down when the weight of a new measurement has grown to this number."""
+
+
+class Costs(Protocol):
+    """Costs of the amounts of several amounts. `OnlineFit` learns them; an oracle knows them."""
+
+    measured: bool
+    costs: list[float]
+
+    def predict(self, amounts: Sequence[float]) -> float:
+        """Return the expected seconds for these amounts."""
+        ...
+
+    def observe(self, amounts: Sequence[float], seconds: float) -> None:
+        """Learn from one duration."""
+        ...
 
 
 class OnlineFit:
@@ -53,7 +70,7 @@ class OnlineFit:
 
     def predict(self, amounts: Sequence[float]) -> float:
         """Return the expected seconds."""
-        return sum(map(float.__mul__, self.costs, map(float, amounts)))
+        return float(sum(map(mul, self.costs, amounts)))
 
     def observe(self, amounts: Sequence[float], seconds: float) -> None:
         """Learn from one duration. amounts: at least one is above 0. seconds: 0 counts as a nanosecond."""
@@ -88,5 +105,5 @@ class OnlineFit:
         """Return the best value of one cost while the others stay, but not below 0."""
         line, cost = self._products[place], self.costs[place]
         damping = DAMPING * self._weight / max(cost, self._scales[place]) ** 2
-        others = sum(map(float.__mul__, line, self.costs)) - line[place] * cost
+        others = float(sum(map(mul, line, self.costs))) - line[place] * cost
         return max(0.0, (self._goals[place] - others + damping * cost) / (line[place] + damping))

@@ -9,12 +9,10 @@ include the encoder, whose time is bounded by the clock (`execute.encode_queue`)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
-from typing import Protocol
 
 from fovea.engine.schedule.composition import Composition, pairs_of
-from fovea.engine.schedule.margin import Margin
-from fovea.engine.schedule.online_fit import OnlineFit
+from fovea.engine.schedule.margin import Margin, Scatter
+from fovea.engine.schedule.online_fit import Costs, OnlineFit
 
 PROPORTIONS = (10.0, 2.0, 0.01, 1.0, 10.0, 0.001)
 """Costs of a step, a decode, a token of its context, a token of a prompt, a chunk and a pair, relative to
@@ -22,34 +20,6 @@ each other, before the first measurement. Later nothing depends on them.
 """
 FIRST_MARGIN = 1.25
 """Factor between prediction and bound before the first measurement."""
-
-
-class Costs(Protocol):
-    """Costs of the amounts of a composition. `OnlineFit` learns them; an oracle knows them."""
-
-    measured: bool
-    costs: list[float]
-
-    def predict(self, amounts: Seq[float]) -> float:
-        """Return the expected seconds of a step with these amounts."""
-        ...
-
-    def observe(self, amounts: Seq[float], seconds: float) -> None:
-        """Learn from a step."""
-        ...
-
-
-class Scatter(Protocol):
-    """The factor from the expected duration of a step to a percentile of it."""
-
-    percentile: float
-
-    @property
-    def factor(self) -> float: ...
-
-    def observe(self, predicted: float, measured: float) -> None:
-        """Learn from a step."""
-        ...
 
 
 class StepTimes:

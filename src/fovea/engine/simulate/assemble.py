@@ -47,6 +47,7 @@ def simulated_stepper(
         executor(embeddings),
         control,
         times=oracle.times(cost, config.schedule.target_percentile) if oracle else None,
+        image_times=oracle.images(cost) if oracle else None,
         first_factor=oracle.first_factor if oracle else None,
     )
 

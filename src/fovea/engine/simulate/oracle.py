@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
+from fovea.engine.schedule.image_times import ImageTimes
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.noise import Noise, NoiseSettings
@@ -15,22 +17,15 @@ DRAWS = 20_000
 
 
 class KnownCosts:
-    """The costs of a cost model. It implements `schedule.step_times.Costs`."""
+    """Costs that do not change. It implements `schedule.online_fit.Costs`."""
 
     measured = True
 
-    def __init__(self, cost: CostModel) -> None:
-        self.costs = [
-            cost.step_s + cost.between_s,
-            cost.decode_s,
-            cost.context_s,
-            cost.token_s,
-            cost.chunk_s,
-            cost.pair_s,
-        ]
+    def __init__(self, *costs: float) -> None:
+        self.costs = list(costs)
 
     def predict(self, amounts: Sequence[float]) -> float:
-        return math.sumprod(self.costs, amounts)
+        return float(sum(map(mul, self.costs, amounts)))
 
     def observe(self, amounts: Sequence[float], seconds: float) -> None:
         """There is nothing to learn."""
@@ -38,7 +33,7 @@ class KnownCosts:
 
 @dataclass(frozen=True, slots=True)
 class KnownScatter:
-    """The percentile of the disturbances. It implements `schedule.step_times.Scatter`."""
+    """The percentile of the disturbances. It implements `schedule.margin.Scatter`."""
 
     percentile: float
     factor: float
@@ -63,4 +58,16 @@ class Oracle:
         disturb, draws = Noise(self.noise).disturb, DRAWS
         factors = sorted(disturb(1.0) for _ in range(draws))
         factor = factors[min(draws - 1, math.ceil(draws * percentile / 100))]
-        return StepTimes(percentile, KnownCosts(cost), KnownScatter(percentile, factor))
+        costs = KnownCosts(
+            cost.step_s + cost.between_s,
+            cost.decode_s,
+            cost.context_s,
+            cost.token_s,
+            cost.chunk_s,
+            cost.pair_s,
+        )
+        return StepTimes(percentile, costs, KnownScatter(percentile, factor))
+
+    def images(self, cost: CostModel) -> ImageTimes:
+        """Return predictions of the encoder that need no measurement."""
+        return ImageTimes(KnownCosts(cost.image_s, cost.visual_s, cost.visual_pair_s))

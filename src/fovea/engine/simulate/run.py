@@ -54,6 +54,7 @@ def simulate(
     bounds: Bounds | None = None,
     noise: NoiseSettings | None = None,
     oracle: Oracle | None = None,
+    warm_up: int = 0,
 ) -> Report:
     """Serve a trace to its end.
 
@@ -64,6 +65,8 @@ def simulate(
     bounds: bounds of a good answer; None: the defaults.
     noise: disturbs durations of steps; None: they last exactly as long as the cost model says.
     oracle: knows the costs of steps in advance; None: they are learnt, as in the engine.
+    warm_up: number of requests at the beginning of the trace that are served but not reported. The
+        counters of the engine and its caches include them.
     Raises EngineError when no sequence can advance any more.
     """
     stepper = simulated_stepper(
@@ -76,7 +79,7 @@ def simulate(
     )
     run = _Run(trace, config, cost, stepper)
     run.to_the_end()
-    return run.report(bounds or Bounds())
+    return run.report(bounds or Bounds(), warm_up)
 
 
 class _Run:
@@ -178,8 +181,10 @@ class _Run:
         record = self.records[int(seq.id)]
         record.ended, record.reason, record.times_passed = self.now, reason, seq.times_passed
 
-    def report(self, bounds: Bounds) -> Report:
-        stepper, records, seconds = self.stepper, self.records, self.now or math.nan
+    def report(self, bounds: Bounds, warm_up: int) -> Report:
+        stepper, records = self.stepper, self.records[warm_up:]
+        began = self.trace[warm_up - 1].at if warm_up else 0.0
+        seconds = self.now - began or math.nan
         whole = [record for record in records if record.reason == "length"]
         kv, embeddings = stepper.scheduler.kv, stepper.scheduler.embeddings
         requested_images = sum(len(request.images) for request in self.trace)
@@ -189,7 +194,7 @@ class _Run:
         return Report(
             seconds=self.now,
             steps=stepper.steps,
-            busy=self.busy / seconds,
+            busy=self.busy / (self.now or math.nan),
             tokens_per_s=sum(len(record.tokens) for record in records) / seconds,
             requests_per_s=len(whole) / seconds,
             goodput=sum(record.good(bounds.ttft_s, bounds.itl_s) for record in records) / seconds,

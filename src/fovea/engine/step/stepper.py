@@ -79,12 +79,13 @@ class Stepper:
         control: BatchControl | None = None,
         *,
         times: StepTimes | None = None,
+        image_times: ImageTimes | None = None,
         first_factor: float | None = None,
     ) -> None:
         """Create a stepper without sequences.
 
         control: limits the number of running sequences; None: `DecodeBound` with the configured target.
-        times: predicts durations of steps; None: it is learnt.
+        times, image_times: predict durations of steps and images; None: they are learnt.
         first_factor: see `FirstTokens`.
         """
         config = scheduler.config
@@ -99,17 +100,10 @@ class Stepper:
         self._most = config.max_running
         self._impossible_steps = 0
         self._warned = False
-        self.image_times = ImageTimes()
+        self.image_times = image_times or ImageTimes()
         costs = LodCosts(self.times, self.image_times, scheduler.embeddings.__contains__)
         self.first_tokens = FirstTokens(
             scheduler, self.pace, costs, lambda: self._most, config.target_ttft_ms / 1000, first_factor
-        )
-        self._impossible_steps = 0
-        self._warned = False
-        self.image_times = ImageTimes()
-        costs = LodCosts(self.times, self.image_times, scheduler.embeddings.__contains__)
-        self.first_tokens = FirstTokens(
-            scheduler, self.pace, costs, lambda: self._most, config.target_ttft_ms / 1000
         )
         self.suspects = Suspects()
         self.steps = 0
