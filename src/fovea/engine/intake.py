@@ -29,6 +29,7 @@ from fovea.engine.request.pixel_pool import Claim
 from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline
 from fovea.engine.request.waiting import request_timeout, result_before, wait_for_shared
 from fovea.engine.request.work_queue import WorkQueue
+from fovea.engine.schedule.first_tokens import Expectation
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.loop import EngineLoop
 from fovea.relevance.pipeline import Realization
@@ -37,6 +38,7 @@ log = logging.getLogger("fovea.engine")
 
 Step = Callable[[], Any] | Future[Any]
 Steps = Generator[Step, Any, None]
+_Description = tuple[RequestOutline, Sequence, Expectation]
 
 
 class Intake:
@@ -158,6 +160,9 @@ class Visit:
             min(decode_s, pixels_s),
             grammar,
         )
+        if ready.prompt is outline.prompt and self._seq is not None:
+            for job in self._jobs:  # the names of its blocks need not be calculated again
+                job.seq.block_hashes = list(self._seq.block_hashes)
         intake.loop.submit(self._jobs)
 
     @property
@@ -195,18 +200,22 @@ class Visit:
 
         Raises Overloaded if the first token is late with the least detail, too.
         """
-        intake, request = self._intake, self.request
-        for steps_down in intake.gate.attempts:
-            outline: RequestOutline = yield partial(
-                intake.preparer.build, request, intake.info, intake.admission.load, steps_down
-            )
-            seq = to_sequence(request, outline.prompt, outline.max_tokens, self.arrival)
-            expected = intake.gate.expect(seq)
-            if not outline.prompt.images or not intake.gate.late(seq, expected):
+        gate = self._intake.gate
+        for steps_down in gate.attempts:
+            described: _Description = yield partial(self._describe, steps_down)
+            outline, seq, expected = described
+            if not outline.prompt.images or not gate.late(seq, expected):
                 break
-        intake.gate.enter(seq, expected, steps_down)
+        gate.enter(seq, expected, steps_down)
         self._seq = seq
         return outline
+
+    def _describe(self, steps_down: int) -> _Description:
+        """Build the outline and predict the first token. For a worker thread: it hashes the whole prompt."""
+        intake, request = self._intake, self.request
+        outline = intake.preparer.build(request, intake.info, intake.admission.load, steps_down)
+        seq = to_sequence(request, outline.prompt, outline.max_tokens, self.arrival)
+        return outline, seq, intake.gate.expect(seq)
 
     def _commit(self, outline: RequestOutline) -> None:
         """Count the request's KV in admission, and log the detail level of its images. Both are known now."""

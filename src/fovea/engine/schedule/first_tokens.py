@@ -121,9 +121,8 @@ class FirstTokens:
             return total(map(self._cost, self._pending.values()))
 
     def expect(self, seq: Sequence) -> Expectation:
-        """Predict the first token of a new sequence, which is not changed."""
-        kv = self._scheduler.kv
-        computed = kv.matched_tokens(kv.match(seq))
+        """Predict the first token of a new sequence, in which only the names of its blocks are filled in."""
+        computed = self._scheduler.kv.cached_prefix(seq)
         cost = self.costs.remaining(seq, computed)
         with self._lock:
             pending = list(self._pending.values())

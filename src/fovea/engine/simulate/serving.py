@@ -26,6 +26,7 @@ from fovea.engine.request.jobs import build_jobs, to_sequence
 from fovea.engine.request.prepare import check_lengths
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import detokenize
+from fovea.engine.schedule.first_tokens import Expectation
 from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, pool_tokens, simulated_stepper
@@ -178,18 +179,25 @@ class SimulatedEngine:
         if request.sampling.logprobs:
             raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
         for steps_down in self._gate.attempts:
-            prompt = await asyncio.to_thread(
-                self._builder.build,
-                request.prompt,
-                request.cache_salt,
-                self._info.max_context,
-                load=self._admission.load,
-                steps_down=steps_down,
+            prompt, max_tokens, described, expected = await asyncio.to_thread(
+                self._describe, request, arrival, steps_down
             )
-            max_tokens = check_lengths(prompt, request.sampling, self._info, request.usual_tokens)
-            described = to_sequence(request, prompt, max_tokens, arrival)
-            expected = self._gate.expect(described)
             if not prompt.images or not self._gate.late(described, expected):
                 break
         self._gate.enter(described, expected, steps_down)
         return prompt, max_tokens, described
+
+    def _describe(
+        self, request: GenerationRequest, arrival: float, steps_down: int
+    ) -> tuple[PreparedPrompt, int, Sequence, Expectation]:
+        """Build the prompt and predict the first token. For a worker thread."""
+        prompt = self._builder.build(
+            request.prompt,
+            request.cache_salt,
+            self._info.max_context,
+            load=self._admission.load,
+            steps_down=steps_down,
+        )
+        max_tokens = check_lengths(prompt, request.sampling, self._info, request.usual_tokens)
+        described = to_sequence(request, prompt, max_tokens, arrival)
+        return prompt, max_tokens, described, self._gate.expect(described)
