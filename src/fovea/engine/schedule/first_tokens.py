@@ -1,10 +1,10 @@
 """When a new request will get its first token, and whether that is within the target.
 
-    expected = one step + max(work ahead / share, turns ahead) + own work / share
+    expected = one step + max(work / share, turns + own work / share)
 
-The work ahead is the cost (`lod_cost`) of the requests that are served before the new one. The share is the
-part of each second that the pace leaves for prompts and images: all of it while nothing decodes. Turns ahead
-is the time until a place becomes free when as many sequences run as may.
+The work is the cost (`lod_cost`) of the new request and of those that are served before it. The share is
+the part of each second that the pace leaves for prompts and images: all of it while nothing decodes. The
+turns are the time until a place becomes free when as many sequences run as may.
 
 Requests that arrive later may change all of that, and steps scatter. So the ratio of actual to expected times
 is measured, for requests with and without images to encode. The expected time, multiplied by the quantile of
@@ -14,15 +14,17 @@ always accepted if its own work alone is within the target: nothing would make a
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fovea.engine.schedule.composition import Composition
 from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
 from fovea.engine.schedule.margin import Margin
 from fovea.engine.schedule.pace import Pace
+from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence, Status
 
@@ -30,6 +32,8 @@ WINDOW = 64
 """Number of latest first tokens whose ratio of actual to expected time counts."""
 LEAST_SHARE = 0.05
 """Smallest share of the time that is assumed for prompts and images."""
+FIRST_FACTOR = 1.25
+"""Factor from expected to bounded times before the first one is measured."""
 NEAR = 0.25
 """Only first tokens that were expected after this share of the target count: earlier ones have other errors,
 such as the rest of a step, and no decision depends on them.
@@ -109,7 +113,7 @@ class FirstTokens:
         self._pace = pace
         self._most = most
         percentile = pace.times.margin.percentile
-        self._margins = {ready: Margin(percentile, WINDOW) for ready in (True, False)}
+        self._margins = {ready: Margin(percentile, WINDOW, FIRST_FACTOR) for ready in (True, False)}
         self._pending: dict[str, _Pending] = {}
         self._turns: deque[float] = deque(maxlen=TURNS)
         self._lock = threading.Lock()
@@ -123,19 +127,19 @@ class FirstTokens:
     def expect(self, seq: Sequence) -> Expectation:
         """Predict the first token of a new sequence, in which only the names of its blocks are filled in."""
         computed = self._scheduler.kv.cached_prefix(seq)
-        cost = self.costs.remaining(seq, computed)
-        with self._lock:
-            pending = list(self._pending.values())
-        before = [one for one in pending if not self._passes(cost.ready, one)]
-        ahead = total(map(self._cost, before))
         decodes = Composition.of_decodes(tuple(self._scheduler.running))
-        share, step_s = self._share(decodes, len(pending) + 1)
-        if cost.ready and not self._scheduler.policy.strict and len(before) < len(pending):
-            share /= 2  # the encoder works for the others at the same time
-        wait = max(ahead.seconds / share, self._turn_s(len(before)))
+        share, step_s = self._share(decodes, len(self._pending) + 1)
+        chunk = max(FEWEST_TOKENS, self._pace.times.prompt_tokens(0, share * step_s)) if decodes else math.inf
+        cost = self.costs.remaining(seq, computed, chunk)
+        with self._lock:
+            pending = [self._cost(one, chunk) for one in self._pending.values()]
+        ahead = total(pending)
+        work_s = ahead.seconds + cost.seconds
+        if cost.ready and not self._scheduler.policy.strict:
+            work_s = _passing_s(cost.prompt_s, pending)
         return Expectation(
-            step_s + wait + cost.seconds / share,
-            self._margins[cost.ready].factor if self._fixed is None else self._fixed,
+            step_s + max(work_s / share, self._turn_s(len(pending)) + cost.seconds / share),
+            self._factor(cost.ready),
             cost,
             ahead,
             share,
@@ -169,14 +173,13 @@ class FirstTokens:
                 margin = self._margins[one.expected.cost.ready]
                 margin.observe(one.expected.seconds, now - one.arrival)
 
-    def _cost(self, one: _Pending) -> LodCost:
+    def _cost(self, one: _Pending, chunk_tokens: float = math.inf) -> LodCost:
         seq = one.seq
         computed = seq.computed_tokens if seq.status is Status.RUNNING else one.expected.computed
-        return self.costs.remaining(seq, computed)
+        return self.costs.remaining(seq, computed, chunk_tokens)
 
-    def _passes(self, ready: bool, other: _Pending) -> bool:
-        """Whether a new request passes another one, because that one waits for the encoder."""
-        return ready and not self._scheduler.policy.strict and not self._cost(other).ready
+    def _factor(self, ready: bool) -> float:
+        return max(1.0, self._margins[ready].factor) if self._fixed is None else self._fixed
 
     def _share(self, decodes: Composition, others: int) -> tuple[float, float]:
         """Return the share of the time for prompts and images, and the seconds of a step."""
@@ -184,7 +187,7 @@ class FirstTokens:
         if not decodes:
             return 1.0, times.seconds(Composition(chunks=1, prompt_tokens=1)) if times.measured else 0.0
         allowance = self._pace.allow(decodes, decodes.decodes, others)
-        if allowance.seconds == float("inf"):
+        if allowance.seconds == math.inf:
             return 1.0, allowance.alone
         return max(LEAST_SHARE, allowance.spare_s / allowance.seconds), allowance.seconds
 
@@ -198,3 +201,25 @@ class FirstTokens:
     @property
     def _decoding(self) -> int:
         return sum(seq.decoding for seq in tuple(self._scheduler.running))
+
+
+def _passing_s(own_s: float, pending: Iterable[LodCost]) -> float:
+    """Return the seconds of work until a request that needs no encoder has its first token.
+
+    It passes the requests whose image is encoded after its turn has come. As long as there are images,
+    prompts and the encoder have half of the time each.
+
+    own_s: seconds of its prompt. pending: the requests before it, in order.
+    """
+    prompts_s, encode_s = own_s, 0.0
+    images = []
+    for cost in pending:
+        if cost.ready:
+            prompts_s += cost.prompt_s
+        else:
+            images.append(cost)
+    for cost in images:
+        encode_s += sum(cost.encode_s.values())
+        if encode_s <= prompts_s:
+            prompts_s += cost.prompt_s
+    return prompts_s + min(encode_s, prompts_s)

@@ -7,6 +7,7 @@ the same image share its part, so the cost keeps the parts of images apart, by t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -83,10 +84,11 @@ class LodCosts:
         self.images = images
         self.encoded = encoded
 
-    def remaining(self, seq: Sequence, computed: int) -> LodCost:
+    def remaining(self, seq: Sequence, computed: int, chunk_tokens: float = math.inf) -> LodCost:
         """Return the cost of what remains of a sequence's prompt. Zero before the first measured step.
 
         computed: tokens of the prompt that are computed, or will be found in the prefix cache.
+        chunk_tokens: tokens of a chunk, each of which has a fixed cost; at least 1.
         """
         left = len(seq.prompt_ids) - computed
         if left <= 0 or not self.times.measured:
@@ -94,7 +96,8 @@ class LodCosts:
         encode_s: dict[str, float] = {}
         visual_s: dict[str, float] = {}
         visual = 0
-        token_s = 0.0 if seq.encode_only else (self.times.prompt_s(computed, left) / left)
+        prompt_s = self.times.prompt_s(computed, left) + left // chunk_tokens * self.times.chunk_s
+        token_s = 0.0 if seq.encode_only else prompt_s / left
         for span in seq.spans:
             if span.end <= computed and not seq.encode_only:
                 continue

@@ -25,7 +25,7 @@ class PromptTime(NamedTuple):
 
 
 class PromptRoom:
-    """What is left of the room while the step is planned.
+    """The rest of the room while the step is planned.
 
     tokens: tokens of prompts that can still be computed.
     """

@@ -72,6 +72,11 @@ class StepTimes:
             return math.inf
         return math.floor(2 * rest / (linear + math.sqrt(linear * linear + 4 * square * rest)))
 
+    @property
+    def chunk_s(self) -> float:
+        """Expected fixed seconds of a chunk."""
+        return self._fit.costs[4]
+
     def decode_s(self, context: float) -> float:
         """Return the expected seconds that one more decode adds. context: tokens that it attends to."""
         return self._fit.costs[1] + context * self._fit.costs[2]
