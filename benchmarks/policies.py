@@ -227,7 +227,7 @@ def targets(cost: CostModel, seed: int, itl_ms: int, ttft_ms: int) -> dict[str, 
 
 
 def after_warm_up(load: Workload, share: float, most: float) -> Trace:
-    """Return WARM_UP requests at 30% of saturation, which are not reported, then the load at `share` of it."""
+    """Return WARM_UP requests at 30% of saturation, then the load at `share` of it."""
     first = generate(replace(load, requests=WARM_UP, rate=0.3 * most, seed=load.seed + 7, arrivals="poisson"))
     start = first[-1].at + 30 / most
     later = generate(replace(load, rate=share * most))

@@ -1,12 +1,21 @@
-"""Compare three ways to keep gaps between tokens below a target, on the real engine.
+"""Compare ways to keep targets for gaps between tokens and for first tokens, on the real engine.
 
-    python benchmarks/target.py [--clients 24] [--factor 3] [--rounds 3] [--threads 2] [--folder PATH]
+    python benchmarks/target.py [--requests 120] [--gap-factor 4] [--first-factor 20] [--percentile 95]
+                                [--shares 0.5 0.8 1.0 1.5] [--threads 2] [--folder PATH]
 
-It uses the checkpoint of quick.py. `clients` clients send requests at once, each `rounds` questions one after
-another, with answers of 32 tokens. A quarter of the clients sends a new 224x224 image in every question. The
-target is `factor` times the gap of a single stream, which is measured first. `Fovea` bounds steps and batch
-(`--target-itl-ms`), `batch rule` is `BatchRule` without a pace, and `neither` has no bound. The last line is
-JSON.
+It uses the checkpoint of quick.py. Requests with answers of 32 tokens arrive steadily (Poisson process) or in
+bursts of eight, at shares of the rate at which the engine serves them without targets, which is measured
+first. A quarter of the requests has a new 224x224 image. The target for gaps is `gap-factor` times the gap of
+a single stream, and the one for first tokens `first-factor` times the first token of a single image request.
+Five engines get the same arrivals, after a quarter of the requests as warm-up:
+
+    targets      both targets; late requests are refused
+    degrade      both targets; late requests lose detail, or are refused
+    gaps only    the target for gaps alone
+    batch rule   `BatchRule`, without a pace
+    neither      no target and no pace
+
+Shares are those of accepted requests. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,77 +24,135 @@ import asyncio
 import json
 import statistics
 import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any
 
 import numpy as np
 
 from engines import image_prompt, parser, start, text_prompt, token_times
 from fovea import Engine
-from fovea.engine.schedule.batch import BatchRule, DecodeBound
-from fovea.engine.schedule.pace import Pace
+from fovea.core.errors import Overloaded
+from fovea.core.types import ChatPrompt
+from fovea.engine.schedule.batch import BatchRule
 
-TOKENS, SIDE = 32, 224
+TOKENS, SIDE, BURST = 32, 224, 8
+FREE = {"pace": 0.0, "max_queue": 0}
 
 
-async def crowd(
-    engine: Engine, clients: int, rounds: int, base: int
-) -> tuple[list[float], list[float], float]:
-    """Run all clients. Returns (gaps in seconds, times to first token in seconds, tokens per second)."""
+def request(seed: int) -> ChatPrompt:
+    return image_prompt(seed, SIDE) if seed % 4 == 0 else text_prompt(f"{seed}: tell me more.")
+
+
+def arrivals(kind: str, rate: float, requests: int, seed: int) -> list[float]:
+    """Return arrival times in seconds, with `rate` requests per second in the mean."""
+    random, times, at = Random(seed), [], 0.0
+    size = BURST if kind == "burst" else 1
+    while len(times) < requests:
+        at += random.expovariate(rate / size)
+        times += [at] * size
+    return times[:requests]
+
+
+async def serve(engine: Engine, times: Sequence[float], base: int) -> dict[str, Any]:
+    """Send requests at the given times. Returns gaps, first tokens in seconds, refusals and tokens/s."""
     gaps: list[float] = []
     firsts: list[float] = []
+    refused = tokens = 0
+    began = time.perf_counter()
 
-    async def client(number: int) -> None:
-        for turn in range(rounds):
-            seed = base + 1000 * turn + number
-            prompt = image_prompt(seed, SIDE) if number % 4 == 0 else text_prompt(f"{seed}: tell me more.")
-            sent_at = time.perf_counter()
-            times = await token_times(engine, prompt, TOKENS)
-            firsts.append(times[0] - sent_at)
-            gaps.extend(b - a for a, b in zip(times, times[1:], strict=False))
+    async def one(number: int, at: float) -> None:
+        nonlocal refused, tokens
+        await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+        sent_at = time.perf_counter()
+        try:
+            seen = await token_times(engine, request(base + number), TOKENS)
+        except Overloaded:
+            refused += 1
+            return
+        firsts.append(seen[0] - sent_at)
+        gaps.extend(b - a for a, b in zip(seen, seen[1:], strict=False))
+        tokens += len(seen)
 
-    started = time.perf_counter()
-    await asyncio.gather(*(client(number) for number in range(clients)))
-    return gaps, firsts, clients * rounds * TOKENS / (time.perf_counter() - started)
+    await asyncio.gather(*(one(number, at) for number, at in enumerate(times)))
+    return {
+        "gaps": gaps,
+        "firsts": firsts,
+        "refused": refused / len(times),
+        "tokens_per_s": tokens / (time.perf_counter() - began),
+    }
+
+
+def measure(args: Any) -> tuple[float, float, float]:
+    """Return a single stream's gap and an image's first token in seconds, and requests/s at saturation."""
+    (engine,) = start(args, {"alone": FREE}).values()
+    asyncio.run(token_times(engine, request(1), TOKENS))
+    seen = asyncio.run(token_times(engine, request(2), 2 * TOKENS))
+    gap = statistics.median(b - a for a, b in zip(seen, seen[1:], strict=False))
+    firsts = []
+    for seed in range(400_000_000, 400_000_020, 4):
+        sent_at = time.perf_counter()
+        firsts.append(asyncio.run(token_times(engine, request(seed), 1))[0] - sent_at)
+    row = asyncio.run(serve(engine, [0.0] * args.requests, 300_000_000))
+    engine.shutdown()
+    return gap, statistics.median(firsts), row["tokens_per_s"] / TOKENS
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--clients", type=int, default=24)
-    arguments.add_argument("--factor", type=float, default=3.0)
-    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--requests", type=int, default=120)
+    arguments.add_argument("--gap-factor", type=float, default=4.0)
+    arguments.add_argument("--first-factor", type=float, default=20.0)
+    arguments.add_argument("--percentile", type=float, default=95.0)
+    arguments.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.8, 1.0, 1.5])
     args = arguments.parse_args()
-    engines = start(args, {"Fovea": {}, "batch rule": {"pace": 0.0}, "neither": {"pace": 0.0}})
-    alone = []
-    for engine in engines.values():
-        times = asyncio.run(token_times(engine, text_prompt("Tell me a story."), 64))
-        alone.append(statistics.median(b - a for a, b in zip(times, times[1:], strict=False)))
-    target = args.factor * statistics.median(alone)
-    most = engines["Fovea"].config.schedule.max_running
-    engines["Fovea"].loop.stepper.pace = Pace(2.5, target, engines["Fovea"].config.schedule.max_step_tokens)
-    engines["Fovea"].loop.stepper.batch = DecodeBound(target, most)
-    engines["batch rule"].loop.stepper.batch = BatchRule(target, most)
+    gap, first, most = measure(args)
+    gap_ms, first_ms = round(1e3 * args.gap_factor * gap), round(1e3 * args.first_factor * first)
     print(
-        f"one stream alone: {1e3 * target / args.factor:.1f} ms between tokens; target {1e3 * target:.1f} ms"
+        f"one stream alone: {1e3 * gap:.1f} ms between tokens, first token with an image after "
+        f"{1e3 * first:.0f} ms; targets {gap_ms} and {first_ms} ms for {args.percentile:g}%; "
+        f"saturation without targets: {most:.2f} requests/s"
     )
-    results = {"target_ms": 1e3 * target}
-    for number, (name, engine) in enumerate(engines.items()):
-        asyncio.run(crowd(engine, args.clients, 1, 10_000_000 + 100_000 * number))  # the bounds adapt
-        gaps, firsts, rate = asyncio.run(crowd(engine, args.clients, args.rounds, 1_000_000 * number))
-        results[name] = row = {
-            "within": float(np.mean([gap <= target for gap in gaps])),
-            "p50_ms": 1e3 * float(np.percentile(gaps, 50)),
-            "p99_ms": 1e3 * float(np.percentile(gaps, 99)),
-            "longest_ms": 1e3 * max(gaps),
-            "ttft_p50_ms": 1e3 * statistics.median(firsts),
-            "tokens_per_s": rate,
-        }
-        print(
-            f"{name:10} gaps within the target {row['within']:6.1%}, p50 {row['p50_ms']:6.1f} "
-            f"p99 {row['p99_ms']:7.1f} longest {row['longest_ms']:7.1f} ms; "
-            f"first token p50 {row['ttft_p50_ms']:7.0f} ms; {rate:6.1f} tok/s"
-        )
-    print(json.dumps(results))
-    for engine in engines.values():
+    asked = {"target_itl_ms": gap_ms, "target_percentile": args.percentile, "max_queue": 0}
+    both = asked | {"target_ttft_ms": first_ms}
+    variants = {
+        "targets": both,
+        "degrade": both | {"when_late": "degrade"},
+        "gaps only": asked,
+        "batch rule": FREE,
+        "neither": FREE,
+    }
+    results: dict[str, Any] = {"target_itl_ms": gap_ms, "target_ttft_ms": first_ms, "saturation": most}
+    for name, settings in variants.items():
+        (engine,) = start(args, {name: settings}).values()
+        if name == "batch rule":
+            engine.loop.stepper.batch = BatchRule(gap_ms / 1e3, engine.config.schedule.max_running)
+        warm_up = arrivals("poisson", 0.5 * most, max(8, args.requests // 4), seed=1)
+        asyncio.run(serve(engine, warm_up, 100_000_000))
+        for round_number, (kind, share) in enumerate(
+            (kind, share) for kind in ("poisson", "burst") for share in args.shares
+        ):
+            times = arrivals(kind, share * most, args.requests, seed=2 + round_number)
+            row = asyncio.run(serve(engine, times, 1_000_000 * (1 + round_number)))
+            gaps, firsts = 1e3 * np.array(row.pop("gaps")), 1e3 * np.array(row.pop("firsts"))
+            results[f"{name}, {kind}, {share:.0%}"] = row = row | {
+                "gaps_within": float(np.mean(gaps <= gap_ms)),
+                "firsts_within": float(np.mean(firsts <= first_ms)),
+                "gap_p50_ms": float(np.percentile(gaps, 50)),
+                "gap_p99_ms": float(np.percentile(gaps, 99)),
+                "ttft_p50_ms": float(np.percentile(firsts, 50)),
+                "ttft_p99_ms": float(np.percentile(firsts, 99)),
+                "margin": engine.stats()["step_time_margin"],
+            }
+            print(
+                f"{name:10} {kind:7} {share:4.0%}  gaps within {row['gaps_within']:6.1%}, "
+                f"p50 {row['gap_p50_ms']:6.1f} p99 {row['gap_p99_ms']:7.1f} ms; "
+                f"first tokens within {row['firsts_within']:6.1%}, p50 {row['ttft_p50_ms']:7.0f} ms; "
+                f"refused {row['refused']:5.1%}; {row['tokens_per_s']:6.1f} tok/s",
+                flush=True,
+            )
         engine.shutdown()
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ CPU). The trace is a file, or random, from the flags of the group "load".
 
   fovea simulate --policy dual --policy fcfs --rate 12
   fovea simulate --policy dual --pace 0 --trace yesterday.jsonl --json
+  fovea simulate --policy dual --target-itl-ms 10 --noise 0.2
 
 The table has one column per policy. With --json the last line has all of it
 as one object.
@@ -30,6 +31,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import CostModel
+from fovea.engine.simulate.noise import NoiseSettings
 from fovea.engine.simulate.report import ClassReport, Report, Spread
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.engine.simulate.settings import TRACE_SETTINGS, not_simulated
@@ -85,6 +87,7 @@ def register(commands: Any) -> None:
         "--json", action="store_true", help="print everything as one JSON object in the last line"
     )
     options.add_options(parser, "load", Workload)
+    options.add_options(parser, "noise", NoiseSettings)
     options.add_options(parser, "engine:", EngineConfig, only=TRACE_SETTINGS - {"policy"})
     accepted = ", ".join(options.flag(name) for name in sorted(TRACE_SETTINGS))
     refused = [name for name in not_simulated(TRACE_SETTINGS) if name not in options.setting_names(Workload)]
@@ -97,10 +100,12 @@ def run(args: argparse.Namespace) -> int:
     bounds = Bounds(_bound(args.ttft_ms, "--ttft-ms") / 1e3, _bound(args.itl_ms, "--itl-ms") / 1e3)
     cost = CostModel.load(args.cost) if args.cost else CostModel()
     configs = [_config(args, name) for name in dict.fromkeys(policies)]
-    trace = _trace(args)
+    trace, noise = _trace(args), options.settings(NoiseSettings, args, {})
     started = time.perf_counter()
     reports = {
-        config.schedule.policy: simulate(trace, config, cost, control=_control(args, config), bounds=bounds)
+        config.schedule.policy: simulate(
+            trace, config, cost, control=_control(args, config), bounds=bounds, noise=noise
+        )
         for config in configs
     }
     wall = time.perf_counter() - started
