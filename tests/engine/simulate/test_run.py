@@ -13,8 +13,8 @@ from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.simulate.cost import Composition, CostModel
 from fovea.engine.simulate.run import Bounds, simulate
+from fovea.planner.cost import Composition, CostModel
 from tests.support.thorough import examples
 
 COST = CostModel(

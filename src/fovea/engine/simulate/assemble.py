@@ -11,9 +11,9 @@ from fovea.engine.kv.manager import KVManager
 from fovea.engine.schedule.batch import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.step.executor import Executor
 from fovea.engine.step.stepper import Stepper
+from fovea.planner.cost import CostModel
 
 KV_CACHE_MIB = 1024
 """Size of the KV pool if the configuration derives it from free memory, which a simulation does not have."""

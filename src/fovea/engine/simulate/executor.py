@@ -10,9 +10,10 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.plan import EncodeJob, StepPlan
 from fovea.engine.sequence import Sequence
-from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.engine.simulate.composition import composition_of
 from fovea.engine.step.executor import SampledToken, StepResult
 from fovea.engine.step.slice_queue import SliceQueue
+from fovea.planner.cost import CostModel
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class CostExecutor:
         result.sampled = {
             item.seq.id: (SampledToken(self._pick(item.seq)),) for item in plan.work if item.samples
         }
-        result.seconds = self.cost.step(Composition.of(plan)) + result.encode_s
+        result.seconds = self.cost.step(composition_of(plan)) + result.encode_s
         return result
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:

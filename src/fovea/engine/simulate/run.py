@@ -17,11 +17,11 @@ from fovea.engine.schedule.batch import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, simulated_stepper
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
 from fovea.engine.simulate.trace import to_sequence
 from fovea.engine.step.stepper import Step, Stepper
+from fovea.planner.cost import CostModel
 
 STALL_S = 0.002
 """Pause of the engine's loop after a step in which nothing could advance."""
