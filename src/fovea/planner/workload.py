@@ -100,15 +100,28 @@ class Workload:
         )
 
 
-TokenCount = Callable[[int, int], int]
-"""Visual tokens of an image of so many pixels (width, height)."""
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """What an image is in a model.
+
+    prompt: its visual tokens in the prompt.
+    rows: rows of the encoder's output. They are more than `prompt` only where image states lie outside of
+        the prompt (Llama 3.2 Vision).
+    """
+
+    prompt: int
+    rows: int
+
+
+TokenCount = Callable[[int, int], ImageTokens]
+"""Tokens of an image of so many pixels (width, height)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """The tokens of one request of a kind, in the mean over a conversation.
 
-    images: visual tokens of each image as the encoder computes them, without reduction.
+    images: rows of the encoder's output for each image, without reduction.
     visual: visual tokens in the prompt, after reduction.
     encoded: share of these images that the encoder has to compute, by request.
     prompt: tokens of the whole prompt.
@@ -149,13 +162,13 @@ def tokens_of(kind: Kind, workload: Workload, count: TokenCount, frame_group: in
     if kind.video is not None:
         groups = math.ceil(kind.video.frames / frame_group)
         images += [count(kind.video.width, kind.video.height)] * groups
-    visual = sum(math.ceil(tokens * workload.keep) for tokens in images)
+    visual = sum(math.ceil(image.prompt * workload.keep) for image in images)
     turns = 1 + kind.follow_ups
     first = workload.system + visual + kind.text
     # The prompt of the n-th follow-up has n questions and answers more than the first one's.
     longer = kind.follow_ups / 2 * (kind.text + kind.answer)
     return Tokens(
-        images=tuple(images),
+        images=tuple(image.rows for image in images),
         visual=visual,
         encoded=(1 - kind.seen) / turns if images else 0.0,
         prompt=first + longer,

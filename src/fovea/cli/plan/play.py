@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from statistics import fmean, median
@@ -24,6 +24,7 @@ from fovea.engine.request.inputs import to_image
 from fovea.engine.simulate.report import Record
 from fovea.engine.simulate.run import Next, simulated_records
 from fovea.planner.cost import CostModel
+from fovea.planner.fit import Preparation
 from fovea.planner.sessions import Session, Turn
 
 if TYPE_CHECKING:
@@ -128,16 +129,16 @@ def predict(
     clients: Sequence[Sequence[Played]],
     config: EngineConfig,
     cost: CostModel,
-    prepare: Callable[[Turn, int], float],
+    preparation: Preparation,
     common: int,
 ) -> Figures:
     """Simulate the sessions that were played, with the same numbers of tokens.
 
     common: tokens with which every prompt begins.
-    prepare: seconds of preprocessing for a turn whose prompt has so many tokens.
+    preparation: seconds until the engine can schedule a request.
     """
     trace: list[TraceRequest] = []
-    turns: list[tuple[Turn, int]] = []
+    seconds: list[float] = []
     following: dict[int, Next] = {}
     for session in clients:
         before: Played | None = None
@@ -151,11 +152,12 @@ def predict(
             system = 0 if known else common
             text = max(1, one.prompt - known - new_visual - system)
             trace.append(TraceRequest(0.0, text, len(one.tokens), images, system))
-            turns.append((one.turn, one.prompt))
+            pixels = one.turn.image[1] * one.turn.image[2] if one.turn.image else 0
+            seconds.append(preparation.seconds(one.prompt, pixels))
             before = one
-    seconds = {id(request): prepare(*turn) for request, turn in zip(trace, turns, strict=True)}
+    prepare = {id(request): value for request, value in zip(trace, seconds, strict=True)}
     records: list[Record] = simulated_records(
-        tuple(trace), config, cost, following=following, prepare=lambda request: seconds[id(request)]
+        tuple(trace), config, cost, following=following, prepare=lambda request: prepare[id(request)]
     )
     return Figures.of((record.arrival, record.tokens) for record in records)
 
