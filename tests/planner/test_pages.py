@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fovea.planner.documents.table import markdown as figure_tables
 from fovea.planner.hardware_table import markdown as hardware_tables
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -11,3 +12,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_the_table_of_devices() -> None:
     assert hardware_tables() in (DOCS / "planner-hardware.md").read_text()
+
+
+def test_the_tables_of_figures() -> None:
+    assert figure_tables() in (DOCS / "planner-figures.md").read_text()
