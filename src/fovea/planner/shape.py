@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-PARTS = ("decoder", "experts", "head", "encoder", "patches", "merged", "projector")
+PARTS = ("decoder", "experts", "head", "encoder", "patches", "merged", "projector", "cross")
 """The parts of a model that have linear maps.
 
 decoder: the layers of the text model, without experts of which a token uses only some. head: the language
 head. encoder: the blocks of the vision tower. patches: the embedding of patches. merged: blocks of the tower
-after a merge of rows inside it. projector: from the tower's rows to the decoder's width.
+after a merge of rows inside it. projector: from the tower's rows to the decoder's width. cross: keys and
+values of image states in the decoder's layers, computed once with the image.
 """
 
 
@@ -26,7 +27,7 @@ class Maps:
     outputs, inputs: sides of the weight, (outputs, inputs).
     count: how many maps are equal.
     bias: whether they have biases.
-    gated: the first half of the outputs are gates of the second half.
+    gated: the first half of the outputs are gates of the second half, and C++ applies them in the product.
     """
 
     outputs: int
@@ -84,30 +85,53 @@ class CrossLayers:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The vision tower, reduced to what decides the work of one image.
+    """The vision tower, reduced to what decides the work of one image (`planner.vision.encoder_work`).
 
-    hidden: width of its rows.
-    patches_per_token: rows of the blocks for each visual token (the merge), in towers for any size.
-    tile_tokens: visual tokens of one tile; 0: the image is one sequence of patches of any number.
-    tile_patches: patches of one tile.
-    extra_rows: rows of each sequence beside its patches, such as a class token.
-    full_layers: blocks in which all rows of a sequence attend to each other.
+    An image is one picture or several, such as tiles. Rows attend only to rows of the same picture.
+
+    hidden: width of the rows.
+    patches_per_token: patches for each visual token.
+    tiling: how an image becomes pictures.
+        "": it is one picture of any size.
+        "whole": tiles of `tile_tokens` and `tile_patches`. A view of the whole image comes first if
+            `view_tokens` is not 0.
+        "rest": pictures of `tile_tokens`, and one of the tokens that remain.
+        "equal": pictures of equal size, of about `tile_tokens` each.
+    tile_tokens, tile_patches: visual tokens and patches of a tile.
+    view_tokens, view_patches: visual tokens and patches of the view of the whole image; 0: there is none.
+    extra_rows: rows of each picture beside its patches, such as a class token.
+    projected_extra_rows: how many of these the projector gets.
+    padded_rows: rows that every image has, padding included; 0: there is no padding. Rows of padding attend
+        to rows that are not.
+    full_layers: blocks in which all rows of a picture attend to each other.
     window_layers: blocks in which rows attend to each other only within a window.
-    window_rows: rows of such a window.
-    projector_rows_per_token: rows that the projector computes for each visual token.
-    merged_rows_per_token: rows of the part "merged" for each visual token.
+    window_rows: rows of such a window, which is a square.
+    padded_windows: windows at the edges of a picture are filled with padding.
+    merged_layers: blocks after a merge of rows inside the tower.
+    merged_rows_per_patch: rows of these blocks for each patch.
+    merged_pairs: pairs of rows that attend to each other in such a block, as a share of the squared number of
+        its rows. A block of another width than `hidden` counts in proportion to its width.
+    projector_rows_per_patch: rows of the projector for each patch.
     """
 
     hidden: int
     patches_per_token: float
+    tiling: str = ""
     tile_tokens: int = 0
     tile_patches: int = 0
+    view_tokens: int = 0
+    view_patches: int = 0
     extra_rows: int = 0
+    projected_extra_rows: int = 0
+    padded_rows: int = 0
     full_layers: int = 0
     window_layers: int = 0
     window_rows: int = 0
-    projector_rows_per_token: float = 1.0
-    merged_rows_per_token: float = 0.0
+    padded_windows: bool = False
+    merged_layers: int = 0
+    merged_rows_per_patch: float = 0.0
+    merged_pairs: float = 1.0
+    projector_rows_per_patch: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +145,11 @@ class ModelShape:
     max_positions: longest sequence.
     maps: the linear maps by part (see PARTS).
     rest: numbers that no linear map holds and that have the model's type, by part: norms, tables of
-        positions, and, under "embedding", the table of the vocabulary.
+        positions, and, under "embedding", the tables of which a token reads one row: the vocabulary, and
+        per-layer embeddings.
     exact: the same for numbers that stay float32.
-    tied: the language head is the embedding table. Then it is counted as the head, and "embedding" is empty.
+    tied: the language head is the embedding table. Then the table is counted as the head, and not under
+        "embedding".
     attention: attention layers of the decoder.
     active_experts, experts: experts that a token uses, and that there are; 0 for dense models.
     state: numbers of the states of one sequence that have the model's type, and those that stay float32.
