@@ -212,6 +212,8 @@ def test_an_own_file(tmp_path: Path) -> None:
     assert [engine.name for engine in engines] == ["one"]
     assert rules[0].fits(Situation(device="x86-cpu"))
     assert not rules[0].fits(Situation(device="apple"))
+    assert advise(Situation(device="x86-cpu"), advice=(engines, rules)).ranked[0].points == 2
+    assert advise(Situation(device="apple"), advice=(engines, rules)).best == ("one",)
 
 
 def test_a_copy_of_the_built_in_file_is_the_same(tmp_path: Path) -> None:

@@ -110,14 +110,19 @@ def known_advice() -> tuple[tuple[Engine, ...], tuple[Rule, ...]]:
     return read_advice(FILE)
 
 
-def advise(situation: Situation, runs: Mapping[str, bool] = MappingProxyType({})) -> Recommendation:
+def advise(
+    situation: Situation,
+    runs: Mapping[str, bool] = MappingProxyType({}),
+    advice: tuple[tuple[Engine, ...], tuple[Rule, ...]] | None = None,
+) -> Recommendation:
     """Return the engines for a situation, ranked, with reasons.
 
     runs: whether an engine runs the model, by the engine's name, for those of which you know it. It replaces
     what the lists of models say.
+    advice: engines and rules, as `read_advice` returns them; None: the built-in ones.
     Raises ConfigError for an unknown engine in `runs`.
     """
-    engines, rules = known_advice()
+    engines, rules = advice or known_advice()
     check_keys("runs", runs, [engine.name for engine in engines])
     found = [_advice(engine, situation, rules, runs.get(engine.name)) for engine in engines]
     ranked = sorted(found, key=lambda one: (bool(one.ruled_out), -one.points, one.engine.name.lower()))
