@@ -9,7 +9,7 @@ from fovea.planner.hardware_file import FIGURES, GIB, GIGA, TERA, known_hardware
 from fovea.planner.markdown import number, table
 
 _TITLES = (
-    "device", "memory, GiB", "bandwidth, GB/s", "fp32", "bf16", "int8", "fp8", "fp4", "link, GB/s",
+    "device", "memory, GiB", "bandwidth, GB/s", "fp32", "bf16", "fp16", "int8", "fp8", "fp4", "link, GB/s",
     "power, W", "USD per hour", "sources",
 )  # fmt: skip
 _WORDS = dict(
@@ -43,7 +43,7 @@ def _figures(device: Hardware) -> list[str]:
         device.name,
         number(device.memory_bytes / GIB),
         number(device.bandwidth / GIGA),
-        *(rate(kind) for kind in ("fp32", "bf16", "int8", "fp8", "fp4")),
+        *(rate(kind) for kind in ("fp32", "bf16", "fp16", "int8", "fp8", "fp4")),
         link,
         "" if device.tdp is None else number(device.tdp),
         "" if device.price is None else f"{device.price:.2f}",

@@ -89,6 +89,13 @@ class Table:
                 self._refuse(key, item, ", ".join(choices))
         return tuple(value)
 
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false. Raises ConfigError for other values."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            self._refuse(key, value, "true or false")
+        return value
+
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         """Return a number from `low` to `high`. Raises ConfigError for others, also NaN and booleans."""
         value = self._value(key, default)
