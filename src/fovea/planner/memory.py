@@ -5,7 +5,7 @@
     int8, int4, plain            n groups (group bits / 8 + 2): a bfloat16 scale per group, k padded to groups
     int8, int4, panels           the same with n padded to panels of 64
     fp8                          both sides padded to 16; a float32 scale per row
-    awq, gptq                    as int4 in groups of 128, with a float16 scale and a 4-bit zero point per group
+    awq, gptq                    4 bits in groups of 128, with a float16 scale and a 4-bit zero point each
     bias                         n itemsize; panels have a float32 copy, padded to panels
 
 A gated weight in panels has 32 gates and 32 values in each of them, so both halves are padded on their own.
@@ -22,8 +22,8 @@ from fovea.planner.shape import Maps, ModelShape
 
 PANEL = 64
 """Outputs of a panel."""
-PANEL_PAIR_BYTES = {True: 192, False: 256}
-"""Bytes of a panel for two columns of k: packed, and plain if there are too many exceptions."""
+PANEL_PAIR_BYTES = 192
+"""Bytes of a packed panel for two columns of k: four tiles of 48."""
 GROUPS = {"int8": (128, 8), "int4": (64, 4)}
 """Numbers of k that share a scale, and bits of a number."""
 FOREIGN_GROUP = 128
@@ -111,7 +111,7 @@ def _weight(maps: Maps, format: str, precision: Precision) -> int:
         group, bits = GROUPS[format]
         rows = PANEL * _panels(maps) if panels else n
         return rows * -(-k // group) * (group * bits // 8 + SCALE_BYTES)
-    return _panels(maps) * (k // 2) * PANEL_PAIR_BYTES[True] if panels else n * k * FLOATS[format]
+    return _panels(maps) * (k // 2) * PANEL_PAIR_BYTES if panels else n * k * FLOATS[format]
 
 
 def _in_panels(maps: Maps, format: str, precision: Precision) -> bool:

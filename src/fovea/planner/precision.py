@@ -32,6 +32,15 @@ PLAIN_PARTS = ("patches", "embedding")
 """Parts that are never quantized."""
 
 
+def _check(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    if value in accepted:
+        return
+    names = [item for item in accepted if item]
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"did you mean {near[0]!r}? accepted" if near else "accepted"
+    raise ConfigError(f"{name} is {value!r}; {hint}: {', '.join(names)}", param=name)
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """The types of a model's numbers.
@@ -100,12 +109,3 @@ def recipe(name: str, dtype: str = "bfloat16", storage: str = "plain") -> Precis
     """
     _check("quantization", name, tuple(RECIPES))
     return replace(RECIPES[name], dtype=dtype, storage=storage)
-
-
-def _check(name: str, value: str, accepted: tuple[str, ...]) -> None:
-    if value in accepted:
-        return
-    names = [item for item in accepted if item]
-    near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f"did you mean {near[0]!r}? accepted" if near else "accepted"
-    raise ConfigError(f"{name} is {value!r}; {hint}: {', '.join(names)}", param=name)

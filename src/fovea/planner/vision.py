@@ -50,24 +50,24 @@ def encoder_work(shape: ModelShape, tokens: float, aspect: float | None = None) 
     """
     tower = shape.tower
     found = pictures(tower, tokens)
-    patches = sum(count * size for count, size in found)
     number = sum(count for count, _ in found)
-    merged = patches * tower.merged_rows_per_patch
-    projected = patches * tower.projector_rows_per_patch + number * tower.projected_extra_rows
-    pairs = tower.window_layers * sum(count * _window_pairs(tower, size, aspect) for count, size in found)
-    pairs += (
-        tower.merged_layers
-        * tower.merged_pairs
-        * sum(count * (size * tower.merged_rows_per_patch) ** 2 for count, size in found)
-    )
+    patches = sum(count * size for count, size in found)
+    real = patches + number * tower.extra_rows
+    full = sum(count * (size + tower.extra_rows) ** 2 for count, size in found)
     if tower.padded_rows:
         # Rows of padding attend to all others, and all others to them, but not to each other.
-        real, rows = patches + number * tower.extra_rows, float(tower.padded_rows)
-        pairs += tower.full_layers * (2 * real * rows - real**2)
-    else:
-        rows = patches + number * tower.extra_rows
-        pairs += tower.full_layers * sum(count * (size + tower.extra_rows) ** 2 for count, size in found)
-    return EncoderWork(patches, rows, projected, merged, pairs)
+        full = 2 * real * tower.padded_rows - real**2
+    windows = sum(count * _window_pairs(tower, size, aspect) for count, size in found)
+    merged = sum(count * (size * tower.merged_rows_per_patch) ** 2 for count, size in found)
+    return EncoderWork(
+        patches,
+        tower.padded_rows or real,
+        patches * tower.projector_rows_per_patch + number * tower.projected_extra_rows,
+        patches * tower.merged_rows_per_patch,
+        tower.full_layers * full
+        + tower.window_layers * windows
+        + tower.merged_layers * tower.merged_pairs * merged,
+    )
 
 
 def pictures(tower: Tower, tokens: float) -> Pictures:
@@ -77,9 +77,8 @@ def pictures(tower: Tower, tokens: float) -> Pictures:
         if tokens <= view:
             return ((1, tower.view_patches * tokens / view),)
         tiles = max(1, math.ceil((tokens - view) / tower.tile_tokens))
-        return (
-            ((1, tower.view_patches), (tiles, tower.tile_patches)) if view else ((tiles, tower.tile_patches),)
-        )
+        whole = (tiles, tower.tile_patches)
+        return ((1, tower.view_patches), whole) if view else (whole,)
     if tower.tiling == "rest":
         tiles, rest = divmod(tokens, tower.tile_tokens)
         return (
@@ -91,7 +90,9 @@ def pictures(tower: Tower, tokens: float) -> Pictures:
 
 
 def _window_pairs(tower: Tower, patches: float, aspect: float | None) -> float:
-    """Pairs of one block with windows in a picture of so many patches."""
+    """Pairs of one block with windows in a picture of so many patches; 0: the tower has no such blocks."""
+    if not tower.window_layers:
+        return 0.0
     edge, side = math.sqrt(tower.window_rows), math.sqrt(patches)
     if tower.padded_windows:
         return (math.ceil(side / edge) * tower.window_rows) ** 2
