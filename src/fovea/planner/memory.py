@@ -40,7 +40,7 @@ def weight_bytes(shape: ModelShape, precision: Precision) -> Mapping[str, int]:
     tied table is part of "head".
     """
     found = {
-        part: sum(map_bytes(maps, precision.format_of(part), precision) for maps in items)
+        part: sum(map_bytes(maps, _format(maps, part, precision), precision) for maps in items)
         for part, items in shape.maps.items()
     }
     if shape.tied:
@@ -95,6 +95,10 @@ def output_bytes(shape: ModelShape, precision: Precision, tokens: int) -> int:
     tokens: rows of the encoder's output, as for `planner.vision.encoder_work`.
     """
     return tokens * shape.visual_token_numbers * precision.itemsize
+
+
+def _format(maps: Maps, part: str, precision: Precision) -> str:
+    return precision.dtype if maps.plain else precision.format_of(part)
 
 
 def _weight(maps: Maps, format: str, precision: Precision) -> int:

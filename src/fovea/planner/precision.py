@@ -28,8 +28,6 @@ KV_TYPES = (*FLOATS, "int8", "fp8")
 KV_SCALE_BYTES = 4
 """Bytes of the float32 scale that each head of each token has in an int8 cache, for its key and its value."""
 DECODER_PARTS = ("decoder", "experts", "cross")
-PLAIN_PARTS = ("patches", "embedding")
-"""Parts that are never quantized."""
 
 
 def _check(name: str, value: str, accepted: tuple[str, ...]) -> None:
@@ -69,8 +67,6 @@ class Precision:
 
     def format_of(self, part: str) -> str:
         """Return the format of the linear maps of a part (`planner.shape.PARTS`)."""
-        if part in PLAIN_PARTS:
-            return self.dtype
         if part in DECODER_PARTS:
             return self.decoder or self.dtype
         return (self.head if part == "head" else self.encoder) or self.dtype
