@@ -76,8 +76,7 @@ def pictures(tower: Tower, tokens: float) -> Pictures:
         view = tower.view_tokens
         if tokens <= view:
             return ((1, tower.view_patches * tokens / view),)
-        tiles = max(1, math.ceil((tokens - view) / tower.tile_tokens))
-        whole = (tiles, tower.tile_patches)
+        whole = (max(1, math.ceil((tokens - view) / tower.tile_tokens)), tower.tile_patches)
         return ((1, tower.view_patches), whole) if view else (whole,)
     if tower.tiling == "rest":
         tiles, rest = divmod(tokens, tower.tile_tokens)
