@@ -6,11 +6,13 @@ arrive during a step are added after it, as in the engine.
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fovea.core.errors import EngineError
-from fovea.core.trace import Trace
+from fovea.core.trace import Trace, TraceRequest
 from fovea.engine.config import EngineConfig
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.batch import BatchControl
@@ -41,6 +43,18 @@ class Bounds:
     itl_s: float = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A request that a client sends after another one.
+
+    number: its number in the trace. Its `at` counts from the end of the other.
+    continues: its prompt begins with the other's prompt and answer.
+    """
+
+    number: int
+    continues: bool = False
+
+
 def simulate(
     trace: Trace,
     config: EngineConfig,
@@ -49,16 +63,53 @@ def simulate(
     *,
     control: BatchControl | None = None,
     bounds: Bounds | None = None,
+    following: Mapping[int, Next] | None = None,
+    prepare: Callable[[TraceRequest], float] | None = None,
 ) -> Report:
     """Serve a trace to its end.
 
     As in the engine, a request that can never fit is refused, and so is one that finds the queue full.
 
     trace: in order of arrival.
+    following: the request that a client sends after its request of that number has ended.
+    prepare: seconds from the arrival of a request until the engine may schedule it, for reading its images
+        and its text. None: no time.
     policy, control: None: those of the configuration.
     bounds: bounds of a good answer; None: the defaults.
     Raises EngineError when no sequence can advance any more.
     """
+    run = _run(trace, config, cost, policy, control, following, prepare)
+    return run.report(bounds or Bounds())
+
+
+def simulated_records(
+    trace: Trace,
+    config: EngineConfig,
+    cost: CostModel,
+    *,
+    following: Mapping[int, Next] | None = None,
+    prepare: Callable[[TraceRequest], float] | None = None,
+) -> list[Record]:
+    """Serve a trace to its end, and return the record of each request, in the order of the trace.
+
+    The engine has served the same trace before, so that it knows how long its steps take; its caches are
+    empty all the same. Arguments and errors as for `simulate`.
+    """
+    first = _run(trace, config, cost, None, None, following, prepare)
+    return _run(trace, config, cost, None, None, following, prepare, learnt=first.stepper).records
+
+
+def _run(
+    trace: Trace,
+    config: EngineConfig,
+    cost: CostModel,
+    policy: Policy | None,
+    control: BatchControl | None,
+    following: Mapping[int, Next] | None,
+    prepare: Callable[[TraceRequest], float] | None,
+    learnt: Stepper | None = None,
+) -> _Run:
+    """Serve a trace to its end. learnt: take over what this stepper has learnt about durations."""
     stepper = simulated_stepper(
         config,
         cost,
@@ -66,9 +117,11 @@ def simulate(
         policy=policy,
         control=control,
     )
-    run = _Run(trace, config, cost, stepper)
+    if learnt is not None:
+        stepper.pace, stepper.batch = learnt.pace, learnt.batch
+    run = _Run(trace, config, cost, stepper, following or {}, prepare or (lambda request: 0.0))
     run.to_the_end()
-    return run.report(bounds or Bounds())
+    return run
 
 
 class _Run:
@@ -78,39 +131,69 @@ class _Run:
     busy: seconds in which a step ran.
     """
 
-    def __init__(self, trace: Trace, config: EngineConfig, cost: CostModel, stepper: Stepper) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        config: EngineConfig,
+        cost: CostModel,
+        stepper: Stepper,
+        following: Mapping[int, Next],
+        prepare: Callable[[TraceRequest], float],
+    ) -> None:
         self.cost = cost
         self.stepper = stepper
         self.trace = trace
+        self._following = following
+        self._prepare = prepare
         self.records = [Record(request.at) for request in trace]
         self.room = config.schedule.room or math.inf
         self.context = context_limit(config, cost)
         self.now = 0.0
         self.busy = 0.0
-        self._next = 0
         self._stalls = 0
+        self._ended: dict[int, Sequence] = {}
+        later = {follower.number for follower in following.values()}
+        self._arrivals: list[tuple[float, int]] = []
+        for number, request in enumerate(trace):
+            if number not in later:
+                self._send(number, request.at)
 
     def to_the_end(self) -> None:
         unfinished = self.stepper.sequences
-        while self._next < len(self.trace) or unfinished:
+        while self._arrivals or unfinished:
             if not unfinished:
-                self.now = max(self.now, self.trace[self._next].at)
+                self.now = max(self.now, self._arrivals[0][0])
             self._arrive()
             self._step()
         self.stepper.scheduler.check_integrity()
 
+    def _send(self, number: int, at: float) -> None:
+        """A client sends the request of that number at that time."""
+        self.records[number].arrival = at
+        heapq.heappush(self._arrivals, (at + self._prepare(self.trace[number]), number))
+
     def _arrive(self) -> None:
-        while self._next < len(self.trace) and self.trace[self._next].at <= self.now:
-            number, request = self._next, self.trace[self._next]
-            self._next += 1
-            record = self.records[number]
-            if request.images:
+        while self._arrivals and self._arrivals[0][0] <= self.now:
+            _, number = heapq.heappop(self._arrivals)
+            request, record = self.trace[number], self.records[number]
+            before = self._ended.pop(number, None)
+            seq = to_sequence(request, number, before, record.arrival)
+            if seq.spans:
                 record.kind = "cached image"
-            fits = request.prompt_tokens + request.output <= self.context
+            fits = len(seq.prompt_ids) + request.output <= self.context
             if fits and len(self.stepper.sequences) < self.room:
-                self.stepper.add(to_sequence(request, number), SequenceInputs())
+                self.stepper.add(seq, SequenceInputs())
             else:
                 record.ended, record.reason = self.now, "refused"
+                self._follow(number, seq)
+
+    def _follow(self, number: int, seq: Sequence) -> None:
+        """Let the client whose request has ended send its next one."""
+        follower = self._following.get(number)
+        if follower is not None:
+            if follower.continues:
+                self._ended[follower.number] = seq
+            self._send(follower.number, self.now + self.trace[follower.number].at)
 
     def _step(self) -> None:
         step = self.stepper.plan(self.now)
@@ -155,6 +238,7 @@ class _Run:
     def _record_end(self, seq: Sequence, reason: str) -> None:
         record = self.records[int(seq.id)]
         record.ended, record.reason, record.times_passed = self.now, reason, seq.times_passed
+        self._follow(int(seq.id), seq)
 
     def report(self, bounds: Bounds) -> Report:
         stepper, records, seconds = self.stepper, self.records, self.now or math.nan
