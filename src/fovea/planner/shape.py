@@ -28,6 +28,7 @@ class Maps:
     count: how many maps are equal.
     bias: whether they have biases.
     gated: the first half of the outputs are gates of the second half, and C++ applies them in the product.
+    plain: no recipe quantizes them, because they are convolutions over patches.
     """
 
     outputs: int
@@ -35,6 +36,7 @@ class Maps:
     count: int = 1
     bias: bool = False
     gated: bool = False
+    plain: bool = False
 
     @property
     def weights(self) -> int:

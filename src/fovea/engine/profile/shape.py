@@ -93,6 +93,7 @@ def _maps(model: VisionLanguageModel, parts: Mapping[nn.Module, str]) -> Mapping
             layer.in_features,
             bias=layer.bias is not None,
             gated=layer.gated and fuses(layer.activation, True),
+            plain=isinstance(layer, PatchLinear),
         )
         count = layer.count if isinstance(layer, ExpertLinear) else 1
         found.setdefault(parts[layer], Counter())[kind] += count
