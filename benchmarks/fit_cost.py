@@ -27,7 +27,7 @@ from fovea import Engine
 from fovea.core.hardware import available_memory
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
-from fovea.engine.simulate.composition import composition_of
+from fovea.engine.schedule.composition import composition_of
 from fovea.planner.cost import CostModel
 from fovea.planner.fit import (
     Error,

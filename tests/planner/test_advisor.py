@@ -70,7 +70,8 @@ def written(folder: Path, text: str) -> Path:
         (Situation(device="browser"), {"MLC LLM"}),
         (Situation(device="mobile"), {"MLC LLM"}),
     ],
-    ids=str,
+    # A set has another order in every process, and names of tests must be the same in all.
+    ids=lambda value: str(value) if isinstance(value, Situation) else " or ".join(sorted(value)),
 )
 def test_recommendations(situation: Situation, best: set[str]) -> None:
     found = advise(situation)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
+from fovea.engine.schedule.composition import Composition, composition_of
 from fovea.engine.schedule.plan import StepPlan, Work
-from fovea.engine.simulate.composition import composition_of
-from fovea.planner.cost import Composition, CostModel
+from fovea.planner.cost import CostModel
 from tests.support.brains import sequence
 
 ROOT = Path(__file__).resolve().parents[2]

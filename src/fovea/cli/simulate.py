@@ -199,6 +199,7 @@ def table(reports: dict[str, Report]) -> str:
             rows.append([f"  {name}", *(_spread(spread(c)) if c else "-" for c in of_kind)])
         rows.append(["  good", *(_percent(c.good) if c else "-" for c in of_kind)])
         rows.append(["  gaps within", *(_percent(c.gaps_within) if c else "-" for c in of_kind)])
+        rows.append(["  first tokens within", *(_percent(c.firsts_within) if c else "-" for c in of_kind)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for first, *others in rows:

@@ -21,27 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from fovea.core.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class Composition:
-    """The amounts of work in a step.
-
-    decodes: tokens of sequences that decode, drafts included.
-    decode_context: sum of the tokens that each of these attends to.
-    prompt_tokens: tokens of prompts.
-    chunks: number of sequences to which these belong.
-    pairs: pairs of a prompt token and a token that it attends to, summed over the chunks.
-    """
-
-    decodes: int = 0
-    decode_context: int = 0
-    prompt_tokens: int = 0
-    chunks: int = 0
-    pairs: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.prompt_tokens)
+from fovea.planner.composition import Composition
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fovea.planner.cost import Composition, CostModel
+from fovea.planner.composition import Composition
+from fovea.planner.cost import CostModel
 from fovea.planner.workload import Tokens
 
 PROMPT_SHARE = 0.6

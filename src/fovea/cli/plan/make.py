@@ -9,7 +9,7 @@ from fovea.cli.plan.result import Plan
 from fovea.cli.plan.simulated import simulate_option
 from fovea.planner.advisor import Recommendation as Advice
 from fovea.planner.advisor import advise
-from fovea.planner.cost import Composition
+from fovea.planner.composition import Composition
 from fovea.planner.extras import speculation
 from fovea.planner.hardware import Hardware
 from fovea.planner.option import Option, evaluate, savings

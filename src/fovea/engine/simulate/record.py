@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fovea.engine.simulate.composition import composition_of
+from fovea.engine.schedule.composition import composition_of
 from fovea.engine.step.loop import EngineLoop
 from fovea.planner.fit import ImageSample, StepSample
 

@@ -11,15 +11,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fovea.core.errors import EngineError
+from fovea.core.errors import EngineError, Overloaded
 from fovea.core.trace import Trace, TraceRequest
 from fovea.engine.config import EngineConfig
 from fovea.engine.job import SequenceInputs
+from fovea.engine.request.first_token_gate import FirstTokenGate
 from fovea.engine.schedule.batch import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, simulated_stepper
 from fovea.engine.simulate.executor import CostExecutor
+from fovea.engine.simulate.noise import NoiseSettings
+from fovea.engine.simulate.oracle import Oracle
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
 from fovea.engine.simulate.trace import to_sequence
 from fovea.engine.step.stepper import Step, Stepper
@@ -65,6 +68,9 @@ def simulate(
     bounds: Bounds | None = None,
     following: Mapping[int, Next] | None = None,
     prepare: Callable[[TraceRequest], float] | None = None,
+    noise: NoiseSettings | None = None,
+    oracle: Oracle | None = None,
+    warm_up: int = 0,
 ) -> Report:
     """Serve a trace to its end.
 
@@ -76,10 +82,23 @@ def simulate(
         and its text. None: no time.
     policy, control: None: those of the configuration.
     bounds: bounds of a good answer; None: the defaults.
+    noise: disturbs durations of steps; None: they last exactly as long as the cost model says.
+    oracle: knows the costs of steps in advance; None: they are learnt, as in the engine.
+    warm_up: number of requests at the beginning of the trace that are served but not reported. The
+        counters of the engine and its caches include them.
     Raises EngineError when no sequence can advance any more.
     """
-    run = _run(trace, config, cost, policy, control, following, prepare)
-    return run.report(bounds or Bounds())
+    stepper = simulated_stepper(
+        config,
+        cost,
+        lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids), noise),
+        policy=policy,
+        control=control,
+        oracle=oracle,
+    )
+    run = _Run(trace, config, cost, stepper, following or {}, prepare or _at_once)
+    run.to_the_end()
+    return run.report(bounds or Bounds(), warm_up)
 
 
 def simulated_records(
@@ -95,33 +114,22 @@ def simulated_records(
     The engine has served the same trace before, so that it knows how long its steps take; its caches are
     empty all the same. Arguments and errors as for `simulate`.
     """
-    first = _run(trace, config, cost, None, None, following, prepare)
-    return _run(trace, config, cost, None, None, following, prepare, learnt=first.stepper).records
+    learnt: Stepper | None = None
+    for _ in range(2):
+        stepper = simulated_stepper(
+            config,
+            cost,
+            lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids)),
+            learnt=learnt,
+        )
+        run = _Run(trace, config, cost, stepper, following or {}, prepare or _at_once)
+        run.to_the_end()
+        learnt = stepper
+    return run.records
 
 
-def _run(
-    trace: Trace,
-    config: EngineConfig,
-    cost: CostModel,
-    policy: Policy | None,
-    control: BatchControl | None,
-    following: Mapping[int, Next] | None,
-    prepare: Callable[[TraceRequest], float] | None,
-    learnt: Stepper | None = None,
-) -> _Run:
-    """Serve a trace to its end. learnt: take over what this stepper has learnt about durations."""
-    stepper = simulated_stepper(
-        config,
-        cost,
-        lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids)),
-        policy=policy,
-        control=control,
-    )
-    if learnt is not None:
-        stepper.pace, stepper.batch = learnt.pace, learnt.batch
-    run = _Run(trace, config, cost, stepper, following or {}, prepare or (lambda request: 0.0))
-    run.to_the_end()
-    return run
+def _at_once(request: TraceRequest) -> float:
+    return 0.0
 
 
 class _Run:
@@ -147,6 +155,7 @@ class _Run:
         self._prepare = prepare
         self.records = [Record(request.at) for request in trace]
         self.room = config.schedule.room or math.inf
+        self.gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self.context = context_limit(config, cost)
         self.now = 0.0
         self.busy = 0.0
@@ -181,9 +190,7 @@ class _Run:
             if seq.spans:
                 record.kind = "cached image"
             fits = len(seq.prompt_ids) + request.output <= self.context
-            if fits and len(self.stepper.sequences) < self.room:
-                self.stepper.add(seq, SequenceInputs())
-            else:
+            if not fits or not self._accept(request, number, before):
                 record.ended, record.reason = self.now, "refused"
                 self._follow(number, seq)
 
@@ -194,6 +201,22 @@ class _Run:
             if follower.continues:
                 self._ended[follower.number] = seq
             self._send(follower.number, self.now + self.trace[follower.number].at)
+
+    def _accept(self, request: TraceRequest, number: int, before: Sequence | None) -> bool:
+        """Add a request to the scheduler, unless the queue is full or its first token would be late."""
+        if len(self.stepper.sequences) >= self.room:
+            return False
+        for steps_down in self.gate.attempts:
+            seq = to_sequence(request, number, before, self.records[number].arrival, steps_down)
+            expected = self.gate.expect(seq)
+            if not request.images or not self.gate.late(seq, expected):
+                break
+        try:
+            self.gate.enter(seq, expected, steps_down)
+        except Overloaded:
+            return False
+        self.stepper.add(seq, SequenceInputs())
+        return True
 
     def _step(self) -> None:
         step = self.stepper.plan(self.now)
@@ -240,8 +263,10 @@ class _Run:
         record.ended, record.reason, record.times_passed = self.now, reason, seq.times_passed
         self._follow(int(seq.id), seq)
 
-    def report(self, bounds: Bounds) -> Report:
-        stepper, records, seconds = self.stepper, self.records, self.now or math.nan
+    def report(self, bounds: Bounds, warm_up: int) -> Report:
+        stepper, records = self.stepper, self.records[warm_up:]
+        began = self.trace[warm_up - 1].at if warm_up else 0.0
+        seconds = self.now - began or math.nan
         whole = [record for record in records if record.reason == "length"]
         kv, embeddings = stepper.scheduler.kv, stepper.scheduler.embeddings
         requested_images = sum(len(request.images) for request in self.trace)
@@ -251,7 +276,7 @@ class _Run:
         return Report(
             seconds=self.now,
             steps=stepper.steps,
-            busy=self.busy / seconds,
+            busy=self.busy / (self.now or math.nan),
             tokens_per_s=sum(len(record.tokens) for record in records) / seconds,
             requests_per_s=len(whole) / seconds,
             goodput=sum(record.good(bounds.ttft_s, bounds.itl_s) for record in records) / seconds,

@@ -1,9 +1,12 @@
-"""The amounts of work in a step plan, from which a cost model tells the duration of the step."""
+"""The composition of step plans, from which durations are predicted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fovea.engine.schedule.plan import StepPlan
-from fovea.planner.cost import Composition
+from fovea.engine.sequence import Sequence
+from fovea.planner.composition import Composition, pairs_of
 
 
 def composition_of(plan: StepPlan) -> Composition:
@@ -16,5 +19,11 @@ def composition_of(plan: StepPlan) -> Composition:
         else:
             tokens += item.count
             chunks += 1
-            pairs += item.count * item.start + item.count * (item.count + 1) // 2
+            pairs += pairs_of(item.start, item.count)
     return Composition(decodes, context, tokens, chunks, pairs)
+
+
+def composition_of_decodes(sequences: Iterable[Sequence]) -> Composition:
+    """Return the composition of a step that only decodes, without drafts. Others do not count."""
+    lengths = [seq.length for seq in sequences if seq.decoding]
+    return Composition(len(lengths), sum(lengths))
