@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from fovea.core.image import PixelBudget
-from fovea.engine.check import shape_of_folder
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.linear import Embedding, Linear
@@ -25,6 +24,7 @@ from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models import base
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.recipe import RECIPES as ENGINE_RECIPES
+from fovea.engine.vision.token_rules import folder_rule
 from fovea.kernels.fp8 import Fp8Product
 from fovea.kernels.native.build import library
 from fovea.kernels.native.product import NativeProduct
@@ -34,7 +34,7 @@ from fovea.planner.memory import kv_block_bytes, map_bytes, output_bytes, state_
 from fovea.planner.precision import RECIPES, Precision, recipe
 from fovea.planner.shape import Maps, ModelShape
 from tests.support.checkpoints import ARCHITECTURES
-from tests.support.engines import picture
+from tests.support.engines import picture, shared_model
 from tests.support.thorough import is_thorough
 
 STORAGE = {"torch": "plain", "onednn": "onednn", "native": "panels"}
@@ -51,7 +51,7 @@ CASES = [
     ("onednn", "float32", "int8"),
     ("torch", "float32", "fp8"),
 ]
-DEFAULT = 2
+DEFAULT = 1
 """Cases of each architecture in the default run. Together the architectures try all cases."""
 SIDES = {
     "decoder": ("decoder", "experts", "embedding", "cross", "head"),
@@ -74,34 +74,33 @@ def test_weights_take_the_bytes_that_were_planned(
     dtype: str,
     quantization: str,
     checkpoint: Callable[[str], Path],
+    planned: Callable[[str], ModelShape],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if kernels == "native" and library() is None:
         pytest.skip("this machine cannot run the C++ kernels")
     monkeypatch.setattr("fovea.engine.load.check_fp8", lambda device, dtype: None)
-    folder = checkpoint(architecture)
-    shape = shape_of_folder(folder)
+    folder, shape = checkpoint(architecture), planned(architecture)
     loaded = load(folder, kernels, dtype, quantization)
     assert shape.parameters == loaded.info.parameters
     precision = recipe(quantization, dtype, STORAGE[kernels])
-    planned = weight_bytes(shape, precision)
-    sides = {side: sum(planned.get(part, 0) for part in parts) for side, parts in SIDES.items()}
-    assert sum(sides.values()) == sum(planned.values())
+    parts = weight_bytes(shape, precision)
+    sides = {side: sum(parts.get(part, 0) for part in names) for side, names in SIDES.items()}
+    assert sum(sides.values()) == sum(parts.values())
     assert sides == allocated(loaded.model)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_caches_take_the_bytes_that_were_planned(
-    architecture: str, checkpoint: Callable[[str], Path]
+    architecture: str, checkpoint: Callable[[str], Path], planned: Callable[[str], ModelShape]
 ) -> None:
     """Blocks of 16 tokens, slots of states, and the output of one image."""
-    folder = checkpoint(architecture)
-    shape = shape_of_folder(folder)
-    loaded = load(folder, "torch", "bfloat16", "none")
-    model, precision = loaded.model, Precision()
+    folder, shape = checkpoint(architecture), planned(architecture)
+    loaded = shared_model(folder)
+    model, precision = loaded.model, Precision("float32")
     groups = model.decoder.config.kv_groups
     blocks = (3, 5)[: len(groups)]
-    pools = DecoderMemory.allocate(model.decoder.config, blocks, 16, 2, torch.bfloat16, torch.device("cpu"))
+    pools = DecoderMemory.allocate(model.decoder.config, blocks, 16, 2, torch.float32, torch.device("cpu"))
     sizes = [kv.nbytes // count for kv, count in zip(pools.kv, blocks, strict=True)]
     assert kv_block_bytes(shape, precision, 16) == (*sizes, 0)[:2]
     assert state_bytes(shape, precision) == pools.state_nbytes
@@ -109,7 +108,9 @@ def test_caches_take_the_bytes_that_were_planned(
     plan = loaded.processor.plan(image.width, image.height, PixelBudget())
     with torch.inference_mode():
         features = model.encode(loaded.processor.process(image, plan))
+    assert len(features.embeds) == plan.rows
     assert output_bytes(shape, precision, plan.rows) == features.nbytes
+    assert plan.states or folder_rule(folder).tokens(image.width, image.height) == plan.rows
 
 
 def load(folder: Path, kernels: str, dtype: str, quantization: str) -> LoadedModel:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.image import PixelBudget
@@ -18,7 +17,6 @@ from fovea.engine.vision.processor import build
 from fovea.engine.vision.token_rules import ProcessorRule, folder_rule, known_rule, rule_for
 from tests.support import published
 from tests.support.checkpoints import ARCHITECTURES, write
-from tests.support.engines import picture, shared_model
 from tests.support.thorough import examples
 
 QWEN = "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -143,12 +141,12 @@ def test_counting_imports_neither_torch_nor_transformers() -> None:
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_the_rule_of_a_folder_counts_as_the_engine(architecture: str, tmp_path: Path) -> None:
-    """Every family: 500 random sizes, and the rows that the encoder really returns for two of them."""
+    """Every family, 500 random sizes."""
     folder = write(architecture, tmp_path)
     config = read_config(folder)
     processor, _ = build_processors(folder, config)
     ours, draw = folder_rule(folder), random.Random(architecture)
-    for number in range(examples(500)):
+    for _ in range(examples(500)):
         width, height = (draw.randint(1, draw.choice((64, 700, 2000))) for _ in range(2))
         try:
             tokens = ours.tokens(width, height)
@@ -156,12 +154,4 @@ def test_the_rule_of_a_folder_counts_as_the_engine(architecture: str, tmp_path: 
             with pytest.raises(InvalidImage):
                 processor.plan(width, height, PixelBudget())
             continue
-        plan = processor.plan(width, height, PixelBudget())
-        assert tokens == plan.tokens, (width, height)
-        if number < 2 and width * height < 500_000:
-            model = shared_model(folder).model
-            image = picture(number, width, height)
-            with torch.inference_mode():
-                features = model.encode(processor.process(image, plan))
-            assert len(features.embeds) == plan.rows
-            assert plan.states or len(features.embeds) == tokens
+        assert tokens == processor.plan(width, height, PixelBudget()).tokens, (width, height)
