@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -118,19 +119,17 @@ def show(results: Sequence[Compared], cost: CostModel, record: StepRecord) -> No
     console = Console(file=sys.stdout, highlight=False)
     steps, images = step_error(cost, record.steps), image_error(cost, record.images)
     console.print(
-        f"{cost.made_from}; median error of a step {steps.median:.1%}, of an image {images.median:.1%}"
+        f"{cost.made_from}; median error of a step {steps.median:.1%}, of an image {images.median:.1%}\n"
+        "predicted / measured, and the error of the prediction"
     )
-    table = Table(pad_edge=False)
-    table.add_column("workload")
-    for figure in ("first token, ms", "between tokens, ms", "tokens/s"):
-        for column in (f"{figure}: predicted", "measured", "error"):
-            table.add_column(column, justify="right")
+    table = Table("workload", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("first token, ms", "", "between tokens, ms", "", "tokens/s", ""):
+        table.add_column(column, justify="right")
     for one in results:
         cells = []
         for figure, factor in (("ttft_s", 1e3), ("itl_s", 1e3), ("tokens_per_s", 1.0)):
-            for side in (one.predicted, one.measured):
-                cells.append(f"{factor * getattr(side, figure):,.1f}")
-            cells.append(f"{one.error(figure):+.0%}")
+            sides = (factor * getattr(side, figure) for side in (one.predicted, one.measured))
+            cells += [" / ".join(f"{side:,.1f}" for side in sides), f"{one.error(figure):+.0%}"]
         table.add_row(one.name + (" (fitted)" if one.fitted else ""), *cells)
     console.print(table)
     worst = max(one.worst for one in results if not one.fitted)

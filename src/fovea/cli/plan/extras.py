@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from fovea.cli.plan.result import Plan
 from fovea.planner.advisor import Recommendation
 
-MOST_REASONS = 3
-"""Reasons for and against an engine that are shown; `--json` has all of them."""
+MOST_ENGINES, MOST_REASONS = 3, 2
+"""Engines, and reasons for and against each, that are shown; `--json` has all of them."""
+OWN = "Fovea"
 
 
 def show_extras(plan: Plan, console: Console) -> None:
@@ -30,7 +32,13 @@ def show_extras(plan: Plan, console: Console) -> None:
 def _divisions(plan: Plan, console: Console) -> None:
     if plan.divisions:
         table = Table(
-            "tensor x pipeline", "GB per device", "copies of KV", "sums per step", "bubble", pad_edge=False
+            "tensor x pipeline",
+            "GB per device",
+            "copies of KV",
+            "sums per step",
+            "bubble",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
         )
         for one in plan.divisions:
             table.add_row(
@@ -52,15 +60,22 @@ def _advice(advice: Recommendation, console: Console) -> None:
     console.print(
         f"\n[bold]Engine: {best}[/bold]" + (" (the rules do not decide between them)" if advice.tie else "")
     )
-    table = Table("engine", "points", "for", "against", pad_edge=False)
-    for one in advice.ranked:
-        against = [rule.reason for rule in (*one.ruled_out, *one.reasons_against)]
+    table = Table("engine", "points", "for", "against", box=SIMPLE_HEAD, pad_edge=False)
+    possible = [one for one in advice.ranked if not one.ruled_out]
+    for one in possible[:MOST_ENGINES]:
         table.add_row(
             one.engine.name,
-            "ruled out" if one.ruled_out else str(one.points),
-            " ".join(rule.reason for rule in one.reasons_for[:MOST_REASONS]),
-            " ".join(against[:MOST_REASONS]),
+            str(one.points),
+            "; ".join(rule.reason for rule in one.reasons_for[:MOST_REASONS]),
+            "; ".join(rule.reason for rule in one.reasons_against[:MOST_REASONS]),
         )
     console.print(table)
+    for one in advice.ranked:
+        if one.ruled_out:
+            console.print(f"ruled out: {one.engine.name}: {one.ruled_out[0].reason}")
+    own = next((one for one in possible[MOST_ENGINES:] if one.engine.name == OWN), None)
+    if own is not None:
+        against = "; ".join(rule.reason for rule in own.reasons_against)
+        console.print(f"{OWN} itself has {own.points} points: {against}")
     for note in advice.notes:
         console.print(f"note: {note}")

@@ -59,14 +59,17 @@ def simulate_option(option: Option, workload: Workload, seed: int = 0) -> Simula
     first = sorted(record.tokens[0] - record.arrival for record in answered)
     gaps = sorted(gap for record in answered for gap in record.gaps)
     target = workload.ttft_ms / 1e3
-    span = max(record.tokens[-1] for record in answered) - min(record.arrival for record in answered)
+    # The first conversations find an idle replica, and after the last arrival the load ends.
+    sent = sorted(record.arrival for record in answered)
+    start, end = sent[len(sent) // 4], sent[-1]
+    counted = sum(start <= token < end for record in answered for token in record.tokens)
     return Simulated(
         requests=len(answered),
         ttft_s=fmean(first),
         ttft_p_s=percentile(first, workload.percentile),
         itl_s=fmean(gaps) if gaps else math.nan,
         itl_p_s=percentile(gaps, workload.percentile) if gaps else math.nan,
-        tokens_per_s=sum(len(record.tokens) for record in answered) / span if span else math.nan,
+        tokens_per_s=counted / (end - start) if end > start else math.nan,
         within=sum(one <= target for one in first) / len(first) if target else 1.0,
     )
 

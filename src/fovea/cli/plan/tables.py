@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +14,9 @@ from fovea.planner.option import Option
 from fovea.planner.recommend import Choice
 
 GB = 1e9
-BAR = 40
+MOST_OTHERS = 6
+"""Runners-up that are shown; `--json` has all of them."""
+BAR = 30
 """Characters of the bar that shows the memory."""
 
 
@@ -24,12 +27,12 @@ def show(plan: Plan, console: Console) -> None:
     _tokens(plan, console)
     if best is None:
         console.print("[bold red]No configuration meets the targets.[/bold red]")
-        for title, problem in plan.recommendation.impossible:
-            console.print(f"  {title}: {problem}")
+        _impossible(plan, console)
+        show_extras(plan, console)
         return
     console.print(f"\n[bold green]Recommended: {best.title}[/bold green]")
     for reason in best.reasons:
-        console.print(f"  - {reason}")
+        console.print(f"- {reason}")
     _memory(best.option, console)
     _stages(plan, best.option, console)
     _speed(plan, best.option, console)
@@ -134,15 +137,19 @@ def _sweep(option: Option, console: Console) -> None:
 
 
 def _others(plan: Plan, console: Console) -> None:
-    others, impossible = plan.recommendation.others, plan.recommendation.impossible
+    others = plan.recommendation.others
     if others:
         table = _table("runners-up", "$/hour", "first token, ms", "gap, ms", "why not")
-        for choice in others[:8]:
+        for choice in others[:MOST_OTHERS]:
             table.add_row(choice.title, *_figures(choice), "; ".join(choice.reasons))
         console.print(table)
-    if impossible:
+    _impossible(plan, console)
+
+
+def _impossible(plan: Plan, console: Console) -> None:
+    if plan.recommendation.impossible:
         table = _table("impossible", "because")
-        for title, problem in impossible[:8]:
+        for title, problem in plan.recommendation.impossible:
             table.add_row(title, problem)
         console.print(table)
 
@@ -155,7 +162,7 @@ def _figures(choice: Choice) -> Iterable[str]:
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(title_justify="left", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(first)
     for name in others:
         table.add_column(name, justify="left" if name in ("", "why not", "because", "images") else "right")
