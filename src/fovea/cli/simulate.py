@@ -30,11 +30,11 @@ from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.noise import NoiseSettings
 from fovea.engine.simulate.report import ClassReport, Report, Spread
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.engine.simulate.settings import TRACE_SETTINGS, not_simulated
+from fovea.planner.cost import CostModel
 
 TOO_SLOW = 10**6
 

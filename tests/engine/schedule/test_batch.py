@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 
 from fovea.engine.schedule.batch import DecodeBound
-from fovea.engine.schedule.composition import Composition
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
+from fovea.planner.composition import Composition
 from tests.support.brains import sequence
 from tests.support.thorough import examples
 

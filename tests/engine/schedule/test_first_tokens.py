@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from fovea.engine.schedule.composition import Composition
 from fovea.engine.schedule.first_tokens import FirstTokens
 from fovea.engine.schedule.image_times import ImageTimes
 from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
 from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Status
+from fovea.planner.composition import Composition
 from tests.support.brains import scheduler, sequence
 
 TOKEN_S, IMAGE_S = 0.001, 0.01

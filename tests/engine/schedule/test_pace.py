@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from fovea.engine.schedule.composition import Composition
 from fovea.engine.schedule.pace import (
     CROWDING,
     FIRST_TOKENS,
@@ -20,6 +19,7 @@ from fovea.engine.schedule.pace import (
 )
 from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
 from fovea.engine.schedule.step_times import StepTimes
+from fovea.planner.composition import Composition
 from tests.support.thorough import examples
 
 ONE = Composition(1, 100)

@@ -13,9 +13,9 @@ from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.schedule.composition import Composition
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.run import Bounds, simulate
+from fovea.planner.composition import Composition
+from fovea.planner.cost import CostModel
 from tests.support.thorough import examples
 
 COST = CostModel(

@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from fovea.core.trace import Trace, TraceRequest
 from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
-from fovea.engine.schedule.composition import Composition
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.noise import NoiseSettings
 from fovea.engine.simulate.oracle import Oracle
 from fovea.engine.simulate.report import ClassReport, Report
 from fovea.engine.simulate.run import Bounds, simulate
+from fovea.planner.composition import Composition
+from fovea.planner.cost import CostModel
 from tests.support.thorough import examples
 
 WARM_UP = 30

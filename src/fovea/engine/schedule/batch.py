@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import Protocol
 
-from fovea.engine.schedule.composition import Composition
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
+from fovea.planner.composition import Composition
 
 WINDOW = 10
 """Number of latest steps whose mean `BatchRule` uses."""

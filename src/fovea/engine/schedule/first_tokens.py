@@ -20,13 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fovea.engine.schedule.composition import Composition
+from fovea.engine.schedule.composition import composition_of_decodes
 from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
 from fovea.engine.schedule.margin import Margin
 from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence, Status
+from fovea.planner.composition import Composition
 
 WINDOW = 64
 """Number of latest first tokens whose ratio of actual to expected time counts."""
@@ -127,7 +128,7 @@ class FirstTokens:
     def expect(self, seq: Sequence) -> Expectation:
         """Predict the first token of a new sequence, in which only the names of its blocks are filled in."""
         computed = self._scheduler.kv.cached_prefix(seq)
-        decodes = Composition.of_decodes(tuple(self._scheduler.running))
+        decodes = composition_of_decodes(tuple(self._scheduler.running))
         share, step_s = self._share(decodes, len(self._pending) + 1)
         chunk = max(FEWEST_TOKENS, self._pace.times.prompt_tokens(0, share * step_s)) if decodes else math.inf
         cost = self.costs.remaining(seq, computed, chunk)

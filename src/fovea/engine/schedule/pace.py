@@ -26,10 +26,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fovea.engine.schedule.composition import Composition
 from fovea.engine.schedule.late_steps import LateSteps
 from fovea.engine.schedule.prompt_room import FEWEST_TOKENS, PromptRoom, PromptTime
 from fovea.engine.schedule.step_times import StepTimes
+from fovea.planner.composition import Composition
 
 IDLE_STEP_S = 0.2
 """Longest step without decodes, in seconds; twice that for prompts: short chunks take longer in all."""

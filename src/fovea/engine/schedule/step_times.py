@@ -1,7 +1,7 @@
 """Expected durations of steps, learnt from all of them.
 
 One estimate serves the pace, the bound on the batch, and admission. A step's duration is a linear function of
-its composition (the formula of `simulate.cost`), fitted while the engine runs. It includes the time from the
+its composition (the formula of `planner.cost`), fitted while the engine runs. It includes the time from the
 end of the last step to the start of this one, because a client waits for both between two tokens. It does not
 include the encoder, whose time is bounded by the clock (`execute.encode_queue`).
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
-from fovea.engine.schedule.composition import Composition, pairs_of
 from fovea.engine.schedule.margin import Margin, Scatter
 from fovea.engine.schedule.online_fit import Costs, OnlineFit
+from fovea.planner.composition import Composition, pairs_of
 
 PROPORTIONS = (10.0, 2.0, 0.01, 1.0, 10.0, 0.001)
 """Costs of a step, a decode, a token of its context, a token of a prompt, a chunk and a pair, relative to

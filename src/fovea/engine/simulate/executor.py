@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.job import SequenceInputs
-from fovea.engine.schedule.composition import Composition
+from fovea.engine.schedule.composition import composition_of
 from fovea.engine.schedule.plan import EncodeJob, StepPlan
 from fovea.engine.sequence import Sequence
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.noise import Noise, NoiseSettings
 from fovea.engine.step.executor import SampledToken, StepResult
 from fovea.engine.step.slice_queue import SliceQueue
+from fovea.planner.cost import CostModel
 
 SLICE_DECAY = 0.95
 """A slice is expected to take as long as the slowest recent one, as in `execute.encode_queue`."""
@@ -81,7 +81,7 @@ class CostExecutor:
         result.sampled = {
             item.seq.id: (SampledToken(self._pick(item.seq)),) for item in plan.work if item.samples
         }
-        tokens_s = self.cost.step(Composition.of(plan))
+        tokens_s = self.cost.step(composition_of(plan))
         result.seconds = self._noise.disturb(tokens_s) + result.encode_s
         return result
 

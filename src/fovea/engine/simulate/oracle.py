@@ -9,8 +9,8 @@ from operator import mul
 
 from fovea.engine.schedule.image_times import ImageTimes
 from fovea.engine.schedule.step_times import StepTimes
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.noise import Noise, NoiseSettings
+from fovea.planner.cost import CostModel
 
 DRAWS = 20_000
 """Number of disturbances from which their percentile is taken."""

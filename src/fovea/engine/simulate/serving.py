@@ -31,7 +31,6 @@ from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, pool_tokens, simulated_stepper
 from fovea.engine.simulate.bundled import load_prompt_builder
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.filler import Filler
 from fovea.engine.simulate.realtime import RealtimeExecutor
@@ -40,6 +39,7 @@ from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stats import loop_stats
 from fovea.engine.visual_budget.detail import DetailRule
 from fovea.engine.visual_budget.methods import parse_visual_tokens
+from fovea.planner.cost import CostModel
 
 
 class SimulatedEngine:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fovea.core.types import FinishReason
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.batch import BatchControl, DecodeBound
-from fovea.engine.schedule.composition import Composition
+from fovea.engine.schedule.composition import composition_of, composition_of_decodes
 from fovea.engine.schedule.first_tokens import FirstTokens
 from fovea.engine.schedule.image_times import ImageTimes
 from fovea.engine.schedule.lod_cost import LodCosts
@@ -28,6 +28,7 @@ from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import NO_SLICE, Executor, StepResult
 from fovea.engine.step.suspects import Suspects
 from fovea.engine.step.tallies import StepTallies
+from fovea.planner.composition import Composition
 
 log = logging.getLogger("fovea.engine")
 IMPOSSIBLE_STEPS = 100
@@ -152,7 +153,7 @@ class Stepper:
         if self.idle:
             return Step(StepPlan(), expired=expired, began=now)
         running = self.scheduler.running
-        decodes = Composition.of_decodes(running)
+        decodes = composition_of_decodes(running)
         streams = self.scheduler.streams_to_protect
         slice_s = self.executor.slice_s if self.executor.encoding else 0.0
         self._note_whether_possible(decodes)
@@ -163,7 +164,7 @@ class Stepper:
         if not plan:
             self._ended = None
             self.suspects.clear(())
-        composition = Composition.of(plan)
+        composition = composition_of(plan)
         encode_s = self.pace.encode_s(allowance, composition)
         if composition and not allowance.forced and encode_s < self.executor.slice_s:
             encode_s = NO_SLICE
