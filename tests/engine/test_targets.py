@@ -60,7 +60,7 @@ def test_a_late_request_loses_detail_if_that_is_enough_and_says_so() -> None:
         stepper = machine.loop.stepper
         fit = stepper.image_times._fit
         fit.costs = [0.0, 1.0, 0.0]  # one second per row
-        machine._intake.gate._target_s = 0.6 * full.tokens
+        machine._intake.gate._target_s = 0.9 * full.tokens
         stream = running(machine)
         less = machine.generate(ask("Read it!", picture(4, 448, 448)), max_tokens=2).images[0]
         assert less.tokens < full.tokens

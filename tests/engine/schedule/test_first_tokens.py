@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fovea.engine.schedule.first_tokens import FirstTokens
+from fovea.engine.schedule.first_tokens import FIRST_FACTOR, FirstTokens
 from fovea.engine.schedule.image_times import ImageTimes
 from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
 from fovea.engine.schedule.pace import Pace
@@ -139,7 +139,7 @@ def test_far_earlier_first_tokens_are_no_experience() -> None:
     situation = Situation(target_s=1.0)
     situation.enter("small", 10)
     situation.first.observe("small", 5.0)
-    assert situation.first.expect(sequence("new", 500)).factor == 1.0
+    assert situation.first.expect(sequence("new", 500)).factor == FIRST_FACTOR
 
 
 def test_on_an_idle_engine_only_the_own_work_makes_a_request_late() -> None:
