@@ -18,15 +18,21 @@ LARGE = picture(3, 448, 448)
 
 
 @contextmanager
-def slow_engine(**settings: object) -> Iterator[Engine]:
-    """An engine that has measured prompts and images, and believes that images take 100 times as long."""
-    with engine(BUNDLED, **settings) as machine:
-        for seed in range(3):
-            machine.generate(ask("Hello", picture(20 + seed, 224, 224)), max_tokens=3, temperature=0)
-        fit = machine.loop.stepper.image_times._fit
-        fit.costs = [100 * cost for cost in fit.costs]
+def slow_engine(target_s: float, **settings: object) -> Iterator[Engine]:
+    """An engine that has measured a prompt and an image, and believes that images take a second per row.
+
+    target_s: target for first tokens, in seconds, from then on.
+    """
+    with engine(BUNDLED, target_ttft_ms=10**6, **settings) as machine:
+        machine.generate(ask("Hello", picture(20, 224, 224)), max_tokens=3, temperature=0)
+        slow_down(machine)
+        machine._intake.gate._target_s = 0.0 if settings.get("when_late") == "wait" else target_s
         yield machine
         assert_idle(machine)
+
+
+def slow_down(machine: Engine) -> None:
+    machine.loop.stepper.image_times._fit.costs = [0.0, 1.0, 0.0]
 
 
 def running(machine: Engine) -> Iterator[object]:
@@ -37,9 +43,9 @@ def running(machine: Engine) -> Iterator[object]:
 
 
 def test_a_late_request_is_refused_with_the_figures() -> None:
-    with slow_engine(target_ttft_ms=300) as machine:
+    with slow_engine(20.0) as machine:
         stream = running(machine)
-        with pytest.raises(Overloaded, match=r"target of 0\.3 s: .* 1 images to encode: .* tokens") as caught:
+        with pytest.raises(Overloaded, match=r"target of 20 s: .* 1 images to encode: .* tokens") as caught:
             machine.generate(ask("Read it.", LARGE), max_tokens=2)
         assert caught.value.retry_after >= 1
         assert machine.generate(ask("Only text."), max_tokens=2).token_ids, "a short one is in time"
@@ -49,24 +55,22 @@ def test_a_late_request_is_refused_with_the_figures() -> None:
 
 
 def test_a_late_request_waits_if_it_may() -> None:
-    with slow_engine(target_ttft_ms=1, when_late="wait") as machine:
+    with slow_engine(20.0, when_late="wait") as machine:
         assert machine.generate(ask("Read it.", LARGE), max_tokens=2).token_ids
         assert machine.stats()["requests_refused_late"] == 0
 
 
 def test_a_late_request_loses_detail_if_that_is_enough_and_says_so() -> None:
-    with slow_engine(when_late="degrade", target_ttft_ms=10**6) as machine:
+    with slow_engine(10.0**6, when_late="degrade") as machine:
         full = machine.generate(ask("Read it.", LARGE), max_tokens=2).images[0]
-        stepper = machine.loop.stepper
-        fit = stepper.image_times._fit
-        fit.costs = [0.0, 1.0, 0.0]  # one second per row
+        slow_down(machine)
         machine._intake.gate._target_s = 0.9 * full.tokens
         stream = running(machine)
         less = machine.generate(ask("Read it!", picture(4, 448, 448)), max_tokens=2).images[0]
         assert less.tokens < full.tokens
         assert "lowered so that the first token is in time" in less.reason
         assert machine.stats()["requests_degraded_late"] == 1
-        fit.costs = [0.0, 1.0, 0.0]
+        slow_down(machine)
         explicit = PixelBudget("high")
         with pytest.raises(Overloaded):
             machine.generate(ask("Read it", picture(5, 448, 448), budget=explicit), max_tokens=2)
@@ -74,10 +78,10 @@ def test_a_late_request_loses_detail_if_that_is_enough_and_says_so() -> None:
 
 
 def test_images_that_are_encoded_already_are_in_time() -> None:
-    with slow_engine(target_ttft_ms=10**6) as machine:
+    with slow_engine(10.0**6) as machine:
         machine.generate(ask("Read it.", LARGE), max_tokens=2)
-        machine.loop.stepper.image_times._fit.costs = [0.0, 100.0, 0.0]
-        machine._intake.gate._target_s = 5.0
+        slow_down(machine)
+        machine._intake.gate._target_s = 20.0
         stream = running(machine)
         assert machine.generate(ask("And what else?", LARGE), max_tokens=2).token_ids
         stream.close()  # type: ignore[attr-defined]

@@ -314,3 +314,27 @@ async def test_a_client_that_does_not_read_gives_its_place_back(engine: Simulate
         while engine._admission.in_flight:
             await asyncio.sleep(0.001)
     assert [delta.finish_reason async for delta in stream][-1] == "length"
+
+
+async def test_a_request_that_would_be_late_is_refused_or_loses_detail() -> None:
+    costly = replace(FAST, visual_s=0.005)
+    for when_late in ("refuse", "degrade"):
+        config = EngineConfig.of(kv_blocks=512, target_ttft_ms=1500, when_late=when_late)
+        engine = SimulatedEngine(config, costly)
+        await whole(engine, ask(pictures=(picture("a", 96),), max_tokens=2))
+        large = ask(pictures=(picture("b", 448),), max_tokens=2)
+        first = asyncio.create_task(whole(engine, ask(name="text", max_tokens=200)))
+        await asyncio.sleep(0.02)
+        if when_late == "refuse":
+            with pytest.raises(Overloaded, match=r"target of 1\.5 s.*images to encode") as caught:
+                await whole(engine, large)
+            assert caught.value.retry_after >= 1
+        else:
+            images = (await whole(engine, large)).images
+            assert "lowered so that the first token is in time" in images[0].reason
+        stats = engine.stats()
+        assert stats["requests_refused_late"] == (when_late == "refuse")
+        assert stats["requests_degraded_late"] == (when_late == "degrade")
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await engine.close()
