@@ -30,6 +30,7 @@ COMMANDS = (
     "experiment",
     "deploy",
     "plan",
+    "advise",
     "simulate",
     "bench",
     "profile",

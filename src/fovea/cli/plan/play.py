@@ -52,7 +52,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a workload's clients see.
+    """The figures that a workload's clients see.
 
     ttft_s: median time to the first token.
     itl_s: mean time between tokens.

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What the clients of one simulated replica see.
+    """The figures that clients of one simulated replica see.
 
     requests: how many there were.
     ttft_s, ttft_p_s: time to the first token, in the mean and at the percentile of the targets.

@@ -15,7 +15,7 @@ from fovea.planner.fit import ImageSample, StepSample
 
 @dataclass(slots=True)
 class StepRecord:
-    """What was seen of an engine's steps.
+    """The steps of an engine, as they were seen.
 
     steps: composition and duration of each step that computed tokens, without the encoder's time.
     images: visual tokens, slices and duration of each encoded image.
