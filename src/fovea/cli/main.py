@@ -29,6 +29,7 @@ COMMANDS = (
     "usage",
     "experiment",
     "deploy",
+    "doctor",
     "simulate",
     "bench",
     "profile",
