@@ -21,7 +21,7 @@ LONG_GROUPS = ("load", "faults")
 class Need(Enum):
     """A part of the subject without which a check cannot be made. The value is the reason, for the reader."""
 
-    SETTINGS = "the settings of a server are not told over HTTP: run `fovea doctor MODEL` with its --config"
+    SETTINGS = "the server's settings are not known: --config FILE"
     MODEL = "there is no checkpoint: give a MODEL in place of a URL"
     OWN = "only a server that doctor starts itself is treated so: give a MODEL in place of a URL"
     LOAD = "a live server gets load only with --destructive"

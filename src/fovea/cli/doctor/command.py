@@ -13,7 +13,11 @@ docs/doctor.md describes every check.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from fovea.bench.settings import Shape
@@ -59,8 +63,9 @@ def register(commands: Any) -> None:
 def _add_places(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say where things are, and by which keys they open."""
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML file of the server's settings; FOVEA_* overrides it"
-    )
+        "--config", metavar="FILE",
+        help="TOML file of the server's settings, which are judged, too; FOVEA_* overrides it",
+    )  # fmt: skip
     parser.add_argument(
         "--revision", metavar="NAME", help="branch, tag or commit of a hub id in the local cache"
     )
@@ -92,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     from fovea.cli.doctor.wiring import wired
     from fovea.doctor.examine import counts, examine, exit_status
 
-    with wired(args) as subject, Progress() as progress:
+    with ended_by_sigterm(), wired(args) as subject, Progress() as progress:
         results = examine(checks, subject, progress.begin)
     if args.json:
         body = {
@@ -105,6 +110,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(table(results))
     return exit_status(results, strict=args.strict)
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that no server is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def listing(checks: list[Check]) -> str:

@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,6 +62,7 @@ def wired(args: argparse.Namespace) -> Iterator[Subject]:
         yield Subject(
             **common,
             kernels=functools.cache(lambda: kernel_facts("auto")),
+            settings=read_settings(args, config_file(args)).flat if args.config else None,
             live=_live(args, common["web"]),
             destructive=args.destructive,
         )
@@ -71,8 +73,8 @@ def wired(args: argparse.Namespace) -> Iterator[Subject]:
 
 
 def _live(args: argparse.Namespace, web: HttpWeb) -> Server:
-    if args.config or args.revision:
-        raise ConfigError("--config and --revision are for a MODEL, not for a URL", param="config")
+    if args.revision:
+        raise ConfigError("--revision is for a MODEL, not for a URL", param="revision")
     keys = {name: next(iter(keys_of(name, args, {})), "") for name in ROLES}
     return Server(_url("url", args.target), web, **keys)
 
@@ -82,15 +84,8 @@ def _own(args: argparse.Namespace, common: dict[str, Any], doctor: DoctorSetting
     args.model = args.target
     file = config_file(args)
     model = str((options.lookup("model", args, file) or (DEFAULT_MODEL, ""))[0])
-    keys = {f"{name}s": keys_of(name, args, file) for name in ROLES}
-    server = options.settings(ServerSettings, args, file, **keys)
-    engine = options.settings(EngineConfig, args, file)
-    address = options.settings(ServeSettings, args, file)
-    if address.simulate:
-        raise ConfigError(
-            "the settings simulate a server, which has no model to check; remove simulate", param="simulate"
-        )
-    settings = {**flat_values(engine), **flat_values(server), **keys, "host": address.host}
+    read = read_settings(args, file)
+    engine, settings = read.engine, read.flat
     env, sent = _environment(args, settings)
     command = [sys.executable, "-m", "fovea.cli.main", "serve", model, *PLAIN_HTTP]
     if args.revision:
@@ -105,6 +100,27 @@ def _own(args: argparse.Namespace, common: dict[str, Any], doctor: DoctorSetting
             built=lambda: built_facts(model, engine),
             launcher=launcher,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """The settings of a server. engine: those of its engine. flat: all values by name, with host and keys."""
+
+    engine: EngineConfig
+    flat: Mapping[str, Any]
+
+
+def read_settings(args: argparse.Namespace, file: Mapping[str, Any]) -> ReadSettings:
+    """Read the settings as `fovea serve` would with this file and environment. Raises ConfigError."""
+    keys = {f"{name}s": keys_of(name, args, file) for name in ROLES}
+    server = options.settings(ServerSettings, args, file, **keys)
+    engine = options.settings(EngineConfig, args, file)
+    address = options.settings(ServeSettings, args, file)
+    if address.simulate:
+        raise ConfigError(
+            "the settings simulate a server, which has no model to check; remove simulate", param="simulate"
+        )
+    return ReadSettings(engine, {**flat_values(engine), **flat_values(server), **keys, "host": address.host})
 
 
 def _environment(

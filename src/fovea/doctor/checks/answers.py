@@ -86,6 +86,12 @@ def schema(subject: Subject) -> Verdict:
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA, "strict": True}}
     answer = subject.server.ask("Is the sky blue? Answer as JSON.", response_format=form, max_tokens=32)
     words = answer_text(answer)
+    if answer.status in (400, 422, 501):
+        return warned(
+            f"status {answer.status}",
+            f"the server does not hold answers to a schema: {answer.message}",
+            "serve the model with an engine that does: docs/structured-output.md",
+        )
     if answer.status != 200 or words is None:
         return _refused(answer)
     try:

@@ -27,7 +27,8 @@ def kv_pool(subject: Subject) -> Verdict:
     context = int(subject.server.card().get("max_model_len") or 0)
     running = int(subject.setting("max_running")) if subject.settings is not None else 0
     request = subject.workload.tokens
-    figure = f"{tokens} tokens of {size(each)}, or {tokens // request} requests of {request} tokens"
+    fitting = tokens // request
+    figure = f"{tokens} tokens of {size(each)}, or {fitting} requests of {request} tokens"
     if tokens < request:
         return failed(figure, "not one request fits", "--kv-cache-mib N, larger")
     if tokens < context:
@@ -40,7 +41,7 @@ def kv_pool(subject: Subject) -> Verdict:
         return warned(
             figure,
             f"max_running is {running}: requests wait for each other's KV before that many run",
-            f"--kv-cache-mib {int(running * request * each) // MIB + 1}, or --max-running {tokens // request}",
+            f"--kv-cache-mib {int(running * request * each) // MIB + 1}, or --max-running {fitting}",
         )
     return passed(figure)
 

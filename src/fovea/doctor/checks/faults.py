@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -235,9 +234,9 @@ def _damage(path: Path) -> Path:
 
 def _until(subject: Subject, condition: Callable[[], bool]) -> bool:
     """Wait until a condition is true, for at most five seconds. Returns whether it became true."""
-    end = time.monotonic() + 5.0
+    end = subject.clock() + 5.0
     while not condition():
-        if time.monotonic() > end:
+        if subject.clock() > end:
             return False
         subject.sleep(0.05)
     return True
