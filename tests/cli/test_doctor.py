@@ -54,7 +54,7 @@ def verdicts(outcome: Outcome) -> dict[str, tuple[str, str]]:
 
 
 def test_a_guarded_server_and_a_careless_one(fovea: Caller, tmp_path: Path) -> None:
-    """The same checks, of a server with keys, and of one that fetches from everywhere, with its settings."""
+    """One server has keys, the other fetches from everywhere, and its settings are examined, too."""
     with simulated(FOVEA_API_KEY=KEY, FOVEA_ADMIN_KEY=ADMIN) as url:
         words = ("doctor", url, "--json", "--api-key", KEY, "--admin-key", ADMIN, "--metrics-key", ADMIN)
         good = fovea(*words)
@@ -163,10 +163,11 @@ def test_the_bundled_model(fovea: Caller) -> None:
     assert {path: text for path, (status, text) in found.items() if status == "fail"} == {}
     assert outcome.code == 0
     for path in (
-        "engine/ready", "answers/schema", "exposure/private-images", "load/ramp", "faults/prompt-too-long",
+        "engine/ready", "answers/schema", "exposure/private-images", "load/warm-up", "faults/prompt-too-long",
         "faults/image-hosts", "faults/kill-and-restart", "faults/damaged-entry", "faults/drain",
     ):  # fmt: skip
         assert found[path][0] == "pass", found[path]
+    assert "100%: P50/P95/P99" in found["load/ramp"][1]
 
 
 @pytest.mark.slow

@@ -14,8 +14,11 @@ from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 
 COLD = 5.0
 """A first request that takes this many times as long as later ones found the server not warmed up."""
-KEEPS_UP = 0.7
-"""Share of the offered rate that must be answered, in a run as short as these."""
+SLOWER = 4.0
+"""The median answer at half of the saturation may take this many times as long as at a tenth of it.
+
+Medians are compared, and not rates, because the number of random arrivals in a short run says little.
+"""
 
 
 def warm_up(subject: Subject) -> Verdict:
@@ -80,12 +83,12 @@ def ramp(subject: Subject) -> Verdict:
         return failed(
             figure, f"at 50% these targets are missed: {', '.join(half.missed)}", "docs/scheduling.md"
         )
-    offered = levels[1][0] * subject.load.saturation(subject.server).best
-    if half.per_second < KEEPS_UP * offered:
+    growth = half.end_to_end[0] / levels[0][1].end_to_end[0]
+    if growth > SLOWER:
         return warned(
             figure,
-            f"at 50% {half.per_second:.1f} of {offered:.1f} requests/s are answered",
-            "--load-seconds 30 for a longer run, on a machine without other programs",
+            f"the median answer at 50% takes {growth:.1f} times as long as at 10%",
+            "--load-seconds 30 for a longer run; then docs/scheduling.md",
         )
     last = levels[-1][1]
     if last.refused:
