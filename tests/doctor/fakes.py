@@ -202,8 +202,9 @@ def raising(reason: str) -> Callable[[Any], Answer]:
 class FakeLauncher:
     """A launcher whose processes are healthy servers, or those that a test gives, one after the other."""
 
-    def __init__(self, folder: Path, *webs: FakeWeb, status: int | None = 0) -> None:
+    def __init__(self, folder: Path, *webs: FakeWeb, status: int | None = 0, log: str = "") -> None:
         self.cache_folder, self.ready_seconds, self._status = folder, 1.5, status
+        self.text = log
         self._webs, self._next, self._running = webs or (FakeWeb(),), 0, False
 
     def plain(self) -> Server:
@@ -213,6 +214,9 @@ class FakeLauncher:
         if not self._running:
             self._running, self._next = True, self._next + 1
         return Server(URL, self._webs[min(self._next, len(self._webs)) - 1], api_key="secret")
+
+    def log(self) -> str:
+        return self.text
 
     def kill(self) -> None:
         self._running = False
@@ -269,6 +273,7 @@ def subject(web: FakeWeb | None = None, **changes: Any) -> Subject:
     """A subject without a fault: an own server in place of a live one, unless a test says otherwise."""
     web = web or FakeWeb()
     values: dict[str, Any] = {
+        "name": "eyes",
         "machine": FakeMachine(),
         "web": web,
         "kernels": lambda: KERNELS,

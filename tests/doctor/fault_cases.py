@@ -122,6 +122,20 @@ def refusing(answer: Answer | Callable[[Any], Answer], **changes: Any) -> partia
 GONE = {"/health": Answer(503)}
 
 
+LATER = error(429, "later", {})
+OK = reply({"choices": [{"message": {"content": "yes"}}]})
+
+
+def crowded(answer: Callable[[int], Answer | None], pool: int = 512, **routes: Answer) -> partial[Subject]:
+    """A server with a small KV pool. answer: to a request by its number; None: a good one."""
+
+    def route(body: Any) -> Answer | None:
+        return answer(int(body["messages"][0]["content"].partition(":")[0])) or OK
+
+    metrics = {**METRICS, "fovea:kv_blocks_total": pool}
+    return partial(subject, FakeWeb(routes={CHAT: route, **routes}, metrics=metrics))
+
+
 def hosts(failing: str, status: int) -> Callable[[], Subject]:
     """A server that fetches images, and answers for one kind of broken host with another status."""
 
@@ -179,6 +193,14 @@ FAULTS = [
     case("faults/prompt-too-long", NONE, live, "--destructive"),
     case("faults/image-too-large", PASS, subject, "too large"),
     case("faults/image-too-large", FAIL, refusing(raising("connection reset")), "connection reset"),
+    case("faults/crowd", PASS, crowded(lambda number: None), "6 answered, 0 refused"),
+    case("faults/crowd", PASS, crowded(lambda number: LATER if number else None), "5 refused"),
+    case("faults/crowd", FAIL, crowded(lambda number: error(500, "no memory", {})), "status 500"),
+    case("faults/crowd", FAIL, crowded(lambda number: LATER), "0 answered"),
+    case("faults/crowd", FAIL, crowded(raising("reset")), "reset"),
+    case("faults/crowd", FAIL, crowded(lambda number: None, **GONE), "gone"),
+    case("faults/crowd", NONE, crowded(lambda number: None, pool=0), "not known"),
+    case("faults/crowd", NONE, partial(live, destructive=True), "for long"),
     case("faults/timeout", PASS, subject, "status 408"),
     case("faults/timeout", FAIL, refusing(reply({})), "given up"),
     case("faults/timeout", FAIL, refusing(error(408, "late", {}), **GONE), "gone"),

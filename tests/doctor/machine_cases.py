@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from fovea.doctor.facts import KernelFacts
 from fovea.doctor.machine import Disk
@@ -18,6 +19,7 @@ from tests.doctor.fakes import (
     GIB,
     KERNELS,
     METRICS,
+    FakeLauncher,
     FakeMachine,
     FakeWeb,
     error,
@@ -29,6 +31,8 @@ from tests.doctor.fakes import (
 
 PASS, WARN, FAIL, NONE = Status.PASS, Status.WARN, Status.FAIL, Status.NOT_APPLICABLE
 GPU = KernelFacts("AVX-512", "", "13.0", 1)
+NO_HEALTH = dict.fromkeys(("/ready", "/health"), Answer(404))
+NOTHING = NO_HEALTH | {"/v1/models": Answer(404)}
 DRIVER = {"/proc/driver/nvidia/version": "NVRM version"}
 
 
@@ -55,6 +59,12 @@ def setting(**changes: object) -> partial[Subject]:
 def answering(**changes: object) -> partial[Subject]:
     """A subject whose server has other metrics, or another model."""
     return partial(subject, FakeWeb(**changes))
+
+
+def logging(name: str) -> partial[Subject]:
+    """A subject whose server has logged that it runs on these kernels."""
+    line = f"ready: eyes (Qwen3-VL, 8.8 M parameters, bfloat16 on cpu, {name}), context 8192\n"
+    return partial(subject, launcher=FakeLauncher(Path("/nowhere"), log=line))
 
 
 CASES: list[Case] = [
@@ -129,13 +139,17 @@ CASES: list[Case] = [
     ),
     case("engine/ready", PASS, subject, "after 1.5 s"),
     case("engine/ready", PASS, partial(live, FakeWeb(routes={"/ready": Answer(404)})), "status 200"),
+    case("engine/ready", PASS, partial(live, FakeWeb(routes=NO_HEALTH)), "status 200"),
+    case("engine/ready", FAIL, partial(live, FakeWeb(routes=NOTHING)), "status 404"),
     case("engine/ready", FAIL, answering(routes={"/ready": error(503, "loading", {})}), "loading"),
     case("engine/precision", PASS, subject, "bfloat16"),
     case("engine/precision", WARN, answering(card={**CARD, "dtype": "float32"}), "--dtype auto"),
-    case("engine/precision", WARN, answering(card={**CARD, "quantization": "int4"}), "fovea evaluate"),
+    case("engine/precision", WARN, answering(card={**CARD, "quantization": "int4"}), "fovea eval "),
     case("engine/precision", NONE, answering(card={"id": "other"}), "does not tell"),
     case("engine/kernels", PASS, subject, "native"),
     case("engine/kernels", WARN, setting(kernels="torch"), "--kernels auto"),
+    case("engine/kernels", PASS, logging("NativeKernels avx512"), "NativeKernels avx512 on cpu"),
+    case("engine/kernels", WARN, logging("TorchKernels"), "TorchKernels on cpu"),
     case("engine/kernels", NONE, kernels(replace(KERNELS, failure="no compiler"))),
     case("engine/cuda-graphs", NONE, subject),
     case("engine/cuda-graphs", PASS, kernels(GPU)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,23 @@ def never_cached(body: Any) -> Answer:
     return reply({"choices": [{"message": {"content": "It is red."}}], "usage": counts})
 
 
+class Collecting(FakeWeb):
+    """A proxy that sends streams in one piece."""
+
+    def request(self, *words: Any, **fields: Any) -> Answer:
+        on_data = fields.pop("on_data", None)
+        answer = super().request(*words, **fields)
+        for _ in range(2 if on_data is not None else 0):
+            on_data()
+        return answer
+
+
+def collected(seconds: float) -> Subject:
+    """A server behind such a proxy. Between two readings of the clock, these seconds pass."""
+    ticks = itertools.count(0.0, seconds)
+    return subject(Collecting(), clock=lambda: next(ticks))
+
+
 def fetches(body: Any) -> Answer | None:
     """A server that fetches images from everywhere."""
     content = body["messages"][0]["content"]
@@ -80,6 +98,8 @@ ANSWERS = [
     case("answers/image", FAIL, chat(error(400, "no images here", {})), "no images here"),
     case("answers/stream", PASS, subject, "7 events"),
     case("answers/stream", FAIL, chat(Answer(200, b"data: {}\n\n")), "broke off"),
+    case("answers/stream", WARN, partial(collected, 0.5), "7 events in one piece after 0.5 s"),
+    case("answers/stream", PASS, partial(collected, 0.1), "7 events"),
     case("answers/stream", FAIL, chat(error(500, "a defect", {})), "a defect"),
     case("answers/usage", PASS, subject, "sent"),
     case("answers/usage", WARN, chat(WITHOUT_USAGE), "cannot charge"),

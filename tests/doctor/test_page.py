@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from fovea.cli.doctor.command import listing
+from fovea.cli.main import build_parser
 from fovea.doctor.check import GROUPS
 from fovea.doctor.checks.all import CHECKS
 
@@ -28,3 +31,26 @@ def test_items_of_the_checklist_lead_to_checks_or_to_a_reason() -> None:
         named = re.findall(rf"`((?:{'|'.join(GROUPS)})/[\w-]+)`", row)
         assert set(named) <= known, row
         assert named or "not applicable" in row, row
+
+
+def test_flags_and_commands_in_fixes_exist() -> None:
+    """A fix is a line to be copied, so its flags and commands are those of the command line."""
+    folder = Path(__file__).parents[2] / "src" / "fovea" / "doctor"
+    text = "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
+    commands = next(
+        action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)
+    ).choices
+    flags = {
+        flag for name in ("serve", "doctor", "eval", "models", "keys") for flag in _flags(commands[name])
+    }
+    foreign = {"--query-gpu", "--format"}  # of nvidia-smi
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text)) <= flags | foreign
+    assert set(re.findall(r"(?<=[`\"])fovea ([a-z]+) ", text)) <= set(commands)
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _flags(inner)

@@ -27,10 +27,13 @@ FAULT_FLAGS = (
     "--connect-timeout-s", "1",
     "--fetch-cache-mib", "0",
     "--max-pixels", "4000000",
+    "--kv-blocks", "512",
+    "--max-context", "0",
+    "--when-full", "wait",
     "--lame-duck-s", "1",
     "--drain-seconds", "30",
 )  # fmt: skip
-"""Settings of the server that is disturbed: it may fetch images from this machine, and gives up soon."""
+"""Settings of the disturbed server: it may fetch from this machine, gives up soon, and has little KV."""
 
 
 class Launcher(Protocol):
@@ -60,6 +63,10 @@ class Launcher(Protocol):
 
     def wait(self) -> int | None:
         """Wait until the running server has ended. Return its exit status; None: it had to be killed."""
+        ...
+
+    def log(self) -> str:
+        """Return what the running server has logged; empty: none runs."""
         ...
 
     @property
@@ -142,6 +149,10 @@ class ProcessLauncher:
         self.kill()
         return status
 
+    def log(self) -> str:
+        """Return the log."""
+        return self._log().read_text(encoding="utf-8", errors="replace") if self._server is not None else ""
+
     def _running(self, kind: str, flags: Sequence[str]) -> Server:
         process = self._process
         if self._server is not None and self._kind == kind and process is not None and process.poll() is None:
@@ -149,17 +160,20 @@ class ProcessLauncher:
         if kind in self._failures:
             raise self._failures[kind]
         self._end()
+        self._kind = kind
         try:
-            self._server = self._start(kind, flags)
+            self._server = self._start(flags)
         except EngineError as error:
             self._end()
             self._failures[kind] = error
             raise
-        self._kind = kind
         return self._server
 
-    def _start(self, kind: str, flags: Sequence[str]) -> Server:
-        port, log = _free_port(), Path(self._home.name) / f"{kind}.log"
+    def _log(self) -> Path:
+        return Path(self._home.name) / f"{self._kind}.log"
+
+    def _start(self, flags: Sequence[str]) -> Server:
+        port, log = _free_port(), self._log()
         begun = time.monotonic()
         with log.open("wb") as output:
             self._process = subprocess.Popen(

@@ -20,6 +20,7 @@ from fovea.doctor.web import Web
 class Subject:
     """The machine, the model and the server that are examined.
 
+    name: the URL, or the name of the checkpoint.
     machine: reads files and runs programs of this machine.
     web: sends HTTP requests.
     kernels: returns facts about kernels; it may import torch, so it is called by need.
@@ -37,6 +38,7 @@ class Subject:
     clock, sleep: time in seconds.
     """
 
+    name: str
     machine: Machine
     web: Web
     kernels: Callable[[], KernelFacts]

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         body = {
             "fovea_doctor": 1,
-            "target": subject.live.url if subject.live is not None else args.target or "fovea-tiny",
+            "target": subject.name,
             "counts": {str(status): count for status, count in counts(results).items()},
             "results": [result.as_json() for result in results],
         }

@@ -61,6 +61,7 @@ def wired(args: argparse.Namespace) -> Iterator[Subject]:
     if is_url:
         yield Subject(
             **common,
+            name=args.target,
             kernels=functools.cache(lambda: kernel_facts("auto")),
             settings=read_settings(args, config_file(args)).flat if args.config else None,
             live=_live(args, common["web"]),
@@ -94,6 +95,7 @@ def _own(args: argparse.Namespace, common: dict[str, Any], doctor: DoctorSetting
     with launcher:
         yield Subject(
             **common,
+            name=model,
             kernels=functools.cache(lambda: kernel_facts(engine.model.device)),
             settings=settings,
             checkpoint=functools.cache(lambda: checkpoint_facts(model, engine.model.revision)),

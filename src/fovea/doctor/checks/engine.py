@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 from fovea.doctor.check import Check, Need
 from fovea.doctor.checks.words import plural
 from fovea.doctor.subject import Subject
 from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 
+READY = re.compile(r"ready: [^\n]* on (\S+), ([^)\n]*)\), context")
+"""The line of the server's log that names its kernels."""
+SLOW = ("TorchKernels",)
 LOSSY = ("int8", "int4", "fp8")
 
 
 def ready(subject: Subject) -> Verdict:
     """Does the server start, and say that it serves requests?"""
     server = subject.server
-    answer = server.get("/ready")
-    if answer.status == 404:
-        answer = server.get("/health")
+    # Other servers of OpenAI's API have only some of these paths.
+    for path in ("/ready", "/health", "/v1/models"):
+        answer = server.get(path)
+        if answer.status != 404:
+            break
     if answer.status != 200:
         return failed(f"status {answer.status}", answer.message, "read the server's log")
     if subject.launcher is not None:
@@ -33,7 +40,7 @@ def precision(subject: Subject) -> Verdict:
         return warned(
             f"{dtype}, {lossy}",
             "weights in this type change answers; measure by how much before you serve them",
-            f"fovea evaluate --quantization {lossy}, beside the same without it",
+            f"fovea eval --quantization {lossy}, and the same without it",
         )
     if dtype == "float32" and subject.launcher is not None and _has_faster(subject):
         return warned(
@@ -44,13 +51,23 @@ def precision(subject: Subject) -> Verdict:
 
 def kernels(subject: Subject) -> Verdict:
     """Does the model run on the fastest kernels of this machine?"""
+    subject.server.card()
     facts, chosen = subject.kernels(), str(subject.setting("kernels"))
     best = "flashinfer or triton" if facts.gpus else "native"
     if not facts.gpus and (not facts.instruction_set or facts.failure):
         return not_applicable("the C++ kernels cannot run here: see machine/native-kernels")
     if chosen != "auto" and chosen not in best:
         return warned(chosen, f"{best} is faster here", "--kernels auto")
-    return passed(f"{chosen}: {best if chosen == 'auto' else chosen}")
+    assert subject.launcher is not None
+    running = READY.search(subject.launcher.log())
+    if running is None:
+        return passed(f"{chosen}: {best if chosen == 'auto' else chosen}")
+    device, name = running.groups()
+    if name.split()[0] in SLOW:
+        return warned(
+            f"{name} on {device}", f"{best} is faster here", "--dtype auto; the server's log says why"
+        )
+    return passed(f"{name} on {device}")
 
 
 def cuda_graphs(subject: Subject) -> Verdict:

@@ -161,7 +161,9 @@ def _judge(answers: list[Answer], noun: str) -> Verdict:
         return passed(f"refused with {statuses}")
     if any(answer.status == 200 for answer in answers):
         return failed(
-            f"accepted with {statuses}", f"the server uses {noun}", "turn off remote images and files"
+            f"accepted with {statuses}",
+            f"it answered about {noun} instead of refusing them",
+            "--allow-private-hosts false, --file-root none",
         )
     return warned(
         f"answered {statuses}",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fovea.core.errors import FoveaError
 from fovea.doctor.check import Check, Need
 from fovea.doctor.checks.words import plural
 from fovea.doctor.image_hosts import FAULTS, ImageHosts
@@ -20,6 +22,10 @@ from fovea.doctor.web import Answer, NoAnswer
 
 CLIENTS = 4
 LONG_TOKENS = 96
+CROWD, CROWD_S = 6, 600.0
+"""Requests that fill the KV pool one and a half times, and the seconds that they have."""
+MOST_CROWD = 1 << 16
+"""Tokens of a live server's KV pool above which it is not filled."""
 IN_TIME_S = 30.0
 """Seconds within which a request about an image of a broken host must be answered."""
 QUESTION = "Which colour is this picture?"
@@ -71,6 +77,8 @@ class Streams:
             )  # fmt: skip
         except NoAnswer as error:
             answer = error
+        except FoveaError as error:
+            answer = NoAnswer(error.message)
         self.answers.append(answer)
         on_data()
 
@@ -86,6 +94,28 @@ def image_too_large(subject: Subject) -> Verdict:
     """Is an image of billions of pixels refused before they are decoded?"""
     server = _server(subject)
     return _refusal(server, lambda: server.ask(QUESTION, [data_url(bomb())]), "an image")
+
+
+def crowd(subject: Subject) -> Verdict:
+    """Are more requests than the KV pool holds answered one after the other, or refused?"""
+    server = _server(subject)
+    values = server.metrics() if server.is_fovea else {}
+    tokens = int(values.get("fovea:kv_blocks_total", 0) * values.get("fovea:kv_block_tokens", 0))
+    if not tokens:
+        return not_applicable("the size of the KV pool is not known")
+    if subject.launcher is None and tokens > MOST_CROWD:
+        return not_applicable(f"filling a pool of {tokens} tokens would take a live server for long")
+    words = tokens // 4
+    answers = _together(server, [f"{number}:" + " word" * words for number in range(CROWD)])
+    good = sum(isinstance(answer, Answer) and answer.status == 200 for answer in answers)
+    refused = sum(isinstance(answer, Answer) and answer.status in (429, 503) for answer in answers)
+    figure = f"{CROWD} requests of a quarter of the pool: {good} answered, {refused} refused"
+    if not server.lives():
+        return failed(figure, "then the server was gone", "read the server's log")
+    if good + refused < CROWD or not good:
+        ends = {str(end) if isinstance(end, NoAnswer) else f"status {end.status}" for end in answers}
+        return failed(figure, ", ".join(sorted(ends)), "read the server's log")
+    return passed(figure)
 
 
 def timeout(subject: Subject) -> Verdict:
@@ -196,6 +226,20 @@ def drain(subject: Subject) -> Verdict:
     return passed(figure)
 
 
+def _together(server: Server, texts: Sequence[str]) -> list[Answer | NoAnswer]:
+    """Ask all texts at the same time, and return how they ended."""
+
+    def ask(text: str) -> Answer | NoAnswer:
+        try:
+            return server.ask(text, patience=CROWD_S)
+        except NoAnswer as error:
+            return error
+
+    server.card()
+    with ThreadPoolExecutor(len(texts)) as pool:
+        return list(pool.map(ask, texts))
+
+
 def _server(subject: Subject) -> Server:
     """Return the server that is disturbed: the own one, or the live one."""
     return subject.server if subject.launcher is None else subject.launcher.disturbed()
@@ -245,6 +289,7 @@ def _until(subject: Subject, condition: Callable[[], bool]) -> bool:
 CHECKS = (
     Check("faults", "prompt-too-long", "a prompt that is too long", prompt_too_long, (Need.DISTURB,)),
     Check("faults", "image-too-large", "an image that is too large", image_too_large, (Need.DISTURB,)),
+    Check("faults", "crowd", "more requests than the memory holds", crowd, (Need.DISTURB,)),
     Check("faults", "timeout", "a request with a timeout", timeout, (Need.DISTURB,)),
     Check("faults", "image-hosts", "slow and failing hosts of images", image_hosts, (Need.DISTURB,)),
     Check("faults", "kill-and-restart", "SIGKILL under load", kill_and_restart, (Need.OWN,)),

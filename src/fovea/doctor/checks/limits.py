@@ -21,7 +21,9 @@ def keys(subject: Subject) -> Verdict:
     short = [key for key in found if len(key) < SHORT_KEY]
     if short:
         return failed(
-            f"{len(short)} keys of fewer than {SHORT_KEY} characters", "they can be guessed", "fovea keys new"
+            f"{len(short)} keys of fewer than {SHORT_KEY} characters",
+            "they can be guessed",
+            "fovea keys new --name CLIENT",
         )
     if not subject.setting("api_keys") and file is None:
         if is_loopback(str(subject.setting("host"))):
@@ -37,7 +39,7 @@ def keys_file(subject: Subject) -> Verdict:
         return not_applicable("there is no keys file")
     mode = subject.machine.mode(str(file))
     if mode is None:
-        return failed(str(file), "it does not exist", "fovea keys new")
+        return failed(str(file), "it does not exist", "fovea keys new --name CLIENT")
     if mode & 0o077:
         return warned(f"mode {mode:03o}", "others may read or change it", f"chmod 600 {file}")
     return passed(f"mode {mode:03o}")
@@ -99,10 +101,10 @@ def image_size(subject: Subject) -> Verdict:
     """Can the pixels of one request be decoded in the memory that decoders get?"""
     pixels, memory = int(subject.setting("max_pixels")), int(subject.setting("decode_memory_mib"))
     figure = f"up to {pixels / 1e6:g} megapixels in {memory} MiB"
-    # A decoder holds the picture, a converted copy of it, and tables: nine bytes a pixel at most.
-    if 9 * pixels > memory << 20:
+    # An estimate: a picture with four bytes a pixel, and a converted copy of it.
+    if 8 * pixels > memory << 20:
         return warned(
-            figure, "larger images are accepted than can be decoded", f"--max-pixels {(memory << 20) // 9}"
+            figure, "larger images are accepted than can be decoded", f"--max-pixels {(memory << 20) // 8}"
         )
     return passed(figure)
 

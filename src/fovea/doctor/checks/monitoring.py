@@ -42,7 +42,7 @@ def scraped(subject: Subject) -> Verdict:
         return failed(
             f"{plural(len(targets), 'target')}, none of them {wanted}",
             "no dashboard and no alert knows the server",
-            "fovea deploy render --target local, and its prometheus.yml",
+            "scrape_configs: in prometheus.yml; docs/monitoring.md has the file",
         )
     down = [target for target in ours if target.get("health") != "up"]
     if down:
@@ -113,7 +113,7 @@ def _groups(subject: Subject, names: Sequence[str], harm: str) -> Verdict:
         return failed(
             f"{len(broken)} of {plural(len(ours), 'rule')} fail",
             f"{broken[0].get('name')}: {broken[0].get('lastError', '')}",
-            "render the rules anew: fovea deploy render",
+            "write the rules anew: docs/monitoring.md",
         )
     return passed(f"{plural(len(ours), 'rule')} in {plural(len(names), 'group')}")
 
