@@ -95,16 +95,20 @@ def test_a_guarded_server_and_a_careless_one(fovea: Caller, tmp_path: Path) -> N
     assert [outcome.code for outcome in strict] == [0, 1]
 
 
-def test_a_live_server_gets_load_and_faults_only_if_that_is_asked_for(fovea: Caller) -> None:
+def test_a_live_server_gets_load_and_faults_only_if_that_is_asked_for(fovea: Caller, tmp_path: Path) -> None:
+    sla = tmp_path / "sla.toml"
+    sla.write_text("[targets]\nend_to_end_p50_ms = 0.001\n")
     short = ("--load-seconds", "0.3", "--max-clients", "4", "--output-tokens", "8", "--visual-tokens", "64")
     groups = ("--only", "load", "--only", "faults", "--json")
     with simulated("--allow-private-hosts", "true", "--fetch-timeout-s", "1") as url:
         spared = verdicts(fovea("doctor", url, *groups, *short))
-        tried = verdicts(fovea("doctor", url, *groups, *short, "--destructive"))
+        tried = verdicts(fovea("doctor", url, *groups, *short, "--destructive", "--sla", sla))
     assert {path for path, (status, _) in spared.items() if status != "not applicable"} == {"load/warm-up"}
     assert tried["load/saturation"][0] in ("pass", "warn")
     assert "requests/s" in tried["load/saturation"][1]
+    assert tried["load/ramp"][0] == "fail"
     assert "100%: P50/P95/P99" in tried["load/ramp"][1]
+    assert "at 50% these targets are missed: end_to_end_p50_ms is " in tried["load/ramp"][1]
     assert tried["faults/image-hosts"][1].startswith("9 of 9 refused"), tried
     assert tried["faults/image-too-large"][0] == tried["faults/prompt-too-long"][0] == "pass"
     assert all(tried[f"faults/{name}"][0] == "not applicable" for name in ("drain", "kill-and-restart"))
@@ -188,6 +192,15 @@ def test_settings_decide_what_an_own_server_shows(fovea: Caller, tmp_path: Path)
     found = verdicts(broken)
     assert found["model/checkpoint"][0] == found["answers/text"][0] == "fail"
     assert "the server ended with status" in found["answers/text"][1]
+
+
+@pytest.mark.slow
+def test_settings_that_lose_requests_at_an_update(fovea: Caller, tmp_path: Path) -> None:
+    config = tmp_path / "fovea.toml"
+    config.write_text("drain_seconds = 0\nlame_duck_s = 0\n")
+    outcome = fovea("doctor", "--json", "--only", "faults/drain", "--config", config)
+    assert outcome.code == 1
+    assert "accepted requests were lost" in verdicts(outcome)["faults/drain"][1]
 
 
 @pytest.mark.slow

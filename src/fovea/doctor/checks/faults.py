@@ -1,4 +1,8 @@
-"""Checks by faults: requests that are too large, broken hosts of images, SIGKILL, damaged files, SIGTERM."""
+"""Checks by faults: SIGTERM, requests that are too large, broken hosts of images, SIGKILL, damaged files.
+
+The drain comes first, because it ends the server with the user's settings. The others disturb one that
+`launch.FAULT_FLAGS` prepare for it.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +85,26 @@ class Streams:
             answer = NoAnswer(error.message)
         self.answers.append(answer)
         on_data()
+
+
+def drain(subject: Subject) -> Verdict:
+    """After SIGTERM under load, is every accepted request answered in the drain time of the settings?"""
+    assert subject.launcher is not None
+    launcher = subject.launcher
+    streams = Streams(launcher.plain())
+    running = streams.begin()
+    launcher.terminate()
+    ends = streams.end()
+    status = launcher.wait()
+    whole = sum(isinstance(end, Answer) and b"[DONE]" in end.body for end in ends)
+    figure = f"{whole} of {plural(len(ends), 'stream')} complete, exit status {status}"
+    if not running:
+        return failed(figure, "the streams did not begin", "read the server's log")
+    if whole < len(ends):
+        return failed(figure, "accepted requests were lost", "--drain-seconds 30")
+    if status != 0:
+        return failed(figure, "the server did not end in order", "read the server's log")
+    return passed(figure)
 
 
 def prompt_too_long(subject: Subject) -> Verdict:
@@ -206,26 +230,6 @@ def damaged_entry(subject: Subject) -> Verdict:
     return passed(f"{figure}, the same answer")
 
 
-def drain(subject: Subject) -> Verdict:
-    """After SIGTERM under load, is every accepted request answered?"""
-    assert subject.launcher is not None
-    launcher = subject.launcher
-    streams = Streams(launcher.disturbed())
-    running = streams.begin()
-    launcher.terminate()
-    ends = streams.end()
-    status = launcher.wait()
-    whole = sum(isinstance(end, Answer) and b"[DONE]" in end.body for end in ends)
-    figure = f"{whole} of {plural(len(ends), 'stream')} complete, exit status {status}"
-    if not running:
-        return failed(figure, "the streams did not begin", "read the server's log")
-    if whole < len(ends):
-        return failed(figure, "accepted requests were lost", "--drain-seconds 30")
-    if status != 0:
-        return failed(figure, "the server did not end in order", "read the server's log")
-    return passed(figure)
-
-
 def _together(server: Server, texts: Sequence[str]) -> list[Answer | NoAnswer]:
     """Ask all texts at the same time, and return how they ended."""
 
@@ -287,6 +291,7 @@ def _until(subject: Subject, condition: Callable[[], bool]) -> bool:
 
 
 CHECKS = (
+    Check("faults", "drain", "SIGTERM under load", drain, (Need.OWN,)),
     Check("faults", "prompt-too-long", "a prompt that is too long", prompt_too_long, (Need.DISTURB,)),
     Check("faults", "image-too-large", "an image that is too large", image_too_large, (Need.DISTURB,)),
     Check("faults", "crowd", "more requests than the memory holds", crowd, (Need.DISTURB,)),
@@ -294,5 +299,4 @@ CHECKS = (
     Check("faults", "image-hosts", "slow and failing hosts of images", image_hosts, (Need.DISTURB,)),
     Check("faults", "kill-and-restart", "SIGKILL under load", kill_and_restart, (Need.OWN,)),
     Check("faults", "damaged-entry", "a damaged file of the cache", damaged_entry, (Need.OWN,)),
-    Check("faults", "drain", "SIGTERM under load", drain, (Need.OWN,)),
 )
