@@ -98,7 +98,7 @@ def test_a_guarded_server_and_a_careless_one(fovea: Caller, tmp_path: Path) -> N
 def test_a_live_server_gets_load_and_faults_only_if_that_is_asked_for(fovea: Caller, tmp_path: Path) -> None:
     sla = tmp_path / "sla.toml"
     sla.write_text("[targets]\nend_to_end_p50_ms = 0.001\n")
-    short = ("--load-seconds", "0.3", "--max-clients", "4", "--output-tokens", "8", "--visual-tokens", "64")
+    short = ("--load-seconds", "0.3", "--max-clients", "4", "--output-tokens", "8", "--image-tokens", "64")
     groups = ("--only", "load", "--only", "faults", "--json")
     with simulated("--allow-private-hosts", "true", "--fetch-timeout-s", "1") as url:
         spared = verdicts(fovea("doctor", url, *groups, *short))

@@ -33,6 +33,10 @@ PASS, WARN, FAIL, NONE = Status.PASS, Status.WARN, Status.FAIL, Status.NOT_APPLI
 GPU = KernelFacts("AVX-512", "", "13.0", 1)
 NO_HEALTH = dict.fromkeys(("/ready", "/health"), Answer(404))
 NOTHING = NO_HEALTH | {"/v1/models": Answer(404)}
+PSTATE = "/sys/devices/system/cpu/intel_pstate/status"
+INTEL = {**files(scaling_governor="powersave\n"), PSTATE: "active\n"}
+"""With this driver powersave lets the processor run as fast as its load asks for."""
+INT4 = settings(quantization="int4")
 DRIVER = {"/proc/driver/nvidia/version": "NVRM version"}
 
 
@@ -65,6 +69,13 @@ def logging(name: str) -> partial[Subject]:
     """A subject whose server has logged that it runs on these kernels."""
     line = f"ready: eyes (Qwen3-VL, 8.8 M parameters, bfloat16 on cpu, {name}), context 8192\n"
     return partial(subject, launcher=FakeLauncher(Path("/nowhere"), log=line))
+
+
+def gpu_with(free_mib: int) -> partial[Subject]:
+    """A subject on a machine whose GPU has so many MiB free."""
+    machine = FakeMachine(programs={"nvidia-smi": f"{free_mib}\n81000\n"})
+    figures = {**CHECKPOINT.figures, "weight_bytes": 2 * 10**9}
+    return partial(kernels(GPU), machine=machine, checkpoint=lambda: replace(CHECKPOINT, figures=figures))
 
 
 CASES: list[Case] = [
@@ -100,6 +111,7 @@ CASES: list[Case] = [
     case("machine/clock", NONE, on(files=files(current_clocksource=None))),
     case("machine/frequency", PASS, subject, "performance"),
     case("machine/frequency", WARN, on(files=files(scaling_governor="powersave\n")), "cpupower"),
+    case("machine/frequency", PASS, on(files=INTEL), "powersave"),
     case("machine/frequency", NONE, on(files=files(scaling_governor=None))),
     case("machine/cache-disk", PASS, subject, "50.0 GiB free on ext4"),
     case("machine/cache-disk", PASS, setting(embed_disk_dir="/cache", embed_disk_mib=1024), "/cache"),
@@ -130,7 +142,11 @@ CASES: list[Case] = [
     case("model/memory", WARN, setting(embed_cache_mib=12_000), "filled as they are used"),
     case("model/memory", PASS, setting(quantization="int4"), "weights 572"),
     case("model/memory", NONE, checkpoint(figures={}), "not known"),
-    case("model/memory", NONE, kernels(GPU)),
+    case("model/memory", NONE, kernels(GPU), "free memory of the GPU"),
+    case("model/memory", PASS, gpu_with(80_000), "weights 1.9 GiB; 78.1 GiB free on the GPU"),
+    case("model/memory", WARN, gpu_with(2_000), "little is left"),
+    case("model/memory", FAIL, gpu_with(1_000), "do not fit"),
+    case("model/memory", PASS, partial(gpu_with(999), settings=INT4), "weights 572"),
     case("model/revision", PASS, subject, "a folder"),
     case("model/revision", WARN, checkpoint(is_folder=False), "--revision"),
     case(

@@ -20,12 +20,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from fovea.bench.settings import Shape
 from fovea.cli import options
 from fovea.doctor.check import Check
 from fovea.doctor.settings import DoctorSettings
-
-SHAPE = ("visual_tokens", "token_side", "prompt_tokens", "output_tokens")
 
 
 def register(commands: Any) -> None:
@@ -55,8 +52,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings, too")
     _add_places(parser)
-    options.add_options(parser, "load", DoctorSettings)
-    options.add_options(parser, "size of a typical request", Shape, only=SHAPE)
+    options.add_options(parser, "load and requests", DoctorSettings)
     parser.set_defaults(run=run)
 
 

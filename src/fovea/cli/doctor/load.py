@@ -27,8 +27,16 @@ class Silent:
         """Ignore the end of a request."""
 
 
-def load_test(settings: DoctorSettings, shape: Shape, sla: Sla | None) -> LoadTest:
+def load_test(settings: DoctorSettings, sla: Sla | None) -> LoadTest:
     """Return a load test. sla: targets; None: latencies are not judged."""
+    shape = Shape(
+        visual_tokens=(settings.image_tokens,),
+        token_side=settings.token_side,
+        prompt_tokens=settings.prompt_tokens,
+        output_tokens=settings.output_tokens,
+        repeats=1,
+        warmup=0,
+    )
 
     def closed(server: Server, clients: int, requests: int) -> LoadFigures:
         traffic = Traffic(clients=clients, requests=requests)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fovea.bench.settings import Shape
 from fovea.cli import options
 from fovea.cli.common import DEFAULT_MODEL, config_file, keys_of
 from fovea.cli.serve import ServeSettings
@@ -45,14 +44,13 @@ def wired(args: argparse.Namespace) -> Iterator[Subject]:
     from fovea.cli.doctor.load import load_test
 
     doctor = options.settings(DoctorSettings, args, {})
-    shape = options.settings(Shape, args, {}, repeats=1, warmup=0)
     sla = read_sla(Path(args.sla)) if args.sla else None
     is_url = bool(args.target) and args.target.startswith(("http://", "https://"))
     common: dict[str, Any] = {
         "machine": ThisMachine(),
         "web": HttpWeb(),
-        "load": load_test(doctor, shape, sla),
-        "workload": Workload(max(shape.visual_tokens), shape.prompt_tokens, shape.output_tokens),
+        "load": load_test(doctor, sla),
+        "workload": Workload(doctor.image_tokens, doctor.prompt_tokens, doctor.output_tokens),
         "monitoring": monitoring_facts(),
         "prometheus": _url("prometheus", args.prometheus),
         "grafana": _url("grafana", args.grafana),

@@ -16,6 +16,8 @@ POOLS = (
 )  # fmt: skip
 """Settings of the stores in host memory, beside KV."""
 MOST_KV = 4 << 30
+ROOM_ON_GPU = 0.8
+"""Share of a GPU's free memory that weights may take."""
 
 
 def checkpoint(subject: Subject) -> Verdict:
@@ -44,7 +46,7 @@ def memory(subject: Subject) -> Verdict:
     if not isinstance(parameters, int):
         return not_applicable("the number of parameters is not known: see model/checkpoint")
     if subject.kernels().gpus:
-        return not_applicable("the model runs on a GPU, whose memory the server divides at its start")
+        return _gpu_memory(subject, facts)
     weights = parameters * _bytes_per_weight(subject)
     free = subject.machine.free_memory()
     kv_mib = int(subject.setting("kv_cache_mib"))
@@ -60,6 +62,28 @@ def memory(subject: Subject) -> Verdict:
             figure,
             "caches are filled as they are used; when they are full, memory is not enough",
             "lower --pixel-pool-mib, --embed-cache-mib or --kv-cache-mib",
+        )
+    return passed(figure)
+
+
+def _gpu_memory(subject: Subject, facts: CheckpointFacts) -> Verdict:
+    """Judge the weights on the first GPU. The server divides the rest of its memory at its start."""
+    output = subject.machine.output(
+        ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    )
+    first = (output or "").strip().partition("\n")[0].strip()
+    stored = facts.figures.get("weight_bytes")
+    if not first.isdigit() or not isinstance(stored, int):
+        return not_applicable("the free memory of the GPU, or the size of the weights, is not known")
+    lossy = BYTES.get(str(subject.setting("quantization")))
+    weights = stored if lossy is None else int(facts.figures["parameters"]) * lossy
+    free = int(first) * MIB
+    figure = f"weights {size(weights)}; {size(free)} free on the GPU"
+    if weights > free:
+        return failed(figure, "the weights do not fit", "--quantization fp8, or a GPU with more memory")
+    if weights > ROOM_ON_GPU * free:
+        return warned(
+            figure, "little is left for KV and activations", "--quantization fp8, or a GPU with more memory"
         )
     return passed(figure)
 
