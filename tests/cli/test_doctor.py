@@ -16,6 +16,7 @@ from fovea.deploy.monitoring.files import alert_rules, prometheus_config, record
 from fovea.doctor.checks.all import CHECKS
 from tests.cli.support import Caller, Outcome, finish, free_port, start, until
 from tests.support import servers
+from tests.support.checkpoints import write
 
 KEY, ADMIN = "k" * 24, "a" * 24
 
@@ -192,6 +193,14 @@ def test_settings_decide_what_an_own_server_shows(fovea: Caller, tmp_path: Path)
     found = verdicts(broken)
     assert found["model/checkpoint"][0] == found["answers/text"][0] == "fail"
     assert "the server ended with status" in found["answers/text"][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["lfm2_vl", "mllama"])
+def test_faults_of_other_families(fovea: Caller, tmp_path: Path, family: str) -> None:
+    """A decoder with states, and one whose images lie outside of the prompt."""
+    outcome = fovea("doctor", write(family, tmp_path / family), "--json", "--only", "faults")
+    assert {path: found for path, found in verdicts(outcome).items() if found[0] != "pass"} == {}
 
 
 @pytest.mark.slow

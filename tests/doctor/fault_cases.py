@@ -14,6 +14,7 @@ from fovea.doctor.verdict import Status
 from fovea.doctor.web import Answer
 from tests.doctor.case import Case, case
 from tests.doctor.fakes import (
+    CARD,
     METRICS,
     FakeLauncher,
     FakeWeb,
@@ -126,14 +127,24 @@ LATER = error(429, "later", {})
 OK = reply({"choices": [{"message": {"content": "yes"}}]})
 
 
-def crowded(answer: Callable[[int], Answer | None], pool: int = 512, **routes: Answer) -> partial[Subject]:
-    """A server with a small KV pool. answer: to a request by its number; None: a good one."""
+def crowded(
+    answer: Callable[[int], Answer | None], pool: int = 512, context: int = 8192, **routes: Answer
+) -> partial[Subject]:
+    """A server with a small KV pool, whose tokenizer makes three tokens of a word.
+
+    answer: to a request by its number; None: a good one.
+    """
 
     def route(body: Any) -> Answer | None:
-        return answer(int(body["messages"][0]["content"].partition(":")[0])) or OK
+        text = body["messages"][0]["content"]
+        if ":" not in text:
+            return reply({"usage": {"prompt_tokens": 3 * text.count("word")}})
+        assert text.count("word") in (2048 // 3, 96 // 3)
+        return answer(int(text.partition(":")[0])) or OK
 
     metrics = {**METRICS, "fovea:kv_blocks_total": pool}
-    return partial(subject, FakeWeb(routes={CHAT: route, **routes}, metrics=metrics))
+    card = {**CARD, "max_model_len": context}
+    return partial(subject, FakeWeb(routes={CHAT: route, **routes}, metrics=metrics, card=card))
 
 
 def hosts(failing: str, status: int) -> Callable[[], Subject]:
@@ -193,7 +204,8 @@ FAULTS = [
     case("faults/prompt-too-long", NONE, live, "--destructive"),
     case("faults/image-too-large", PASS, subject, "too large"),
     case("faults/image-too-large", FAIL, refusing(raising("connection reset")), "connection reset"),
-    case("faults/crowd", PASS, crowded(lambda number: None), "6 answered, 0 refused"),
+    case("faults/crowd", PASS, crowded(lambda number: None), "2048 tokens, for a pool of 8192: 6"),
+    case("faults/crowd", PASS, crowded(lambda number: None, context=128), "16 requests of 96 tokens"),
     case("faults/crowd", PASS, crowded(lambda number: LATER if number else None), "5 refused"),
     case("faults/crowd", FAIL, crowded(lambda number: error(500, "no memory", {})), "status 500"),
     case("faults/crowd", FAIL, crowded(lambda number: LATER), "0 answered"),

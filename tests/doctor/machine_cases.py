@@ -37,6 +37,7 @@ PSTATE = "/sys/devices/system/cpu/intel_pstate/status"
 INTEL = {**files(scaling_governor="powersave\n"), PSTATE: "active\n"}
 """With this driver powersave lets the processor run as fast as its load asks for."""
 INT4 = settings(quantization="int4")
+FLOAT32 = {**CARD, "dtype": "float32"}
 DRIVER = {"/proc/driver/nvidia/version": "NVRM version"}
 
 
@@ -159,7 +160,16 @@ CASES: list[Case] = [
     case("engine/ready", FAIL, partial(live, FakeWeb(routes=NOTHING)), "status 404"),
     case("engine/ready", FAIL, answering(routes={"/ready": error(503, "loading", {})}), "loading"),
     case("engine/precision", PASS, subject, "bfloat16"),
-    case("engine/precision", WARN, answering(card={**CARD, "dtype": "float32"}), "--dtype auto"),
+    case("engine/precision", WARN, answering(card=FLOAT32), "--dtype bfloat16, if"),
+    case(
+        "engine/precision", WARN, partial(answering(card=FLOAT32), settings=settings(dtype="float32")),
+        "--dtype auto",
+    ),
+    case("engine/kernels", NONE, answering(card=FLOAT32), "see engine/precision"),
+    case(
+        "model/memory", PASS, checkpoint(figures={**CHECKPOINT.figures, "dtype": "float32"}),
+        "weights 3.7 GiB",
+    ),
     case("engine/precision", WARN, answering(card={**CARD, "quantization": "int4"}), "fovea eval "),
     case("engine/precision", NONE, answering(card={"id": "other"}), "does not tell"),
     case("engine/kernels", PASS, subject, "native"),

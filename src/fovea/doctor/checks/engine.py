@@ -42,16 +42,21 @@ def precision(subject: Subject) -> Verdict:
             "weights in this type change answers; measure by how much before you serve them",
             f"fovea eval --quantization {lossy}, and the same without it",
         )
-    if dtype == "float32" and subject.launcher is not None and _has_faster(subject):
-        return warned(
-            dtype, "this machine computes faster in bfloat16, with half of the memory", "--dtype auto"
-        )
+    if dtype == "float32" and subject.settings is not None and _has_faster(subject):
+        if str(subject.setting("dtype")) == "auto":
+            return warned(
+                dtype,
+                "the checkpoint is stored so; in bfloat16 this machine is faster and needs half of the memory",
+                "--dtype bfloat16, if `fovea eval` shows no loss",
+            )
+        return warned(dtype, "this machine computes faster in bfloat16", "--dtype auto")
     return passed(f"{dtype}, quantization {lossy}")
 
 
 def kernels(subject: Subject) -> Verdict:
     """Does the model run on the fastest kernels of this machine?"""
-    subject.server.card()
+    if subject.server.card().get("dtype") == "float32" and not subject.kernels().gpus:
+        return not_applicable("the fastest kernels compute in bfloat16: see engine/precision")
     facts, chosen = subject.kernels(), str(subject.setting("kernels"))
     best = "flashinfer or triton" if facts.gpus else "native"
     if not facts.gpus and (not facts.instruction_set or facts.failure):
@@ -65,7 +70,9 @@ def kernels(subject: Subject) -> Verdict:
     device, name = running.groups()
     if name.split()[0] in SLOW:
         return warned(
-            f"{name} on {device}", f"{best} is faster here", "--dtype auto; the server's log says why"
+            f"{name} on {device}",
+            f"{best} is faster here",
+            "the server's log says why; --kernels native makes it an error",
         )
     return passed(f"{name} on {device}")
 

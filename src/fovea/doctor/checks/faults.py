@@ -19,15 +19,17 @@ from fovea.doctor.checks.words import plural
 from fovea.doctor.image_hosts import FAULTS, ImageHosts
 from fovea.doctor.machine import is_loopback
 from fovea.doctor.pictures import bomb, data_url, png
-from fovea.doctor.server import Server, answer_text
+from fovea.doctor.server import Server, answer_text, usage
 from fovea.doctor.subject import Subject
 from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 from fovea.doctor.web import Answer, NoAnswer
 
 CLIENTS = 4
 LONG_TOKENS = 96
-CROWD, CROWD_S = 6, 600.0
-"""Requests that fill the KV pool one and a half times, and the seconds that they have."""
+CROWD_S = 600.0
+"""Seconds that requests which fill the KV pool one and a half times have."""
+MOST_REQUESTS = 16
+"""Most of these requests, if the context is much shorter than the pool."""
 MOST_CROWD = 1 << 16
 """Tokens of a live server's KV pool above which it is not filled."""
 IN_TIME_S = 30.0
@@ -129,15 +131,19 @@ def crowd(subject: Subject) -> Verdict:
         return not_applicable("the size of the KV pool is not known")
     if subject.launcher is None and tokens > MOST_CROWD:
         return not_applicable(f"filling a pool of {tokens} tokens would take a live server for long")
-    words = tokens // 4
-    answers = _together(server, [f"{number}:" + " word" * words for number in range(CROWD)])
+    share = min(tokens // 4, int(server.card().get("max_model_len") or tokens) * 3 // 4)
+    count = min(MOST_REQUESTS, -(-3 * tokens // (2 * share)))
+    words = int(share / _tokens_per_word(server))
+    answers = _together(server, [f"{number}:" + " word" * words for number in range(count)])
     good = sum(isinstance(answer, Answer) and answer.status == 200 for answer in answers)
     refused = sum(isinstance(answer, Answer) and answer.status in (429, 503) for answer in answers)
-    figure = f"{CROWD} requests of a quarter of the pool: {good} answered, {refused} refused"
+    figure = f"{count} requests of {share} tokens, for a pool of {tokens}: {good} answered, {refused} refused"
     if not server.lives():
         return failed(figure, "then the server was gone", "read the server's log")
-    if good + refused < CROWD or not good:
-        ends = {str(end) if isinstance(end, NoAnswer) else f"status {end.status}" for end in answers}
+    if good + refused < count or not good:
+        ends = {
+            str(end) if isinstance(end, NoAnswer) else f"status {end.status} {end.message}" for end in answers
+        }
         return failed(figure, ", ".join(sorted(ends)), "read the server's log")
     return passed(figure)
 
@@ -228,6 +234,15 @@ def damaged_entry(subject: Subject) -> Verdict:
     if not noticed:
         return failed(figure, "the damaged file was read as if it were whole", "report it")
     return passed(f"{figure}, the same answer")
+
+
+def _tokens_per_word(server: Server) -> float:
+    """Return how many tokens this server's tokenizer makes of a short word, measured by two questions."""
+    few, many = (
+        int(usage(server.ask("word" + " word" * count, max_tokens=1)).get("prompt_tokens") or 0)
+        for count in (1, 41)
+    )
+    return max(1.0, (many - few) / 40)
 
 
 def _together(server: Server, texts: Sequence[str]) -> list[Answer | NoAnswer]:

@@ -47,7 +47,7 @@ def memory(subject: Subject) -> Verdict:
         return not_applicable("the number of parameters is not known: see model/checkpoint")
     if subject.kernels().gpus:
         return _gpu_memory(subject, facts)
-    weights = parameters * _bytes_per_weight(subject)
+    weights = parameters * _bytes_per_weight(subject, facts)
     free = subject.machine.free_memory()
     kv_mib = int(subject.setting("kv_cache_mib"))
     kv = kv_mib * MIB if kv_mib else min(MOST_KV, (free - weights) / 4)
@@ -106,13 +106,14 @@ def _facts(subject: Subject) -> CheckpointFacts:
     return subject.checkpoint()
 
 
-def _bytes_per_weight(subject: Subject) -> float:
+def _bytes_per_weight(subject: Subject, facts: CheckpointFacts) -> float:
     lossy = str(subject.setting("quantization"))
     if lossy in BYTES:
         return BYTES[lossy]
     dtype = str(subject.setting("dtype"))
     if dtype == "auto":
-        dtype = "bfloat16" if subject.kernels().instruction_set else "float32"
+        stored = str(facts.figures.get("dtype", ""))
+        dtype = stored if stored == "float32" or subject.kernels().instruction_set else "float32"
     return 4.0 if dtype == "float32" else 2.0
 
 
