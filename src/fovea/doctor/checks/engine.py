@@ -46,7 +46,7 @@ def precision(subject: Subject) -> Verdict:
         if str(subject.setting("dtype")) == "auto":
             return warned(
                 dtype,
-                "the checkpoint is stored so; in bfloat16 this machine is faster and needs half of the memory",
+                "the checkpoint is stored so; bfloat16 is faster on this machine, in half of the memory",
                 "--dtype bfloat16, if `fovea eval` shows no loss",
             )
         return warned(dtype, "this machine computes faster in bfloat16", "--dtype auto")

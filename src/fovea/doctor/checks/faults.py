@@ -6,87 +6,28 @@ The drain comes first, because it ends the server with the user's settings. The 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fovea.core.errors import FoveaError
 from fovea.doctor.check import Check, Need
 from fovea.doctor.checks.words import plural
+from fovea.doctor.clients import IN_TIME_S, Streams, ask_together, tokens_per_word
 from fovea.doctor.image_hosts import FAULTS, ImageHosts
 from fovea.doctor.machine import is_loopback
 from fovea.doctor.pictures import bomb, data_url, png
-from fovea.doctor.server import Server, answer_text, usage
+from fovea.doctor.server import Server, answer_text
 from fovea.doctor.subject import Subject
 from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 from fovea.doctor.web import Answer, NoAnswer
 
-CLIENTS = 4
-LONG_TOKENS = 96
-CROWD_S = 600.0
-"""Seconds that requests which fill the KV pool one and a half times have."""
 MOST_REQUESTS = 16
-"""Most of these requests, if the context is much shorter than the pool."""
+"""Most requests of a crowd, if the context is much shorter than the KV pool."""
 MOST_CROWD = 1 << 16
 """Tokens of a live server's KV pool above which it is not filled."""
-IN_TIME_S = 30.0
-"""Seconds within which a request about an image of a broken host must be answered."""
 QUESTION = "Which colour is this picture?"
 PICTURE = data_url(png(224, 224, (200, 40, 40)))
 REFUSALS = (400, 408, 413, 422, 429)
-
-
-@dataclass(slots=True)
-class Streams:
-    """Streams that run in threads.
-
-    server: gets them. answers: how they ended, in the order of their ends.
-    started: released once by each stream whose answer has begun, or that has ended.
-    """
-
-    server: Server
-    answers: list[Answer | NoAnswer] = field(default_factory=list)
-    started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def begin(self) -> bool:
-        """Start CLIENTS streams. Returns whether all answers have begun."""
-        for number in range(CLIENTS):
-            thread = threading.Thread(target=self._ask, args=(number,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        return all(self.started.acquire(timeout=IN_TIME_S) for _ in range(CLIENTS))
-
-    def end(self) -> list[Answer | NoAnswer]:
-        """Wait for all streams, and return how they ended."""
-        for thread in self._threads:
-            thread.join()
-        return self.answers
-
-    def _ask(self, number: int) -> None:
-        begun = False
-
-        def on_data() -> None:
-            nonlocal begun
-            if not begun:
-                begun = True
-                self.started.release()
-
-        try:
-            answer: Answer | NoAnswer = self.server.ask(
-                f"Count up from {number}, and do not stop.",
-                [data_url(png(224, 224, (number, 120, 60)))],
-                stream=True, max_tokens=LONG_TOKENS, ignore_eos=True, on_data=on_data, patience=IN_TIME_S,
-            )  # fmt: skip
-        except NoAnswer as error:
-            answer = error
-        except FoveaError as error:
-            answer = NoAnswer(error.message)
-        self.answers.append(answer)
-        on_data()
 
 
 def drain(subject: Subject) -> Verdict:
@@ -133,8 +74,8 @@ def crowd(subject: Subject) -> Verdict:
         return not_applicable(f"filling a pool of {tokens} tokens would take a live server for long")
     share = min(tokens // 4, int(server.card().get("max_model_len") or tokens) * 3 // 4)
     count = min(MOST_REQUESTS, -(-3 * tokens // (2 * share)))
-    words = int(share / _tokens_per_word(server))
-    answers = _together(server, [f"{number}:" + " word" * words for number in range(count)])
+    words = int(share / tokens_per_word(server))
+    answers = ask_together(server, [f"{number}:" + " word" * words for number in range(count)])
     good = sum(isinstance(answer, Answer) and answer.status == 200 for answer in answers)
     refused = sum(isinstance(answer, Answer) and answer.status in (429, 503) for answer in answers)
     figure = f"{count} requests of {share} tokens, for a pool of {tokens}: {good} answered, {refused} refused"
@@ -234,29 +175,6 @@ def damaged_entry(subject: Subject) -> Verdict:
     if not noticed:
         return failed(figure, "the damaged file was read as if it were whole", "report it")
     return passed(f"{figure}, the same answer")
-
-
-def _tokens_per_word(server: Server) -> float:
-    """Return how many tokens this server's tokenizer makes of a short word, measured by two questions."""
-    few, many = (
-        int(usage(server.ask("word" + " word" * count, max_tokens=1)).get("prompt_tokens") or 0)
-        for count in (1, 41)
-    )
-    return max(1.0, (many - few) / 40)
-
-
-def _together(server: Server, texts: Sequence[str]) -> list[Answer | NoAnswer]:
-    """Ask all texts at the same time, and return how they ended."""
-
-    def ask(text: str) -> Answer | NoAnswer:
-        try:
-            return server.ask(text, patience=CROWD_S)
-        except NoAnswer as error:
-            return error
-
-    server.card()
-    with ThreadPoolExecutor(len(texts)) as pool:
-        return list(pool.map(ask, texts))
 
 
 def _server(subject: Subject) -> Server:
