@@ -151,8 +151,8 @@ class Heartbeat:
 
 def serve_simulation(port: int) -> None:
     from fovea.engine.config import EngineConfig
-    from fovea.engine.simulate.cost import CostModel
     from fovea.engine.simulate.serving import SimulatedEngine
+    from fovea.planner.cost import CostModel
     from fovea.server.app import create_app
     from fovea.server.run import serve
 

@@ -27,8 +27,9 @@ from fovea import Engine
 from fovea.core.hardware import available_memory
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
-from fovea.engine.simulate.cost import Composition, CostModel
-from least_squares import (
+from fovea.engine.schedule.composition import composition_of
+from fovea.planner.cost import CostModel
+from fovea.planner.fit import (
     Error,
     ImageSample,
     StepSample,
@@ -74,7 +75,7 @@ class Observer:
 
         def observed(plan: Any, encode_s: float = float("inf")) -> Any:
             nonlocal ended
-            made_of, visual = Composition.of(plan), {job.span.key: job.span.tokens for job in plan.encode}
+            made_of, visual = composition_of(plan), {job.span.key: job.span.tokens for job in plan.encode}
             counts.clear()
             started = time.perf_counter()
             self.between.append(started - ended)

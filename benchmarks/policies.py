@@ -25,9 +25,9 @@ from fovea.core.trace import Trace
 from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.report import Report
 from fovea.engine.simulate.run import Bounds, simulate
+from fovea.planner.cost import CostModel
 
 VISUAL = 784
 SHARES = (0.5, 0.8)

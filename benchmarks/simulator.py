@@ -26,9 +26,9 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.request.inputs import to_image
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.report import Record, Spread
 from fovea.engine.simulate.run import simulate
+from fovea.planner.cost import CostModel
 
 SIDES = {64: 256, 256: 512, 1024: 1024}
 """Visual tokens of a square image to its side in pixels, for the bundled model."""

@@ -14,9 +14,9 @@ from fovea.core.errors import EngineError, Unavailable
 from fovea.core.types import ChatPrompt, GenerationRequest, Message, TextPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.request.prepare import Preparer
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.serving import SimulatedEngine
 from fovea.engine.step.loop import FATAL_FAILURES
+from fovea.planner.cost import CostModel
 from tests.support.engines import ask, engine, picture
 
 SECRET = "CUDA error at /srv/models/secret.cu"

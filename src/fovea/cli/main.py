@@ -29,6 +29,7 @@ COMMANDS = (
     "usage",
     "experiment",
     "deploy",
+    "plan",
     "doctor",
     "simulate",
     "bench",

@@ -136,8 +136,8 @@ def _serve_simulated(
     on_ready: OnReady,
 ) -> int:
     """Serve a simulated engine. This imports no torch, so the server starts at once."""
-    from fovea.engine.simulate.cost import CostModel
     from fovea.engine.simulate.serving import SimulatedEngine
+    from fovea.planner.cost import CostModel
     from fovea.server.app import create_app
     from fovea.server.run import serve
 

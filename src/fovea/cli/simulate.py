@@ -29,10 +29,10 @@ from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.report import ClassReport, Report, Spread
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.engine.simulate.settings import TRACE_SETTINGS, not_simulated
+from fovea.planner.cost import CostModel
 
 TOO_SLOW = 10**6
 
@@ -199,6 +199,7 @@ def table(reports: dict[str, Report]) -> str:
             rows.append([f"  {name}", *(_spread(spread(c)) if c else "-" for c in of_kind)])
         rows.append(["  good", *(_percent(c.good) if c else "-" for c in of_kind)])
         rows.append(["  gaps within", *(_percent(c.gaps_within) if c else "-" for c in of_kind)])
+        rows.append(["  first tokens within", *(_percent(c.firsts_within) if c else "-" for c in of_kind)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for first, *others in rows:

@@ -36,6 +36,7 @@ from fovea.engine.models.registry import video_model_names
 from fovea.engine.models.relevance_head import head_digest
 from fovea.engine.regions.encoder import VisualEncoder
 from fovea.engine.request.admission import Admission
+from fovea.engine.request.first_token_gate import FirstTokenGate
 from fovea.engine.request.pixel_pool import PixelPool
 from fovea.engine.request.pixels import PixelStore
 from fovea.engine.request.prepare import Preparer
@@ -137,7 +138,8 @@ def assemble(
         padding=decode_padding(config, model, blocks, info.max_context),
         encode=encoder.slices,
     )
-    loop = EngineLoop(Stepper(scheduler, runner), tokenizer)
+    stepper = Stepper(scheduler, runner)
+    loop = EngineLoop(stepper, tokenizer)
     detail = DetailRule.of(config.visual)
     builder = prompt_builder(
         loaded,
@@ -159,6 +161,7 @@ def assemble(
         info,
         refuse=refuse,
         find_realization=encoder.relevance.recent_realization,
+        gate=FirstTokenGate(stepper.first_tokens, config.schedule),
         shares=shares,
         grammars=GrammarCompiler(partial(load_vocabulary, tokenizer, loaded.info.vocab_size)),
     )

@@ -23,10 +23,14 @@ from fovea.engine.grammar.compiler import Grammar, GrammarCompiler, explain
 from fovea.engine.job import Job
 from fovea.engine.request.admission import Admission, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
+from fovea.engine.request.first_token_gate import FirstTokenGate
+from fovea.engine.request.jobs import to_sequence
 from fovea.engine.request.pixel_pool import Claim
 from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline
 from fovea.engine.request.waiting import request_timeout, result_before, wait_for_shared
 from fovea.engine.request.work_queue import WorkQueue
+from fovea.engine.schedule.first_tokens import Expectation
+from fovea.engine.sequence import Sequence
 from fovea.engine.step.loop import EngineLoop
 from fovea.relevance.pipeline import Realization
 
@@ -34,6 +38,7 @@ log = logging.getLogger("fovea.engine")
 
 Step = Callable[[], Any] | Future[Any]
 Steps = Generator[Step, Any, None]
+_Description = tuple[RequestOutline, Sequence, Expectation]
 
 
 class Intake:
@@ -48,6 +53,7 @@ class Intake:
         *,
         refuse: bool,
         find_realization: Callable[[str], Realization | None],
+        gate: FirstTokenGate,
         shares: CacheShares,
         grammars: GrammarCompiler,
     ) -> None:
@@ -55,6 +61,7 @@ class Intake:
 
         refuse: whether a request without room for its pixels is refused instead of queued.
         find_realization: returns the latest relevance result of an image, by the image's key.
+        gate: admits requests by the expected time of their first token.
         shares: of the clients, in the caches of images.
         grammars: compiles the formats of answers.
         """
@@ -64,6 +71,7 @@ class Intake:
         self.admission = admission
         self.info = info
         self.refuse = refuse
+        self.gate = gate
         self.shares = shares
         self.grammars = grammars
 
@@ -92,6 +100,7 @@ class Visit:
         self._ready: ReadyRequest | None = None
         self._answer: AnswerState | None = None
         self._jobs: list[Job] = []
+        self._seq: Sequence | None = None
 
     def steps(self) -> Steps:
         """Yield the steps that wait, then submit the jobs to the loop.
@@ -104,7 +113,7 @@ class Visit:
         intake, preparer, request = self._intake, self._intake.preparer, self.request
         form = request.sampling.format
         compiling = None if form is None else intake.grammars.compile(form)
-        outline: RequestOutline = yield partial(preparer.build, request, intake.info, intake.admission.load)
+        outline: RequestOutline = yield from self._build()
         built_at = time.monotonic()
         self._commit(outline)
         claim = self._claim = preparer.claim(outline)
@@ -151,6 +160,9 @@ class Visit:
             min(decode_s, pixels_s),
             grammar,
         )
+        if ready.prompt is outline.prompt and self._seq is not None:
+            for job in self._jobs:  # the names of its blocks need not be calculated again
+                job.seq.block_hashes = list(self._seq.block_hashes)
         intake.loop.submit(self._jobs)
 
     @property
@@ -177,9 +189,33 @@ class Visit:
         if self._claim is not None:
             self._claim.release()
         self._ticket.leave()
+        if self._seq is not None:
+            self._intake.gate.leave(self._seq)
         unfinished = [job.seq.id for job in self._jobs if job.seq.finish_reason is None]
         if unfinished:
             self._intake.loop.cancel(unfinished)
+
+    def _build(self) -> Generator[Step, Any, RequestOutline]:
+        """Build the outline, with less detail of images as long as the first token would be late.
+
+        Raises Overloaded if the first token is late with the least detail, too.
+        """
+        gate = self._intake.gate
+        for steps_down in gate.attempts:
+            described: _Description = yield partial(self._describe, steps_down)
+            outline, seq, expected = described
+            if not outline.prompt.images or not gate.late(seq, expected):
+                break
+        gate.enter(seq, expected, steps_down)
+        self._seq = seq
+        return outline
+
+    def _describe(self, steps_down: int) -> _Description:
+        """Build the outline and predict the first token. For a worker thread: it hashes the whole prompt."""
+        intake, request = self._intake, self.request
+        outline = intake.preparer.build(request, intake.info, intake.admission.load, steps_down)
+        seq = to_sequence(request, outline.prompt, outline.max_tokens, self.arrival)
+        return outline, seq, intake.gate.expect(seq)
 
     def _commit(self, outline: RequestOutline) -> None:
         """Count the request's KV in admission, and log the detail level of its images. Both are known now."""

@@ -59,6 +59,11 @@ class ImageSpan:
         return self.states or self.tokens
 
     @property
+    def encoder_rows(self) -> int:
+        """Rows that the encoder computes: for a reduced image those before the reduction."""
+        return max(self.rows, self.full_tokens)
+
+    @property
     def end(self) -> int:
         return self.start + self.length
 

@@ -48,6 +48,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "encoder_engine_misses": runner.model.engines.misses,
         "grammar_hits": grammars.hits,
         "grammar_misses": grammars.misses,
+        **parts.intake.gate.stats(),
         **loop_stats(parts.loop),
     }
 

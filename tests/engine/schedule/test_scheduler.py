@@ -9,6 +9,7 @@ import pytest
 
 from fovea.engine.schedule.budget import Budget
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
+from fovea.engine.schedule.prompt_room import PromptRoom
 from fovea.engine.sequence import Sequence, Status
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
 
@@ -191,7 +192,7 @@ def test_the_bound_on_prompt_tokens_does_not_limit_decodes() -> None:
         brain.add(sequence(name, [ord(name)] * 2, max_tokens=9))
     runner.step()
     brain.add(sequence("long", [5] * 40, arrival=1))
-    assert amounts(brain.schedule(3)) == {"a": 1, "b": 1, "long": 3}
+    assert amounts(brain.schedule(PromptRoom(3))) == {"a": 1, "b": 1, "long": 3}
 
 
 def test_an_image_larger_than_the_encoder_budget_is_encoded() -> None:

@@ -13,11 +13,11 @@ from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate import realtime
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.filler import Filler
 from fovea.engine.simulate.realtime import LAG_S, RealtimeExecutor
 from fovea.engine.simulate.settings import SERVER_SETTINGS, TRACE_SETTINGS, not_simulated
+from fovea.planner.cost import CostModel
 from tests.support.brains import sequence
 
 COST = CostModel(step_s=0.02, decode_s=0, context_s=0, token_s=0, chunk_s=0, pair_s=0, between_s=0.001)

@@ -13,8 +13,9 @@ from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.simulate.cost import Composition, CostModel
 from fovea.engine.simulate.run import Bounds, simulate
+from fovea.planner.composition import Composition
+from fovea.planner.cost import CostModel
 from tests.support.thorough import examples
 
 COST = CostModel(
@@ -109,15 +110,15 @@ def test_thousands_of_requests_share_their_steps() -> None:
 def test_the_batch_rule_moves_by_two_between_one_and_its_maximum() -> None:
     rule = BatchRule(0.010, 8)
     for _ in range(3):
-        rule.observe(4, 0.020, 0.0)
+        rule.observe(0.020)
     assert rule.allowed() == 2
-    rule.observe(4, 0.020, 0.0)
+    rule.observe(0.020)
     assert rule.allowed() == 1
     for _ in range(10):
-        rule.observe(4, 0.010, 0.0)
+        rule.observe(0.010)
     assert rule.allowed() == 1, "the mean of the last ten is within the band only at the end"
     for _ in range(30):
-        rule.observe(4, 0.001, 0.0)
+        rule.observe(0.001)
     assert rule.allowed() == 8
 
 

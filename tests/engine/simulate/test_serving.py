@@ -30,9 +30,9 @@ from fovea.engine.load import bundled_model, read_config
 from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.simulate import realtime
 from fovea.engine.simulate.bundled import FOLDER, load_prompt_builder
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.serving import SimulatedEngine
 from fovea.observe.table import FIGURES
+from fovea.planner.cost import CostModel
 
 FAST = CostModel(
     step_s=5e-4, decode_s=0, context_s=0, token_s=0, chunk_s=0, pair_s=0, visual_s=0, visual_pair_s=0

@@ -18,11 +18,11 @@ from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.simulate.assemble import simulated_stepper
 from fovea.engine.simulate.bundled import PlainTokenizer
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.step.executor import SampledToken, StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
+from fovea.planner.cost import CostModel
 
 COST = CostModel()
 WORD, END = 300, 2

@@ -9,11 +9,12 @@ import pytest
 from fovea.engine.job import SequenceInputs
 from fovea.engine.kv.moves import Move
 from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.schedule.pace import FEWEST_TOKENS, FIRST_TOKENS, IDLE_STEP_S
+from fovea.engine.schedule.pace import FIRST_TOKENS, IDLE_STEP_S
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
+from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence, Status
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import NO_SLICE, SampledToken, StepResult
 from fovea.engine.step.stepper import Step, Stepper
 from tests.support.brains import image, scheduler, sequence
 
@@ -28,6 +29,7 @@ class FakeExecutor:
     def __init__(self, brain: Scheduler) -> None:
         self.embeddings = brain.embeddings
         self.encoding = False
+        self.slice_s = 0.0
         self.inputs: dict[str, SequenceInputs] = {}
         self.refused: set[str] = set()
         self.broken: set[str] = set()
@@ -87,10 +89,10 @@ def test_a_step_plans_executes_and_folds() -> None:
     assert not engine.stepper.idle
     step = engine.step()
     assert [(item.seq, item.start, item.count) for item in step.plan.work] == [(seq, 0, 9)]
-    assert (step.decodes, step.prompt_tokens, step.expired) == (0, 9, ())
+    assert (step.composition.decodes, step.composition.prompt_tokens, step.expired) == (0, 9, ())
     assert (seq.computed_tokens, seq.output_ids, seq.decoding) == (9, [TOKEN], True)
     step = engine.step()
-    assert (step.decodes, step.prompt_tokens) == (1, 0)
+    assert (step.composition.decodes, step.composition.prompt_tokens) == (1, 0)
     assert seq.output_ids == [TOKEN, TOKEN]
     assert (engine.stepper.steps, engine.stepper.computed_tokens) == (2, 10)
     engine.stepper.finish(seq, "length")
@@ -166,13 +168,70 @@ def test_when_all_sequences_expire_the_plan_is_empty() -> None:
 
 
 def test_apply_updates_the_pace() -> None:
-    """The first chunk has a fixed size. The seconds per token that it took give the size of the next ones."""
+    """The first chunk has a fixed size. The seconds that it took give the size of the next ones."""
     engine, seq = Engine(blocks=512, max_step_tokens=1024), sequence("a", 900)
     engine.add(seq)
-    assert engine.step(seconds=1e-3 * FIRST_TOKENS).prompt_tokens == FIRST_TOKENS
-    slow = engine.step(seconds=100.0).prompt_tokens
-    assert slow == pytest.approx(2 * IDLE_STEP_S / 1e-3, abs=1), "the longest step without decodes"
-    assert engine.step().prompt_tokens == FEWEST_TOKENS, "a step of 100 seconds was far too long"
+    assert engine.step(seconds=1e-3 * FIRST_TOKENS).composition.prompt_tokens == FIRST_TOKENS
+    second = engine.step(seconds=100.0).composition.prompt_tokens
+    assert second == pytest.approx(2 * IDLE_STEP_S / 1e-3, rel=0.3), "the longest step without decodes"
+    assert FEWEST_TOKENS < engine.step().composition.prompt_tokens < second, "one long step counts twice"
+
+
+def test_the_time_between_steps_counts_unless_the_engine_was_idle() -> None:
+    """A client waits for it, too."""
+    engine, seq = Engine(), sequence("a", 4, max_tokens=9)
+    engine.add(seq)
+    gaps: list[float] = []
+    engine.stepper.batch.observe = gaps.append  # type: ignore[method-assign]
+    for engine.now in (1.0, 2.0, 3.5):
+        engine.step(seconds=0.5)
+    assert gaps == [1.0, 1.5]
+    engine.stepper.finish(seq, "length")
+    engine.add(sequence("b", 4, max_tokens=9))
+    for engine.now in (100.0, 101.0):
+        engine.step(seconds=0.5)
+    assert gaps == [1.0, 1.5, 1.0]
+
+
+def test_a_target_that_cannot_hold_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(target_itl_ms=100, blocks=512)
+    for name in "ab":
+        seq = sequence(name, 4, max_tokens=300)
+        engine.add(seq)
+        for _ in range(150):
+            engine.now += 1.0
+            engine.step(seconds=0.4)
+        engine.stepper.finish(seq, "length")
+    (record,) = caplog.records
+    assert "target_itl_ms is 100 and cannot hold: a step with a single decode takes" in record.getMessage()
+    assert engine.stepper.control_stats()["target_itl_possible"] == 0
+
+
+def test_no_slice_begins_in_a_step_without_time_for_one() -> None:
+    engine = Engine(target_itl_ms=100, blocks=512)
+    engine.add(sequence("stream", 4, max_tokens=999))
+    for number in range(200):
+        engine.now += 0.09
+        engine.step(seconds=0.13 if number == 198 else 0.08)  # so the next step may not be late, too
+    engine.executor.slice_s = 0.05
+    engine.add(sequence("image", [1, ("cat", 4), 2], arrival=1.0))
+    engine.now += 0.09
+    engine.step(seconds=0.08)
+    assert engine.executor.encode_s[-1] == NO_SLICE
+
+
+def test_the_stepper_learns_times_of_images_and_first_tokens() -> None:
+    engine, seq = Engine(target_ttft_ms=10), sequence("a", [1, ("cat", 4), 2], max_tokens=3)
+    first = engine.stepper.first_tokens
+    engine.add(sequence("b", 4, max_tokens=1))
+    engine.step()
+    first.enter(seq, 0.0, first.expect(seq))
+    engine.add(seq)
+    assert first.queued.prompt_tokens == 6
+    while not seq.output_ids:
+        engine.step()
+    assert first.queued.prompt_tokens == 0
+    assert engine.stepper.image_times.seconds(4) == pytest.approx(IMAGE_S)
 
 
 def test_apply_updates_the_batch_control() -> None:

@@ -40,6 +40,12 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write every span as a Chrome trace, for Perfetto"
     )
+    parser.add_argument(
+        "--save-hardware",
+        type=Path,
+        metavar="FILE",
+        help="write this machine's rates and efficiencies, for `fovea plan --hardware-file`",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON in the last line")
     options.add_options(parser, "requests", ProfileSettings)
     add_engine_options(parser, model_flag=False)
@@ -49,14 +55,14 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from fovea.bench.plot import check_plot
     from fovea.cli.profile.measure import Profiler
-    from fovea.cli.profile.report import as_dict, table
+    from fovea.cli.profile.report import as_dict, hardware_toml, table
 
     file = config_file(args)
     workload = options.settings(ProfileSettings, args, {})
     load = engine_loader(args, file, **SINGLE_USER)
     if args.plot:
         check_plot(args.plot)
-    for path in filter(None, (args.plot, args.trace)):
+    for path in filter(None, (args.plot, args.trace, args.save_hardware)):
         check_writable(path)
     profiler = Profiler(workload)
     profile = profiler.run(load())
@@ -67,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         from fovea.cli.profile.plot import draw
 
         draw(args.plot, profile)
+    if args.save_hardware:
+        args.save_hardware.write_text(hardware_toml(profile), encoding="utf-8")
     if args.json:
         print(json.dumps(as_dict(profile)))
     return 0

@@ -34,6 +34,25 @@ def table(profile: Profile) -> str:
     return "\n".join(lines)
 
 
+PLANNED = {"encoder": "encode", "prefill": "prefill", "decode step": "decode"}
+"""Stages of the planner that have efficiencies, by stage of a profile."""
+
+
+def hardware_toml(profile: Profile) -> str:
+    """Return the machine as a file of `fovea plan`, with the efficiencies of the request that was alone."""
+    import torch
+
+    from fovea.cli.plan.machine import profiled, to_toml
+
+    ratios = {
+        PLANNED[stage.time.stage]: stage.ratio
+        for stage in profile.parts[0].stages
+        if stage.time.stage in PLANNED and stage.ratio
+    }
+    device = torch.device(profile.info.device)
+    return to_toml(profiled(profile.machine, profile.info.dtype, device, ratios))
+
+
 def as_dict(profile: Profile) -> dict[str, Any]:
     """Return the profile for JSON, in seconds and per second. The load's requests are added up."""
     machine = asdict(profile.machine)

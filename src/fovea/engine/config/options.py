@@ -48,6 +48,9 @@ class EngineOptions(TypedDict, total=False):
     max_passes: int
     pace: float
     target_itl_ms: int
+    target_ttft_ms: int
+    target_percentile: float
+    when_late: str
     max_running: int
     max_step_tokens: int
     max_step_visual_tokens: int

@@ -8,6 +8,7 @@ from fovea.core.settings import check_settings, setting
 
 POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
 WHEN_FULL = ("wait", "refuse")
+WHEN_LATE = ("refuse", "degrade", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,27 @@ class ScheduleSettings:
         or_zero=True,
     )
     target_itl_ms: int = setting(
-        0, "As pace, but in milliseconds; the shorter of the two bounds holds. 0: none.", low=0, high=1 << 20
+        0,
+        "Longest gap between tokens in milliseconds, kept by the percentage of gaps in target_percentile. It "
+        "bounds steps beside pace, and the number of answers that are computed at a time. 0: none.",
+        low=0,
+        high=1 << 20,
+    )
+    target_ttft_ms: int = setting(
+        0,
+        "Longest time to the first token in milliseconds, kept by the percentage of requests in "
+        "target_percentile. Later requests are treated as when_late says. 0: none.",
+        low=0,
+        high=1 << 24,
+    )
+    target_percentile: float = setting(
+        95.0, "Percentage of gaps and of first tokens that should keep their target.", low=1, high=99.9
+    )
+    when_late: str = setting(
+        "refuse",
+        "Treatment of a request whose first token is expected after target_ttft_ms: refuse (429 with the "
+        "figures), degrade (fewer visual tokens if that is enough, otherwise refuse), or wait.",
+        choices=WHEN_LATE,
     )
     max_running: int = setting(64, "Sequences that share a step.", low=1, high=4096)
     max_step_tokens: int = setting(

@@ -116,8 +116,13 @@ class EncodeQueue:
         """Whether an image is partly encoded."""
         return bool(self._queue.states)
 
+    @property
+    def slice_s(self) -> float:
+        """Seconds of the slowest recent slice; 0 before the first one."""
+        return self._slice_s
+
     def step(self, jobs: Sequence[EncodeJob], seconds: float, *, alone: bool) -> EncodeResult:
-        """Encode for about `seconds`, at least one slice if the encoder is free.
+        """Encode for about `seconds`, at least one slice if the encoder is free; none if they are below 0.
 
         alone: whether the step has no tokens.
         """
@@ -125,7 +130,7 @@ class EncodeQueue:
         self._jobs = jobs
         self._update(jobs)
         self._collect()
-        if alone or not self._launched:
+        if seconds >= 0 and (alone or not self._launched):
             self._launch(jobs, started + seconds, result)
         if alone and self._launched:
             self._launched[-1].end.wait()

@@ -119,6 +119,11 @@ class Runner:
         """Whether an image is partly encoded."""
         return self._encoder.working
 
+    @property
+    def slice_s(self) -> float:
+        """Seconds of the slowest recent slice of an image; 0 before the first one."""
+        return self._encoder.slice_s
+
     def add(self, seq: Sequence, inputs: SequenceInputs) -> Sequences[int]:
         """Store a sequence's prompt, positions and pixel sources.
 

@@ -178,6 +178,22 @@ class KVManager:
         whole = len(match.blocks) + len(match.slots)
         return whole * self.block_size + (match.part[2] if match.part else 0)
 
+    def cached_prefix(self, seq: Sequence) -> int:
+        """Estimate how many tokens of a new sequence are cached: whole blocks only, and no windows.
+
+        Other threads may call it while the engine runs: every look-up is a single one.
+        """
+        if not self.share_prefixes or seq.scores_prompt:
+            return 0
+        count, tokens = (seq.length - 1) // self.block_size, 0
+        self.names.fill(seq, count)
+        for number, name in enumerate(seq.block_hashes[:count], 1):
+            if self.pool.find(name) is None and self.host.find(name) is None:
+                break
+            if self.states is None or self.states.slots.find(name) is not None:
+                tokens = number * self.block_size
+        return tokens
+
     def can_admit(self, seq: Sequence, match: PrefixMatch) -> bool:
         """Whether a sequence can be admitted with this match.
 

@@ -26,6 +26,7 @@ from fovea.engine.vision.tiler import Tiler
 from fovea.kernels.base import Kernels
 from fovea.kernels.quantize import Format
 from fovea.kernels.torch.kernels import PLAIN
+from fovea.planner.shape import Tower
 
 TIED_HEAD_PACK_SHARE = 0.15
 """Largest share of all parameters that a tied embedding table may have for the head to be a packed copy."""
@@ -85,6 +86,10 @@ class VisionLanguageModel(nn.Module, ABC):
     @abstractmethod
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         """Count the rows that the encoder computes for an image of that plan."""
+
+    @abstractmethod
+    def tower_shape(self) -> Tower:
+        """Return the numbers from which the rows of an image follow, for planning without an image."""
 
     @abstractmethod
     def projector_modules(self) -> list[nn.Module]:

@@ -23,6 +23,7 @@ from fovea.engine.vision.query_encoder import QueryEncoder, QueryEncoderConfig
 from fovea.engine.vision.sam import SamConfig, SamEncoder
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
+from fovea.planner.shape import Tower
 
 _SAM = r"^model\.sam_model\."
 _QWEN = r"^model\.qwen2_model\."
@@ -101,6 +102,28 @@ class DeepseekOcr2(VisionLanguageModel):
         pairs += later * encoder.config.hidden // sam.hidden
         patches = tokens * SHRINK**2
         return VisualShape(patches, patches, tokens, sam.hidden, pairs, merged_rows=2 * tokens)
+
+    def tower_shape(self) -> Tower:
+        sam, encoder = self.vision.sam_encoder.config, self.vision.vision_encoder.config
+        merge = SHRINK**2
+        return Tower(
+            hidden=sam.hidden,
+            patches_per_token=merge,
+            tiling="whole",
+            tile_tokens=TILE_SIDE**2,
+            tile_patches=TILE_SIDE**2 * merge,
+            view_tokens=VIEW_SIDE**2 + 1,  # the last one separates the images of a prompt
+            view_patches=VIEW_SIDE**2 * merge,
+            full_layers=len(sam.whole),
+            window_layers=sam.depth - len(sam.whole),
+            window_rows=sam.window**2,
+            padded_windows=True,
+            merged_layers=encoder.depth,
+            merged_rows_per_patch=2 / merge,
+            # Of n rows and n queries, rows see rows, and queries see rows and the queries before them.
+            merged_pairs=(1 + 1 + 0.5) / 4 * encoder.hidden / sam.hidden,
+            projector_rows_per_patch=1 / merge,
+        )
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]

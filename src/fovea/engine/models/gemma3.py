@@ -20,6 +20,7 @@ from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.engine.vision.vit import VisionTransformer
+from fovea.planner.shape import Tower
 
 
 class _InputProjection(Linear):
@@ -75,6 +76,10 @@ class Gemma3(VisionLanguageModel):
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(1, rows_per_token=self.pooled**2)
+
+    def tower_shape(self) -> Tower:
+        rows = self.pooled**2
+        return self.vision.tower_shape(self.vision.config.side**2 // rows, rows_per_token=rows)
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]

@@ -20,6 +20,7 @@ from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.gemma4 import BUDGETS
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
+from fovea.planner.shape import Tower
 
 AUDIO = (r"^(model\.)?(audio_tower|embed_audio)\.",)
 """Regular expressions of canonical names of the tensors for audio."""
@@ -50,6 +51,9 @@ class Gemma4(VisionLanguageModel):
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         _, rows, columns = plan.grid
         return self.vision.shape((rows, columns))
+
+    def tower_shape(self) -> Tower:
+        return self.vision.tower_shape()
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]

@@ -18,6 +18,7 @@ from fovea.engine.vision.glm4v import Glm4vTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices
+from fovea.planner.shape import Tower
 
 
 class Glm4v(VisionLanguageModel):
@@ -43,6 +44,9 @@ class Glm4v(VisionLanguageModel):
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(plan.grid)
+
+    def tower_shape(self) -> Tower:
+        return self.vision.tower_shape()
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.vision.downsample, self.vision.merger]

@@ -25,6 +25,7 @@ from fovea.engine.vision.processor.internvl import merge_factor
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.engine.vision.vit import VisionTransformer
+from fovea.planner.shape import Tower
 
 PROJECTOR_EPS = 1e-5
 _LAYER = r"^(vision\.encoder\.layers\.\d+"
@@ -105,6 +106,10 @@ class InternVL(VisionLanguageModel):
         views, rows, columns = plan.grid
         tiles = views + rows * columns
         return self.vision.shape(tiles, dropped_rows=1, rows_per_token=self.factor**2)
+
+    def tower_shape(self) -> Tower:
+        tokens = (self.vision.config.side // self.factor) ** 2
+        return self.vision.tower_shape(tokens, dropped_rows=1, rows_per_token=self.factor**2)
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]

@@ -18,6 +18,10 @@ from fovea.engine.vision.naflex import NaflexTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
+from fovea.planner.shape import Tower
+
+TILE_EDGE = 512
+"""Side of a tile of the published image processors, in pixels."""
 
 
 class _Projector(nn.Module):
@@ -66,6 +70,17 @@ class Lfm2VL(VisionLanguageModel):
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         pictures = [(count, grid) for _, count, grid in self._pictures(plan)]
         return self.vision.shape(pictures, rows_per_token=self.factor**2)
+
+    def tower_shape(self) -> Tower:
+        config, merged = self.vision.config, self.factor**2
+        return Tower(
+            config.hidden,
+            merged,
+            tiling="rest",
+            tile_tokens=(TILE_EDGE // config.patch_size) ** 2 // merged,
+            full_layers=config.depth,
+            projector_rows_per_patch=1 / merged,
+        )
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.engine.vision.vit import VisionTransformer, ViTConfig
+from fovea.planner.shape import Tower
 
 TOWERS = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
 
@@ -66,6 +68,11 @@ class Llava(VisionLanguageModel):
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(1, dropped_rows=int(self.drop_first))
 
+    def tower_shape(self) -> Tower:
+        config, dropped = self.vision.config, int(self.drop_first)
+        tokens = config.side**2 + int(config.class_token) - dropped
+        return self.vision.tower_shape(tokens, dropped_rows=dropped)
+
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]
 
@@ -100,6 +107,16 @@ class TiledLlava(Llava):
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(1 + plan.grid[1] * plan.grid[2], dropped_rows=int(self.drop_first))
+
+    def tower_shape(self) -> Tower:
+        # Each row of patches of the picture ends with a newline token, and so does a view that is alone.
+        shape = super().tower_shape()
+        return replace(
+            shape,
+            view_tokens=self.side**2 + 1,
+            view_patches=self.side**2,
+            tile_tokens=self.side * (self.side + 1),
+        )
 
     def picture(self, tiles: Tensor, grid: tuple[int, int, int]) -> Tensor:
         """Lay tiles side by side.

@@ -20,6 +20,7 @@ from fovea.engine.vision.merging_vit import SQUARE, MergingViT, Pictures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
+from fovea.planner.shape import Tower
 
 NORM_EPS = 1e-6
 """Constant of the projector's norm. The configuration does not have it."""
@@ -84,6 +85,9 @@ class MiniCPMV4_6(VisionLanguageModel):
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(self._pictures(plan))
+
+    def tower_shape(self) -> Tower:
+        return self.vision.tower_shape()
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]

@@ -19,6 +19,7 @@ from fovea.engine.vision.mllama import MllamaTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
+from fovea.planner.shape import Tower
 
 
 class Mllama(VisionLanguageModel):
@@ -56,6 +57,9 @@ class Mllama(VisionLanguageModel):
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(plan.grid[1] * plan.grid[2])
+
+    def tower_shape(self) -> Tower:
+        return self.vision.tower_shape()
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector, *self._key_value_modules()]

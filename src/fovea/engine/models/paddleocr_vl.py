@@ -16,6 +16,7 @@ from fovea.engine.vision.navit import NaViT, ProjectedNaViT
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices
+from fovea.planner.shape import Tower
 
 NORM_EPS = 1e-5
 """Constant of the projector's norm. The configuration does not have it."""
@@ -67,6 +68,9 @@ class PaddleOCRVL(VisionLanguageModel):
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(plan.grid)
+
+    def tower_shape(self) -> Tower:
+        return self.vision.tower_shape()
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]

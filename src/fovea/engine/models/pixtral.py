@@ -20,6 +20,7 @@ from fovea.engine.vision.pixtral import PixtralConfig, PixtralTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
+from fovea.planner.shape import Tower
 
 
 class _PatchMerger(nn.Module):
@@ -89,6 +90,11 @@ class Pixtral(VisionLanguageModel):
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         _, rows, columns = plan.grid
         return self.vision.shape((rows, columns), (rows // self.side) * (columns // self.side))
+
+    def tower_shape(self) -> Tower:
+        config = self.vision.config
+        merged = self.side**2
+        return Tower(config.hidden, merged, full_layers=config.depth, projector_rows_per_patch=1 / merged)
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.projector]

@@ -18,6 +18,7 @@ from fovea.engine.vision.qwen_config import QwenVisionConfig
 from fovea.engine.vision.qwen_segments import StaticQwen
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices
+from fovea.planner.shape import Tower
 
 
 class QwenVL(VisionLanguageModel):
@@ -55,6 +56,9 @@ class QwenVL(VisionLanguageModel):
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(plan.grid)
+
+    def tower_shape(self) -> Tower:
+        return self.vision.tower_shape()
 
     def projector_modules(self) -> list[nn.Module]:
         return [self.vision.merger, self.vision.deepstack_merger_list]

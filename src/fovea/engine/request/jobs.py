@@ -41,19 +41,7 @@ def build_jobs(
 
     return [
         Job(
-            seq=Sequence(
-                id=f"{request.id}:{choice}",
-                prompt_ids=prompt.ids,
-                sampling=sampling,
-                max_tokens=max_tokens,
-                spans=prompt.spans,
-                salt=request.cache_salt,
-                arrival=arrival,
-                deadline=None if request.timeout is None else arrival + request.timeout,
-                priority=request.priority,
-                encode_only=request.encode_only,
-                scores_prompt=sampling.prompt_logprobs is not None and choice == 0,
-            ),
+            seq=to_sequence(request, prompt, max_tokens, arrival, choice),
             inputs=inputs(choice),
             sink=sink,
             text=TextStream(
@@ -69,3 +57,22 @@ def build_jobs(
         )
         for choice in range(sampling.n)
     ]
+
+
+def to_sequence(
+    request: GenerationRequest, prompt: PreparedPrompt, max_tokens: int, arrival: float, choice: int = 0
+) -> Sequence:
+    """Return the sequence of one choice of a request. The arguments are those of `build_jobs`."""
+    return Sequence(
+        id=f"{request.id}:{choice}",
+        prompt_ids=prompt.ids,
+        sampling=request.sampling,
+        max_tokens=max_tokens,
+        spans=prompt.spans,
+        salt=request.cache_salt,
+        arrival=arrival,
+        deadline=None if request.timeout is None else arrival + request.timeout,
+        priority=request.priority,
+        encode_only=request.encode_only,
+        scores_prompt=request.sampling.prompt_logprobs is not None and choice == 0,
+    )

@@ -91,16 +91,21 @@ class Preparer:
         self._slower = slower
         self._token_bytes = token_bytes
 
-    def build(self, request: GenerationRequest, info: ModelInfo, load: float = 0.0) -> RequestOutline:
+    def build(
+        self, request: GenerationRequest, info: ModelInfo, load: float = 0.0, steps_down: int = 0
+    ) -> RequestOutline:
         """Apply the template, tokenize and check limits. For a worker thread: it takes milliseconds.
 
         load: load of the engine, which may lower the detail level of images.
+        steps_down: fewest steps by which the detail level of images is lowered if the request leaves it open.
         Raises RequestError for a request that cannot run.
         """
         started = time.monotonic()
         fits = partial(check_lengths, sampling=request.sampling, info=info, usual_tokens=request.usual_tokens)
         with stage("tokenize"):
-            prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load)
+            prompt = self.builder.outline(
+                request.prompt, request.cache_salt, info.max_context, load, steps_down
+            )
             max_tokens = fits(prompt)
             check_token_ids(prompt, request.sampling, info.vocab_size, info.extra_embeddings)
             bad_words = bad_word_tokens(self._tokenizer, request.sampling.bad_words)

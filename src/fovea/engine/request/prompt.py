@@ -71,13 +71,23 @@ class PromptBuilder:
         self._sealed_markers = tuple(map(tokenizer.seal, self._markers))
 
     def build(
-        self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0
+        self,
+        prompt: Prompt,
+        salt: str = "",
+        limit: int | None = None,
+        load: float = 0.0,
+        steps_down: int = 0,
     ) -> PreparedPrompt:
         """Build the whole prompt: `outline`, then `settle`."""
-        return self.settle(self.outline(prompt, salt, limit, load))
+        return self.settle(self.outline(prompt, salt, limit, load, steps_down))
 
     def outline(
-        self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0
+        self,
+        prompt: Prompt,
+        salt: str = "",
+        limit: int | None = None,
+        load: float = 0.0,
+        steps_down: int = 0,
     ) -> PreparedPrompt:
         """Build the prompt without decoding videos.
 
@@ -88,6 +98,7 @@ class PromptBuilder:
         limit: tokens of the context. Text that is too long by its number of characters is refused before it
             is tokenized, because tokenizing megabytes takes seconds.
         load: load of the engine, for the rule that chooses the level of `auto`.
+        steps_down: fewest steps by which that rule lowers the level of `auto`.
         Raises InvalidRequest when images and markers do not match, or a budget cannot be met; PromptTooLong
         when text or videos cannot fit.
         """
@@ -109,7 +120,7 @@ class PromptBuilder:
                 param="messages",
             )
         turns = _turns(prompt)
-        pictures = self._resolve_detail(parts, _question(turns), load)
+        pictures = self._resolve_detail(parts, _question(turns), load, steps_down)
         images = self._plan_images(pictures, RequestContext(_question(turns), salt, load, turns))
         clips = (part for part in parts if isinstance(part, VideoPart))
         videos = [self._plan_video(index, part, salt) for index, part in enumerate(clips)]
@@ -179,11 +190,11 @@ class PromptBuilder:
         return PreparedPrompt(list(prompt.ids), (), ())
 
     def _resolve_detail(
-        self, parts: Sequence[ImagePart | VideoPart], question: str, load: float
+        self, parts: Sequence[ImagePart | VideoPart], question: str, load: float, steps_down: int
     ) -> list[tuple[ImagePart, str]]:
         """Return the images, each with a level in place of `auto`, and the reason for the level."""
         pictures = [part for part in parts if isinstance(part, ImagePart)]
-        settled = [self.detail.settle(part.budget, question, load) for part in pictures]
+        settled = [self.detail.settle(part.budget, question, load, steps_down) for part in pictures]
         return [
             (replace(part, budget=budget), reason)
             for part, (budget, reason) in zip(pictures, settled, strict=True)

@@ -1,15 +1,21 @@
 """The pace: how much a step may do beside its decodes, so that running streams keep their rhythm.
 
-The budget of a step is time. The time of the decodes alone is measured. A step that also computes part of a
-prompt or encodes part of an image may last `pace` times as long, or as long as a given target. The rest of
-that time goes to prompts, or half of it while an image is being encoded; the measured seconds per token turn
-it into a number of tokens. The encoder gets the time that prompts leave, because it can stop after any slice.
+The budget of a step is time. Its decodes alone take a predicted time (`step_times`). A step that also
+computes part of a prompt or encodes part of an image may last `pace` times as long, or as long as the target
+for gaps allows. The rest of that time goes to prompts, or half of it while an image is being encoded. The
+encoder gets the time that prompts leave, because it can stop after any slice.
 
-When many requests wait for their first token and few streams decode, the bound grows with the number of
-waiting requests beyond the first. To delay one stream for the sake of seven requests does less harm, and
-afterwards all of them decode in a batch at about the cost of one.
+With a target the bound is not the target itself: durations scatter, and half of the steps that are predicted
+to take exactly the target take longer. The predicted time, multiplied by a measured margin, has to fit into
+the target. The margin is the ratio that the percentage of steps in `target_percentile` does not exceed.
 
-No property of the machine is built in: all figures are moving averages of measurements.
+If the smallest chunk or slice does not fit beside the decodes, prompts and images advance only in as many
+steps as may be late by the percentile (`LateSteps`). If even a single decode alone misses the target, the
+target cannot hold, whatever is computed. Then it is ignored, and only `pace` bounds a step.
+
+When many requests wait for their first token and few streams decode, the bound of `pace` grows with the
+number of waiting requests beyond the first. To delay one stream for the sake of seven requests does less
+harm, and afterwards all of them decode in a batch at about the cost of one. A target still holds.
 
 Without decodes no stream waits for a token. Such a step is still limited, so that new requests are scheduled
 soon.
@@ -18,118 +24,117 @@ soon.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from fovea.engine.schedule.late_steps import LateSteps
+from fovea.engine.schedule.prompt_room import FEWEST_TOKENS, PromptRoom, PromptTime
+from fovea.engine.schedule.step_times import StepTimes
+from fovea.planner.composition import Composition
 
 IDLE_STEP_S = 0.2
 """Longest step without decodes, in seconds; twice that for prompts: short chunks take longer in all."""
-FEWEST_TOKENS = 16
-"""The smallest chunk: below it, the fixed cost of a step dominates."""
 FIRST_TOKENS = 128
-"""Size of the first chunk, which measures the seconds per token."""
+"""Tokens of prompts in the first step, which tells the speed of the machine."""
 FREE_BATCH = 4
 """This many sequences decode at about the cost of one."""
 CROWDING = 0.5
 """Exponent below 1: the bound grows more slowly than the number of waiting requests."""
-OLD_WEIGHT = 0.8
-"""Weight of the old value in a moving average; the new measurement gets the rest."""
+LATE_STEP = 2.0
+"""Length of a step that may be late, as a multiple of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The decision about the length of one step.
+
+    seconds: predicted seconds that the step may take, encoder included; infinite for no bound.
+    alone: predicted seconds of its decodes alone.
+    factor: durations are expected to stay below this multiple of the prediction.
+    forced: prompts and images advance by the smallest amount even if it takes longer.
+    reason: the bound that decided, in words.
+    """
+
+    seconds: float
+    alone: float
+    factor: float
+    forced: bool
+    reason: str
+
+    @property
+    def spare_s(self) -> float:
+        """Predicted seconds beside the decodes; not below 0."""
+        return max(0.0, self.seconds - self.alone)
 
 
 class Pace:
-    """The time that a step may take beside its decodes, learnt from the durations of earlier steps."""
+    """Bounds the length of steps by predictions of their duration."""
 
-    def __init__(self, pace: float, target_s: float, max_tokens: int) -> None:
-        """Create a pace without measurements.
+    def __init__(self, pace: float, target_s: float, max_tokens: int, times: StepTimes) -> None:
+        """Create a pace.
 
         pace: longest step, as a multiple of the time of its decodes alone; 0 for no bound.
-        target_s: longest step in seconds; 0 for no bound.
+        target_s: longest gap between tokens in seconds; 0 for no bound.
         max_tokens: most prompt tokens of a step.
+        times: predicts durations.
         """
         self.pace = pace
         self.target_s = target_s
         self.max_tokens = max_tokens
-        self._decode_s: dict[int, float] = {}
-        self._guess: float | None = None
-        self._token_s: float | None = None
+        self.times = times
+        self.late_steps = LateSteps(times.margin.percentile)
 
-    def spare_s(self, decodes: int, others: int = 0) -> float:
-        """Seconds that a step may take in addition to its decodes.
+    def smallest_s(self, slice_s: float) -> float:
+        """Return the seconds of the smallest amounts of prompts and images that a step can compute.
 
-        decodes: number of decodes whose rhythm counts.
+        slice_s: seconds of a slice of an image.
+        """
+        return max(self.times.prompt_s(0, FEWEST_TOKENS), slice_s)
+
+    def allow(self, decodes: Composition, streams: int, others: int, slice_s: float = 0.0) -> Allowance:
+        """Decide how long the next step may take.
+
+        decodes: composition of a step that only decodes.
+        streams: number of decodes whose rhythm counts.
         others: number of requests that wait for their first token.
+        slice_s: seconds of a slice of an image that is to be encoded; 0: none is.
         """
-        if not decodes:
-            return IDLE_STEP_S
-        alone = self.decode_s(decodes)
-        if not self.pace and not self.target_s:
+        if not streams:
+            return Allowance(IDLE_STEP_S, 0.0, 1.0, True, "no stream to protect")
+        if not self.times.measured:
+            return Allowance(self.target_s or IDLE_STEP_S, 0.0, 1.0, True, "nothing is measured")
+        alone, factor = self.times.seconds(decodes), self.times.margin.factor
+        crowd = max(1.0, (others - 1) / max(1.0, streams / FREE_BATCH))
+        paced = self.pace * math.pow(crowd, CROWDING) * alone if self.pace else math.inf
+        bound = self.target_s / factor if self.target_s else math.inf
+        if paced <= bound or not self.possible(decodes):
+            return Allowance(paced, alone, 1.0, True, "pace")
+        if bound - alone < self.smallest_s(slice_s) and self.late_steps.may_be_late:
+            return Allowance(min(paced, LATE_STEP * bound), alone, factor, True, "target, may be late")
+        return Allowance(bound, alone, factor, False, "target")
+
+    def possible(self, decodes: Composition) -> bool:
+        """Whether the target can hold: a step that decodes one of these sequences keeps it."""
+        if not self.target_s or not self.times.measured:
+            return True
+        return self.times.seconds(decodes.mean) * self.times.margin.factor <= self.target_s
+
+    def prompt_room(self, allowance: Allowance, *, encoding: bool) -> PromptRoom:
+        """Return the room for prompts. encoding: an image is to be encoded in the same step."""
+        if not self.times.measured:
+            return PromptRoom(min(self.max_tokens, FIRST_TOKENS))
+        seconds = allowance.spare_s
+        if not allowance.alone:
+            seconds = 2 * IDLE_STEP_S
+        elif encoding and seconds / 2 >= self.times.prompt_s(0, FEWEST_TOKENS):
+            seconds /= 2
+        return PromptRoom(self.max_tokens, PromptTime(seconds, self.times, allowance.forced))
+
+    def encode_s(self, allowance: Allowance, step: Composition) -> float:
+        """Return the seconds for the encoder beside the tokens of a step; 0 if there is no time left.
+
+        step: composition of the whole step.
+        """
+        if allowance.seconds == math.inf:
             return math.inf
-        if alone is None:
-            return self.target_s or IDLE_STEP_S
-        return self._bound(alone, (others - 1) / max(1.0, decodes / FREE_BATCH)) - alone
-
-    def prompt_tokens(self, decodes: int, others: int, *, encoding: bool) -> int:
-        """Number of prompt tokens for the next step. encoding: an image is to be encoded in the same step."""
-        spare = self.spare_s(decodes, others)
-        if spare == math.inf:
-            return self.max_tokens
-        if self._token_s is None:
-            return min(self.max_tokens, FIRST_TOKENS)
-        if not decodes:
-            spare = 2 * IDLE_STEP_S
-        seconds = spare / 2 if encoding and decodes else spare
-        return max(FEWEST_TOKENS, min(self.max_tokens, int(seconds / self._token_s)))
-
-    def encode_s(self, decodes: int, others: int, tokens: int) -> float:
-        """Seconds for the encoder in a step that also computes `tokens` prompt tokens."""
-        return max(0.0, self.spare_s(decodes, others) - self.prompt_s(tokens))
-
-    def prompt_s(self, tokens: int) -> float:
-        """Estimated seconds for `tokens` prompt tokens; 0 before anything is measured."""
-        return tokens * (self._token_s or 0.0)
-
-    def decode_s(self, decodes: int) -> float | None:
-        """Seconds of a step that only decodes, from the measured batch size that is nearest.
-
-        Falls back to an estimate from mixed steps; None if there is no measurement at all.
-        """
-        size = _size(decodes)
-        nearest = min(self._decode_s, key=lambda s: (abs(s - size), s), default=None)
-        return self._guess if nearest is None else self._decode_s[nearest]
-
-    def observe(self, decodes: int, tokens: int, seconds: float, encode_s: float) -> None:
-        """Record a step with `decodes` decodes and `tokens` prompt tokens.
-
-        seconds: duration of the step.
-        encode_s: part of the duration that the encoder took.
-        """
-        if decodes and not tokens and not encode_s:
-            size = _size(decodes)
-            self._decode_s[size] = _blend(self._decode_s.get(size), seconds)
-        elif decodes:
-            self._guess_from(tokens, seconds - encode_s)
-        if tokens >= FEWEST_TOKENS:
-            alone = self.decode_s(decodes) or 0.0 if decodes else 0.0
-            rest = max(seconds - encode_s - alone, 0.1 * seconds)
-            self._token_s = _blend(self._token_s, max(rest / tokens, 1e-9))
-
-    def _guess_from(self, tokens: int, seconds: float) -> None:
-        """Estimate the time of decodes from a mixed step: under load, perhaps no step only decodes.
-
-        The time that is left without the prompt tokens is at least the time of the decodes.
-        """
-        rest = seconds - self.prompt_s(tokens)
-        if (not tokens or self._token_s is not None) and rest > seconds / 4:
-            self._guess = rest if self._guess is None else min(self._guess, rest)
-
-    def _bound(self, alone: float, crowd: float) -> float:
-        bounds = [self.pace * math.pow(max(1.0, crowd), CROWDING) * alone] if self.pace else []
-        if self.target_s:
-            bounds.append(self.target_s)
-        return max(alone, min(bounds))
-
-
-def _size(decodes: int) -> int:
-    """The size class of a batch; one measurement serves each class: 1, 2, 3-4, 5-8, ..."""
-    return (decodes - 1).bit_length()
-
-
-def _blend(old: float | None, new: float) -> float:
-    return new if old is None else OLD_WEIGHT * old + (1 - OLD_WEIGHT) * new
+        tokens = self.times.seconds(step) if self.times.measured else 0.0
+        return max(0.0, allowance.factor * (allowance.seconds - tokens))

@@ -38,6 +38,7 @@ from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.passing import count_passes, may_pass
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.policy import POLICIES, Policy
+from fovea.engine.schedule.prompt_room import PromptRoom
 from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32
@@ -113,25 +114,21 @@ class Scheduler:
 
     def schedule(
         self,
-        prompt_tokens: int | None = None,
+        prompts: PromptRoom | None = None,
         running: int | None = None,
         only: Collection[str] | None = None,
     ) -> StepPlan:
         """Plan the next step.
 
-        prompt_tokens: most tokens beside the decodes; None for no bound except the configured one.
+        prompts: room for prompts beside the decodes; None for no bound except the configured one.
         running: no sequence joins while this many run; None for the configured maximum.
         only: ids of the sequences that the step may take; None for all.
         """
         self._most = min(self.config.max_running, running or self.config.max_running)
-        tokens = self.config.max_step_tokens
         self.steps += 1
         current, waiting = _among(self.running, only), _among(self.waiting, only)
         self.images.begin(current, waiting)
-        if prompt_tokens is not None:
-            decode_tokens = sum(seq.missing_tokens for seq in self.running if seq.decoding)
-            tokens = min(tokens, decode_tokens + prompt_tokens)
-        budget = Budget(tokens, self.config.max_step_visual_tokens)
+        budget = Budget(self.config.max_step_tokens, self.config.max_step_visual_tokens, prompts)
         decodes = sum(seq.decoding for seq in current)
         for seq in sorted(current, key=lambda s: (not s.decoding, s.arrival, s.id)):
             decodes -= seq.decoding
@@ -221,7 +218,7 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
         """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
-        count = self._next_tokens(seq, most, budget)
+        count = self._next_tokens(seq, min(most, budget.most(seq)), budget)
         if count == 0:
             return
         while not self.kv.can_extend(seq, seq.computed_tokens + count):
@@ -238,7 +235,7 @@ class Scheduler:
         if oldest is not None:
             self._request_first_image(oldest, budget)
         for position, seq in enumerate(self.policy.order(tuple(waiting), self.images.ready), 1):
-            room = room and len(self.running) < self._most and budget.tokens > 0
+            room = room and len(self.running) < self._most and budget.most(seq) > 0
             if not room and position > LOOKAHEAD:
                 return
             if seq.encode_only:
@@ -276,14 +273,13 @@ class Scheduler:
         self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
-        count = self._next_tokens(seq, budget.tokens, budget)
+        count = self._next_tokens(seq, budget.most(seq), budget)
         if count and self.kv.can_extend(seq, seq.computed_tokens + count):
             self._take(seq, count, budget)
 
     def _take(self, seq: Sequence, count: int, budget: Budget) -> None:
         self.kv.extend(seq, seq.computed_tokens + count)
-        budget.tokens -= count
-        budget.work[seq.id] = Work(seq, seq.computed_tokens, count, self.kv.plan_state(seq, count))
+        budget.take(Work(seq, seq.computed_tokens, count, self.kv.plan_state(seq, count)))
 
     def _preempt(self, seq: Sequence, budget: Budget) -> None:
         budget.refund(seq)

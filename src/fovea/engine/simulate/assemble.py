@@ -11,9 +11,10 @@ from fovea.engine.kv.manager import KVManager
 from fovea.engine.schedule.batch import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.simulate.cost import CostModel
+from fovea.engine.simulate.oracle import Oracle
 from fovea.engine.step.executor import Executor
 from fovea.engine.step.stepper import Stepper
+from fovea.planner.cost import CostModel
 
 KV_CACHE_MIB = 1024
 """Size of the KV pool if the configuration derives it from free memory, which a simulation does not have."""
@@ -26,11 +27,15 @@ def simulated_stepper(
     *,
     policy: Policy | None = None,
     control: BatchControl | None = None,
+    oracle: Oracle | None = None,
+    learnt: Stepper | None = None,
 ) -> Stepper:
     """Return a stepper over an executor without a model.
 
     executor: returns an executor that fills the given encoder-output cache.
     policy, control: None: those of the configuration.
+    oracle: knows the costs in advance; None: they are learnt, as in the engine.
+    learnt: a stepper that has run already, whose predictions of durations are taken over; None: none are.
     """
     kv = config.kv
     embeddings: EmbeddingCache[None] = EmbeddingCache(config.outputs.embed_cache_mib * MIB)
@@ -39,7 +44,17 @@ def simulated_stepper(
     scheduler = Scheduler(
         config.schedule, manager, embeddings, visual_token_bytes=cost.visual_token_bytes, policy=policy
     )
-    return Stepper(scheduler, executor(embeddings), control)
+    times, image_times = (learnt.times, learnt.image_times) if learnt else (None, None)
+    if oracle:
+        times, image_times = oracle.times(cost, config.schedule.target_percentile), oracle.images(cost)
+    return Stepper(
+        scheduler,
+        executor(embeddings),
+        control,
+        times=times,
+        image_times=image_times,
+        first_factor=oracle.first_factor if oracle else None,
+    )
 
 
 def pool_tokens(config: EngineConfig, cost: CostModel) -> int:

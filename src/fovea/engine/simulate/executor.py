@@ -8,11 +8,16 @@ from dataclasses import dataclass
 
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.job import SequenceInputs
+from fovea.engine.schedule.composition import composition_of
 from fovea.engine.schedule.plan import EncodeJob, StepPlan
 from fovea.engine.sequence import Sequence
-from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.engine.simulate.noise import Noise, NoiseSettings
 from fovea.engine.step.executor import SampledToken, StepResult
 from fovea.engine.step.slice_queue import SliceQueue
+from fovea.planner.cost import CostModel
+
+SLICE_DECAY = 0.95
+"""A slice is expected to take as long as the slowest recent one, as in `execute.encode_queue`."""
 
 
 @dataclass(slots=True)
@@ -40,17 +45,28 @@ class CostExecutor:
     """
 
     def __init__(
-        self, cost: CostModel, embeddings: EmbeddingCache[None], pick: Callable[[Sequence], int]
+        self,
+        cost: CostModel,
+        embeddings: EmbeddingCache[None],
+        pick: Callable[[Sequence], int],
+        noise: NoiseSettings | None = None,
     ) -> None:
+        """noise: disturbs durations; None: each step lasts exactly as long as the cost model says."""
         self.cost = cost
         self._embeddings = embeddings
         self._pick = pick
+        self._noise = Noise(noise or NoiseSettings())
+        self._slice_s = 0.0
         self._alive: set[str] = set()
         self._queue: SliceQueue[_Encoding] = SliceQueue(self._alive.__contains__)
 
     @property
     def encoding(self) -> bool:
         return bool(self._queue.states)
+
+    @property
+    def slice_s(self) -> float:
+        return self._slice_s
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
         self._alive.add(seq.id)
@@ -65,20 +81,22 @@ class CostExecutor:
         result.sampled = {
             item.seq.id: (SampledToken(self._pick(item.seq)),) for item in plan.work if item.samples
         }
-        result.seconds = self.cost.step(Composition.of(plan)) + result.encode_s
+        tokens_s = self.cost.step(composition_of(plan))
+        result.seconds = self._noise.disturb(tokens_s) + result.encode_s
         return result
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
         self._queue.update(plan.encode)
-        last = 0.0
+        if seconds < 0:
+            return
 
         def advance(job: EncodeJob) -> None:
-            nonlocal last
             key, tokens = job.span.key, job.span.tokens
             slices = self.cost.slices(tokens)
             state = self._queue.states.setdefault(key, _Encoding(tuple(job.holders), slices, slices))
-            last = self.cost.image(tokens) / slices
-            result.encode_s += last
+            seconds_of_slice = self._noise.disturb(self.cost.image(tokens) / slices)
+            self._slice_s = max(seconds_of_slice, SLICE_DECAY * self._slice_s)
+            result.encode_s += seconds_of_slice
             state.left -= 1
             if not state.left:
                 del self._queue.states[key]
@@ -90,5 +108,5 @@ class CostExecutor:
             plan.encode,
             complete=lambda job: job.span.key in result.encoded,
             advance=advance,
-            fits=lambda: result.encode_s + last <= seconds,
+            fits=lambda: result.encode_s + self._slice_s <= seconds,
         )

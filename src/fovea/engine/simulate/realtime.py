@@ -30,6 +30,10 @@ class RealtimeExecutor:
     def encoding(self) -> bool:
         return self._executor.encoding
 
+    @property
+    def slice_s(self) -> float:
+        return self._executor.slice_s
+
     def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
         if not len(self._filler):  # the engine was idle, so there is no delay to make up for
             self._due = time.monotonic()

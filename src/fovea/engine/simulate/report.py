@@ -81,6 +81,7 @@ class ClassReport:
     queue: time from arrival to the first scheduled token.
     good: share of requests within the bounds.
     gaps_within: share of gaps within the bound of the time per token.
+    firsts_within: share of first tokens within the bound of the time to the first token.
     """
 
     requests: int
@@ -92,6 +93,7 @@ class ClassReport:
     queue: Spread
     good: float
     gaps_within: float
+    firsts_within: float
 
     @classmethod
     def of(cls, records: Sequence[Record], ttft_s: float, itl_s: float) -> ClassReport:
@@ -109,6 +111,7 @@ class ClassReport:
             queue=Spread.of(at - arrival for at, arrival in admitted),
             good=_share(sum(record.good(ttft_s, itl_s) for record in records), len(records)),
             gaps_within=_share(sum(gap <= itl_s for gap in gaps), len(gaps)),
+            firsts_within=_share(sum(r.tokens[0] - r.arrival <= ttft_s for r in answered), len(answered)),
         )
 
 

@@ -6,22 +6,27 @@ arrive during a step are added after it, as in the engine.
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fovea.core.errors import EngineError
-from fovea.core.trace import Trace
+from fovea.core.errors import EngineError, Overloaded
+from fovea.core.trace import Trace, TraceRequest
 from fovea.engine.config import EngineConfig
 from fovea.engine.job import SequenceInputs
+from fovea.engine.request.first_token_gate import FirstTokenGate
 from fovea.engine.schedule.batch import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, simulated_stepper
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
+from fovea.engine.simulate.noise import NoiseSettings
+from fovea.engine.simulate.oracle import Oracle
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
 from fovea.engine.simulate.trace import to_sequence
 from fovea.engine.step.stepper import Step, Stepper
+from fovea.planner.cost import CostModel
 
 STALL_S = 0.002
 """Pause of the engine's loop after a step in which nothing could advance."""
@@ -41,6 +46,18 @@ class Bounds:
     itl_s: float = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A request that a client sends after another one.
+
+    number: its number in the trace. Its `at` counts from the end of the other.
+    continues: its prompt begins with the other's prompt and answer.
+    """
+
+    number: int
+    continues: bool = False
+
+
 def simulate(
     trace: Trace,
     config: EngineConfig,
@@ -49,26 +66,70 @@ def simulate(
     *,
     control: BatchControl | None = None,
     bounds: Bounds | None = None,
+    following: Mapping[int, Next] | None = None,
+    prepare: Callable[[TraceRequest], float] | None = None,
+    noise: NoiseSettings | None = None,
+    oracle: Oracle | None = None,
+    warm_up: int = 0,
 ) -> Report:
     """Serve a trace to its end.
 
     As in the engine, a request that can never fit is refused, and so is one that finds the queue full.
 
     trace: in order of arrival.
+    following: the request that a client sends after its request of that number has ended.
+    prepare: seconds from the arrival of a request until the engine may schedule it, for reading its images
+        and its text. None: no time.
     policy, control: None: those of the configuration.
     bounds: bounds of a good answer; None: the defaults.
+    noise: disturbs durations of steps; None: they last exactly as long as the cost model says.
+    oracle: knows the costs of steps in advance; None: they are learnt, as in the engine.
+    warm_up: number of requests at the beginning of the trace that are served but not reported. The
+        counters of the engine and its caches include them.
     Raises EngineError when no sequence can advance any more.
     """
     stepper = simulated_stepper(
         config,
         cost,
-        lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids)),
+        lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids), noise),
         policy=policy,
         control=control,
+        oracle=oracle,
     )
-    run = _Run(trace, config, cost, stepper)
+    run = _Run(trace, config, cost, stepper, following or {}, prepare or _at_once)
     run.to_the_end()
-    return run.report(bounds or Bounds())
+    return run.report(bounds or Bounds(), warm_up)
+
+
+def simulated_records(
+    trace: Trace,
+    config: EngineConfig,
+    cost: CostModel,
+    *,
+    following: Mapping[int, Next] | None = None,
+    prepare: Callable[[TraceRequest], float] | None = None,
+) -> list[Record]:
+    """Serve a trace to its end, and return the record of each request, in the order of the trace.
+
+    The engine has served the same trace before, so that it knows how long its steps take; its caches are
+    empty all the same. Arguments and errors as for `simulate`.
+    """
+    learnt: Stepper | None = None
+    for _ in range(2):
+        stepper = simulated_stepper(
+            config,
+            cost,
+            lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids)),
+            learnt=learnt,
+        )
+        run = _Run(trace, config, cost, stepper, following or {}, prepare or _at_once)
+        run.to_the_end()
+        learnt = stepper
+    return run.records
+
+
+def _at_once(request: TraceRequest) -> float:
+    return 0.0
 
 
 class _Run:
@@ -78,39 +139,84 @@ class _Run:
     busy: seconds in which a step ran.
     """
 
-    def __init__(self, trace: Trace, config: EngineConfig, cost: CostModel, stepper: Stepper) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        config: EngineConfig,
+        cost: CostModel,
+        stepper: Stepper,
+        following: Mapping[int, Next],
+        prepare: Callable[[TraceRequest], float],
+    ) -> None:
         self.cost = cost
         self.stepper = stepper
         self.trace = trace
+        self._following = following
+        self._prepare = prepare
         self.records = [Record(request.at) for request in trace]
         self.room = config.schedule.room or math.inf
+        self.gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self.context = context_limit(config, cost)
         self.now = 0.0
         self.busy = 0.0
-        self._next = 0
         self._stalls = 0
+        self._ended: dict[int, Sequence] = {}
+        later = {follower.number for follower in following.values()}
+        self._arrivals: list[tuple[float, int]] = []
+        for number, request in enumerate(trace):
+            if number not in later:
+                self._send(number, request.at)
 
     def to_the_end(self) -> None:
         unfinished = self.stepper.sequences
-        while self._next < len(self.trace) or unfinished:
+        while self._arrivals or unfinished:
             if not unfinished:
-                self.now = max(self.now, self.trace[self._next].at)
+                self.now = max(self.now, self._arrivals[0][0])
             self._arrive()
             self._step()
         self.stepper.scheduler.check_integrity()
 
+    def _send(self, number: int, at: float) -> None:
+        """A client sends the request of that number at that time."""
+        self.records[number].arrival = at
+        heapq.heappush(self._arrivals, (at + self._prepare(self.trace[number]), number))
+
     def _arrive(self) -> None:
-        while self._next < len(self.trace) and self.trace[self._next].at <= self.now:
-            number, request = self._next, self.trace[self._next]
-            self._next += 1
-            record = self.records[number]
-            if request.images:
+        while self._arrivals and self._arrivals[0][0] <= self.now:
+            _, number = heapq.heappop(self._arrivals)
+            request, record = self.trace[number], self.records[number]
+            before = self._ended.pop(number, None)
+            seq = to_sequence(request, number, before, record.arrival)
+            if seq.spans:
                 record.kind = "cached image"
-            fits = request.prompt_tokens + request.output <= self.context
-            if fits and len(self.stepper.sequences) < self.room:
-                self.stepper.add(to_sequence(request, number), SequenceInputs())
-            else:
+            fits = len(seq.prompt_ids) + request.output <= self.context
+            if not fits or not self._accept(request, number, before):
                 record.ended, record.reason = self.now, "refused"
+                self._follow(number, seq)
+
+    def _follow(self, number: int, seq: Sequence) -> None:
+        """Let the client whose request has ended send its next one."""
+        follower = self._following.get(number)
+        if follower is not None:
+            if follower.continues:
+                self._ended[follower.number] = seq
+            self._send(follower.number, self.now + self.trace[follower.number].at)
+
+    def _accept(self, request: TraceRequest, number: int, before: Sequence | None) -> bool:
+        """Add a request to the scheduler, unless the queue is full or its first token would be late."""
+        if len(self.stepper.sequences) >= self.room:
+            return False
+        for steps_down in self.gate.attempts:
+            seq = to_sequence(request, number, before, self.records[number].arrival, steps_down)
+            expected = self.gate.expect(seq)
+            if not request.images or not self.gate.late(seq, expected):
+                break
+        try:
+            self.gate.enter(seq, expected, steps_down)
+        except Overloaded:
+            return False
+        self.stepper.add(seq, SequenceInputs())
+        return True
 
     def _step(self) -> None:
         step = self.stepper.plan(self.now)
@@ -155,9 +261,12 @@ class _Run:
     def _record_end(self, seq: Sequence, reason: str) -> None:
         record = self.records[int(seq.id)]
         record.ended, record.reason, record.times_passed = self.now, reason, seq.times_passed
+        self._follow(int(seq.id), seq)
 
-    def report(self, bounds: Bounds) -> Report:
-        stepper, records, seconds = self.stepper, self.records, self.now or math.nan
+    def report(self, bounds: Bounds, warm_up: int) -> Report:
+        stepper, records = self.stepper, self.records[warm_up:]
+        began = self.trace[warm_up - 1].at if warm_up else 0.0
+        seconds = self.now - began or math.nan
         whole = [record for record in records if record.reason == "length"]
         kv, embeddings = stepper.scheduler.kv, stepper.scheduler.embeddings
         requested_images = sum(len(request.images) for request in self.trace)
@@ -167,7 +276,7 @@ class _Run:
         return Report(
             seconds=self.now,
             steps=stepper.steps,
-            busy=self.busy / seconds,
+            busy=self.busy / (self.now or math.nan),
             tokens_per_s=sum(len(record.tokens) for record in records) / seconds,
             requests_per_s=len(whole) / seconds,
             goodput=sum(record.good(bounds.ttft_s, bounds.itl_s) for record in records) / seconds,

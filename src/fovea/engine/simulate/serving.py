@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from collections.abc import Sequence as Seq
 
 from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
@@ -20,14 +21,16 @@ from fovea.engine.events import Event
 from fovea.engine.job import Job
 from fovea.engine.request.admission import Admission, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
-from fovea.engine.request.jobs import build_jobs
+from fovea.engine.request.first_token_gate import FirstTokenGate
+from fovea.engine.request.jobs import build_jobs, to_sequence
 from fovea.engine.request.prepare import check_lengths
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import detokenize
+from fovea.engine.schedule.first_tokens import Expectation
 from fovea.engine.schedule.stats import scheduler_stats
+from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, pool_tokens, simulated_stepper
 from fovea.engine.simulate.bundled import load_prompt_builder
-from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.filler import Filler
 from fovea.engine.simulate.realtime import RealtimeExecutor
@@ -36,6 +39,7 @@ from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stats import loop_stats
 from fovea.engine.visual_budget.detail import DetailRule
 from fovea.engine.visual_budget.methods import parse_visual_tokens
+from fovea.planner.cost import CostModel
 
 
 class SimulatedEngine:
@@ -74,6 +78,7 @@ class SimulatedEngine:
         refuse = config.schedule.when_full == "refuse"
         tokens = pool_tokens(config, cost)
         self._admission = Admission(config.schedule.room, tokens, cost.kv_token_bytes, refuse=refuse)
+        self._gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self._draining = False
         self.loop.start()
 
@@ -103,8 +108,9 @@ class SimulatedEngine:
 
         deliver = leave_at_end(ticket, sink)
         jobs: list[Job] = []
+        described: Sequence | None = None
         try:
-            prompt, max_tokens = await self._prepare(request)
+            prompt, max_tokens, described = await self._prepare(request, arrival)
             length = request.sampling.max_tokens or request.usual_tokens
             ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, length, request.sampling.n))
             seconds = time.monotonic() - arrival
@@ -117,6 +123,8 @@ class SimulatedEngine:
                 yield answer.take(await events.get())
         finally:
             ticket.leave()
+            if described is not None:
+                self._gate.leave(described)
             unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]
             if unfinished:
                 self.loop.cancel(unfinished)
@@ -126,7 +134,7 @@ class SimulatedEngine:
             raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
         self._admission.check(choices, reserved)
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Seq[int]) -> str:
         return await asyncio.to_thread(detokenize, self.tokenizer, ids)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -149,7 +157,7 @@ class SimulatedEngine:
         self.loop.call(clear)
 
     def stats(self) -> Mapping[str, float]:
-        return {**scheduler_stats(self.scheduler), **loop_stats(self.loop)}
+        return {**scheduler_stats(self.scheduler), **loop_stats(self.loop), **self._gate.stats()}
 
     async def close(self, drain_s: float = 0.0) -> None:
         self._draining = True
@@ -161,15 +169,35 @@ class SimulatedEngine:
     def _executor(self, embeddings: EmbeddingCache[None]) -> Executor:
         return RealtimeExecutor(CostExecutor(self.cost, embeddings, self.filler.token), self.filler)
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, int]:
-        """Return the prompt, and the length limit of its answers. Raises InvalidRequest or PromptTooLong."""
+    async def _prepare(
+        self, request: GenerationRequest, arrival: float
+    ) -> tuple[PreparedPrompt, int, Sequence]:
+        """Return the prompt, the length limit of its answers, and the sequence that the gate has counted.
+
+        Raises InvalidRequest or PromptTooLong, and Overloaded if its first token would be late.
+        """
         if request.sampling.logprobs:
             raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
-        prompt = await asyncio.to_thread(
-            self._builder.build,
+        for steps_down in self._gate.attempts:
+            prompt, max_tokens, described, expected = await asyncio.to_thread(
+                self._describe, request, arrival, steps_down
+            )
+            if not prompt.images or not self._gate.late(described, expected):
+                break
+        self._gate.enter(described, expected, steps_down)
+        return prompt, max_tokens, described
+
+    def _describe(
+        self, request: GenerationRequest, arrival: float, steps_down: int
+    ) -> tuple[PreparedPrompt, int, Sequence, Expectation]:
+        """Build the prompt and predict the first token. For a worker thread."""
+        prompt = self._builder.build(
             request.prompt,
             request.cache_salt,
             self._info.max_context,
             load=self._admission.load,
+            steps_down=steps_down,
         )
-        return prompt, check_lengths(prompt, request.sampling, self._info, request.usual_tokens)
+        max_tokens = check_lengths(prompt, request.sampling, self._info, request.usual_tokens)
+        described = to_sequence(request, prompt, max_tokens, arrival)
+        return prompt, max_tokens, described, self._gate.expect(described)

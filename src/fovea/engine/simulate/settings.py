@@ -24,6 +24,9 @@ TRACE_SETTINGS = frozenset(
         "policy",
         "prefix_cache",
         "target_itl_ms",
+        "target_percentile",
+        "target_ttft_ms",
+        "when_late",
     }
 )
 """Settings that `fovea simulate` uses, which replays a trace."""

@@ -69,6 +69,10 @@ class StepResult:
     seconds: float | None = None
 
 
+NO_SLICE = -1.0
+"""Seconds of encoding in a step that begins no slice of an image."""
+
+
 class Executor(Protocol):
     """Carries out step plans. The scheduler alone decides which sequence goes next.
 
@@ -79,6 +83,11 @@ class Executor(Protocol):
     @property
     def encoding(self) -> bool:
         """Whether an image is partly encoded."""
+        ...
+
+    @property
+    def slice_s(self) -> float:
+        """Seconds that the next slice of an image may take, judged by the latest ones; 0: none is known."""
         ...
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
@@ -95,6 +104,6 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
         """Compute the plan's tokens, and encode its images for about `encode_s` seconds.
 
-        At least one slice is encoded if there is an image.
+        At least one slice is encoded if there is an image, unless `encode_s` is NO_SLICE.
         """
         ...

@@ -17,6 +17,7 @@ def loop_stats(loop: EngineLoop) -> dict[str, float]:
         "draft_tokens": stepper.draft_tokens,
         "accepted_draft_tokens": stepper.accepted_drafts,
         "generation_tokens": loop.board.generated_tokens,
+        **stepper.control_stats(),
         "integrity_errors": loop.integrity_errors,
         **stepper.tallies.stats(),
     }

@@ -10,18 +10,29 @@ The engine's loop, the simulated server and the virtual clock of `fovea simulate
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from fovea.core.types import FinishReason
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.batch import BatchControl, DecodeBound
+from fovea.engine.schedule.composition import composition_of, composition_of_decodes
+from fovea.engine.schedule.first_tokens import FirstTokens
+from fovea.engine.schedule.image_times import ImageTimes
+from fovea.engine.schedule.lod_cost import LodCosts
 from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import Executor, StepResult
+from fovea.engine.step.executor import NO_SLICE, Executor, StepResult
 from fovea.engine.step.suspects import Suspects
 from fovea.engine.step.tallies import StepTallies
+from fovea.planner.composition import Composition
+
+log = logging.getLogger("fovea.engine")
+IMPOSSIBLE_STEPS = 100
+"""A target is reported as impossible after it was so for this many steps with decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +41,16 @@ class Step:
 
     plan: tokens and images, from the scheduler.
     encode_s: seconds that the encoder may take.
-    decodes: number of sequences that decode in this step.
-    decode_tokens: number of their tokens, drafts included.
-    prompt_tokens: number of prompt tokens in this step.
+    composition: the amounts of its work.
     expired: sequences whose deadline passed before the step; they are ended already.
+    began: time at which it was decided.
     """
 
     plan: StepPlan
     encode_s: float = 0.0
-    decodes: int = 0
-    decode_tokens: int = 0
-    prompt_tokens: int = 0
+    composition: Composition = Composition()
     expired: tuple[Sequence, ...] = ()
+    began: float = 0.0
 
     @property
     def involved(self) -> set[str]:
@@ -61,16 +70,42 @@ class Stepper:
     steps, computed_tokens, draft_tokens, accepted_drafts, encoded_images, encode_seconds: counters since the
         start. draft_tokens are the drafts that were computed.
     tallies: histograms of steps and images.
+    times: predicts durations of steps.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, control: BatchControl | None = None) -> None:
-        """control: limits the number of running sequences; None: `DecodeBound` with the configured target."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        control: BatchControl | None = None,
+        *,
+        times: StepTimes | None = None,
+        image_times: ImageTimes | None = None,
+        first_factor: float | None = None,
+    ) -> None:
+        """Create a stepper without sequences.
+
+        control: limits the number of running sequences; None: `DecodeBound` with the configured target.
+        times, image_times: predict durations of steps and images; None: they are learnt.
+        first_factor: see `FirstTokens`.
+        """
         config = scheduler.config
         self.scheduler = scheduler
         self.executor = executor
-        self.pace = Pace(config.pace, config.target_itl_ms / 1000, config.max_step_tokens)
-        self.batch: BatchControl = control or DecodeBound(config.target_itl_ms / 1000, config.max_running)
+        target_s = config.target_itl_ms / 1000
+        self.times = times or StepTimes(config.target_percentile)
+        self.pace = Pace(config.pace, target_s, config.max_step_tokens, self.times)
+        self.batch: BatchControl = control or DecodeBound(target_s, config.max_running, self.times)
         self.sequences: dict[str, Sequence] = {}
+        self._ended: float | None = None
+        self._most = config.max_running
+        self._impossible_steps = 0
+        self._warned = False
+        self.image_times = image_times or ImageTimes()
+        costs = LodCosts(self.times, self.image_times, scheduler.embeddings.__contains__)
+        self.first_tokens = FirstTokens(
+            scheduler, self.pace, costs, lambda: self._most, config.target_ttft_ms / 1000, first_factor
+        )
         self.suspects = Suspects()
         self.steps = 0
         self.computed_tokens = 0
@@ -92,12 +127,16 @@ class Stepper:
         except BaseException:
             self.executor.remove(seq)
             raise
+        if self.idle:
+            self._ended = None
         self.sequences[seq.id] = seq
+        self.first_tokens.attach(seq)
         self.scheduler.add(seq, drafts)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence at any time and free its blocks, images and inputs. Ending twice is no error."""
         self.scheduler.finish(seq, reason)
+        self.first_tokens.leave(seq.id)
         if self.sequences.pop(seq.id, None) is not None:
             self.executor.remove(seq)
 
@@ -112,17 +151,24 @@ class Stepper:
         for seq in expired:
             self.finish(seq, "error")
         if self.idle:
-            return Step(StepPlan(), expired=expired)
+            return Step(StepPlan(), expired=expired, began=now)
+        running = self.scheduler.running
+        decodes = composition_of_decodes(running)
         streams = self.scheduler.streams_to_protect
-        others = len(self.sequences) - self.scheduler.decodes
-        tokens = self.pace.prompt_tokens(streams, others, encoding=self.executor.encoding)
-        plan = self.scheduler.schedule(tokens, self.batch.allowed(), self.suspects.group)
+        slice_s = self.executor.slice_s if self.executor.encoding else 0.0
+        self._note_whether_possible(decodes)
+        allowance = self.pace.allow(decodes, streams, len(self.sequences) - decodes.decodes, slice_s)
+        room = self.pace.prompt_room(allowance, encoding=self.executor.encoding)
+        self._most = self.batch.allowed(running, self.scheduler.waiting, self.pace.smallest_s(slice_s))
+        plan = self.scheduler.schedule(room, self._most, self.suspects.group)
         if not plan:
+            self._ended = None
             self.suspects.clear(())
-        decode_tokens = plan.decode_tokens
-        prompt_tokens = plan.tokens - decode_tokens
-        encode_s = self.pace.encode_s(streams, others, prompt_tokens)
-        return Step(plan, encode_s, plan.decodes, decode_tokens, prompt_tokens, expired)
+        composition = composition_of(plan)
+        encode_s = self.pace.encode_s(allowance, composition)
+        if composition and not allowance.forced and encode_s < self.executor.slice_s:
+            encode_s = NO_SLICE
+        return Step(plan, encode_s, composition, expired, now)
 
     def apply(self, step: Step, result: StepResult, seconds: float) -> None:
         """Take in the result of a step. Sequences that failed are ended.
@@ -130,10 +176,7 @@ class Stepper:
         seconds: duration of the step.
         """
         self.suspects.clear(step.involved)
-        self.pace.observe(step.decode_tokens, step.prompt_tokens, seconds, result.encode_s)
-        prompt_and_image_s = result.encode_s + self.pace.prompt_s(step.prompt_tokens)
-        if step.decode_tokens == step.decodes:  # a step with drafts yields several tokens per sequence
-            self.batch.observe(step.decodes, seconds, prompt_and_image_s)
+        self._observe(step, result, seconds)
         self.draft_tokens += sum(item.draft for item in step.plan.work)
         self.accepted_drafts += sum(len(picks) - 1 for picks in result.sampled.values())
         self.steps += 1
@@ -147,11 +190,59 @@ class Stepper:
         tokens = {seq_id: [pick.token for pick in picks] for seq_id, picks in result.sampled.items()}
         self.scheduler.update(step.plan, tokens, result.drafts)
 
+    def control_stats(self) -> dict[str, float]:
+        """Return the figures of pace and admission, by the names of `observe.table`."""
+        queued = self.first_tokens.queued
+        return {
+            "queued_work_seconds": queued.seconds,
+            "queued_encode_seconds": sum(queued.encode_s.values()),
+            "sequences_allowed": self._most,
+            "step_time_margin": self.times.margin.factor,
+            "target_itl_possible": not self._impossible_steps,
+            "decode_steps": self.pace.late_steps.steps,
+            "late_steps": self.pace.late_steps.late,
+        }
+
+    def _note_whether_possible(self, decodes: Composition) -> None:
+        """Log once that the target for gaps cannot hold, when it could not for many steps in a row."""
+        if not decodes:
+            return
+        self._impossible_steps = 0 if self.pace.possible(decodes) else self._impossible_steps + 1
+        if self._impossible_steps == IMPOSSIBLE_STEPS and not self._warned:
+            self._warned = True
+            seconds = self.times.seconds(decodes.mean)
+            log.warning(
+                "target_itl_ms is %g and cannot hold: a step with a single decode takes %.1f ms, and "
+                "%g%% of them at most %.1f ms; the target is ignored as long as that is so",
+                1000 * self.pace.target_s,
+                1000 * seconds,
+                self.times.margin.percentile,
+                1000 * seconds * self.times.margin.factor,
+            )
+
+    def _observe(self, step: Step, result: StepResult, seconds: float) -> None:
+        """Learn from a step. A client also waits for the time since the last step, so it counts, too."""
+        between_s = 0.0 if self._ended is None else max(0.0, step.began - self._ended)
+        gap_s, composition = seconds + between_s, step.composition
+        self._ended = step.began + seconds
+        rows = {job.span.key: job.span.encoder_rows for job in step.plan.encode}
+        for key, encode_s in result.encoded.items():
+            if key in rows:  # not if the device ended it in a step that asked for no image
+                self.image_times.observe(rows[key], encode_s)
+        for seq_id in result.sampled:
+            if not self.sequences[seq_id].output_ids:
+                self.first_tokens.observe(seq_id, self._ended)
+        if composition.decodes:
+            self.pace.late_steps.observe(0 < self.pace.target_s < gap_s)
+            self.batch.observe(gap_s)
+        self.times.observe(composition, gap_s - result.encode_s)
+
     def abandon(self, step: Step) -> str | None:
         """Give up a step that failed as a whole. Its sequences continue, in smaller groups.
 
         Returns the id of the sequence that is to blame, which the caller then ends; None: not known yet.
         """
         self.scheduler.abandon(step.plan)
+        self._ended = None
         involved = [self.sequences[name] for name in step.involved if name in self.sequences]
         return self.suspects.fail([seq.id for seq in sorted(involved, key=lambda s: (s.arrival, s.id))])

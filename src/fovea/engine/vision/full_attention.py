@@ -25,6 +25,7 @@ from fovea.engine.vision.any_size import (
 from fovea.engine.vision.resample import PositionTable
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, run_to_end
+from fovea.planner.shape import Tower
 
 At = NDArray[np.float32] | None
 """Places of patches in the whole image, see `AnySizeTower.slices`."""
@@ -74,6 +75,11 @@ class FullAttention:
         frame = grid[1] * grid[2]
         patches, hidden = grid[0] * frame, self.heads * self.head_dim
         return VisualShape(patches, patches, patches // self.merge**2, hidden, depth * grid[0] * frame**2)
+
+    def tower_shape(self, depth: int) -> Tower:
+        """Return the numbers from which the rows of an image follow."""
+        merged, hidden = self.merge**2, self.heads * self.head_dim
+        return Tower(hidden, merged, full_layers=depth, projector_rows_per_patch=1 / merged)
 
     def _rotary(self, grid: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor]:
         angles = patch_angles(grid, self.merge, self.head_dim, self.theta)

@@ -21,6 +21,7 @@ from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch.kernels import PLAIN
+from fovea.planner.shape import Tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,11 @@ class Gemma4Tower(nn.Module):
         """Count the rows that are computed for a grid (rows, columns) of patches."""
         rows, config = grid[0] * grid[1], self.config
         return VisualShape(rows, rows, rows // config.pool**2, config.hidden, config.depth * rows**2)
+
+    def tower_shape(self) -> Tower:
+        """Return the numbers from which the rows of an image follow."""
+        config, pooled = self.config, self.config.pool**2
+        return Tower(config.hidden, pooled, full_layers=config.depth, projector_rows_per_patch=1 / pooled)
 
     def _pooled(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Average the patches of each square. The averages become large, so they are scaled in float32."""

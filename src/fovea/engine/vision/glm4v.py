@@ -22,6 +22,7 @@ from fovea.engine.vision.full_attention import At, FullAttention
 from fovea.engine.vision.resample import PositionTable
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, run_to_end
+from fovea.planner.shape import Tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,10 @@ class Glm4vTower(nn.Module):
     def shape(self, grid: tuple[int, int, int]) -> VisualShape:
         """Count the rows that are computed for a grid (t, h, w) of patches. Any thread may call it."""
         return self.full.shape(grid, self.config.depth)
+
+    def tower_shape(self) -> Tower:
+        """Return the numbers from which the rows of an image follow."""
+        return self.full.tower_shape(self.config.depth)
 
     @property
     def _blocks(self) -> list[RotaryBlock]:

@@ -10,6 +10,7 @@ the list, and so are the four squares that the projector merges next. So no merg
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -22,9 +23,12 @@ from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, attend_slices, cuts, slice_rows
 from fovea.engine.vision.vit import Attention, Embeddings, Encoder, ViTConfig
 from fovea.engine.vision.windows import nested_coordinates
+from fovea.planner.shape import Tower
 
 SQUARE = 4
 """Patches that a merge joins."""
+TILE_EDGE = 448
+"""Side of the square that has about as many pixels as a picture of the published image processor."""
 ACTIVATION = "gelu_pytorch_tanh"
 """Activation of the merge, whatever that of the layers is."""
 
@@ -121,6 +125,27 @@ class MergingViT(nn.Module):
             pairs += (depth - before) * sum(count * (rows // SQUARE) ** 2 for count, rows in counts)
         projected = patches // SQUARE**self.merges
         return VisualShape(patches, patches, projected, hidden, pairs, merged)
+
+    def tower_shape(self) -> Tower:
+        """Return the numbers from which the rows of an image follow."""
+        config, merged = self.config, SQUARE**self.merges
+        shape = Tower(
+            config.hidden,
+            merged,
+            tiling="equal",
+            tile_tokens=(TILE_EDGE // config.patch_size) ** 2 // merged,
+            full_layers=self.merge_after,
+            projector_rows_per_patch=1 / merged,
+        )
+        if self.vit_merger is None:
+            return shape
+        return replace(
+            shape,
+            window_layers=1,  # the merge itself attends inside its squares
+            window_rows=SQUARE,
+            merged_layers=config.depth - self.merge_after,
+            merged_rows_per_patch=1 / SQUARE,
+        )
 
     def merged_modules(self) -> list[nn.Module]:
         """The modules that get the merged rows."""

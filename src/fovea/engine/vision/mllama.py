@@ -24,6 +24,7 @@ from fovea.engine.layers.mlp import PlainMLP
 from fovea.engine.layers.norm import LayerNorm
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import PAIRS_PER_ROW, Slices, apply_by_rows, cuts, slice_rows
+from fovea.planner.shape import Tower
 
 ROW_MULTIPLE = 8
 """The rows of a tile are completed to a multiple of this."""
@@ -240,6 +241,21 @@ class MllamaTower(nn.Module):
         pairs = 2 * real * config.rows - real**2
         depth = config.depth + config.global_depth
         return VisualShape(tiles * config.patches, config.rows, real, config.hidden, depth * pairs)
+
+    def tower_shape(self) -> Tower:
+        """Return the numbers from which the rows of an image follow."""
+        config = self.config
+        return Tower(
+            config.hidden,
+            1.0,
+            tiling="whole",
+            tile_tokens=config.tile_rows,
+            tile_patches=config.patches,
+            extra_rows=1,
+            projected_extra_rows=1,
+            padded_rows=config.rows,
+            full_layers=config.depth + config.global_depth,
+        )
 
     def _embed(self, pixels: Tensor, grid_id: Tensor) -> Slices[Tensor]:
         """Rows of all tiles before the first layer, (tiles, tile_rows, hidden)."""

@@ -18,6 +18,7 @@ from fovea.engine.vision.resample import PositionTable
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, run_to_end
 from fovea.engine.vision.vit import Embeddings, Encoder, ViTConfig
+from fovea.planner.shape import Tower
 
 
 class NaViT(nn.Module):
@@ -53,6 +54,10 @@ class NaViT(nn.Module):
     def shape(self, grid: tuple[int, int, int]) -> VisualShape:
         """Count the rows that are computed for a grid (t, h, w) of patches. Any thread may call it."""
         return self.full.shape(grid, self.config.depth)
+
+    def tower_shape(self) -> Tower:
+        """Return the numbers from which the rows of an image follow."""
+        return self.full.tower_shape(self.config.depth)
 
     @property
     def _layers(self) -> list[RotaryBlock]:

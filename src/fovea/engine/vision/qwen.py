@@ -30,6 +30,7 @@ from fovea.engine.vision.resample import PositionTable
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, run_to_end
 from fovea.engine.vision.windows import window_order
+from fovea.planner.shape import Tower
 
 MAX_GEOMETRIES = 64
 
@@ -217,6 +218,19 @@ class QwenVisionTower(nn.Module):
         )
         pairs = full_blocks * full + (config.depth - full_blocks) * windows
         return VisualShape(patches, patches, patches // config.merge**2, config.hidden, pairs)
+
+    def tower_shape(self) -> Tower:
+        """Return the numbers from which the rows of an image follow."""
+        config, merged = self.config, self.config.merge**2
+        full = len(config.full) if config.window else config.depth
+        return Tower(
+            config.hidden,
+            merged,
+            full_layers=full,
+            window_layers=config.depth - full,
+            window_rows=config.window**2 * merged,
+            projector_rows_per_patch=1 / merged,
+        )
 
     def _tokens(self, patches: Tensor) -> Tensor:
         """Reshape (patches, ...) to (visual tokens, patches per token, ...)."""

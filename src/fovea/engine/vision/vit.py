@@ -19,6 +19,7 @@ from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, cuts, slice_rows
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch.kernels import PLAIN
+from fovea.planner.shape import Tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,26 @@ class VisionTransformer(nn.Module):
         pairs = tiles * config.depth * rows**2
         projector_rows = tiles * (rows - dropped_rows) // rows_per_token
         return VisualShape(tiles * patches, tiles * rows, projector_rows, config.hidden, pairs)
+
+    def tower_shape(self, tile_tokens: int, *, dropped_rows: int = 0, rows_per_token: int = 1) -> Tower:
+        """Return the numbers from which the rows of an image follow.
+
+        tile_tokens: visual tokens of a tile.
+        dropped_rows, rows_per_token: see `shape`.
+        """
+        config = self.config
+        extra = int(config.class_token)
+        return Tower(
+            config.hidden,
+            config.side**2 / tile_tokens,
+            tiling="whole",
+            tile_tokens=tile_tokens,
+            tile_patches=config.side**2,
+            extra_rows=extra,
+            projected_extra_rows=extra - dropped_rows,
+            full_layers=config.depth,
+            projector_rows_per_patch=1 / rows_per_token,
+        )
 
     def slices(self, pixels: Tensor, patch_mask: Tensor | None = None) -> Slices[Tensor]:
         """Encode tiles, one layer of some tiles at a time.

@@ -139,29 +139,34 @@ class DetailRule:
             1.0 if visual is None or visual.keep is None else visual.keep,
         )
 
-    def settle(self, budget: PixelBudget, question: str, load: float) -> tuple[PixelBudget, str]:
+    def settle(
+        self, budget: PixelBudget, question: str, load: float, steps_down: int = 0
+    ) -> tuple[PixelBudget, str]:
         """Return the budget with a level in place of `auto`, and the reason for that level.
 
         question: the user's text of all turns.
         load: the engine's load, 0 or more.
+        steps_down: fewest steps down, 0 to 2, because the first token would be late otherwise.
         """
         if budget.explicit:
             return budget, "the request sets pixels"
         if budget.detail != "auto":
             return budget, "the request sets the detail level"
         choice = self.policy.choose(question)
-        down = self._steps_down(load)
+        by_load = self._steps_down(load)
+        down = max(by_load, steps_down)
+        cause = f"at a load of {load:.2f}" if by_load >= down else "so that the first token is in time"
         if self.degrade_by != "detail":
             if not down or budget.visual is not None:
                 return replace(budget, detail=choice.level), choice.reason
             share = self.usual_share * SHARES_UNDER_LOAD[down - 1]
             wish = VisualTokens(self.degrade_by, share, from_operator=True)
-            reason = f"{choice.reason}; the image keeps {wish.keep:g} of its tokens at a load of {load:.2f}"
+            reason = f"{choice.reason}; the image keeps {wish.keep:g} of its tokens {cause}"
             return replace(budget, detail=choice.level, visual=wish), reason
         rank = max(0, LEVELS.index(choice.level) - down)
         reason = choice.reason
         if LEVELS[rank] != choice.level:
-            reason = f"{choice.level} ({reason}), lowered at a load of {load:.2f}"
+            reason = f"{choice.level} ({reason}), lowered {cause}"
         return replace(budget, detail=LEVELS[rank]), reason
 
     def _steps_down(self, load: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.engine.load import bundled_model
+from fovea.core.image import PixelBudget
+from fovea.engine.load import build_processors, bundled_model, read_config
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.token_rules import ProcessorRule, folder_rule, known_rule, rule_for
 from tests.support import published
+from tests.support.checkpoints import ARCHITECTURES, write
+from tests.support.thorough import examples
 
 QWEN = "Qwen/Qwen2.5-VL-7B-Instruct"
 
@@ -133,3 +137,21 @@ def test_counting_imports_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_the_rule_of_a_folder_counts_as_the_engine(architecture: str, tmp_path: Path) -> None:
+    """Every family, 500 random sizes."""
+    folder = write(architecture, tmp_path)
+    config = read_config(folder)
+    processor, _ = build_processors(folder, config)
+    ours, draw = folder_rule(folder), random.Random(architecture)
+    for _ in range(examples(500)):
+        width, height = (draw.randint(1, draw.choice((64, 700, 2000))) for _ in range(2))
+        try:
+            tokens = ours.tokens(width, height)
+        except InvalidImage:
+            with pytest.raises(InvalidImage):
+                processor.plan(width, height, PixelBudget())
+            continue
+        assert tokens == processor.plan(width, height, PixelBudget()).tokens, (width, height)

@@ -2,7 +2,6 @@
 
     known.json      settings of published models that decide the number of tokens
     known           reads that file
-    names           finds the known model that a backend's name means
     rule            counts with an image processor, and remembers sizes
     find            builds the rule of a name or a folder
 

@@ -30,7 +30,7 @@ def rule_for(name_or_folder: str, *, honours_detail: bool = True) -> VisualToken
     """Return the rule of a model, or None if the name is not known.
 
     name_or_folder: a folder with the settings files of a checkpoint; a known hub id, also under another
-        owner and with endings such as "-AWQ", "-FP8", "-GGUF" or ":free" (see `names.canonical`);
+        owner and with endings such as "-AWQ", "-FP8", "-GGUF" or ":free" (see `core.model_names.canonical`);
         "fovea-tiny"; "openai-tiles" or "estimate" (see `media.token_rules`). The file system is read, so the
         text must come from the operator or from a backend, never from a client.
     honours_detail: see `ProcessorRule`.

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from fovea.core.image import Detail, PixelBudget
-from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
 
 SIZES = 4096
 """Different sizes that a rule remembers by default; about 1 MB."""
@@ -57,6 +57,10 @@ class ProcessorRule:
             return self._count(width, height, detail, images, min_pixels, max_pixels)
         except TypeError:  # a list, for example: it has no hash, and the processor refuses it by name
             return self._plan(width, height, detail, images, min_pixels, max_pixels)
+
+    def plan(self, width: int, height: int) -> VisualPlan:
+        """Return the visual plan of a single image without a budget of its own."""
+        return self._processor.plan(width, height, PixelBudget())
 
     def cache_info(self) -> Any:
         """Hits, misses and size of the cache, see `functools.lru_cache`."""

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
+from fovea.engine.schedule.composition import Composition, composition_of
 from fovea.engine.schedule.plan import StepPlan, Work
-from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.planner.cost import CostModel
 from tests.support.brains import sequence
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_composition_of_a_plan_counts_its_work() -> None:
@@ -22,11 +23,11 @@ def test_the_composition_of_a_plan_counts_its_work() -> None:
     decoding.output_ids, decoding.computed_tokens = [1, 2], 11
     plan = StepPlan((Work(decoding, 11, 1), Work(prompt, 20, 4)))
     # The chunk's tokens attend to 21, 22, 23 and 24 tokens, themselves included.
-    assert Composition.of(plan) == Composition(1, 12, 4, 1, 21 + 22 + 23 + 24)
+    assert composition_of(plan) == Composition(1, 12, 4, 1, 21 + 22 + 23 + 24)
 
 
 def test_a_prompt_of_one_token_is_no_decode() -> None:
-    assert Composition.of(StepPlan((Work(sequence("a", 1), 0, 1),))) == Composition(0, 0, 1, 1, 1)
+    assert composition_of(StepPlan((Work(sequence("a", 1), 0, 1),))) == Composition(0, 0, 1, 1, 1)
 
 
 def test_two_small_chunks_cost_more_than_one() -> None:

@@ -36,7 +36,12 @@ def canonical(name: str) -> str:
 
 
 def spellings(model: str) -> tuple[str, ...]:
-    """Return the canonical names of a known hub id: NAME, and OWNER-NAME, as some copies call it."""
+    """Return the canonical names of a known hub id: NAME, and OWNER-NAME, as some copies call it.
+
+    A name without an owner, such as that of the bundled model, has only one.
+    """
     owner, _, name = model.partition("/")
+    if not name:
+        return (canonical(model),)
     short = canonical(name)
     return short, f"{_SEPARATORS.sub('-', owner.lower())}-{short}"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.engine.simulate.cost import Composition, CostModel
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from least_squares import ImageSample, StepSample, fit_images, fit_steps, image_error, step_error
+from fovea.planner.composition import Composition
+from fovea.planner.cost import CostModel
+from fovea.planner.fit import ImageSample, StepSample, fit_images, fit_steps, image_error, step_error
 
 
 def test_a_fit_finds_what_made_the_figures_despite_noise() -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.core.errors import ConfigError
-from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.planner.composition import Composition
+from fovea.planner.cost import CostModel
 
 STEP_PARAMETERS = ("step_s", "decode_s", "context_s", "token_s", "chunk_s", "pair_s")
 IMAGE_PARAMETERS = ("image_s", "visual_s", "visual_pair_s")
@@ -72,6 +73,29 @@ def fit_images(seen: Sequence[ImageSample]) -> dict[str, float]:
     found = _fit(rows, [s.seconds for s in seen], IMAGE_PARAMETERS, "image")
     slices = float(np.median([s.seconds / s.slices for s in seen]))
     return {**found, "slice_s": max(slices, SMALLEST)}
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Seconds until the engine can schedule a request.
+
+    request_s: of every request. token_s: per token of its prompt. pixel_s: per pixel of its images.
+    """
+
+    request_s: float
+    token_s: float
+    pixel_s: float
+
+    def seconds(self, prompt: int, pixels: int) -> float:
+        """Return the seconds for a prompt of so many tokens and images of so many pixels together."""
+        return self.request_s + prompt * self.token_s + pixels * self.pixel_s
+
+
+def fit_preparation(seen: Sequence[tuple[int, int, float]]) -> Preparation:
+    """Return the preparation that fits requests, each (tokens of its prompt, pixels, seconds)."""
+    rows = [[1, prompt, pixels] for prompt, pixels, _ in seen]
+    found = _fit(rows, [max(seconds, SMALLEST) for _, _, seconds in seen], ("r", "t", "p"), "request")
+    return Preparation(found["r"], found["t"], found["p"])
 
 
 def step_error(cost: CostModel, seen: Sequence[StepSample]) -> Error:

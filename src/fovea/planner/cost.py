@@ -1,11 +1,15 @@
 """Duration of a step in seconds, as a formula of its composition.
 
-    step    = step_s + decodes * decode_s + decode_context * context_s + prompt_tokens * token_s + chunks *
-    chunk_s + pairs * pair_s image   = image_s + v * visual_s + v^2 * visual_pair_s          (v visual tokens;
-    in slices of about slice_s)
+    step       = step_s + decodes * decode_s + chunks * chunk_s + together(memory, arithmetic)
+    memory     = read_s + expert_s * (1 - (1 - expert_share)^rows) + decode_context * context_s
+    arithmetic = prompt_tokens * token_s + decodes * row_s + pairs * pair_s
+    image      = image_s + v * visual_s + v^2 * visual_pair_s    (v visual tokens; in slices of about slice_s)
 
-The fixed cost of a chunk makes small chunks of prompts inefficient. The formula is linear in its parameters,
-so they are fitted by least squares (`fit`); what is left out is named in docs/simulator.md.
+together(m, a) is (m^overlap + a^overlap)^(1 / overlap): the sum for overlap 1, and nearly the larger of the
+two for a large overlap. With overlap 1, without the parameters that are 0 by default, the formula is linear:
+`fit` finds its parameters from measured steps. `roofline` derives all of them from a model's shape and a
+machine's rates. The fixed cost of a chunk makes small chunks of prompts inefficient. docs/simulator.md names
+what the formula leaves out.
 """
 
 from __future__ import annotations
@@ -17,49 +21,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from fovea.core.errors import ConfigError
-from fovea.engine.schedule.plan import StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Composition:
-    """The amounts of work in a step.
-
-    decodes: tokens of sequences that decode, drafts included.
-    decode_context: sum of the tokens that each of these attends to.
-    prompt_tokens: tokens of prompts.
-    chunks: number of sequences to which these belong.
-    pairs: pairs of a prompt token and a token that it attends to, summed over the chunks.
-    """
-
-    decodes: int = 0
-    decode_context: int = 0
-    prompt_tokens: int = 0
-    chunks: int = 0
-    pairs: int = 0
-
-    @classmethod
-    def of(cls, plan: StepPlan) -> Composition:
-        """Return the composition of a plan. Call it before `Stepper.apply`, which changes the sequences."""
-        decodes = context = tokens = chunks = pairs = 0
-        for item in plan.work:
-            if item.seq.decoding:
-                decodes += item.count
-                context += item.count * item.stop
-            else:
-                tokens += item.count
-                chunks += 1
-                pairs += item.count * item.start + item.count * (item.count + 1) // 2
-        return cls(decodes, context, tokens, chunks, pairs)
-
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.prompt_tokens)
+from fovea.planner.composition import Composition
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Costs of computation in seconds, and sizes in the pools.
 
-    The defaults are benchmarks/costs/fovea-tiny.json.
+    The defaults are those of benchmarks/costs/fovea-tiny.json.
 
     step_s: fixed cost of a step that computes tokens.
     decode_s: per decoding sequence.
@@ -72,6 +41,11 @@ class CostModel:
     visual_pair_s: per squared number of visual tokens.
     slice_s: length of a slice; the encoder can pause only between slices.
     between_s: time from one step to the next, for scheduling and sending events.
+    read_s: reading the weights of the decoder and the head once.
+    row_s: arithmetic per decoding sequence.
+    expert_s: reading the weights of all experts once.
+    expert_share: share of the experts that one token uses.
+    overlap: how well reading and arithmetic hide each other; 1: not at all.
     kv_token_bytes: size of a token in the KV pool.
     visual_token_bytes: size of a visual token in the encoder-output cache.
     max_context: limit of prompt and answer together, in tokens.
@@ -89,6 +63,11 @@ class CostModel:
     visual_pair_s: float = 1.99e-07
     slice_s: float = 0.00121
     between_s: float = 0.000205
+    read_s: float = 0.0
+    row_s: float = 0.0
+    expert_s: float = 0.0
+    expert_share: float = 0.0
+    overlap: float = 1.0
     kv_token_bytes: int = 2560
     visual_token_bytes: int = 1536
     max_context: int = 8192
@@ -102,14 +81,30 @@ class CostModel:
         """Return the seconds of a step's tokens; 0 for a step that only encodes."""
         if not composition:
             return 0.0
+        rows = composition.decodes + composition.prompt_tokens
+        memory = self.read_s + composition.decode_context * self.context_s
+        if self.expert_s:
+            memory += self.expert_s * (1.0 - (1.0 - self.expert_share) ** rows)
+        arithmetic = (
+            composition.prompt_tokens * self.token_s
+            + composition.decodes * self.row_s
+            + composition.pairs * self.pair_s
+        )
         return (
             self.step_s
             + composition.decodes * self.decode_s
-            + composition.decode_context * self.context_s
-            + composition.prompt_tokens * self.token_s
             + composition.chunks * self.chunk_s
-            + composition.pairs * self.pair_s
+            + self._together(memory, arithmetic)
         )
+
+    def _together(self, memory: float, arithmetic: float) -> float:
+        if self.overlap == 1:
+            return memory + arithmetic
+        longer = max(memory, arithmetic)
+        if not longer:
+            return 0.0
+        shares = (memory / longer) ** self.overlap + (arithmetic / longer) ** self.overlap
+        return float(longer * shares ** (1 / self.overlap))
 
     def image(self, visual_tokens: int) -> float:
         """Return the seconds of encoding one image."""
@@ -149,15 +144,21 @@ class CostModel:
             raise ConfigError(f"{path}: {error.message}", param="cost") from error
 
 
+RANGES = {"step_s": (1e-9, 1e12), "slice_s": (1e-9, 1e12), "expert_share": (0.0, 1.0), "overlap": (1.0, 64.0)}
+"""Least and largest value of the parameters for which 0 and 1e12 are not the bounds."""
+WHOLE = ("kv_token_bytes", "visual_token_bytes", "max_context")
+
+
 def _check(name: str, value: object) -> None:
     """Raise ConfigError unless a parameter has its type and range. A step of 0 s would stop the clock."""
     if name == "made_from":
         if not isinstance(value, str):
             raise ConfigError(f"{name} is {value!r}; accepted: text", param=name)
         return
-    whole = not name.endswith("_s")
+    whole = name in WHOLE
     number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    low = 1 if whole else 1e-9 if name in ("step_s", "slice_s") else 0
-    if not number or not low <= value < 1e12:  # type: ignore[operator]
-        kind = "a whole number" if whole else "seconds"
-        raise ConfigError(f"{name} is {value!r}; accepted: {kind} from {low:g} on", param=name)
+    low, high = (1, 1e12) if whole else RANGES.get(name, (0.0, 1e12))
+    if not number or not low <= value <= high:  # type: ignore[operator]
+        kind = "a whole number" if whole else "seconds" if name.endswith("_s") else "a number"
+        bound = f"from {low:g} on" if high == 1e12 else f"from {low:g} to {high:g}"
+        raise ConfigError(f"{name} is {value!r}; accepted: {kind} {bound}", param=name)

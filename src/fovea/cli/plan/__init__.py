@@ -1,0 +1,5 @@
+"""fovea plan: predictions before anything is bought or loaded."""
+
+from fovea.cli.plan.command import register
+
+__all__ = ["register"]

@@ -1,0 +1,134 @@
+"""The result of a plan, and its values for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fovea.cli.plan.model import PlannedModel
+from fovea.cli.plan.simulated import Simulated
+from fovea.planner.advisor import Recommendation as Advice
+from fovea.planner.extras import Saving
+from fovea.planner.memory import kv_bytes_per_token
+from fovea.planner.option import Asked, Option
+from fovea.planner.parallel import Division, Split
+from fovea.planner.recommend import Choice, Recommendation
+from fovea.planner.steady import decode_step
+from fovea.planner.workload import Workload
+
+STAGES = ("prepare", "encode", "prefill", "ttft", "itl", "whole")
+"""Names of the figures that `stages` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that `fovea plan` found out.
+
+    model, workload: what was asked.
+    asked: the kinds of requests with their tokens, of the recommended configuration, or of any.
+    recommendation: the configurations.
+    simulated: the recommended one on the simulator; None: it was not simulated.
+    savings, divisions, split: of the recommended one.
+    speculation: tokens per step and speed-up by the number of drafts.
+    advice: which engine suits; None: not asked for.
+    notes: what a reader has to know.
+    """
+
+    model: PlannedModel
+    workload: Workload
+    asked: Sequence[Asked]
+    recommendation: Recommendation
+    simulated: Simulated | None
+    savings: Sequence[Saving] = ()
+    divisions: Sequence[Division] = ()
+    split: Split | None = None
+    speculation: Mapping[int, tuple[float, float]] | None = None
+    advice: Advice | None = None
+    notes: Sequence[str] = ()
+
+    def kv_bytes(self, tokens: float) -> float:
+        """Bytes of KV of so many tokens in the recommended precision, or in bfloat16."""
+        best = self.recommendation.best
+        if best is None:
+            return self.model.shape.kv_bytes_per_token(2) * tokens
+        return kv_bytes_per_token(self.model.shape, best.option.setup.precision) * tokens
+
+    @property
+    def stages(self) -> list[tuple[float, ...]]:
+        """Seconds of one request of each kind, alone: prepare, encode, prefill, first token, gap, whole."""
+        best = self.recommendation.best
+        return [] if best is None else [stages(best.option, one) for one in best.option.asked]
+
+
+def stages(option: Option, one: Asked) -> tuple[float, ...]:
+    """Return the seconds of one undisturbed request: see `Plan.stages`."""
+    gap = decode_step(option.cost, 1, one.tokens.context)
+    first = one.demand.prepare + one.demand.first
+    whole = first + max(0.0, one.tokens.chosen - 1) * gap
+    return one.demand.prepare, one.demand.encode, one.demand.prefill, first, gap, whole
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """Return a plan as values of JSON. Times are seconds, sizes bytes, prices US dollars."""
+    shape, best = plan.model.shape, plan.recommendation.best
+    values = {
+        "fovea_plan": 1,
+        "model": {
+            "name": shape.name, "family": shape.family, "parameters": shape.parameters,
+            "kv_bytes_per_token": shape.kv_bytes_per_token(2), "state_bytes": shape.state_bytes(2),
+        },
+        "workload": asdict(plan.workload),
+        "requests": [
+            {"name": one.kind.name, "share": one.share, **asdict(one.tokens)} for one in plan.asked
+        ],
+        "best": None if best is None else _choice(best, plan.workload),
+        "others": [_choice(choice, plan.workload) for choice in plan.recommendation.others],
+        "impossible": [
+            {"configuration": title, "because": problem}
+            for title, problem in plan.recommendation.impossible
+        ],
+        "simulated": None if plan.simulated is None else asdict(plan.simulated),
+        "savings": [asdict(saving) for saving in plan.savings],
+        "divisions": [asdict(division) for division in plan.divisions],
+        "split": None if plan.split is None else asdict(plan.split),
+        "speculation": [
+            {"drafts": drafts, "tokens_per_step": tokens, "speedup": speedup}
+            for drafts, (tokens, speedup) in (plan.speculation or {}).items()
+        ],
+        "advice": None if plan.advice is None else _advice(plan.advice),
+        "notes": list(plan.notes),
+    }  # fmt: skip
+    found: dict[str, Any] = _plain(values)
+    return found
+
+
+def _choice(choice: Choice, workload: Workload) -> dict[str, Any]:
+    option = choice.option
+    setup = option.setup
+    return {
+        "title": choice.title, "hardware": setup.hardware.name, "devices_per_replica": setup.devices,
+        "replicas": option.replicas, "quantization": choice.precision, "precision": asdict(setup.precision),
+        "reasons": list(choice.reasons), "memory": asdict(option.capacity), "room": option.room,
+        "most_requests_per_s": option.rate, "speed": None if option.speed is None else asdict(option.speed),
+        "stages": [dict(zip(STAGES, stages(option, one), strict=True)) for one in option.asked],
+        "sweep": [{"clients": clients, **asdict(speed)} for clients, speed in option.sweep],
+        "price_per_hour": option.price_per_hour,
+        "price_per_request": option.price_per_request(workload),
+        "price_per_thousand_images": option.price_per_thousand_images(workload),
+        "joules_per_request": option.joules_per_request(workload), "cost": asdict(option.cost),
+    }  # fmt: skip
+
+
+def _advice(advice: Advice) -> Any:
+    return asdict(advice)
+
+
+def _plain(value: Any) -> Any:
+    """Values of JSON: no NaN, no tuples, no mappings of other types."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

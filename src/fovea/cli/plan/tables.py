@@ -1,0 +1,169 @@
+"""A plan as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fovea.cli.plan.extras import show_extras
+from fovea.cli.plan.result import Plan
+from fovea.planner.option import Option
+from fovea.planner.recommend import Choice
+
+GB = 1e9
+MOST_OTHERS = 6
+"""Runners-up that are shown; `--json` has all of them."""
+BAR = 30
+"""Characters of the bar that shows the memory."""
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print a plan."""
+    best = plan.recommendation.best
+    console.print(f"[bold]{plan.model.shape.name}[/bold]: {_about(plan)}")
+    _tokens(plan, console)
+    if best is None:
+        console.print("[bold red]No configuration meets the targets.[/bold red]")
+        _impossible(plan, console)
+        show_extras(plan, console)
+        return
+    console.print(f"\n[bold green]Recommended: {best.title}[/bold green]")
+    for reason in best.reasons:
+        console.print(f"- {reason}")
+    _memory(best.option, console)
+    _stages(plan, best.option, console)
+    _speed(plan, best.option, console)
+    _sweep(best.option, console)
+    _others(plan, console)
+    show_extras(plan, console)
+    for note in plan.notes:
+        console.print(f"note: {note}")
+
+
+def _about(plan: Plan) -> str:
+    shape = plan.model.shape
+    active = (
+        f", {(shape.active_weights + shape.weights('head')) / 1e9:.1f} B per token" if shape.experts else ""
+    )
+    text = (
+        f"{shape.parameters / 1e9:.2f} B parameters{active}, "
+        f"{shape.kv_bytes_per_token(2) / 1024:.0f} KiB of bfloat16 KV per token"
+    )
+    state = shape.state_bytes(2)
+    return text + (f", {state / 2**20:.1f} MiB of states per sequence" if state else "")
+
+
+def _tokens(plan: Plan, console: Console) -> None:
+    table = _table("kind of request", "share", "images", "visual tokens", "prompt", "answer", "KV, MB")
+    for one in plan.asked:
+        sizes = ", ".join(f"{width}x{height}" for width, height in one.kind.images) or "-"
+        if one.kind.video is not None:
+            video = one.kind.video
+            sizes = f"{video.frames} frames {video.width}x{video.height}"
+        kv = plan.kv_bytes(one.tokens.longest) / 1e6
+        table.add_row(
+            one.kind.name, f"{one.share:.0%}", sizes, f"{one.tokens.visual:,}", f"{one.tokens.prompt:,.0f}",
+            f"{one.tokens.answer:,.0f}", f"{kv:,.1f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _memory(option: Option, console: Console) -> None:
+    memory = option.capacity
+    parts = {
+        "weights": memory.weight_bytes, "activations": memory.work, "encoder cache": memory.encoder_cache,
+        "KV and states": memory.kv,
+    }  # fmt: skip
+    table = _table("memory of a replica", "GB", "share", "")
+    for name, size in parts.items():
+        share = size / memory.total
+        table.add_row(name, f"{size / GB:.2f}", f"{share:.0%}", "█" * round(BAR * share))
+    table.add_row("all", f"{memory.total / GB:.2f}", "", f"{memory.requests:,} requests fit at once")
+    console.print(table)
+
+
+def _stages(plan: Plan, option: Option, console: Console) -> None:
+    table = _table(
+        "one request alone, ms", "prepare", "encode", "prefill", "first token", "per token", "whole"
+    )
+    for one, figures in zip(option.asked, plan.stages, strict=True):
+        table.add_row(one.kind.name, *(f"{1e3 * seconds:,.1f}" for seconds in figures))
+    console.print(table)
+
+
+def _speed(plan: Plan, option: Option, console: Console) -> None:
+    speed, workload = option.speed, plan.workload
+    if speed is None:
+        return
+    rate = workload.requests_per_s / option.replicas
+    table = _table(f"one replica at {rate:.2f} requests/s", "formulas", "simulated")
+    simulated = plan.simulated
+    target = f"{workload.percentile:g}%"
+
+    def row(name: str, field: str) -> None:
+        played = "-" if simulated is None else f"{1e3 * getattr(simulated, field):,.1f}"
+        table.add_row(name, f"{1e3 * getattr(speed, field):,.1f}", played)
+
+    row("first token, mean, ms", "ttft_s")
+    row(f"first token, {target}, ms", "ttft_p_s")
+    row("between tokens, mean, ms", "itl_s")
+    row(f"between tokens, {target}, ms", "itl_p_s")
+    tokens = "-" if simulated is None else f"{simulated.tokens_per_s:,.0f}"
+    table.add_row("tokens/s", f"{speed.tokens_per_s:,.0f}", tokens)
+    table.add_row("busy", f"{speed.busy:.0%}", "-")
+    console.print(table)
+    money = [
+        ("per hour", option.price_per_hour, "$"), ("per request", option.price_per_request(workload), "$"),
+        ("per 1,000 images", option.price_per_thousand_images(workload), "$"),
+    ]  # fmt: skip
+    shown = [f"{sign}{value:,.5f} {name}" for name, value, sign in money if value is not None]
+    joules = option.joules_per_request(workload)
+    if joules is not None:
+        shown.append(f"{joules:,.0f} J per request")
+    console.print("cost: " + (", ".join(shown) or "no price is known for this device"))
+
+
+def _sweep(option: Option, console: Console) -> None:
+    table = _table("clients that wait for answers", "tokens/s", "answers/s", "first token, ms", "gap, ms")
+    for clients, speed in option.sweep:
+        table.add_row(
+            str(clients), f"{speed.tokens_per_s:,.0f}", f"{speed.requests_per_s:.2f}",
+            f"{1e3 * speed.ttft_s:,.0f}", f"{1e3 * speed.itl_s:,.1f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _others(plan: Plan, console: Console) -> None:
+    others = plan.recommendation.others
+    if others:
+        table = _table("runners-up", "$/hour", "first token, ms", "gap, ms", "why not")
+        for choice in others[:MOST_OTHERS]:
+            table.add_row(choice.title, *_figures(choice), "; ".join(choice.reasons))
+        console.print(table)
+    _impossible(plan, console)
+
+
+def _impossible(plan: Plan, console: Console) -> None:
+    if plan.recommendation.impossible:
+        table = _table("impossible", "because")
+        for title, problem in plan.recommendation.impossible:
+            table.add_row(title, problem)
+        console.print(table)
+
+
+def _figures(choice: Choice) -> Iterable[str]:
+    price, speed = choice.option.price_per_hour, choice.option.speed
+    yield "-" if price is None else f"{price:,.2f}"
+    yield "-" if speed is None else f"{1e3 * speed.ttft_p_s:,.0f}"
+    yield "-" if speed is None else f"{1e3 * speed.itl_s:,.1f}"
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="left" if name in ("", "why not", "because", "images") else "right")
+    return table

@@ -1,0 +1,29 @@
+"""The composition of step plans, from which durations are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.sequence import Sequence
+from fovea.planner.composition import Composition, pairs_of
+
+
+def composition_of(plan: StepPlan) -> Composition:
+    """Return the composition of a plan. Call it before `Stepper.apply`, which changes the sequences."""
+    decodes = context = tokens = chunks = pairs = 0
+    for item in plan.work:
+        if item.seq.decoding:
+            decodes += item.count
+            context += item.count * item.stop
+        else:
+            tokens += item.count
+            chunks += 1
+            pairs += pairs_of(item.start, item.count)
+    return Composition(decodes, context, tokens, chunks, pairs)
+
+
+def composition_of_decodes(sequences: Iterable[Sequence]) -> Composition:
+    """Return the composition of a step that only decodes, without drafts. Others do not count."""
+    lengths = [seq.length for seq in sequences if seq.decoding]
+    return Composition(len(lengths), sum(lengths))

@@ -1,0 +1,201 @@
+"""When a new request will get its first token, and whether that is within the target.
+
+    expected = one step + max(work ahead / share, turns ahead) + own work / share
+
+The work ahead is the cost (`lod_cost`) of the requests that are served before the new one. The share is the
+part of each second that the pace leaves for prompts and images: all of it while nothing decodes. Turns ahead
+is the time until a place becomes free when as many sequences run as may.
+
+Requests that arrive later may change all of that, and steps scatter. So the ratio of actual to expected times
+is measured, for requests with and without images to encode. The expected time, multiplied by the quantile of
+that ratio at the asked percentile, has to be within the target. A request that finds the engine idle is
+always accepted if its own work alone is within the target: nothing would make a later try better.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fovea.engine.schedule.composition import composition_of_decodes
+from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
+from fovea.engine.schedule.margin import Margin
+from fovea.engine.schedule.pace import Pace
+from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.sequence import Sequence, Status
+from fovea.planner.composition import Composition
+
+WINDOW = 64
+"""Number of latest first tokens whose ratio of actual to expected time counts."""
+LEAST_SHARE = 0.05
+"""Smallest share of the time that is assumed for prompts and images."""
+NEAR = 0.25
+"""Only first tokens that were expected after this share of the target count: earlier ones have other errors,
+such as the rest of a step, and no decision depends on them.
+"""
+TURNS = 16
+"""Number of latest first tokens from which the time between two of them is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The expected first token of a request.
+
+    seconds: expected time from admission to the first token.
+    factor: the asked percentage of such requests took at most this multiple of the expected time.
+    cost: the request's own work.
+    ahead: the work of the requests that are served before it.
+    share: part of the time that is left for prompts and images.
+    computed: tokens of the prompt that are in the prefix cache.
+    idle: whether the engine has no other request.
+    """
+
+    seconds: float
+    factor: float
+    cost: LodCost
+    ahead: LodCost
+    share: float
+    computed: int = 0
+    idle: bool = False
+
+    def late(self, target_s: float) -> bool:
+        """Whether the first token is expected after the target, in seconds; 0: never."""
+        if not target_s:
+            return False
+        return (self.cost.seconds if self.idle else self.seconds * self.factor) > target_s
+
+    @property
+    def reason(self) -> str:
+        """The expectation in words."""
+        return (
+            f"the first token is expected after {self.seconds:.2f} s, by experience within "
+            f"{self.seconds * self.factor:.2f} s; own work: {self.cost.reason}; ahead: "
+            f"{self.ahead.seconds:.2f} s of encoder and prompts, which have {self.share:.0%} of the time"
+        )
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request without a first token: its sequence, arrival in seconds, expectation."""
+
+    seq: Sequence
+    arrival: float
+    expected: Expectation
+
+
+class FirstTokens:
+    """Predicts first tokens, and learns from each of them. Thread-safe: admission asks from other threads."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pace: Pace,
+        costs: LodCosts,
+        most: Callable[[], int],
+        target_s: float,
+        factor: float | None = None,
+    ) -> None:
+        """scheduler, pace, costs: parts of the engine.
+
+        most: returns how many sequences may run now.
+        target_s: longest time to a first token in seconds; 0 for no target.
+        factor: a fixed factor from expected to bounded times, for simulations; None: it is learnt.
+        """
+        self._fixed = factor
+        self._target_s = target_s
+        self.costs = costs
+        self._scheduler = scheduler
+        self._pace = pace
+        self._most = most
+        percentile = pace.times.margin.percentile
+        self._margins = {ready: Margin(percentile, WINDOW) for ready in (True, False)}
+        self._pending: dict[str, _Pending] = {}
+        self._turns: deque[float] = deque(maxlen=TURNS)
+        self._lock = threading.Lock()
+
+    @property
+    def queued(self) -> LodCost:
+        """The work before the first tokens of all requests that have none yet."""
+        with self._lock:
+            return total(map(self._cost, self._pending.values()))
+
+    def expect(self, seq: Sequence) -> Expectation:
+        """Predict the first token of a new sequence, in which only the names of its blocks are filled in."""
+        computed = self._scheduler.kv.cached_prefix(seq)
+        cost = self.costs.remaining(seq, computed)
+        with self._lock:
+            pending = list(self._pending.values())
+        before = [one for one in pending if not self._passes(cost.ready, one)]
+        ahead = total(map(self._cost, before))
+        decodes = composition_of_decodes(tuple(self._scheduler.running))
+        share, step_s = self._share(decodes, len(pending) + 1)
+        if cost.ready and not self._scheduler.policy.strict and len(before) < len(pending):
+            share /= 2  # the encoder works for the others at the same time
+        wait = max(ahead.seconds / share, self._turn_s(len(before)))
+        return Expectation(
+            step_s + wait + cost.seconds / share,
+            self._margins[cost.ready].factor if self._fixed is None else self._fixed,
+            cost,
+            ahead,
+            share,
+            computed,
+            not pending and not decodes,
+        )
+
+    def enter(self, seq: Sequence, arrival: float, expected: Expectation) -> None:
+        """Count a request that was accepted, until its first token or its end. arrival: on the clock."""
+        with self._lock:
+            self._pending[seq.id] = _Pending(seq, arrival, expected)
+
+    def attach(self, seq: Sequence) -> None:
+        """Follow the progress of a sequence that has entered the scheduler; unknown ids are no error."""
+        with self._lock:
+            one = self._pending.get(seq.id)
+            if one is not None:
+                one.seq = seq
+
+    def leave(self, seq_id: str) -> None:
+        """Count a request no longer. Unknown ids are no error."""
+        with self._lock:
+            self._pending.pop(seq_id, None)
+
+    def observe(self, seq_id: str, now: float) -> None:
+        """Record a first token. now: the time on the clock of arrivals."""
+        with self._lock:
+            self._turns.append(now)
+            one = self._pending.pop(seq_id, None)
+            if one is not None and one.expected.seconds >= NEAR * self._target_s:
+                margin = self._margins[one.expected.cost.ready]
+                margin.observe(one.expected.seconds, now - one.arrival)
+
+    def _cost(self, one: _Pending) -> LodCost:
+        seq = one.seq
+        computed = seq.computed_tokens if seq.status is Status.RUNNING else one.expected.computed
+        return self.costs.remaining(seq, computed)
+
+    def _passes(self, ready: bool, other: _Pending) -> bool:
+        """Whether a new request passes another one, because that one waits for the encoder."""
+        return ready and not self._scheduler.policy.strict and not self._cost(other).ready
+
+    def _share(self, decodes: Composition, others: int) -> tuple[float, float]:
+        """Return the share of the time for prompts and images, and the seconds of a step."""
+        times = self._pace.times
+        if not decodes:
+            return 1.0, times.seconds(Composition(chunks=1, prompt_tokens=1)) if times.measured else 0.0
+        allowance = self._pace.allow(decodes, decodes.decodes, others)
+        if allowance.seconds == float("inf"):
+            return 1.0, allowance.alone
+        return max(LEAST_SHARE, allowance.spare_s / allowance.seconds), allowance.seconds
+
+    def _turn_s(self, before: int) -> float:
+        """Return the seconds until a place is free. before: number of requests that are served before."""
+        missing = before + 1 - max(0, self._most() - self._decoding)
+        if missing <= 0 or len(self._turns) < 2:
+            return 0.0
+        return missing * (self._turns[-1] - self._turns[0]) / (len(self._turns) - 1)
+
+    @property
+    def _decoding(self) -> int:
+        return sum(seq.decoding for seq in tuple(self._scheduler.running))

@@ -1,0 +1,48 @@
+"""The tables of docs/planner-figures.md: every claim of the documents with its verdict."""
+
+from __future__ import annotations
+
+from fovea.planner.documents.claim import VERDICTS, Claim, Document
+from fovea.planner.documents.optimization import OPTIMIZATION
+from fovea.planner.documents.production import PRODUCTION
+from fovea.planner.documents.serving import SERVING
+from fovea.planner.documents.tensorrt import TENSORRT
+from fovea.planner.markdown import table
+
+DOCUMENTS: tuple[Document, ...] = (SERVING, OPTIMIZATION, TENSORRT, PRODUCTION)
+"""All documents whose figures are judged."""
+_TITLES = ("section", "the document says", "arithmetic", "result", "verdict", "note")
+_SIGNS = {"at least": "at least ", "at most": "at most "}
+
+
+def markdown() -> str:
+    """Return the counts and the tables as Markdown, without a line break at the end."""
+    counts = [
+        [document.title, *(str(_count(document, verdict)) for verdict in VERDICTS)] for document in DOCUMENTS
+    ]
+    parts = [table(("document", *VERDICTS), counts)]
+    for document in DOCUMENTS:
+        parts += [f"### {document.title}", table(_TITLES, [_row(claim) for claim in document.claims])]
+    return "\n\n".join(parts)
+
+
+def _count(document: Document, verdict: str) -> int:
+    return sum(claim.verdict == verdict for claim in document.claims)
+
+
+def _row(claim: Claim) -> list[str]:
+    verdict = f"**{claim.verdict}**" if claim.verdict == "wrong" else claim.verdict
+    return [claim.section, claim.says, claim.formula, shown(claim), verdict, claim.why]
+
+
+def shown(claim: Claim) -> str:
+    """Return the result of a claim with its unit, to one digit more than printed, at least three digits."""
+    sign = _SIGNS.get(claim.relation, "")
+    if claim.result == round(claim.result):
+        text = f"{claim.result:,.0f}"
+    elif abs(claim.result) < 0.01:
+        text = f"{claim.result:.7f}".rstrip("0")
+    else:
+        before = len(str(int(abs(claim.result)))) if abs(claim.result) >= 1 else 0
+        text = f"{claim.result:,.{max(claim.digits + 1, 3 - before)}f}"
+    return f"{sign}{text} {claim.unit}".strip()

@@ -1,0 +1,86 @@
+"""A recommendation as files: the settings of `fovea serve`, and the spec of `fovea deploy`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fovea.core.errors import ConfigError
+from fovea.planner.recommend import Choice
+from fovea.planner.workload import Workload
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
+    """Return settings of `fovea serve` by name.
+
+    Raises ConfigError if a replica has several devices: an engine of Fovea runs on one.
+    """
+    option = choice.option
+    setup, memory = option.setup, option.capacity
+    if setup.devices > 1:
+        raise ConfigError(
+            f"the plan divides {setup.shape.name} among {setup.devices} devices, and an engine of Fovea runs "
+            "on one; accepted: --devices 1, or another engine behind `fovea gateway` (see the advice)",
+            param="devices",
+        )
+    context = max(one.tokens.longest for one in option.asked)
+    settings: dict[str, Any] = {
+        "model": setup.shape.name,
+        "device": "cuda" if setup.hardware.kind == "gpu" else "cpu",
+        "quantization": choice.precision,
+        "kv_cache_mib": max(1, memory.kv // MIB),
+        "embed_cache_mib": max(1, memory.encoder_cache // MIB),
+        "max_running": option.room,
+        "max_context": min(setup.shape.max_positions, 1 << math.ceil(math.log2(2 * context))),
+        "policy": "dual",
+    }
+    if workload.itl_ms:
+        settings["target_itl_ms"] = round(workload.itl_ms)
+    if workload.ttft_ms:
+        settings["target_ttft_ms"] = round(workload.ttft_ms)
+    if workload.itl_ms or workload.ttft_ms:
+        settings["target_percentile"] = workload.percentile
+    return settings
+
+
+def engine_toml(choice: Choice, workload: Workload) -> str:
+    """Return a configuration file of `fovea serve --config`. Raises the errors of `engine_settings`."""
+    lines = [f"# {choice.title}", *(f"# {reason}" for reason in choice.reasons)]
+    lines += [f"{name} = {_value(value)}" for name, value in engine_settings(choice, workload).items()]
+    return "\n".join(lines) + "\n"
+
+
+def deploy_toml(choice: Choice, workload: Workload, gpus: Mapping[str, str]) -> str:
+    """Return a spec of `fovea deploy`.
+
+    gpus: names of GPUs in such specs, by names of devices.
+    Raises the errors of `engine_settings`.
+    """
+    settings = engine_settings(choice, workload)
+    setup, option = choice.option.setup, choice.option
+    pool: dict[str, Any] = {
+        "name": "vlm",
+        "model": settings.pop("model"),
+        "hardware": settings.pop("device"),
+        "replicas": option.replicas,
+        "memory_gib": math.ceil(1.25 * (option.capacity.weight_bytes + GIB) / GIB)
+        if setup.hardware.kind == "gpu"
+        else math.ceil(option.capacity.total / GIB),
+        "disk_gib": math.ceil(1.5 * option.capacity.weight_bytes / GIB) + 10,
+    }
+    if setup.hardware.kind == "gpu" and setup.hardware.name in gpus:
+        pool["gpu"] = gpus[setup.hardware.name]
+    inline = ", ".join(f"{name} = {_value(value)}" for name, value in settings.items())
+    lines = [f"# {choice.title}", 'name = "vlm"', 'host = "localhost"', "", "[[pool]]"]
+    lines += [f"{name} = {_value(value)}" for name, value in pool.items()]
+    lines += [f"settings = {{ {inline} }}", "", "[gateway]", "", "[monitoring]"]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    return json.dumps(value)

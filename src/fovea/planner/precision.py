@@ -1,0 +1,107 @@
+"""The types in which a model's weights, keys and values are stored."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+from fovea.core.errors import ConfigError
+
+FLOATS = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number by the name of its type."""
+QUANTIZED = ("int8", "int4", "fp8", "awq", "gptq")
+"""Formats of quantized weights.
+
+int8, int4, fp8: those of Fovea's setting `quantization` (`kernels.quantize`, `kernels.fp8`).
+awq, gptq: 4 bits in groups of 128, of checkpoints for other engines. Fovea does not load them.
+"""
+STORAGES = ("plain", "onednn", "panels")
+"""Layouts of weights.
+
+plain: as in the checkpoint; on GPUs, and with torch's kernels.
+onednn: as many bytes, reordered for oneDNN; with its kernels on a CPU.
+panels: that of Fovea's C++ kernels, for bfloat16 on a CPU. A bfloat16 weight takes three quarters of its
+    bytes.
+"""
+KV_TYPES = (*FLOATS, "int8", "fp8")
+"""Types of keys and values. Fovea stores them in the model's type; int8 and fp8 are for other engines."""
+KV_SCALE_BYTES = 4
+"""Bytes of the float32 scale that each head of each token has in an int8 cache, for its key and its value."""
+DECODER_PARTS = ("decoder", "experts", "cross")
+
+
+def _check(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    if value in accepted:
+        return
+    names = [item for item in accepted if item]
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"did you mean {near[0]!r}? accepted" if near else "accepted"
+    raise ConfigError(f"{name} is {value!r}; {hint}: {', '.join(names)}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The types of a model's numbers.
+
+    dtype: type of rows, norms, states, and of everything that has no format: a name in FLOATS.
+    decoder, encoder, head: format of the linear maps of the decoder, of the vision tower with the projector,
+        and of the language head: a name in FLOATS or QUANTIZED; "": `dtype`.
+    kv: type of keys and values, a name in KV_TYPES; "": `dtype`.
+    storage: layout of the weights, a name in STORAGES.
+
+    Raises ConfigError, naming the field and the accepted values.
+    """
+
+    dtype: str = "bfloat16"
+    decoder: str = ""
+    encoder: str = ""
+    head: str = ""
+    kv: str = ""
+    storage: str = "plain"
+
+    def __post_init__(self) -> None:
+        formats = ("", *FLOATS, *QUANTIZED)
+        accepted = {"dtype": tuple(FLOATS), "decoder": formats, "encoder": formats, "head": formats}
+        for name, values in {**accepted, "kv": ("", *KV_TYPES), "storage": STORAGES}.items():
+            _check(name, getattr(self, name), values)
+
+    def format_of(self, part: str) -> str:
+        """Return the format of the linear maps of a part (`planner.shape.PARTS`)."""
+        if part in DECODER_PARTS:
+            return self.decoder or self.dtype
+        return (self.head if part == "head" else self.encoder) or self.dtype
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of `dtype`."""
+        return FLOATS[self.dtype]
+
+    def kv_itemsize(self, head_dim: int) -> float:
+        """Return the bytes of a number of a key or a value, its share of a scale included.
+
+        head_dim: numbers of a head; an int8 cache has a scale for each head of each token.
+        """
+        kind = self.kv or self.dtype
+        if kind == "int8":
+            return 1 + KV_SCALE_BYTES / head_dim
+        return 1.0 if kind == "fp8" else float(FLOATS[kind])
+
+
+RECIPES = {
+    "none": Precision(),
+    "int8": Precision(decoder="int8", encoder="int8", head="int8"),
+    "int4": Precision(decoder="int4", encoder="int8", head="int8"),
+    "fp8": Precision(decoder="fp8", encoder="fp8"),
+}
+"""Formats by the values of Fovea's setting `quantization`; the same as `engine.models.recipe`."""
+
+
+def recipe(name: str, dtype: str = "bfloat16", storage: str = "plain") -> Precision:
+    """Return the precision of a value of the setting `quantization`.
+
+    dtype, storage: as in `Precision`.
+
+    Raises ConfigError for an unknown name.
+    """
+    _check("quantization", name, tuple(RECIPES))
+    return replace(RECIPES[name], dtype=dtype, storage=storage)

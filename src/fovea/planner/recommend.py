@@ -1,0 +1,183 @@
+"""Chooses among configurations, and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fovea.planner.hardware import Hardware
+from fovea.planner.option import Option, evaluate
+from fovea.planner.precision import RECIPES, Precision
+from fovea.planner.roofline import Setup
+from fovea.planner.shape import ModelShape
+from fovea.planner.workload import TokenCount, Workload
+
+PRECISIONS = ("none", "fp8", "int8", "int4")
+"""The precisions that are tried, from the one that loses least to the one that loses most."""
+WORTH_LESS_PRECISION = 0.75
+"""A coarser precision is recommended if it costs at most this share of a finer one."""
+NEAR = 1.10
+"""Configurations that cost up to so many times the best one are named as equals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A configuration with the reasons for and against it.
+
+    option: its figures. precision: its value of the setting `quantization`.
+    reasons: sentences.
+    """
+
+    option: Option
+    precision: str
+    reasons: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        setup = self.option.setup
+        each = f"{setup.devices} x " if setup.devices > 1 else ""
+        weights = setup.precision.format_of("decoder")
+        return f"{self.option.replicas} x ({each}{setup.hardware.name}), {weights}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The result of a search.
+
+    best: the recommended configuration; None: none meets the targets.
+    others: the runners-up, the best one of each device, the cheapest first.
+    impossible: configurations that cannot work, each with its reason, one per device and count.
+    """
+
+    best: Choice | None
+    others: tuple[Choice, ...]
+    impossible: tuple[tuple[str, str], ...]
+
+
+def recommend(
+    shape: ModelShape,
+    hardware: Iterable[Hardware],
+    workload: Workload,
+    count: TokenCount,
+    *,
+    precisions: Sequence[str] = PRECISIONS,
+    devices: Sequence[int] = (1, 2, 4, 8),
+    storage: bool = True,
+) -> Recommendation:
+    """Search the configurations of a model for a workload.
+
+    hardware: the devices to choose from.
+    precisions: values of the setting `quantization`.
+    devices: numbers of devices of a replica; a device with fewer in a machine is not divided further.
+    storage: CPUs store bfloat16 in panels, as Fovea's own kernels do.
+    """
+    possible: list[tuple[str, Option]] = []
+    impossible: dict[str, str] = {}
+    for device in hardware:
+        for number in sorted(set(devices)):
+            if number > device.devices:
+                continue
+            for name in precisions:
+                setup = Setup(shape, device, _precision(name, device, storage), number)
+                option = evaluate(setup, workload, count)
+                if option.replicas:
+                    possible.append((name, option))
+                elif not any(one.setup.hardware is device for _, one in possible):
+                    impossible[f"{number} x {device.name}, {name}"] = option.problem
+    ranked = sorted(possible, key=lambda item: _price(item[1], item[0], precisions))
+    best = _finest(ranked, precisions)
+    chosen = None if best is None else Choice(best[1], best[0], _reasons(best, ranked, workload))
+    others = []
+    seen = {best[1].setup.hardware.name} if best else set()
+    for name, option in ranked:
+        if option.setup.hardware.name not in seen:
+            seen.add(option.setup.hardware.name)
+            against = _against((name, option), best, workload) if best else ()
+            others.append(Choice(option, name, against))
+    return Recommendation(chosen, tuple(others), tuple(impossible.items()))
+
+
+def _precision(name: str, device: Hardware, storage: bool) -> Precision:
+    panels = storage and device.kind == "cpu"
+    dtype = (
+        "float32" if device.kind == "cpu" and "bf16" not in device.peaks and name == "none" else "bfloat16"
+    )
+    if device.kind == "gpu" and "bf16" not in device.peaks:
+        dtype = "float16"
+    return replace(RECIPES[name], dtype=dtype, storage="panels" if panels else "plain")
+
+
+def _price(option: Option, name: str, precisions: Sequence[str]) -> tuple[float, int, int]:
+    """Order of configurations: price, or devices where there is no price; then precision."""
+    price = option.price_per_hour
+    return (float("inf") if price is None else price, option.devices, list(precisions).index(name))
+
+
+def _finest(ranked: list[tuple[str, Option]], precisions: Sequence[str]) -> tuple[str, Option] | None:
+    """The cheapest configuration, unless a finer precision costs little more."""
+    if not ranked:
+        return None
+    cheapest = ranked[0][1].price_per_hour
+    if cheapest is None:
+        return min(ranked, key=lambda item: (item[1].devices, list(precisions).index(item[0])))
+    allowed = [
+        item for item in ranked
+        if item[1].price_per_hour is not None and item[1].price_per_hour * WORTH_LESS_PRECISION <= cheapest
+    ]  # fmt: skip
+    return min(allowed, key=lambda item: (list(precisions).index(item[0]), item[1].price_per_hour or 0.0))
+
+
+def _reasons(
+    best: tuple[str, Option], ranked: list[tuple[str, Option]], workload: Workload
+) -> tuple[str, ...]:
+    name, option = best
+    speed, memory = option.speed, option.capacity
+    reasons = [
+        f"weights take {memory.weight_bytes / 1e9:.1f} GB of {memory.total / 1e9:.1f} GB, and "
+        f"{memory.requests:,} requests fit into the rest at once",
+        f"one replica meets the targets up to {option.rate:.2f} requests/s; {option.replicas} of them get "
+        f"{workload.requests_per_s:.2f}",
+    ]
+    if speed is not None:
+        bound = "prompts and images" if option.cost.token_s and speed.batch < 2 else "decoding"
+        reasons.append(
+            f"at that rate {speed.batch:.1f} sequences decode together, mostly {bound} takes the time; "
+            f"first token {speed.ttft_s * 1e3:.0f} ms in the mean, {speed.ttft_p_s * 1e3:.0f} ms at "
+            f"{workload.percentile:g}%"
+        )
+    cheaper = [item for item in ranked if _cost(item[1]) < _cost(option)]
+    if cheaper:
+        other = cheaper[0]
+        reasons.append(
+            f"{_title(other)} costs {_cost(other[1]) / _cost(option):.0%} of it with a coarser precision; "
+            "measure its accuracy first (docs/quantization.md)"
+        )
+    if name != "none":
+        reasons.append(
+            f"quantization {name}: finer precisions need more or larger devices; docs/quantization.md has "
+            "the measured accuracy"
+        )
+    return tuple(reasons)
+
+
+def _against(item: tuple[str, Option], best: tuple[str, Option], workload: Workload) -> tuple[str, ...]:
+    option, chosen = item[1], best[1]
+    reasons = []
+    if option.price_per_hour is None:
+        reasons.append("no price is known; state yours in a hardware file")
+    elif chosen.price_per_hour is not None:
+        ratio = option.price_per_hour / chosen.price_per_hour
+        reasons.append(f"{ratio:.2f} times the price" + (", nearly the same" if ratio <= NEAR else ""))
+    if option.speed is not None and chosen.speed is not None:
+        ratio = option.speed.ttft_p_s / chosen.speed.ttft_p_s
+        word = "later" if ratio > 1 else "sooner"
+        reasons.append(f"first token {max(ratio, 1 / ratio):.1f} times {word}")
+    return tuple(reasons)
+
+
+def _cost(option: Option) -> float:
+    return float("inf") if option.price_per_hour is None else option.price_per_hour
+
+
+def _title(item: tuple[str, Option]) -> str:
+    return Choice(item[1], item[0], ()).title

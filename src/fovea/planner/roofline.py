@@ -1,0 +1,228 @@
+"""Times of steps and images on a device, from the model's shape and the device's rates.
+
+    reading     bytes / (bandwidth * efficiency of decode)
+    arithmetic  operations / (peak of the weights' arithmetic * efficiency of the stage)
+
+A step takes the fixed times of `Overheads`, and the longer of reading and arithmetic, which hide each other
+well on a GPU (`overlap`) and not at all on a CPU. A multiplication and an addition are two operations.
+
+    a token          2 * (weights that it is multiplied with) operations
+    a pair           4 * heads * head_dim operations per layer: scores, and the sum over values
+    a decode         reads KV of its whole context, in layers with a window of the window
+    a step           reads all weights of the decoder and the head once; of experts, those that its rows use
+    an image         2 * rows * weights of each part of the tower, and its pairs; reads the tower once
+    tensor parallel  two sums over the devices for each layer, of all rows (Megatron-LM, arXiv 1909.08053)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fovea.planner.cost import CostModel
+from fovea.planner.hardware import Hardware
+from fovea.planner.memory import kv_bytes_per_token, state_bytes, weight_bytes
+from fovea.planner.precision import Precision
+from fovea.planner.shape import AttentionLayers, Maps, ModelShape
+from fovea.planner.vision import encoder_work
+
+LATENCY_S = {"nvlink": 8e-6, "infinity-fabric": 12e-6, "pcie": 25e-6, "ethernet": 50e-6, "socket": 5e-6}
+"""Seconds of one sum over the devices beside its bytes, by link: rough figures of small all-reduces."""
+OVERLAP = {"gpu": 4.0, "cpu": 1.0}
+TYPICAL_TOKENS = 1024
+"""Visual tokens of a typical image: there, at half and at twice that, the cost model's curve is exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Seconds that follow from the engine and not from the model's size.
+
+    step_s: a step: launching its kernels, sampling.
+    sequence_s: a decoding sequence: sampling, detokenizing.
+    chunk_s: a chunk of a prompt.
+    image_s: an image in the encoder.
+    between_s: from one step to the next.
+    request_s: reading a request and preparing its text.
+    pixel_s: decoding and resizing one pixel.
+    slice_s: longest piece of an encoding that cannot be interrupted.
+    """
+
+    step_s: float
+    sequence_s: float
+    chunk_s: float
+    image_s: float
+    between_s: float
+    request_s: float
+    pixel_s: float
+    slice_s: float
+
+
+OVERHEADS = {
+    "cpu": Overheads(2.5e-4, 6e-5, 5e-4, 2e-3, 3e-4, 2e-3, 3e-8, 2e-3),
+    "gpu": Overheads(1.5e-3, 2e-5, 2e-4, 1e-3, 4e-4, 2e-3, 3e-8, 2e-3),
+}
+"""Those of a CPU are fits of the bundled model (benchmarks/costs); those of a GPU are assumptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model on the devices of one replica.
+
+    shape: the model.
+    hardware: one device.
+    precision: of weights and KV.
+    devices: devices that hold the model together (tensor parallel).
+    """
+
+    shape: ModelShape
+    hardware: Hardware
+    precision: Precision
+    devices: int = 1
+
+    @property
+    def overheads(self) -> Overheads:
+        return OVERHEADS[self.hardware.kind]
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that a step reads, all devices together."""
+        return self.hardware.bandwidth * self.hardware.share("decode") * self.devices
+
+    def rate(self, format: str, stage: str) -> float:
+        """Operations per second of products with weights of that format, all devices together."""
+        _, peak = self.hardware.rate(arithmetic_of(format, self.hardware.kind))
+        return peak * self.hardware.share(stage) * self.devices
+
+    @property
+    def kv_devices(self) -> int:
+        """Devices among which KV is divided: KV heads are not split, so more devices hold copies."""
+        heads = min((layers.kv_heads for layers in self.shape.attention), default=1)
+        parts = [count for count in range(1, self.devices + 1) if heads % count == 0]
+        return max(count for count in parts if self.devices % count == 0)
+
+    @property
+    def kv_token_bytes(self) -> float:
+        """Bytes of a token's KV, on all devices together, copies included."""
+        return kv_bytes_per_token(self.shape, self.precision) * self.devices / self.kv_devices
+
+
+def arithmetic_of(format: str, kind: str) -> str:
+    """Return the arithmetic (`hardware.ARITHMETIC`) of products with weights of a format.
+
+    Weights of 4 bits are widened before a product, on a GPU to 16 bits, in our kernels for CPUs to 8.
+    """
+    if format in ("float32", "int8", "fp8"):
+        return {"float32": "fp32", "int8": "int8", "fp8": "fp8"}[format]
+    if format in ("int4", "awq", "gptq"):
+        return "int8" if kind == "cpu" and format == "int4" else "bf16"
+    return "fp16" if format == "float16" else "bf16"
+
+
+def image_seconds(setup: Setup, tokens: int) -> float:
+    """Return the seconds of encoding one image of so many visual tokens."""
+    shape, work = setup.shape, encoder_work(setup.shape, tokens)
+    encoder = setup.precision.format_of("encoder")
+    rows = {
+        "patches": work.patches, "encoder": work.rows, "merged": work.merged_rows,
+        "projector": work.projector_rows, "cross": work.projector_rows,
+    }  # fmt: skip
+    operations = sum(2.0 * count * shape.weights(part) for part, count in rows.items())
+    pairs = 4.0 * shape.tower.hidden * work.pairs
+    sizes = weight_bytes(shape, setup.precision)
+    read = sum(sizes.get(part, 0) for part in rows) / setup.bandwidth
+    arithmetic = operations / setup.rate(encoder, "encode")
+    arithmetic += pairs / setup.rate(setup.precision.dtype, "encode")
+    return setup.overheads.image_s + together(read, arithmetic, OVERLAP[setup.hardware.kind])
+
+
+def together(one: float, other: float, overlap: float) -> float:
+    """Return the seconds of two kinds of work that hide each other: see `planner.cost`."""
+    longer = max(one, other)
+    if not longer:
+        return 0.0
+    return float(longer * ((one / longer) ** overlap + (other / longer) ** overlap) ** (1 / overlap))
+
+
+def cost_model(setup: Setup, tokens: int = TYPICAL_TOKENS, context: int = 0) -> CostModel:
+    """Return the cost model of a model on its devices.
+
+    tokens: visual tokens of a typical image.
+    context: tokens of a typical context, for layers with a window; 0: longer than all windows.
+    """
+    shape, overheads, precision = setup.shape, setup.overheads, setup.precision
+    sizes = weight_bytes(shape, precision)
+    prefill = setup.rate(precision.format_of("decoder"), "prefill")
+    attention = setup.rate(precision.dtype, "prefill")
+    kv_rate = setup.bandwidth / setup.devices * setup.kv_devices
+    windows = [group for group in shape.attention if group.window is not None]
+    seen = {group: group.seen(context or 1 << 40) for group in windows}
+    window_bytes = sum(_kv_bytes(group, precision) * seen[group] for group in windows)
+    window_operations = sum(
+        4.0 * group.count * group.heads * group.head_dim * seen[group] for group in windows
+    )
+    token = (2.0 * shape.active_weights + shape.state_operations) / prefill
+    token += window_operations / attention
+    exchange_s, exchange_row_s = _exchange(setup)
+    states = 2 * state_bytes(shape, precision) / setup.bandwidth  # read and written
+    head = 2.0 * shape.weights("head") / setup.rate(precision.format_of("head"), "prefill")
+    return CostModel(
+        step_s=overheads.step_s + exchange_s,
+        decode_s=overheads.sequence_s + exchange_row_s,
+        context_s=sum(_kv_bytes(group, precision) for group in shape.attention if group.window is None)
+        / kv_rate,
+        token_s=token + exchange_row_s,
+        chunk_s=overheads.chunk_s,
+        pair_s=shape.attention_operations_per_pair / attention,
+        between_s=overheads.between_s,
+        read_s=(sizes["decoder"] + sizes.get("head", 0)) / setup.bandwidth,
+        row_s=token + head + window_bytes / kv_rate + states,
+        expert_s=sizes.get("experts", 0) / setup.bandwidth,
+        expert_share=shape.active_experts / shape.experts if shape.experts else 0.0,
+        overlap=OVERLAP[setup.hardware.kind],
+        **_image_parameters(setup, tokens),
+        slice_s=overheads.slice_s,
+        kv_token_bytes=max(1, round(setup.kv_token_bytes)),
+        visual_token_bytes=max(1, precision.itemsize * shape.visual_token_numbers),
+        max_context=shape.max_positions,
+        made_from=f"roofline: {shape.name} on {setup.devices} x {setup.hardware.name}",
+    )
+
+
+def _kv_bytes(group: AttentionLayers, precision: Precision) -> float:
+    return group.kv_bytes_per_token(precision.kv_itemsize(group.head_dim))
+
+
+def _exchange(setup: Setup) -> tuple[float, float]:
+    """Seconds that tensor parallel adds to a step, and to each of its rows."""
+    if setup.devices == 1:
+        return 0.0, 0.0
+    sums = reductions(setup.shape)
+    rate = setup.hardware.link_bandwidth * setup.hardware.share("link")
+    share = 2 * (setup.devices - 1) / setup.devices
+    row = sums * share * setup.shape.hidden * 2 / rate
+    return sums * LATENCY_S[setup.hardware.link_kind], row
+
+
+def reductions(shape: ModelShape) -> int:
+    """Return how many sums over the devices a step has with tensor parallel: one per output projection."""
+    ending = [maps.count for maps in shape.maps.get("decoder", ()) if _ends_in(maps, shape)]
+    experts = [maps.count for maps in shape.maps.get("experts", ()) if _ends_in(maps, shape)]
+    return sum(ending) + (sum(experts) // shape.experts if shape.experts else 0)
+
+
+def _ends_in(maps: Maps, shape: ModelShape) -> bool:
+    return maps.outputs == shape.hidden
+
+
+def _image_parameters(setup: Setup, tokens: int) -> dict[str, Any]:
+    """The parabola of seconds over visual tokens through half, once and twice a typical image."""
+    low, middle, high = max(1, tokens // 2), max(2, tokens), max(3, 2 * tokens)
+    a, b, c = (image_seconds(setup, count) for count in (low, middle, high))
+    first, second = (b - a) / (middle - low), (c - b) / (high - middle)
+    square = max(0.0, (second - first) / (high - low))
+    linear = max(0.0, first - square * (low + middle))
+    return {
+        "image_s": max(0.0, b - linear * middle - square * middle**2),
+        "visual_s": linear,
+        "visual_pair_s": square,
+    }
