@@ -16,6 +16,7 @@ from fovea.cli import options
 from fovea.cli.common import ALL_KEYS
 from fovea.cli.doctor.load import _figures
 from fovea.cli.doctor.wiring import (
+    OWN_FLAGS,
     _environment,
     built_facts,
     checkpoint_facts,
@@ -26,6 +27,7 @@ from fovea.cli.doctor.wiring import (
 )
 from fovea.cli.main import build_parser
 from fovea.core.errors import ConfigError
+from fovea.doctor.launch import FAULT_FLAGS
 from fovea.doctor.settings import DoctorSettings
 from fovea.engine.config import EngineConfig
 from fovea.engine.vision.built.manifest import BuiltGrid, Manifest, Site, checksum
@@ -80,6 +82,23 @@ def test_settings_are_those_of_a_server(tmp_path: Path, monkeypatch: pytest.Monk
 def test_no_setting_of_doctor_has_the_name_of_a_servers_setting() -> None:
     """Both are read from FOVEA_*, so one name would mean two things."""
     assert not set(options.setting_names(DoctorSettings)) & set(ALL_KEYS)
+
+
+def test_an_own_server_leaves_alone_what_another_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its flags override folders, logs and traces of the settings, and it knows no collector."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    file = {"batch_dir": str(tmp_path), "access_log": "/var/log/fovea", "otlp_endpoint": "http://c:4318"}
+    file |= {"tls_cert": "/cert.pem", "tls_key": "/key.pem"}
+    flat = read_settings(parsed(), file).flat
+    assert flat["batch_dir"] == tmp_path
+    env, _ = _environment(parsed(), flat)
+    assert not [name for name in env if name.startswith("OTEL_")]
+    served = build_parser().parse_args(["serve", "fovea-tiny", *OWN_FLAGS, *FAULT_FLAGS])
+    flat = read_settings(served, file).flat
+    names = ("batch_dir", "access_log", "otlp_endpoint", "tls_cert", "tls_key", "allow_private_hosts")
+    assert [flat[name] for name in names] == [None, "false", "", None, None, True]
 
 
 def test_a_simulation_has_no_model_to_check(tmp_path: Path) -> None:

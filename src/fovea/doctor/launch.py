@@ -86,6 +86,7 @@ class ProcessLauncher:
     command: program and arguments of the server, without address and port.
     env: its environment. keys: the keys that it gets, for requests.
     timeout: seconds that it has until it is ready.
+    disk_cache: whether the plain server, too, has a disk cache, in a folder of its own.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class ProcessLauncher:
         *,
         keys: Mapping[str, str],
         timeout: float,
+        disk_cache: bool = False,
     ) -> None:
         self._command, self._env, self._web, self._keys = command, env, web, keys
-        self._timeout = timeout
+        self._timeout, self._disk_cache = timeout, disk_cache
         self._home = tempfile.TemporaryDirectory(prefix="fovea-doctor-")
         self._process: subprocess.Popen[bytes] | None = None
         self._server: Server | None = None
@@ -120,7 +122,8 @@ class ProcessLauncher:
 
     def plain(self) -> Server:
         """Return the server with the user's settings."""
-        return self._running("plain", ())
+        cache = ("--embed-disk-dir", str(Path(self._home.name) / "plain")) if self._disk_cache else ()
+        return self._running("plain", cache)
 
     def disturbed(self) -> Server:
         """Return the server with FAULT_FLAGS."""

@@ -29,8 +29,17 @@ from fovea.doctor.web import HttpWeb
 from fovea.engine.config import EngineConfig
 from fovea.server.settings import ServerSettings
 
-PLAIN_HTTP = ("--tls-cert", "none", "--tls-key", "none")
-"""An own server has no TLS: its certificate would name another host."""
+OWN_FLAGS = (
+    "--tls-cert", "none", "--tls-key", "none",
+    "--batch-dir", "none",
+    "--access-log", "false",
+    "--otlp-endpoint", "",
+)  # fmt: skip
+"""Settings of an own server in which it differs from the user's.
+
+It has no TLS, because the certificate would name another host. It does not go on with the batches of a server
+that may be running, and adds nothing to its logs and traces.
+"""
 ROLES = ("api_key", "admin_key", "metrics_key")
 
 
@@ -86,10 +95,17 @@ def _own(args: argparse.Namespace, common: dict[str, Any], doctor: DoctorSetting
     read = read_settings(args, file)
     engine, settings = read.engine, read.flat
     env, sent = _environment(args, settings)
-    command = [sys.executable, "-m", "fovea.cli.main", "serve", model, *PLAIN_HTTP]
+    command = [sys.executable, "-m", "fovea.cli.main", "serve", model, *OWN_FLAGS]
     if args.revision:
         command += ["--revision", args.revision]
-    launcher = ProcessLauncher(command, env, common["web"], keys=sent, timeout=doctor.start_timeout)
+    launcher = ProcessLauncher(
+        command,
+        env,
+        common["web"],
+        keys=sent,
+        timeout=doctor.start_timeout,
+        disk_cache=bool(settings["embed_disk_dir"]),
+    )
     with launcher:
         yield Subject(
             **common,
@@ -131,7 +147,8 @@ def _environment(
     A role that has keys gets one more, which only doctor knows. A role without keys stays open, so that the
     server is as exposed as its settings make it.
     """
-    env = dict(os.environ)
+    # Variables of OpenTelemetry name a collector, too.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     if args.config:
         env["FOVEA_CONFIG"] = str(Path(args.config).absolute())
     sent = {}
