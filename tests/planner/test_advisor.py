@@ -95,7 +95,7 @@ def test_fovea_says_that_it_cannot(situation: Situation) -> None:
 
 
 def test_fovea_is_never_the_advice_for_a_gpu_without_a_measurement_there() -> None:
-    needs = ("follow_ups", "steady_streams", "json", "visual_budgets", "strangers", "tenants")
+    needs = ("follow_ups", "steady_streams", "json_answers", "visual_budgets", "strangers", "tenants")
     for need in needs:
         assert "Fovea" not in advise(Situation(device="nvidia-gpu", **{need: True})).best
     assert of(advise(Situation()), "Fovea").points < 0
@@ -103,7 +103,7 @@ def test_fovea_is_never_the_advice_for_a_gpu_without_a_measurement_there() -> No
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_points_are_the_sum_of_the_reasons_and_the_best_come_first(device: str) -> None:
-    found = advise(Situation(device=device, follow_ups=True, json=True))
+    found = advise(Situation(device=device, follow_ups=True, json_answers=True))
     for one in found.ranked:
         assert one.points == sum(rule.points for rule in one.reasons_for + one.reasons_against)
         assert all(rule.points >= 0 for rule in one.reasons_for)

@@ -31,6 +31,7 @@ COMMANDS = (
     "deploy",
     "plan",
     "doctor",
+    "advise",
     "simulate",
     "bench",
     "profile",

@@ -13,7 +13,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,11 +90,29 @@ def settings(
     fixed: values that override all of these.
     Raises ConfigError, naming the source of the wrong value.
     """
+    return _build(cls, lambda name: lookup(name, args, file), only, fixed)
+
+
+def flag_settings(cls: type[T], args: argparse.Namespace) -> T:
+    """Build settings from flags and defaults alone, where names mean something else than in a server.
+
+    Raises ConfigError, naming the flag of the wrong value.
+    """
+    return _build(cls, lambda name: _from_flag(name, args), None, {})
+
+
+Found = tuple[Any, str] | None
+"""A value and its source, in words."""
+
+
+def _build(
+    cls: type[T], find: Callable[[str], Found], only: Iterable[str] | None, fixed: Mapping[str, Any]
+) -> T:
     values, sources = dict(fixed), {}
     for entry in settings_of(cls):
         if entry.name in fixed or entry.rule.internal or (only is not None and entry.name not in only):
             continue
-        given = lookup(entry.name, args, file)
+        given = find(entry.name)
         if given is not None:
             value, source = given
             values[entry.name] = _convert(value, entry, source)
@@ -107,11 +125,16 @@ def settings(
         raise ConfigError(f"{sources[error.param]}: {error.message}", param=error.param) from error
 
 
-def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[Any, str] | None:
-    """Return the value of highest precedence and its source; None: it is not given."""
+def _from_flag(name: str, args: argparse.Namespace) -> Found:
     value = getattr(args, name, None)
-    if value is not None:
-        return value, flag(name)
+    return None if value is None else (value, flag(name))
+
+
+def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> Found:
+    """Return the value of highest precedence and its source; None: it is not given."""
+    given = _from_flag(name, args)
+    if given is not None:
+        return given
     variable = PREFIX + name.upper()
     if os.environ.get(variable):
         return os.environ[variable], variable

@@ -27,7 +27,7 @@ class Situation:
     follow_ups: bool = setting(False, "Whether several requests are about the same image or prefix.")
     aim: str = setting("balanced", "What matters most.", choices=AIMS)
     steady_streams: bool = setting(False, "Whether answers must not stop while images of others arrive.")
-    json: bool = setting(False, "Whether answers have to follow a schema or grammar.")
+    json_answers: bool = setting(False, "Whether answers have to follow a schema or grammar.")
     visual_budgets: bool = setting(False, "Whether requests choose how many visual tokens they spend.")
     strangers: bool = setting(False, "Whether strangers send images or URLs of images.")
     tenants: bool = setting(False, "Whether several clients need keys, limits and budgets of their own.")

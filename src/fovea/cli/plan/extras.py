@@ -6,12 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fovea.cli.plan.advice import show_advice
 from fovea.cli.plan.result import Plan
-from fovea.planner.advisor import Recommendation
-
-MOST_ENGINES, MOST_REASONS = 3, 2
-"""Engines, and reasons for and against each, that are shown; `--json` has all of them."""
-OWN = "Fovea"
 
 
 def show_extras(plan: Plan, console: Console) -> None:
@@ -26,7 +22,7 @@ def show_extras(plan: Plan, console: Console) -> None:
         console.print(f"drafts of which 60% are right, by number per step: {shown}")
     _divisions(plan, console)
     if plan.advice is not None:
-        _advice(plan.advice, console)
+        show_advice(plan.advice, console)
 
 
 def _divisions(plan: Plan, console: Console) -> None:
@@ -53,29 +49,3 @@ def _divisions(plan: Plan, console: Console) -> None:
             f"{split.requests_per_s:.2f} requests/s instead of {split.integrated_per_s:.2f}, a token every "
             f"{1e3 * split.itl_s:.1f} instead of {1e3 * split.integrated_itl_s:.1f} ms"
         )
-
-
-def _advice(advice: Recommendation, console: Console) -> None:
-    best = " or ".join(advice.best) or "none of them"
-    console.print(
-        f"\n[bold]Engine: {best}[/bold]" + (" (the rules do not decide between them)" if advice.tie else "")
-    )
-    table = Table("engine", "points", "for", "against", box=SIMPLE_HEAD, pad_edge=False)
-    possible = [one for one in advice.ranked if not one.ruled_out]
-    for one in possible[:MOST_ENGINES]:
-        table.add_row(
-            one.engine.name,
-            str(one.points),
-            "; ".join(rule.reason for rule in one.reasons_for[:MOST_REASONS]),
-            "; ".join(rule.reason for rule in one.reasons_against[:MOST_REASONS]),
-        )
-    console.print(table)
-    for one in advice.ranked:
-        if one.ruled_out:
-            console.print(f"ruled out: {one.engine.name}: {one.ruled_out[0].reason}")
-    own = next((one for one in possible[MOST_ENGINES:] if one.engine.name == OWN), None)
-    if own is not None:
-        against = "; ".join(rule.reason for rule in own.reasons_against)
-        console.print(f"{OWN} itself has {own.points} points: {against}")
-    for note in advice.notes:
-        console.print(f"note: {note}")

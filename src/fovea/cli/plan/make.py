@@ -110,7 +110,7 @@ def _advice(
         follow_ups=any(kind.follow_ups or kind.seen for kind in workload.kinds),
         aim="latency" if workload.ttft_ms or workload.itl_ms else "balanced",
         steady_streams=bool(workload.itl_ms),
-        json=any(kind.json for kind in workload.kinds),
+        json_answers=any(kind.json for kind in workload.kinds),
         visual_budgets=workload.keep < 1,
     )
     return advise(situation)

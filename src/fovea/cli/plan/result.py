@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fovea.cli.plan.advice import as_dict as advice_dict
 from fovea.cli.plan.model import PlannedModel
 from fovea.cli.plan.simulated import Simulated
 from fovea.planner.advisor import Recommendation as Advice
@@ -97,7 +98,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             {"drafts": drafts, "tokens_per_step": tokens, "speedup": speedup}
             for drafts, (tokens, speedup) in (plan.speculation or {}).items()
         ],
-        "advice": None if plan.advice is None else _advice(plan.advice),
+        "advice": None if plan.advice is None else advice_dict(plan.advice),
         "notes": list(plan.notes),
     }  # fmt: skip
     found: dict[str, Any] = _plain(values)
@@ -119,10 +120,6 @@ def _choice(choice: Choice, workload: Workload) -> dict[str, Any]:
         "price_per_thousand_images": option.price_per_thousand_images(workload),
         "joules_per_request": option.joules_per_request(workload), "cost": asdict(option.cost),
     }  # fmt: skip
-
-
-def _advice(advice: Advice) -> Any:
-    return asdict(advice)
 
 
 def _plain(value: Any) -> Any:
