@@ -30,6 +30,7 @@ COMMANDS = (
     "experiment",
     "deploy",
     "plan",
+    "doctor",
     "advise",
     "simulate",
     "bench",
