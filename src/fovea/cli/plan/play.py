@@ -140,6 +140,7 @@ def predict(
     trace: list[TraceRequest] = []
     seconds: list[float] = []
     following: dict[int, Next] = {}
+    seen: set[tuple[str, int, int] | None] = set()
     for session in clients:
         before: Played | None = None
         for one in session:
@@ -152,7 +153,11 @@ def predict(
             system = 0 if known else common
             text = max(1, one.prompt - known - new_visual - system)
             trace.append(TraceRequest(0.0, text, len(one.tokens), images, system))
-            pixels = one.turn.image[1] * one.turn.image[2] if one.turn.image else 0
+            # An image is decoded and resized once; requests that find its outputs in a cache do not.
+            pixels = (
+                0 if one.turn.image in seen or not one.turn.image else one.turn.image[1] * one.turn.image[2]
+            )
+            seen.add(one.turn.image)
             seconds.append(preparation.seconds(one.prompt, pixels))
             before = one
     prepare = {id(request): value for request, value in zip(trace, seconds, strict=True)}
@@ -166,7 +171,7 @@ def common_tokens(engine: Engine) -> int:
     """Return with how many equal tokens the prompts of different questions begin, by the chat template."""
     first, second = (engine.outline(ChatPrompt((Message("user", (TextPart(text),)),))).ids for text in "az")
     same = [one == other for one, other in zip(first, second, strict=False)]
-    return (same.index(False) if False in same else len(same)) - 1
+    return same.index(False) if False in same else len(same)
 
 
 def _picture(image: tuple[str, int, int], nonce: int) -> Image:
