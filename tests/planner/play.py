@@ -41,7 +41,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the clients of the simulated engine saw, in seconds, and answers per second.
+    """Times that the clients of the simulated engine saw, in seconds, and answers per second.
 
     requests_per_s: of clients that wait for their answers; otherwise 0.
     """

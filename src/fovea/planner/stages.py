@@ -17,7 +17,7 @@ from fovea.planner.roofline import Setup, cross_state_bytes, image_bounds, image
 from fovea.planner.steady import decode_step
 
 BOUNDS = ("arithmetic", "memory", "fixed times")
-"""What a stage's duration mostly comes from."""
+"""The work that a stage's duration mostly comes from."""
 
 
 @dataclass(frozen=True, slots=True)

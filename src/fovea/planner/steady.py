@@ -56,7 +56,7 @@ def step_seconds(cost: CostModel, batch: int, context: float, prompt: int = 0, p
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What clients of one replica see.
+    """The speed that clients of one replica see.
 
     batch: sequences that decode at the same time, in the mean.
     requests_per_s, tokens_per_s: answers and their tokens.
@@ -151,7 +151,7 @@ def most_rate(
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What follows from the number of sequences that decode.
+    """The state of a replica that follows from the number of sequences that decode.
 
     rate: requests per second. gap: seconds between tokens.
     share: of a step beside decodes that images and prompts get.

@@ -134,7 +134,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """What an image is in a model.
+    """The tokens of an image in a model.
 
     prompt: its visual tokens in the prompt.
     rows: rows of the encoder's output. They are more than `prompt` only where image states lie outside of
