@@ -70,10 +70,11 @@ def test_tables_of_a_workload_file_fit_a_terminal(
 def test_json_has_the_simulation_and_everything_else(fovea: Caller, tmp_path: Path) -> None:
     path = tmp_path / "shop.toml"
     path.write_text(WORKLOAD, encoding="utf-8")
-    plan = fovea("plan", MODEL, "--workload", path, "--hardware", "H100-SXM", "--json", "--no-advice").json
+    plan = fovea("plan", MODEL, "--workload", path, "--hardware", "H100-SXM", "--json").json
     assert plan["simulated"]["requests"] >= 200
     assert {saving["name"] for saving in plan["savings"]} == {"encoder cache", "prefix cache"}
     assert plan["split"]["encoders"] >= 1
+    assert plan["advice"]["ranked"]
     assert [entry["drafts"] for entry in plan["speculation"]] == [1, 2, 3, 5, 8]
     json.dumps(plan, allow_nan=False)
 

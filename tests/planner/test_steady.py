@@ -168,6 +168,14 @@ def test_throughput_of_clients_agrees_with_the_simulator(
     assert 1 / factor <= speed.itl_s / seen.itl_s <= factor
 
 
+def test_small_chunks_of_a_model_with_experts_do_not_stop_it() -> None:
+    """With 2 and 4 clients, the formulas once gave less throughput than with one."""
+    cost = replace(cost_model(setup_of()), expert_s=0.02, expert_share=0.05, token_s=5e-5)
+    mix = LONG.mix(cost)
+    rates = [closed(cost, mix, clients).requests_per_s for clients in (1, 2, 4, 8, 32)]
+    assert rates == sorted(rates)
+
+
 @pytest.mark.parametrize(
     ("cost", "load", "share"), [(TINY, TEXT, 0.3), (QWEN, IMAGE, 0.3), (QWEN, IMAGE, 0.7)]
 )

@@ -30,6 +30,10 @@ PACE = 2.5
 FREE_BATCH, CROWDING = 4, 0.5
 """How that grows with the requests that wait: see `engine.schedule.pace`."""
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 2048
+DEAREST = 2.0
+"""Largest cost of a prompt in chunks, through its cost in one piece. Small chunks of models with experts read
+nearly all weights each, and then requests wait for each other and share larger chunks: on the simulator two
+to 32 clients of such a model pay up to about this much."""
 SLOWEST_RATE = 1e-6
 """Requests per second at which no request waits for another."""
 HALVINGS = 48
@@ -238,9 +242,13 @@ def _beside(cost: CostModel, mean: Demand, seen: int, batch: float) -> tuple[flo
         middle = (low + high) // 2
         low, high = (middle, high) if added(middle) < (PACE - 1) * alone else (low, middle)
     chunk = min(low, math.ceil(mean.prompt))
+    chunks = mean.prompt / chunk
+    seconds = chunks * added(chunk)
+    if seconds > DEAREST * mean.prefill:
+        chunks, seconds = chunks * DEAREST * mean.prefill / seconds, DEAREST * mean.prefill
     # A prompt hides behind decodes only as far as there are any.
     hidden = mean.decodes / batch * alone if batch else math.inf
-    return max(mean.prompt / chunk * added(chunk), mean.prefill - hidden), mean.prompt / chunk
+    return max(seconds, mean.prefill - hidden), chunks
 
 
 def _speed(cost: CostModel, mix: Mix, mean: Demand, batch: float, percentile: float) -> Speed:
