@@ -60,7 +60,9 @@ def test_tables_of_a_workload_file_fit_a_terminal(
     monkeypatch.setenv("COLUMNS", "100")
     path = tmp_path / "shop.toml"
     path.write_text(WORKLOAD, encoding="utf-8")
-    outcome = fovea("plan", MODEL, "--workload", path, "--hardware", "L4", "--hardware", "H100-SXM")
+    outcome = fovea(
+        "plan", MODEL, "--workload", path, "--hardware", "L4", "--hardware", "H100-SXM", "--no-simulation"
+    )
     assert outcome.code == 0, outcome.err
     assert max(len(line) for line in outcome.out.splitlines()) <= 100
     for word in ("invoice", "chat", "Recommended", "simulated", "clients", "encoder cache", "Engine"):
