@@ -69,7 +69,7 @@ def test_one_client_waits_for_nobody() -> None:
     assert speed.busy == pytest.approx(1)
 
 
-@settings(max_examples=examples(36), deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(COST_MODELS, LOADS, st.integers(1, 300), st.floats(0, 2))
 def test_clients_are_rate_times_latency(cost: CostModel, load: Load, clients: int, prepare: float) -> None:
     mix = [(share, replace(one, prepare=prepare)) for share, one in load.mix(cost)]
@@ -81,7 +81,7 @@ def test_clients_are_rate_times_latency(cost: CostModel, load: Load, clients: in
     assert speed.tokens_per_s == pytest.approx(speed.requests_per_s * load.answer)
 
 
-@settings(max_examples=examples(36), deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(COST_MODELS, LOADS, st.floats(0.01, 0.9), st.floats(50, 99))
 def test_little_holds_for_those_that_decode(
     cost: CostModel, load: Load, share: float, percentile: float
@@ -97,7 +97,7 @@ def test_little_holds_for_those_that_decode(
     assert 0 < speed.busy <= 1
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(COST_MODELS, LOADS, st.floats(0.05, 0.45))
 def test_a_higher_rate_is_never_faster(cost: CostModel, load: Load, share: float) -> None:
     mix = load.mix(cost)
@@ -107,17 +107,18 @@ def test_a_higher_rate_is_never_faster(cost: CostModel, load: Load, share: float
     assert fast is not None
     assert fast.batch >= slow.batch
     assert fast.itl_s >= slow.itl_s * (1 - 1e-3)
-    assert fast.ttft_s >= slow.ttft_s * 0.9  # more decodes make chunks larger, which is less work in all
+    # More decodes allow larger chunks, so that a first token can come a little sooner. The queue is longer.
+    assert fast.ttft_s >= slow.ttft_s * 0.7
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(COST_MODELS, LOADS)
 def test_independent_arrivals_never_get_more_than_waiting_clients(cost: CostModel, load: Load) -> None:
     mix = load.mix(cost)
     assert most_rate(cost, mix, 256) <= saturation(cost, mix) * (1 + SMALL)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(COST_MODELS, LOADS, st.floats(1.1, 30), st.floats(1.1, 30))
 def test_the_highest_rate_meets_the_targets_and_a_higher_one_does_not(
     cost: CostModel, load: Load, first: float, gap: float
@@ -131,10 +132,10 @@ def test_the_highest_rate_meets_the_targets_and_a_higher_one_does_not(
         return
     met = open_load(cost, mix, rate * (1 - 1e-6), 64)
     assert met is not None
-    assert met.ttft_p_s <= targets["ttft_s"] * 1.001
-    assert met.itl_p_s <= targets["itl_s"] * 1.001
+    assert met.ttft_p_s <= targets["ttft_s"] * (1 + SMALL)
+    assert met.itl_p_s <= targets["itl_s"] * (1 + SMALL)
     assert rate <= most_rate(cost, mix, 64) * (1 + 1e-9)
-    more = open_load(cost, mix, rate * 1.05, 64)
+    more = open_load(cost, mix, rate * 1.1, 64)
     assert more is None or more.ttft_p_s > targets["ttft_s"] * 0.98 or more.itl_p_s > targets["itl_s"] * 0.98
 
 
@@ -148,7 +149,7 @@ def test_a_rate_beyond_the_highest_is_refused() -> None:
     assert most_rate(TINY, mix, 64, itl_s=TINY.step_s / 2) == 0
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(COST_MODELS, LOADS, st.integers(1, 300))
 def test_longer_prompts_and_answers_are_never_cheaper(cost: CostModel, load: Load, more: int) -> None:
     most = most_rate(cost, load.mix(cost), 256)
