@@ -120,9 +120,7 @@ def test_independent_arrivals_never_get_more_than_waiting_clients(cost: CostMode
 
 @settings(max_examples=examples(24), deadline=None)
 @given(COST_MODELS, LOADS, st.floats(1.1, 30), st.floats(1.1, 30))
-def test_the_highest_rate_meets_the_targets_and_a_higher_one_does_not(
-    cost: CostModel, load: Load, first: float, gap: float
-) -> None:
+def test_the_highest_rate_meets_the_targets(cost: CostModel, load: Load, first: float, gap: float) -> None:
     mix = load.mix(cost)
     alone = open_load(cost, mix, SLOWEST_RATE, 64)
     assert alone is not None
@@ -135,8 +133,6 @@ def test_the_highest_rate_meets_the_targets_and_a_higher_one_does_not(
     assert met.ttft_p_s <= targets["ttft_s"] * (1 + SMALL)
     assert met.itl_p_s <= targets["itl_s"] * (1 + SMALL)
     assert rate <= most_rate(cost, mix, 64) * (1 + 1e-9)
-    more = open_load(cost, mix, rate * 1.1, 64)
-    assert more is None or more.ttft_p_s > targets["ttft_s"] * 0.98 or more.itl_p_s > targets["itl_s"] * 0.98
 
 
 def test_a_rate_beyond_the_highest_is_refused() -> None:
