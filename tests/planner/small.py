@@ -21,7 +21,7 @@ CPU = Hardware(
     usable=1.0, price=0.5, efficiency=EXACT,
 )  # fmt: skip
 SHAPE = ModelShape(
-    name="small", family="llava", hidden=64, vocabulary=1000, max_positions=4096,
+    name="small", family="llava", hidden=64, vocabulary=1000, max_positions=4096, layers=2,
     maps={
         "decoder": (Maps(64, 64, count=8), Maps(64, 256, count=2), Maps(256, 64, count=2)),
         "head": (Maps(1000, 64),),

@@ -274,7 +274,7 @@ def test_speculation_is_the_published_formula() -> None:
 
 def test_divisions_balance_weights_and_count_copies() -> None:
     setup = setup_of(devices=4)
-    found = {(one.tensor, one.pipeline): one for one in divisions(setup, 2, 10)}
+    found = {(one.tensor, one.pipeline): one for one in divisions(setup, 10)}
     assert set(found) == {(2, 2), (4, 1)}  # two layers cannot fill four stages
     tower = 2 * (4 * 32 * 32 + 64 * 32)
     rest = 2 * (8 * 64 * 64 + 4 * 64 * 256 + 64_000)
@@ -283,7 +283,7 @@ def test_divisions_balance_weights_and_count_copies() -> None:
     assert found[2, 2].bubble == pytest.approx(1 / 5)
     assert found[4, 1].bubble == 0
     many = replace(SHAPE, attention=(AttentionLayers(2, 2, 8, 8, 16),))
-    assert divisions(setup_of(many, devices=8), 2, 10)[0].tensor == 8
+    assert divisions(setup_of(many, devices=8), 10)[0].tensor == 8
 
 
 def test_a_split_balances_encoders_and_decoders() -> None:

@@ -36,18 +36,6 @@ def speculation(
     return Speculation(tokens, tokens * step_s / (verify_s + k * draft_s))
 
 
-def best_drafts(acceptance: float, step_s: list[float], draft_s: float) -> tuple[int, Speculation]:
-    """Return the number of drafts with the largest gain, and the gain; 0 drafts: none pays.
-
-    step_s: seconds of a step with 1, 2, 3, ... rows per sequence.
-    """
-    options = [
-        (drafts, speculation(drafts, acceptance, seconds, step_s[0], draft_s))
-        for drafts, seconds in enumerate(step_s)
-    ]
-    return max(options, key=lambda option: option[1].speedup)
-
-
 @dataclass(frozen=True, slots=True)
 class Saving:
     """Seconds of encoder and prompt per request that something saves.

@@ -33,10 +33,9 @@ class Division:
     bubble: float
 
 
-def divisions(setup: Setup, layers: int, exchanges: int, micro_batches: int = 4) -> list[Division]:
+def divisions(setup: Setup, exchanges: int, micro_batches: int = 4) -> list[Division]:
     """Return the ways to divide a model over `setup.devices` devices, the best-balanced first.
 
-    layers: of the decoder, for pipelines.
     exchanges: sums of a step with tensor parallel (`roofline.reductions`).
     micro_batches: parts of a batch that fill a pipeline; its bubble is (p - 1) / (m + p - 1) (GPipe, arXiv
         1811.06965).
@@ -48,7 +47,7 @@ def divisions(setup: Setup, layers: int, exchanges: int, micro_batches: int = 4)
     found = []
     for tensor in _divisors(devices):
         pipeline = devices // tensor
-        if query % tensor or pipeline > layers:
+        if query % tensor or pipeline > shape.layers:
             continue
         shared = max(count for count in _divisors(tensor) if heads % count == 0)
         expert = tensor if shape.experts else 1

@@ -116,8 +116,8 @@ def _add_hardware(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--hardware-file", type=Path, metavar="FILE", help="your own devices, as TOML")
     group.add_argument(
-        "--quantization", action="append", metavar="NAME", choices=tuple(RECIPES),
-        help=f"one of {', '.join(RECIPES)}; several times (default: all that may pay)",
+        "--quantization", action="append", metavar="NAME",
+        help=f"{', '.join(RECIPES)}, or formats of parts: decoder=int4,encoder=int8,kv=fp8; several times",
     )  # fmt: skip
     group.add_argument(
         "--devices", default="1,2,4,8", metavar="N,N", help="devices of one replica to try (default: 1,2,4,8)"
