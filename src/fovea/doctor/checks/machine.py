@@ -128,7 +128,7 @@ def cgroup_memory(subject: Subject) -> Verdict:
 
 
 def cgroup_cpu(subject: Subject) -> Verdict:
-    """Does the cgroup's processor limit not slow the server down?"""
+    """Does the cgroup's processor limit leave the server at full speed?"""
     for folder in subject.machine.cgroup("cpu"):
         stat = subject.machine.text(f"{folder}/cpu.stat")
         periods = _count(stat, "nr_periods")
