@@ -74,7 +74,9 @@ def memory(subject: Subject) -> Verdict:
     free = subject.machine.free_memory()
     figure = f"{size(free)} can be allocated"
     if free < LEAST_MEMORY:
-        return failed(figure, "the KV pool gets a quarter of it", "free memory, or raise the limit")
+        return failed(
+            figure, "less than 1 GiB, of which the KV pool gets a quarter", "free memory, or raise the limit"
+        )
     return passed(figure)
 
 
