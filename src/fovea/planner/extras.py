@@ -1,4 +1,4 @@
-"""What speculation, caches and fewer visual tokens save, by their own formulas."""
+"""Savings by speculation, caches and fewer visual tokens, by their own formulas."""
 
 from __future__ import annotations
 
