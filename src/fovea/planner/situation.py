@@ -34,7 +34,9 @@ class Situation:
     lora: bool = setting(False, "Whether adapters are loaded beside the model.")
     proven: bool = setting(False, "Whether only engines with years of use in production come into question.")
     checkpoint: str = setting("plain", "Format of the weights.", choices=CHECKPOINTS)
-    licences: tuple[str, ...] = setting((), "Accepted licences of the engine, separated by commas; empty: any.")
+    licences: tuple[str, ...] = setting(
+        (), "Accepted licences of the engine, separated by commas; empty: any."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
