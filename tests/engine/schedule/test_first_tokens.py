@@ -94,6 +94,14 @@ def test_the_work_of_earlier_requests_comes_first() -> None:
     assert situation.first.expect(sequence("new", 50)).seconds < behind.seconds
 
 
+def test_without_a_target_nobody_adds_up_a_long_queue() -> None:
+    situation = Situation(target_s=0.0)
+    situation.enter("a", 200)
+    expected = situation.first.expect(sequence("new", 50))
+    assert (expected.ahead, expected.idle) == (LodCost(), False)
+    assert situation.first.queued.prompt_tokens == 200
+
+
 def test_ready_requests_do_not_wait_for_images_of_others_unless_the_policy_says_so() -> None:
     for policy, waits in (("dual", False), ("fcfs", True)):
         situation = Situation(policy=policy)

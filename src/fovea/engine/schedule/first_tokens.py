@@ -124,7 +124,8 @@ class FirstTokens:
     def queued(self) -> LodCost:
         """The work before the first tokens of all requests that have none yet."""
         with self._lock:
-            return total(map(self._cost, self._pending.values()))
+            pending = tuple(self._pending.values())
+        return total(map(self._cost, pending))
 
     def expect(self, seq: Sequence) -> Expectation:
         """Predict the first token of a new sequence, in which only the names of its blocks are filled in."""
@@ -134,19 +135,21 @@ class FirstTokens:
         chunk = max(FEWEST_TOKENS, self._pace.times.prompt_tokens(0, share * step_s)) if decodes else math.inf
         cost = self.costs.remaining(seq, computed, chunk)
         with self._lock:
-            pending = [self._cost(one, chunk) for one in self._pending.values()]
+            before = tuple(self._pending.values())
+        # Without a target nothing depends on the work ahead, and a queue may be long.
+        pending = [self._cost(one, chunk) for one in before] if self._target_s else []
         ahead = total(pending)
         work_s = ahead.seconds + cost.seconds
         if cost.ready and not self._scheduler.policy.strict:
             work_s = _passing_s(cost.prompt_s, pending)
         return Expectation(
-            step_s + max(work_s / share, self._turn_s(len(pending)) + cost.seconds / share),
+            step_s + max(work_s / share, self._turn_s(len(before)) + cost.seconds / share),
             self._factor(cost.ready),
             cost,
             ahead,
             share,
             computed,
-            not pending and not decodes,
+            not before and not decodes,
         )
 
     def enter(self, seq: Sequence, arrival: float, expected: Expectation) -> None:
