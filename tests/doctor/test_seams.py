@@ -132,6 +132,16 @@ def test_this_machine(tmp_path: Path) -> None:
     assert all(not is_loopback(address) for address in machine.addresses())
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
+def test_loopback_hosts(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "127.example.com", "1270.0.0.1"])
+def test_hosts_that_other_machines_reach(host: str) -> None:
+    assert not is_loopback(host)
+
+
 def test_connections_to_ports_that_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
