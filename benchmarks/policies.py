@@ -3,8 +3,8 @@
     python benchmarks/policies.py [--cost FILE] [--seed 0] [--target-ms 10] [--ttft-ms 1000]
 
 1. A target for the gaps between tokens, with text and images at 50% and at 80% of saturation. Four variants:
-    `Pace`, which bounds a step by its cost; `BatchRule`, which bounds the batch by the mean of the last ten
-    steps; both; neither.
+    "pace", the engine's target for gaps; `BatchRule`, which bounds the batch by the mean of the last ten
+    steps; both; neither. No row has the setting `pace`.
 2. Mixed load: text chats at 20% of the rate that saturates the machine with text alone, beside new images of
     784 visual tokens (896x896 pixels) at 50% of the rate that saturates it with images alone. Three variants:
     dual queues with pace, dual queues without pace, and first come, first served without pace.

@@ -183,7 +183,7 @@ def test_odd_sides_are_padded_as_in_the_engine(n: int, k: int) -> None:
 def test_a_small_tied_table_is_packed_once_more() -> None:
     """4096 parameters of which the table has 12.5%: panels of it are three quarters of its bytes."""
     shape = ModelShape(
-        "tiny", "test", 16, 32, 64,
+        "tiny", "test", 16, 32, 64, 1,
         {"decoder": (Maps(16, 16, count=14),), "head": (Maps(32, 16),)}, tied=True,
     )  # fmt: skip
     assert shape.parameters == 4096

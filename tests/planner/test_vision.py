@@ -117,7 +117,7 @@ def test_windows_without_an_aspect_are_those_of_a_square() -> None:
     Without the aspect the mean loss at the edges is subtracted: (64 - 4) / 6 of a side's 256 pairs.
     """
     shape = ModelShape(
-        "tiny", "test", 8, 8, 8, {}, tower=Tower(8, 4, full_layers=1, window_layers=1, window_rows=64)
+        "tiny", "test", 8, 8, 8, 1, {}, tower=Tower(8, 4, full_layers=1, window_layers=1, window_rows=64)
     )
     assert encoder_work(shape, 256, 1.0).pairs == 1024**2 + 16 * 64**2
     assert encoder_work(shape, 256).pairs == 1024**2 + (256 - 10) ** 2

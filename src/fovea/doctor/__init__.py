@@ -1,6 +1,8 @@
 """The production checklist as checks of a machine, a model and a server.
 
-    verdict.py, check.py, report.py   values: a verdict, a check, the results of a run
+    verdict.py, check.py              values: a verdict, and a check
+    examine.py                        makes the checks, and returns their results
+    settings.py                       how long and how hard the checks of load try
     subject.py, facts.py              what checks read; tests fill it with values
     machine.py, web.py, launch.py     the three seams to the world: files and programs, HTTP, own processes
     server.py, clients.py             questions to a server, one by one and at the same time

@@ -23,9 +23,9 @@ class Need(Enum):
 
     SETTINGS = "the server's settings are not known: --config FILE"
     MODEL = "there is no checkpoint: give a MODEL in place of a URL"
-    OWN = "only a server that doctor starts itself is treated so: give a MODEL in place of a URL"
+    OWN = "only a server that doctor starts itself can be checked so: give a MODEL in place of a URL"
     LOAD = "a live server gets load only with --destructive"
-    DISTURB = "a live server is tried so only with --destructive"
+    DISTURB = "a live server is disturbed only with --destructive"
     PROMETHEUS = "not checked: --prometheus URL"
     GRAFANA = "not checked: --grafana URL"
 

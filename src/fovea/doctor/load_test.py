@@ -1,4 +1,4 @@
-"""The search for a server's saturation, and three levels of load below it.
+"""The search for a server's saturation, and three levels of load up to it.
 
 A closed loop with 1, 2, 4, ... clients finds the most requests per second. The knee is the smallest number of
 clients that reaches 90% of them: beyond it, more clients wait longer and get no more answers. Then requests

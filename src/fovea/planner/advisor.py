@@ -213,7 +213,11 @@ def _rule(where: str, values: Mapping[str, Any], engines: tuple[str, ...]) -> Ru
     table = Table(where, values)
     rules_out = table.flag("rules_out", False)
     if rules_out == ("points" in values):
-        raise ConfigError(f"{where}: accepted: points, or rules_out = true, not both", param="points")
+        raise ConfigError(
+            f"{where}: it has both points and rules_out, or neither; "
+            "accepted: points, or rules_out = true, not both",
+            param="points",
+        )
     return Rule(
         engine=table.text("engine", choices=engines),
         when=_when(where, values.get("when", {})),

@@ -5,6 +5,8 @@
     arithmetic = prompt_tokens * token_s + decodes * row_s + pairs * pair_s
     image      = image_s + v * visual_s + v^2 * visual_pair_s    (v visual tokens; in slices of about slice_s)
 
+rows is decodes + prompt_tokens.
+
 together(m, a) is (m^overlap + a^overlap)^(1 / overlap): the sum for overlap 1, and nearly the larger of the
 two for a large overlap. With overlap 1, without the parameters that are 0 by default, the formula is linear:
 `fit` finds its parameters from measured steps. `roofline` derives all of them from a model's shape and a
@@ -31,7 +33,7 @@ class CostModel:
     The defaults are those of benchmarks/costs/fovea-tiny.json.
 
     step_s: fixed cost of a step that computes tokens.
-    decode_s: per decoding sequence.
+    decode_s: per decoded token, beside reading and arithmetic.
     context_s: per token that a decoding sequence attends to.
     token_s: per token of a prompt.
     chunk_s: per sequence that computes tokens of its prompt.
@@ -42,7 +44,7 @@ class CostModel:
     slice_s: length of a slice; the encoder can pause only between slices.
     between_s: time from one step to the next, for scheduling and sending events.
     read_s: reading the weights of the decoder and the head once.
-    row_s: arithmetic per decoding sequence.
+    row_s: arithmetic per decoded token, which reading can hide.
     expert_s: reading the weights of all experts once.
     expert_share: share of the experts that one token uses.
     overlap: how well reading and arithmetic hide each other; 1: not at all.

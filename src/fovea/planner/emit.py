@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea.core.errors import ConfigError
+from fovea.planner.memory import state_bytes
+from fovea.planner.precision import RECIPES
 from fovea.planner.recommend import Choice
 from fovea.planner.workload import Workload
 
@@ -18,7 +20,8 @@ GIB = 1 << 30
 def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
     """Return settings of `fovea serve` by name.
 
-    Raises ConfigError if a replica has several devices: an engine of Fovea runs on one.
+    Raises ConfigError if a replica has several devices, because an engine of Fovea runs on one, or if the
+    precision is none of the setting `quantization`.
     """
     option = choice.option
     setup, memory = option.setup, option.capacity
@@ -28,21 +31,30 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
             "on one; accepted: --devices 1, or another engine behind `fovea gateway` (see the advice)",
             param="devices",
         )
-    context = max(one.tokens.longest for one in option.asked)
+    if choice.precision not in RECIPES:
+        raise ConfigError(
+            f"the plan has the precision {choice.precision!r}, and `fovea serve` has no setting for it; "
+            f"accepted: {', '.join(RECIPES)}",
+            param="precision",
+        )
+    states = option.room * state_bytes(setup.shape, setup.precision)
+    context = max(one.tokens.last for one in option.asked)
     settings: dict[str, Any] = {
         "model": setup.shape.name,
         "device": "cuda" if setup.hardware.kind == "gpu" else "cpu",
         "quantization": choice.precision,
-        "kv_cache_mib": max(1, memory.kv // MIB),
+        "kv_cache_mib": max(1, (memory.kv - states) // MIB),
         "embed_cache_mib": max(1, memory.encoder_cache // MIB),
         "max_running": option.room,
         "max_context": min(setup.shape.max_positions, 1 << math.ceil(math.log2(2 * context))),
         "policy": "dual",
     }
+    if states:
+        settings["state_cache_mib"] = max(1, math.ceil(states / MIB))
     if workload.itl_ms:
-        settings["target_itl_ms"] = round(workload.itl_ms)
+        settings["target_itl_ms"] = max(1, round(workload.itl_ms))
     if workload.ttft_ms:
-        settings["target_ttft_ms"] = round(workload.ttft_ms)
+        settings["target_ttft_ms"] = max(1, round(workload.ttft_ms))
     if workload.itl_ms or workload.ttft_ms:
         settings["target_percentile"] = workload.percentile
     return settings

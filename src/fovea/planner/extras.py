@@ -1,4 +1,4 @@
-"""What speculation, caches and fewer visual tokens save, by their own formulas."""
+"""Savings by speculation, caches and fewer visual tokens, by their own formulas."""
 
 from __future__ import annotations
 
@@ -34,18 +34,6 @@ def speculation(
     a, k = acceptance, drafts
     tokens = float(k + 1) if a == 1 else (1 - a ** (k + 1)) / (1 - a)
     return Speculation(tokens, tokens * step_s / (verify_s + k * draft_s))
-
-
-def best_drafts(acceptance: float, step_s: list[float], draft_s: float) -> tuple[int, Speculation]:
-    """Return the number of drafts with the largest gain, and the gain; 0 drafts: none pays.
-
-    step_s: seconds of a step with 1, 2, 3, ... rows per sequence.
-    """
-    options = [
-        (drafts, speculation(drafts, acceptance, seconds, step_s[0], draft_s))
-        for drafts, seconds in enumerate(step_s)
-    ]
-    return max(options, key=lambda option: option[1].speedup)
 
 
 @dataclass(frozen=True, slots=True)

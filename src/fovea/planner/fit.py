@@ -99,10 +99,12 @@ def fit_preparation(seen: Sequence[tuple[int, int, float]]) -> Preparation:
 
 
 def step_error(cost: CostModel, seen: Sequence[StepSample]) -> Error:
+    """Return the errors of a cost model for measured steps."""
     return Error.of([cost.step(s.made_of) for s in seen], [s.seconds for s in seen])
 
 
 def image_error(cost: CostModel, seen: Sequence[ImageSample]) -> Error:
+    """Return the errors of a cost model for measured images."""
     return Error.of([cost.image(s.visual_tokens) for s in seen], [s.seconds for s in seen])
 
 

@@ -11,7 +11,7 @@ peaks = { fp32 = 3.1, bf16 = 6.2 }   # 10**12 operations per second, dense
 vendor = "amd"
 aliases = ["box"]
 usable = 0.8                 # share of the memory for weights, KV and caches
-devices = 2                  # devices of one machine
+devices = 2                  # devices of one machine; 2 or more need link and link_gb_s
 link = "socket"              # how they are linked, and 10**9 bytes per second in each direction
 link_gb_s = 64
 tdp_w = 280

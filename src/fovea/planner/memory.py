@@ -1,5 +1,7 @@
 """Bytes of weights, keys and values, states and encoder outputs, as the engine allocates them.
 
+n and k are the outputs and the inputs of a weight.
+
     plain weight (n, k)          n k itemsize
     panels of bfloat16           ceil(n / 64) k / 2 tiles of 4 times 48 bytes: 64 outputs, 12 bits per number
     int8, int4, plain            n groups (group bits / 8 + 2): a bfloat16 scale per group, k padded to groups

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fovea.planner.capacity import Capacity, capacity
+from fovea.planner.capacity import Capacity, capacity, sequence_bytes
 from fovea.planner.cost import CostModel
+from fovea.planner.demand import Demand, Mix, demand
 from fovea.planner.extras import Saving
-from fovea.planner.roofline import Setup, cost_model
-from fovea.planner.steady import Demand, Speed, closed, demand, most_rate, open_load
-from fovea.planner.workload import Kind, TokenCount, Tokens, Workload, tokens_of
+from fovea.planner.roofline import TYPICAL_TOKENS, Setup, cost_model
+from fovea.planner.steady import SLOWEST_RATE, Speed, closed, most_rate, open_load
+from fovea.planner.tokens import Tokens, frame_group, tokens_of, variants
+from fovea.planner.workload import Kind, TokenCount, Workload
 
 MOST_RUNNING = 256
 """Most sequences at once that a plan counts with, also if memory has room for more."""
@@ -27,7 +28,7 @@ class Asked:
     """One kind of request in one configuration.
 
     share: its share of all requests, follow-ups included.
-    kind, tokens, demand: what it is, its tokens, its busy seconds.
+    kind, tokens, demand: what it is, its tokens, its busy seconds, in the mean over a conversation.
     """
 
     share: float
@@ -44,6 +45,7 @@ class Option:
     capacity: memory of a replica.
     cost: times of its steps.
     asked: the kinds of requests.
+    mix: share and busy seconds of each variant of a kind: new images, known images, follow-ups.
     room: sequences at once.
     rate: highest requests/s of one replica that meet the targets.
     replicas: needed for the workload's rate; 0: no number of them meets the targets.
@@ -55,6 +57,7 @@ class Option:
     capacity: Capacity
     cost: CostModel
     asked: tuple[Asked, ...]
+    mix: Mix
     room: int
     rate: float
     replicas: int
@@ -77,7 +80,10 @@ class Option:
         return None if price is None else price / 3600 / workload.requests_per_s
 
     def price_per_thousand_images(self, workload: Workload) -> float | None:
-        """US dollars per 1,000 images in requests, cached ones included; None without images or price."""
+        """US dollars per 1,000 images of conversations, cached ones included; None without images or price.
+
+        All requests are in the price, those without an image, too. Frames of videos are no images.
+        """
         images = sum(one.share * len(one.kind.images) / (1 + one.kind.follow_ups) for one in self.asked)
         price = self.price_per_request(workload)
         return None if price is None or not images else 1000 * price / images
@@ -93,8 +99,8 @@ class Option:
     @property
     def sweep(self) -> list[tuple[int, Speed]]:
         """Speed of one replica by the number of clients that wait for their answers."""
-        mix = [(one.share, one.demand) for one in self.asked]
-        return [(count, closed(self.cost, mix, count)) for count in BATCHES if count <= max(1, self.room)]
+        counts = [count for count in BATCHES if count <= max(1, self.room)]
+        return [(count, closed(self.cost, self.mix, count)) for count in counts]
 
 
 def evaluate(setup: Setup, workload: Workload, count: TokenCount) -> Option:
@@ -103,78 +109,95 @@ def evaluate(setup: Setup, workload: Workload, count: TokenCount) -> Option:
     count: visual tokens of an image in this model.
     """
     asked = _asked(setup, workload, count)
-    mix = [(one.share, one.tokens) for one in asked]
-    memory = capacity(setup, mix, _working_set(setup, asked, workload))
+    memory = capacity(setup, [(one.share, one.tokens) for one in asked], _working_set(setup, asked, workload))
     room = min(memory.requests, MOST_RUNNING)
-    sizes = [tokens for one in asked for tokens in one.tokens.images]
-    cost = cost_model(setup, max(sizes, default=1024), round(max(one.tokens.context for one in asked)))
-    asked = tuple(_with_demand(setup, cost, one) for one in asked)
+    cost = _cost(setup, asked)
+    asked = tuple(replace(one, demand=_demand(setup, cost, one, one.tokens)) for one in asked)
+    mix = [
+        (one.share * share, _demand(setup, cost, one, tokens))
+        for one in asked
+        for share, tokens in variants(one.kind, workload, one.tokens)
+    ]
+    option = Option(setup, memory, cost, asked, mix, room, 0.0, 0, None)
     problem = _problem(setup, memory, asked)
     if problem:
-        return Option(setup, memory, cost, asked, room, 0.0, 0, None, problem)
-    parts = [(one.share, one.demand) for one in asked]
+        return replace(option, problem=problem)
     targets = {"ttft_s": workload.ttft_ms / 1e3, "itl_s": workload.itl_ms / 1e3}
-    rate = most_rate(cost, parts, room, **targets, percentile=workload.percentile)
+    rate = most_rate(cost, mix, room, **targets, percentile=workload.percentile)
     if not rate:
-        problem = _late(cost, parts, room, workload)
-        return Option(setup, memory, cost, asked, room, 0.0, 0, None, problem)
+        return replace(option, problem=_late(cost, mix, room, workload))
     replicas = max(1, math.ceil(workload.requests_per_s / (rate * HEADROOM) - 1e-9))
-    speed = open_load(cost, parts, workload.requests_per_s / replicas, room, workload.percentile)
-    return Option(setup, memory, cost, asked, room, rate, replicas, speed)
+    speed = open_load(cost, mix, workload.requests_per_s / replicas, room, workload.percentile)
+    return replace(option, rate=rate, replicas=replicas, speed=speed)
 
 
 def savings(option: Option, workload: Workload, count: TokenCount) -> list[Saving]:
     """Return what the caches and the reduction of visual tokens save in this configuration."""
-    full = _busy(option, workload, count, lambda kind: kind)
     found = []
     for name, without in (
-        ("encoder cache", lambda kind: replace(kind, seen=0.0)),
-        ("prefix cache", lambda kind: replace(kind, follow_ups=0.0)),
+        ("encoder cache", _without_encoder_cache),
+        ("prefix cache", _without_prefix_cache),
+        (
+            "fewer visual tokens",
+            lambda one: _tokens(option.setup, one.kind, replace(workload, keep=1), count),
+        ),
     ):
-        more = _busy(option, workload, count, without)
-        if more > full:
-            found.append(Saving(name, more - full, (more - full) / more))
+        less, more, kept = 0.0, 0.0, 0.0
+        for one in option.asked:
+            tokens = without(one)
+            less += one.share * demand(option.cost, one.tokens).first
+            more += one.share * demand(option.cost, tokens).first
+            own = sequence_bytes(option.setup, one.tokens.longest)
+            kept += one.share * (sequence_bytes(option.setup, tokens.longest) - own)
+        if more > less * (1 + 1e-9):
+            found.append(Saving(name, more - less, (more - less) / more, kept))
     return found
 
 
-def _busy(option: Option, workload: Workload, count: TokenCount, change: Callable[[Kind], Kind]) -> float:
-    """Mean busy seconds before the first token, with every kind changed."""
-    total = 0.0
-    for one in option.asked:
-        tokens = tokens_of(change(one.kind), workload, count)
-        if change(one.kind).follow_ups != one.kind.follow_ups:  # every question is computed anew
-            longer = one.tokens.prompt
-            tokens = Tokens(
-                tokens.images, tokens.visual, tokens.encoded, longer, longer - workload.system,
-                tokens.answer, tokens.chosen,
-            )  # fmt: skip
-        total += one.share * demand(option.cost, tokens).first
-    return total
+def _without_encoder_cache(one: Asked) -> Tokens:
+    """Every first request encodes its images. Follow-ups find them in the prefix cache."""
+    return replace(one.tokens, encoded=1 / (1 + one.kind.follow_ups) if one.tokens.images else 0.0)
+
+
+def _without_prefix_cache(one: Asked) -> Tokens:
+    """Every request computes its whole prompt. The images are encoded as often as with the cache."""
+    return replace(one.tokens, computed=one.tokens.prompt)
+
+
+def _tokens(setup: Setup, kind: Kind, workload: Workload, count: TokenCount) -> Tokens:
+    return tokens_of(kind, workload, count, frame_group(setup.shape.family))
 
 
 def _asked(setup: Setup, workload: Workload, count: TokenCount) -> tuple[Asked, ...]:
     kinds = list(zip(workload.shares, workload.kinds, strict=True))
     total = sum(share * (1 + kind.follow_ups) for share, kind in kinds)
-    nothing = Demand(0, 0, 0, 0, 0)
+    nothing = Demand()
     return tuple(
-        Asked(share * (1 + kind.follow_ups) / total, kind, tokens_of(kind, workload, count), nothing)
+        Asked(share * (1 + kind.follow_ups) / total, kind, _tokens(setup, kind, workload, count), nothing)
         for share, kind in kinds
     )
 
 
-def _with_demand(setup: Setup, cost: CostModel, one: Asked) -> Asked:
+def _cost(setup: Setup, asked: tuple[Asked, ...]) -> CostModel:
+    """The cost model around the largest image and the longest context of the workload."""
+    sizes = [rows for one in asked for rows in one.tokens.encoder_rows]
+    context = round(max(one.tokens.context for one in asked))
+    rows = sum(one.share * sum(one.tokens.images) for one in asked)
+    return cost_model(setup, max(sizes, default=TYPICAL_TOKENS), context, rows)
+
+
+def _demand(setup: Setup, cost: CostModel, one: Asked, tokens: Tokens) -> Demand:
     pixels = sum(width * height for width, height in one.kind.images)
     if one.kind.video is not None:
         pixels += one.kind.video.frames * one.kind.video.width * one.kind.video.height
     overheads = setup.overheads
-    busy = demand(cost, one.tokens, pixels=pixels, request_s=overheads.request_s, pixel_s=overheads.pixel_s)
-    return Asked(one.share, one.kind, one.tokens, busy)
+    return demand(cost, tokens, pixels=pixels, request_s=overheads.request_s, pixel_s=overheads.pixel_s)
 
 
 def _working_set(setup: Setup, asked: tuple[Asked, ...], workload: Workload) -> int:
     """Bytes of the encoder outputs of a minute, among which are those that others ask about again."""
     row = setup.shape.visual_token_numbers * setup.precision.itemsize
-    images = sum(one.share * sum(one.tokens.images) * one.tokens.encoded for one in asked)
+    images = sum(one.share * sum(one.tokens.encoder_rows) * one.tokens.encoded for one in asked)
     return round(60 * workload.requests_per_s * images * row)
 
 
@@ -184,10 +207,10 @@ def _problem(setup: Setup, memory: Capacity, asked: tuple[Asked, ...]) -> str:
     heads = min((group.heads for group in setup.shape.attention), default=1)
     if heads % setup.devices:
         return f"{heads} heads cannot be divided among {setup.devices} devices"
-    longest = max(asked, key=lambda one: one.tokens.longest)
-    if longest.tokens.longest > setup.shape.max_positions:
+    longest = max(asked, key=lambda one: one.tokens.last)
+    if longest.tokens.last > setup.shape.max_positions:
         return (
-            f"a request of kind {longest.kind.name!r} takes {longest.tokens.longest:,.0f} tokens; "
+            f"a conversation of kind {longest.kind.name!r} takes {longest.tokens.last:,.0f} tokens; "
             f"{setup.shape.name} has {setup.shape.max_positions:,} positions"
         )
     if memory.weight_bytes + memory.work > memory.total:
@@ -203,11 +226,11 @@ def _problem(setup: Setup, memory: Capacity, asked: tuple[Asked, ...]) -> str:
     return ""
 
 
-def _late(cost: CostModel, parts: list[tuple[float, Demand]], room: int, workload: Workload) -> str:
+def _late(cost: CostModel, mix: Mix, room: int, workload: Workload) -> str:
     """Why even a single request misses the targets."""
-    alone = open_load(cost, parts, 1e-6, room, workload.percentile)
+    alone = open_load(cost, mix, SLOWEST_RATE, room, workload.percentile)
     if alone is None:
-        return "not even one request at a time can be answered"
+        return "a single request takes so long that not even one in a day can be answered"
     missed = []
     if workload.ttft_ms and alone.ttft_p_s * 1e3 > workload.ttft_ms:
         missed.append(

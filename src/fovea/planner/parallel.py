@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fovea.planner.capacity import TOWER
 from fovea.planner.cost import CostModel
+from fovea.planner.demand import Demand, mean_demand
 from fovea.planner.memory import weight_bytes
 from fovea.planner.roofline import Setup
-from fovea.planner.steady import Demand, decode_step, mean_demand
-from fovea.planner.workload import Tokens
+from fovea.planner.steady import decode_step
+from fovea.planner.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,9 @@ class Division:
     bubble: float
 
 
-def divisions(setup: Setup, layers: int, exchanges: int, micro_batches: int = 4) -> list[Division]:
+def divisions(setup: Setup, exchanges: int, micro_batches: int = 4) -> list[Division]:
     """Return the ways to divide a model over `setup.devices` devices, the best-balanced first.
 
-    layers: of the decoder, for pipelines.
     exchanges: sums of a step with tensor parallel (`roofline.reductions`).
     micro_batches: parts of a batch that fill a pipeline; its bubble is (p - 1) / (m + p - 1) (GPipe, arXiv
         1811.06965).
@@ -46,11 +47,11 @@ def divisions(setup: Setup, layers: int, exchanges: int, micro_batches: int = 4)
     found = []
     for tensor in _divisors(devices):
         pipeline = devices // tensor
-        if query % tensor or pipeline > layers:
+        if query % tensor or pipeline > shape.layers:
             continue
         shared = max(count for count in _divisors(tensor) if heads % count == 0)
         expert = tensor if shape.experts else 1
-        tower = sum(one.get(part, 0) for part in ("encoder", "patches", "merged", "projector"))
+        tower = sum(one.get(part, 0) for part in TOWER)
         rest = sum(one.values()) - tower
         largest = rest // (tensor * pipeline) + tower
         bubble = (pipeline - 1) / (micro_batches + pipeline - 1)
@@ -100,7 +101,7 @@ def best_split(
     }
     encoders = max(rates, key=lambda count: rates[count])
     integrated = replicas / (mean.first + decode)
-    sent = sum(share * sum(tokens.images) * tokens.encoded for share, _, tokens in mix)
+    sent = sum(share * sum(tokens.encoder_rows) * tokens.encoded for share, _, tokens in mix)
     link = setup.hardware.link_bandwidth * setup.hardware.share("link")
     decoders = replicas - encoders
     prompts = rates[encoders] / decoders * mean.prefill

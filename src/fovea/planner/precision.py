@@ -26,7 +26,9 @@ panels: that of Fovea's C++ kernels, for bfloat16 on a CPU. A bfloat16 weight ta
 KV_TYPES = (*FLOATS, "int8", "fp8")
 """Types of keys and values. Fovea stores them in the model's type; int8 and fp8 are for other engines."""
 KV_SCALE_BYTES = 4
-"""Bytes of the float32 scale that each head of each token has in an int8 cache, for its key and its value."""
+"""Bytes of a float32 scale in an int8 cache. Each head of each token has one for its key and one for its
+value.
+"""
 DECODER_PARTS = ("decoder", "experts", "cross")
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from fovea.planner.hardware import Hardware
 from fovea.planner.option import Option, evaluate
-from fovea.planner.precision import RECIPES, Precision
+from fovea.planner.precision import Precision
+from fovea.planner.precision_text import parse_precision
 from fovea.planner.roofline import Setup
 from fovea.planner.shape import ModelShape
 from fovea.planner.workload import TokenCount, Workload
@@ -24,7 +25,8 @@ NEAR = 1.10
 class Choice:
     """A configuration with the reasons for and against it.
 
-    option: its figures. precision: its value of the setting `quantization`.
+    option: its figures.
+    precision: its value of the setting `quantization`, or its formats by part (`planner.precision_text`).
     reasons: sentences.
     """
 
@@ -36,7 +38,7 @@ class Choice:
     def title(self) -> str:
         setup = self.option.setup
         each = f"{setup.devices} x " if setup.devices > 1 else ""
-        weights = setup.precision.format_of("decoder")
+        weights = self.precision if "=" in self.precision else setup.precision.format_of("decoder")
         return f"{self.option.replicas} x ({each}{setup.hardware.name}), {weights}"
 
 
@@ -46,7 +48,8 @@ class Recommendation:
 
     best: the recommended configuration; None: none meets the targets.
     others: the runners-up, the best one of each device, the cheapest first.
-    impossible: configurations that cannot work, each with its reason, one per device and count.
+    impossible: configurations of devices that cannot work at all, each with its reason, one per device and
+        count: that of the coarsest precision.
     """
 
     best: Choice | None
@@ -67,12 +70,13 @@ def recommend(
     """Search the configurations of a model for a workload.
 
     hardware: the devices to choose from.
-    precisions: values of the setting `quantization`.
+    precisions: values of the setting `quantization`, or formats by part (`planner.precision_text`), from the
+        one that loses least to the one that loses most.
     devices: numbers of devices of a replica; a device with fewer in a machine is not divided further.
     storage: CPUs store bfloat16 in panels, as Fovea's own kernels do.
     """
     possible: list[tuple[str, Option]] = []
-    impossible: dict[str, str] = {}
+    failed: dict[tuple[str, int], tuple[str, str]] = {}
     for device in hardware:
         for number in sorted(set(devices)):
             if number > device.devices:
@@ -82,8 +86,10 @@ def recommend(
                 option = evaluate(setup, workload, count)
                 if option.replicas:
                     possible.append((name, option))
-                elif not any(one.setup.hardware is device for _, one in possible):
-                    impossible[f"{number} x {device.name}, {name}"] = option.problem
+                else:
+                    failed[device.name, number] = f"{number} x {device.name}, {name}", option.problem
+    names = {option.setup.hardware.name for _, option in possible}
+    impossible = tuple(reason for (device_name, _), reason in failed.items() if device_name not in names)
     ranked = sorted(possible, key=lambda item: _price(item[1], item[0], precisions))
     best = _finest(ranked, precisions)
     chosen = None if best is None else Choice(best[1], best[0], _reasons(best, ranked, workload))
@@ -94,17 +100,18 @@ def recommend(
             seen.add(option.setup.hardware.name)
             against = _against((name, option), best, workload) if best else ()
             others.append(Choice(option, name, against))
-    return Recommendation(chosen, tuple(others), tuple(impossible.items()))
+    return Recommendation(chosen, tuple(others), impossible)
 
 
 def _precision(name: str, device: Hardware, storage: bool) -> Precision:
-    panels = storage and device.kind == "cpu"
-    dtype = (
-        "float32" if device.kind == "cpu" and "bf16" not in device.peaks and name == "none" else "bfloat16"
+    """The precision of a name, with the type that the device has arithmetic for."""
+    panels = storage and device.kind == "cpu" and "bf16" in device.peaks
+    wide = "float32" if device.kind == "cpu" else "float16"
+    return replace(
+        parse_precision(name),
+        dtype="bfloat16" if "bf16" in device.peaks else wide,
+        storage="panels" if panels else "plain",
     )
-    if device.kind == "gpu" and "bf16" not in device.peaks:
-        dtype = "float16"
-    return replace(RECIPES[name], dtype=dtype, storage="panels" if panels else "plain")
 
 
 def _price(option: Option, name: str, precisions: Sequence[str]) -> tuple[float, int, int]:
@@ -135,13 +142,14 @@ def _reasons(
     reasons = [
         f"weights take {memory.weight_bytes / 1e9:.1f} GB of {memory.total / 1e9:.1f} GB, and "
         f"{memory.requests:,} requests fit into the rest at once",
-        f"one replica meets the targets up to {option.rate:.2f} requests/s; {option.replicas} of them get "
-        f"{workload.requests_per_s:.2f}",
+        f"one replica meets the targets up to {option.rate:.2f} requests/s; the workload has "
+        f"{workload.requests_per_s:.2f}, for {option.replicas}",
     ]
     if speed is not None:
-        bound = "prompts and images" if option.cost.token_s and speed.batch < 2 else "decoding"
+        first = speed.requests_per_s * sum(share * one.first for share, one in option.mix)
+        bound = "images and prompts" if first > speed.busy / 2 else "decoding"
         reasons.append(
-            f"at that rate {speed.batch:.1f} sequences decode together, mostly {bound} takes the time; "
+            f"at that rate {speed.batch:.1f} sequences decode together, and {bound} takes most of the time; "
             f"first token {speed.ttft_s * 1e3:.0f} ms in the mean, {speed.ttft_p_s * 1e3:.0f} ms at "
             f"{workload.percentile:g}%"
         )
@@ -154,7 +162,7 @@ def _reasons(
         )
     if name != "none":
         reasons.append(
-            f"quantization {name}: finer precisions need more or larger devices; docs/quantization.md has "
+            f"precision {name}: finer ones cost more or do not meet the targets; docs/quantization.md has "
             "the measured accuracy"
         )
     return tuple(reasons)
@@ -165,9 +173,11 @@ def _against(item: tuple[str, Option], best: tuple[str, Option], workload: Workl
     reasons = []
     if option.price_per_hour is None:
         reasons.append("no price is known; state yours in a hardware file")
-    elif chosen.price_per_hour is not None:
+    elif chosen.price_per_hour:
         ratio = option.price_per_hour / chosen.price_per_hour
-        reasons.append(f"{ratio:.2f} times the price" + (", nearly the same" if ratio <= NEAR else ""))
+        near = ", nearly the same" if 1 / NEAR <= ratio <= NEAR else ""
+        coarser = f", with the coarser precision {item[0]}" if ratio < 1 and item[0] != best[0] else ""
+        reasons.append(f"{ratio:.2f} times the price{near}{coarser}")
     if option.speed is not None and chosen.speed is not None:
         ratio = option.speed.ttft_p_s / chosen.speed.ttft_p_s
         word = "later" if ratio > 1 else "sooner"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from fovea.core.errors import ConfigError
@@ -38,13 +39,20 @@ class Loss:
     keep: float
 
 
+def check_method(method: str) -> None:
+    """Raise ConfigError unless a method was measured; it names the nearest one."""
+    if method not in MEASURED:
+        near = difflib.get_close_matches(method, MEASURED, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"method is {method!r}; {hint}accepted: {', '.join(MEASURED)}", param="method")
+
+
 def loss(method: str, keep: float) -> Loss | None:
     """Return the loss of a method that keeps a share of the tokens; None: it was not measured so far down.
 
     Raises ConfigError for an unknown method.
     """
-    if method not in MEASURED:
-        raise ConfigError(f"method is {method!r}; accepted: {', '.join(MEASURED)}", param="method")
+    check_method(method)
     if keep >= 1:
         return Loss(0.0, 1.0)
     measured = [share for share in MEASURED[method] if share <= keep]

@@ -8,9 +8,11 @@ well on a GPU (`overlap`) and not at all on a CPU. A multiplication and an addit
 
     a token          2 * (weights that it is multiplied with) operations
     a pair           4 * heads * head_dim operations per layer: scores, and the sum over values
-    a decode         reads KV of its whole context, in layers with a window of the window
+    a decode         reads KV of its whole context, in layers with a window of the window, and its states
     a step           reads all weights of the decoder and the head once; of experts, those that its rows use
-    an image         2 * rows * weights of each part of the tower, and its pairs; reads the tower once
+    an image         2 * rows * weights of each part of the tower, and its pairs; reads the tower once, on one
+                     device: with tensor parallel each device has a copy of the tower
+    image states     of layers outside of the prompt are read by each decode, as KV is
     tensor parallel  two sums over the devices for each layer, of all rows (Megatron-LM, arXiv 1909.08053)
 """
 
@@ -89,9 +91,14 @@ class Setup:
         return self.hardware.bandwidth * self.hardware.share("decode") * self.devices
 
     def rate(self, format: str, stage: str) -> float:
-        """Operations per second of products with weights of that format, all devices together."""
-        _, peak = self.hardware.rate(arithmetic_of(format, self.hardware.kind))
-        return peak * self.hardware.share(stage) * self.devices
+        """Operations per second of products with weights of that format, on one device."""
+        _, peak = self.hardware.rate(arithmetic_of(format, self.hardware.kind, self.precision.dtype))
+        return peak * self.hardware.share(stage)
+
+    @property
+    def kv_rate(self) -> float:
+        """Bytes of different KV per second that all devices read together; copies do not count."""
+        return self.bandwidth / self.devices * self.kv_devices
 
     @property
     def kv_devices(self) -> int:
@@ -106,33 +113,60 @@ class Setup:
         return kv_bytes_per_token(self.shape, self.precision) * self.devices / self.kv_devices
 
 
-def arithmetic_of(format: str, kind: str) -> str:
+def arithmetic_of(format: str, kind: str, dtype: str) -> str:
     """Return the arithmetic (`hardware.ARITHMETIC`) of products with weights of a format.
 
-    Weights of 4 bits are widened before a product, on a GPU to 16 bits, in our kernels for CPUs to 8.
+    Weights of 4 bits are widened before a product, on a GPU to `dtype`, in our kernels for CPUs to 8 bits.
     """
-    if format in ("float32", "int8", "fp8"):
-        return {"float32": "fp32", "int8": "int8", "fp8": "fp8"}[format]
+    if format == "int4" and kind == "cpu":
+        return "int8"
     if format in ("int4", "awq", "gptq"):
-        return "int8" if kind == "cpu" and format == "int4" else "bf16"
-    return "fp16" if format == "float16" else "bf16"
+        format = dtype
+    return {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(format, format)
 
 
-def image_seconds(setup: Setup, tokens: int) -> float:
-    """Return the seconds of encoding one image of so many visual tokens."""
+@dataclass(frozen=True, slots=True)
+class ImageWork:
+    """The work of encoding one image.
+
+    operations: of its rows with weights, and of the pairs of rows in attention.
+    pair_operations: how many of these are of pairs.
+    bytes: weights that are read.
+    """
+
+    operations: float
+    pair_operations: float
+    bytes: int
+
+
+def image_work(setup: Setup, tokens: int) -> ImageWork:
+    """Return the work of encoding one image of so many visual tokens."""
     shape, work = setup.shape, encoder_work(setup.shape, tokens)
-    encoder = setup.precision.format_of("encoder")
     rows = {
         "patches": work.patches, "encoder": work.rows, "merged": work.merged_rows,
         "projector": work.projector_rows, "cross": work.projector_rows,
     }  # fmt: skip
-    operations = sum(2.0 * count * shape.weights(part) for part, count in rows.items())
     pairs = 4.0 * shape.tower.hidden * work.pairs
     sizes = weight_bytes(shape, setup.precision)
-    read = sum(sizes.get(part, 0) for part in rows) / setup.bandwidth
-    arithmetic = operations / setup.rate(encoder, "encode")
-    arithmetic += pairs / setup.rate(setup.precision.dtype, "encode")
-    return setup.overheads.image_s + together(read, arithmetic, OVERLAP[setup.hardware.kind])
+    return ImageWork(
+        pairs + sum(2.0 * count * shape.weights(part) for part, count in rows.items()),
+        pairs,
+        sum(sizes.get(part, 0) for part in rows),
+    )
+
+
+def image_bounds(setup: Setup, work: ImageWork) -> tuple[float, float]:
+    """Return the seconds of reading and of arithmetic of an image's work, on one device."""
+    encoder = setup.precision.format_of("encoder")
+    arithmetic = (work.operations - work.pair_operations) / setup.rate(encoder, "encode")
+    arithmetic += work.pair_operations / setup.rate(setup.precision.dtype, "encode")
+    return work.bytes * setup.devices / setup.bandwidth, arithmetic
+
+
+def image_seconds(setup: Setup, tokens: int) -> float:
+    """Return the seconds of encoding one image of so many visual tokens."""
+    reading, arithmetic = image_bounds(setup, image_work(setup, tokens))
+    return setup.overheads.image_s + together(reading, arithmetic, OVERLAP[setup.hardware.kind])
 
 
 def together(one: float, other: float, overlap: float) -> float:
@@ -143,39 +177,45 @@ def together(one: float, other: float, overlap: float) -> float:
     return float(longer * ((one / longer) ** overlap + (other / longer) ** overlap) ** (1 / overlap))
 
 
-def cost_model(setup: Setup, tokens: int = TYPICAL_TOKENS, context: int = 0) -> CostModel:
+def cost_model(
+    setup: Setup, tokens: int = TYPICAL_TOKENS, context: int = 0, image_rows: float = 0.0
+) -> CostModel:
     """Return the cost model of a model on its devices.
 
     tokens: visual tokens of a typical image.
     context: tokens of a typical context, for layers with a window; 0: longer than all windows.
+    image_rows: image states of a typical request, in models with `shape.cross`.
     """
     shape, overheads, precision = setup.shape, setup.overheads, setup.precision
     sizes = weight_bytes(shape, precision)
-    prefill = setup.rate(precision.format_of("decoder"), "prefill")
-    attention = setup.rate(precision.dtype, "prefill")
-    kv_rate = setup.bandwidth / setup.devices * setup.kv_devices
+    prefill = setup.rate(precision.format_of("decoder"), "prefill") * setup.devices
+    attention = setup.rate(precision.dtype, "prefill") * setup.devices
     windows = [group for group in shape.attention if group.window is not None]
     seen = {group: group.seen(context or 1 << 40) for group in windows}
-    window_bytes = sum(_kv_bytes(group, precision) * seen[group] for group in windows)
     window_operations = sum(
         4.0 * group.count * group.heads * group.head_dim * seen[group] for group in windows
     )
+    cross_bytes, cross_operations = _cross(setup, image_rows)
     token = (2.0 * shape.active_weights + shape.state_operations) / prefill
-    token += window_operations / attention
+    token += (window_operations + cross_operations) / attention
     exchange_s, exchange_row_s = _exchange(setup)
-    states = 2 * state_bytes(shape, precision) / setup.bandwidth  # read and written
-    head = 2.0 * shape.weights("head") / setup.rate(precision.format_of("head"), "prefill")
+    # A decode reads these beside the weights. They belong to a sequence, whatever its context, and
+    # nothing hides them: the arithmetic of a decode is short.
+    own = sum(_kv_bytes(group, precision) * seen[group] for group in windows) + cross_bytes
+    own_s = own / setup.kv_rate + 2 * state_bytes(shape, precision) / setup.bandwidth  # read and written
+    head = 2.0 * shape.weights("head")
+    head /= setup.rate(precision.format_of("head"), "prefill") * setup.devices
     return CostModel(
         step_s=overheads.step_s + exchange_s,
-        decode_s=overheads.sequence_s + exchange_row_s,
+        decode_s=overheads.sequence_s + exchange_row_s + own_s,
         context_s=sum(_kv_bytes(group, precision) for group in shape.attention if group.window is None)
-        / kv_rate,
+        / setup.kv_rate,
         token_s=token + exchange_row_s,
         chunk_s=overheads.chunk_s,
         pair_s=shape.attention_operations_per_pair / attention,
         between_s=overheads.between_s,
-        read_s=(sizes["decoder"] + sizes.get("head", 0)) / setup.bandwidth,
-        row_s=token + head + window_bytes / kv_rate + states,
+        read_s=read_bytes(setup) / setup.bandwidth,
+        row_s=token + head,
         expert_s=sizes.get("experts", 0) / setup.bandwidth,
         expert_share=shape.active_experts / shape.experts if shape.experts else 0.0,
         overlap=OVERLAP[setup.hardware.kind],
@@ -186,6 +226,34 @@ def cost_model(setup: Setup, tokens: int = TYPICAL_TOKENS, context: int = 0) -> 
         max_context=shape.max_positions,
         made_from=f"roofline: {shape.name} on {setup.devices} x {setup.hardware.name}",
     )
+
+
+def read_bytes(setup: Setup) -> int:
+    """Return the bytes of weights that each step reads: the decoder without experts, and the head."""
+    shape, sizes = setup.shape, weight_bytes(setup.shape, setup.precision)
+    head = sizes.get("head", 0)
+    plain = shape.weights("head") * setup.precision.itemsize
+    # A small table that is the head as well has a packed copy, and products read only the copy.
+    return sizes["decoder"] + (head - plain if shape.tied and head > plain else head)
+
+
+def _cross(setup: Setup, image_rows: float) -> tuple[float, float]:
+    """Bytes of the image states that each decode reads, and operations of each token with them."""
+    cross = setup.shape.cross
+    if cross is None:
+        return 0.0, 0.0
+    return (
+        image_rows * cross_state_bytes(setup),
+        4.0 * cross.count * cross.heads * cross.head_dim * image_rows,
+    )
+
+
+def cross_state_bytes(setup: Setup) -> float:
+    """Return the bytes of keys and values of one image state; 0 for models without such layers."""
+    cross = setup.shape.cross
+    if cross is None:
+        return 0.0
+    return 2 * cross.count * cross.kv_heads * cross.head_dim * setup.precision.kv_itemsize(cross.head_dim)
 
 
 def _kv_bytes(group: AttentionLayers, precision: Precision) -> float:

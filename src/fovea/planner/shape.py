@@ -145,6 +145,7 @@ class ModelShape:
     hidden: width of the decoder's rows.
     vocabulary: tokens that an answer may have.
     max_positions: longest sequence.
+    layers: layers of the decoder.
     maps: the linear maps by part (see PARTS).
     rest: numbers that no linear map holds and that have the model's type, by part: norms, tables of
         positions, and, under "embedding", the tables of which a token reads one row: the vocabulary, and
@@ -167,6 +168,7 @@ class ModelShape:
     hidden: int
     vocabulary: int
     max_positions: int
+    layers: int
     maps: Mapping[str, tuple[Maps, ...]]
     rest: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     exact: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))

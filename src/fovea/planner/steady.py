@@ -1,14 +1,16 @@
 """Speed of one replica under a steady load, by formulas.
 
-A replica works on one step at a time. Of its time, a request takes E for its images, P for the prompt, and
-for each token of the answer its part of a decode step, s(b) / b with b sequences in the batch:
+A replica works on one step at a time. With b sequences that decode, a decode step takes s(b). A request has
+D decodes. Its images and its prompt add F(b) busy seconds, in chunks beside the decodes of others. On a GPU a
+chunk hides behind the reading of the weights, so that F(b) is shorter than the same work alone.
 
-    work(b)   = E + P + tokens * s(b) / b                 busy seconds of one request
-    closed    n clients that wait for answers: b is about n, and the throughput 1 / work(n)
-    open      r requests/s: b follows from Little's law, b = r * tokens * gap(b), where a gap is a decode step
-              stretched by the encoding and the prompts of others: gap(b) = s(b) / (1 - r * (E + P))
-    waiting   for the encoder and the prompt as in a queue with one server and the mean work E + P, whose
-              service is stretched by the decodes between its slices (M/G/1, Pollaczek and Khinchine)
+    Little's law  b = r D gap and gap = s / (1 - r F): of the time, a share r F goes to images and prompts. So
+                  the rate at which b sequences decode is r(b) = b / (D s + b F)
+    open          requests come independently of each other: one that decodes sees b others, so s = s(1 + b)
+    closed        n clients wait for their answers: n = b + waiting + r * preparation, and s = s(b)
+    waiting       the first tokens that are waited for are a queue with one server (M/G/1, Pollaczek and
+                  Khinchine), whose service is F(b) over the share of a step that prompts get beside decodes
+    that share    1 - 1 / pace, and more when many wait: the rules of `engine.schedule.pace`
 
 The simulator plays the same load with the engine's own scheduler; `cli.plan` compares both.
 """
@@ -16,86 +18,49 @@ The simulator plays the same load with the engine's own scheduler; `cli.plan` co
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fovea.planner.composition import Composition
 from fovea.planner.cost import CostModel
-from fovea.planner.workload import Tokens
+from fovea.planner.demand import Demand, Mix, mean_demand
 
-PROMPT_SHARE = 0.6
-"""Share of a step that encoding and prompts get beside decodes: with the default pace of 2.5, 1.5 of 2.5."""
-CHUNK = 1024
-"""Tokens of a prompt that one step computes when nothing decodes, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Busy seconds of one request.
-
-    prepare: before the engine: reading the request, decoding and resizing its images.
-    encode: the images that are not cached.
-    prefill: the tokens without cached KV.
-    tokens: tokens that are sampled one by one.
-    context: tokens that a decode attends to, in the mean.
-    """
-
-    prepare: float
-    encode: float
-    prefill: float
-    tokens: float
-    context: float
-
-    @property
-    def first(self) -> float:
-        """Busy seconds before the first token, without the preparation."""
-        return self.encode + self.prefill
-
-
-def demand(
-    cost: CostModel, tokens: Tokens, *, pixels: float = 0.0, request_s: float = 0.0, pixel_s: float = 0.0
-) -> Demand:
-    """Return the busy seconds of a request.
-
-    pixels: of its images. request_s, pixel_s: seconds of preparation per request and per pixel.
-    """
-    encode = tokens.encoded * sum(cost.image(image) for image in tokens.images)
-    start = max(0.0, tokens.prompt - tokens.computed)
-    prefill, left, position = 0.0, tokens.computed, start
-    while left > 0:
-        chunk = min(left, CHUNK)
-        pairs = chunk * position + chunk * (chunk + 1) / 2
-        prefill += cost.step(Composition(0, 0, round(chunk), 1, round(pairs))) + cost.between_s
-        left, position = left - chunk, position + chunk
-    prepare = request_s + pixel_s * pixels * (tokens.encoded if tokens.images else 0.0)
-    return Demand(prepare, encode, prefill, tokens.chosen, tokens.context)
-
-
-def mean_demand(parts: list[tuple[float, Demand]]) -> Demand:
-    """Return the mean of demands, weighted by shares that add up to 1."""
-    return Demand(
-        sum(share * one.prepare for share, one in parts),
-        sum(share * one.encode for share, one in parts),
-        sum(share * one.prefill for share, one in parts),
-        sum(share * one.tokens for share, one in parts),
-        sum(share * one.tokens * one.context for share, one in parts)
-        / max(1e-9, sum(share * one.tokens for share, one in parts)),
-    )
+PACE = 2.5
+"""Longest step beside decodes, in steps that only decode: the default of the engine's setting `pace`."""
+FREE_BATCH, CROWDING = 4, 0.5
+"""How that grows with the requests that wait: see `engine.schedule.pace`."""
+SMALLEST_CHUNK, LARGEST_CHUNK = 16, 2048
+DEAREST = 2.0
+"""Largest cost of a prompt in chunks, through its cost in one piece. Small chunks of models with experts read
+nearly all weights each, and then requests wait for each other and share larger chunks: on the simulator two
+to 32 clients of such a model pay up to about this much."""
+SLOWEST_RATE = 1e-6
+"""Requests per second at which no request waits for another."""
+HALVINGS = 48
+"""Halvings of an interval in a search."""
+MOST_WAITING = 1e5
+"""Requests that wait: with more, they become ever more."""
 
 
 def decode_step(cost: CostModel, batch: float, context: float) -> float:
     """Return the seconds from one token to the next of a batch that only decodes."""
-    low = math.floor(batch)
-    below, above = (_step(cost, max(1, count), context) for count in (low, low + 1))
-    return below + (above - below) * (batch - low)
+    low = max(1, math.floor(batch))
+    below, above = (step_seconds(cost, count, context) for count in (low, low + 1))
+    return below + (above - below) * max(0.0, batch - low)
 
 
-def _step(cost: CostModel, batch: int, context: float) -> float:
-    return cost.step(Composition(decodes=batch, decode_context=round(batch * context))) + cost.between_s
+def step_seconds(cost: CostModel, batch: int, context: float, prompt: int = 0, pairs: float = 0.0) -> float:
+    """Return the seconds of a step with so many decodes, and `prompt` tokens of a prompt beside them.
+
+    context: tokens that a decode attends to. pairs: pairs of a prompt token and one that it attends to.
+    """
+    made_of = Composition(batch, round(batch * context), prompt, 1 if prompt else 0, round(prompt * pairs))
+    return cost.step(made_of) + cost.between_s
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What clients of one replica see.
+    """The speed that clients of one replica see.
 
     batch: sequences that decode at the same time, in the mean.
     requests_per_s, tokens_per_s: answers and their tokens.
@@ -118,42 +83,37 @@ class Speed:
     @property
     def latency_s(self) -> float:
         """Seconds of a whole answer, in the mean."""
-        tokens = self.tokens_per_s / self.requests_per_s if self.requests_per_s else 0.0
-        return self.ttft_s + max(0.0, tokens - 1) * self.itl_s
+        return self.ttft_s + max(0.0, self.tokens_per_s / self.requests_per_s - 1) * self.itl_s
 
 
-def closed(cost: CostModel, mix: list[tuple[float, Demand]], clients: int) -> Speed:
+def closed(cost: CostModel, mix: Mix, clients: int) -> Speed:
     """Return the speed with so many clients, each of which sends its next request after its answer.
 
     Percentiles are not known of clients that wait: `ttft_p_s` and `itl_p_s` are the means.
     """
     mean = mean_demand(mix)
-    step = decode_step(cost, 1, mean.context)
     if clients == 1:
-        whole = mean.prepare + mean.first + mean.tokens * step
-        ttft = mean.prepare + mean.first
+        gap, ttft = decode_step(cost, 1, mean.context), mean.prepare + mean.first
+        whole = ttft + mean.decodes * gap
         busy = 1 - mean.prepare / whole
-        return Speed(1.0, 1 / whole, mean.tokens / whole, ttft, ttft, step, step, busy, 0.0)
-    batch = float(clients)
-    for _ in range(100):
-        step = decode_step(cost, batch, mean.context)
-        rate = 1 / (mean.first + mean.tokens * step / batch)
-        share = min(PROMPT_SHARE, rate * mean.first)
-        if share == PROMPT_SHARE:  # more prompts wait than the decodes leave time for
-            rate = PROMPT_SHARE / mean.first
-            wanted = rate * mean.tokens * step / (1 - PROMPT_SHARE)
-        else:
-            wanted = clients - rate * (mean.prepare + mean.first / PROMPT_SHARE)
-        batch = 0.5 * batch + 0.5 * min(float(clients), max(1.0, wanted))
-    gap = step / (1 - share)
-    ttft = max(mean.prepare + mean.first, clients / rate - mean.tokens * gap)
-    wait = max(0.0, ttft - mean.prepare - mean.first)
-    return Speed(batch, rate, rate * mean.tokens, ttft, ttft, gap, gap, 1.0, wait)
+        return Speed(1.0, 1 / whole, mean.tokens / whole, ttft, ttft, gap, gap, busy, 0.0)
+
+    def state(batch: float) -> _State:
+        return _state(cost, mix, mean, batch, clients)
+
+    def missing(batch: float) -> float:
+        now = state(batch)
+        return clients - batch - now.rate * (mean.prepare + now.service + now.queue)
+
+    batch = _root(missing, 0.0, float(clients))
+    now = state(batch)
+    # All clients are somewhere: what does not decode waits for its first token.
+    ttft = clients / now.rate - mean.decodes * now.gap
+    wait = max(0.0, ttft - mean.prepare - now.service)
+    return Speed(batch, now.rate, now.rate * mean.tokens, ttft, ttft, now.gap, now.gap, 1.0, wait)
 
 
-def open_load(
-    cost: CostModel, mix: list[tuple[float, Demand]], rate: float, room: int, percentile: float = 95
-) -> Speed | None:
+def open_load(cost: CostModel, mix: Mix, rate: float, room: int, percentile: float = 95) -> Speed | None:
     """Return the speed under a load of so many requests/s; None: the replica cannot keep up.
 
     Arrivals are independent of each other (Poisson).
@@ -162,58 +122,14 @@ def open_load(
     percentile: for `ttft_p_s` and `itl_p_s`, in percent.
     """
     mean = mean_demand(mix)
-    first = rate * mean.first
-    batch = _batch(cost, mean, rate, room)
-    if first >= 1 or batch is None:
-        return None
-    step = decode_step(cost, max(1.0, batch), mean.context)
-    gap = step / (1 - first)
-    decoding = min(1.0, batch)
-    # Encoding and prompts advance beside decodes with a part of each step's time.
-    slowed = 1 - decoding * (1 - PROMPT_SHARE)
-    spread = sum(share * one.first**2 for share, one in mix) / max(1e-18, mean.first**2)
-    load = first / slowed
-    if load >= 1:
-        return None
-    wait = mean.first / slowed * load * spread / (2 * (1 - load))
-    ttft = mean.prepare + mean.first / slowed + wait
-    tail = math.log(1 / (1 - percentile / 100))
-    slowest = sorted((one.prepare + one.first / slowed, share) for share, one in mix)
-    covered, longest = 0.0, 0.0
-    for seconds, share in slowest:
-        covered, longest = covered + share, seconds
-        if covered >= percentile / 100 - 1e-9:
-            break
-    # A step beside a prompt or an image lasts 1 / (1 - PROMPT_SHARE) of one that only decodes.
-    late = first > 1 - percentile / 100
-    gap_p = step / (1 - PROMPT_SHARE) if late else step
-    busy = min(1.0, first + rate * mean.tokens * step / max(1.0, batch))
-    return Speed(
-        batch, rate, rate * mean.tokens, ttft, longest + wait * tail, gap, max(gap, gap_p), busy, wait
-    )
-
-
-def _batch(cost: CostModel, mean: Demand, rate: float, room: int) -> float | None:
-    """The number of decoding sequences by Little's law; None: more than `room` would be needed."""
-    free = 1 - rate * mean.first
-    if free <= 0:
-        return None
-
-    def missing(batch: float) -> float:
-        return rate * mean.tokens * decode_step(cost, max(1.0, batch), mean.context) / free - batch
-
-    low, high = 0.0, float(room)
-    if missing(high) > 0:
-        return None
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if missing(middle) > 0 else (low, middle)
-    return high
+    batch = _root(lambda batch: rate - _state(cost, mix, mean, batch).rate, 0.0, float(room))
+    speed = _speed(cost, mix, mean, batch, percentile)
+    return None if speed.requests_per_s < rate * (1 - 1e-6) or math.isinf(speed.ttft_s) else speed
 
 
 def most_rate(
     cost: CostModel,
-    mix: list[tuple[float, Demand]],
+    mix: Mix,
     room: int,
     *,
     ttft_s: float = 0.0,
@@ -224,19 +140,151 @@ def most_rate(
 
     ttft_s, itl_s: targets at the percentile; 0: none.
     """
+    mean = mean_demand(mix)
 
-    def meets(rate: float) -> bool:
-        speed = open_load(cost, mix, rate, room, percentile)
-        return (
-            speed is not None
-            and (not ttft_s or speed.ttft_p_s <= ttft_s)
-            and (not itl_s or speed.itl_p_s <= itl_s)
-        )
+    def exceeds(batch: float) -> float:
+        speed = _speed(cost, mix, mean, batch, percentile)
+        late = math.isinf(speed.ttft_s)
+        late = late or bool(ttft_s and speed.ttft_p_s > ttft_s) or bool(itl_s and speed.itl_p_s > itl_s)
+        return -1.0 if late else 1.0
 
-    low, high = 0.0, 1 / max(1e-9, mean_demand(mix).first) + 1
-    if not room or not meets(1e-6):
+    if not room or exceeds(SLOWEST_RATE * mean.decodes * decode_step(cost, 1, mean.context)) < 0:
         return 0.0
-    for _ in range(50):
+    return _state(cost, mix, mean, _root(exceeds, 0.0, float(room), below=True)).rate
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The state of a replica that follows from the number of sequences that decode.
+
+    rate: requests per second. gap: seconds between tokens.
+    share: of a step beside decodes that images and prompts get.
+    service: seconds of images and prompt of one request, without a queue.
+    load: share of the time in which images and prompts are computed.
+    queue: seconds behind the images and prompts of others; infinite: the queue grows without end.
+    """
+
+    rate: float
+    gap: float
+    share: float
+    service: float
+    load: float
+    queue: float
+
+
+def _state(cost: CostModel, mix: Mix, mean: Demand, batch: float, clients: int = 0) -> _State:
+    """The state in which `batch` sequences decode in the mean.
+
+    clients: so many clients wait for their answers; 0: requests come independently of each other.
+    """
+    decoding = min(1.0, batch) if clients else 1 - math.exp(-batch)
+    seen = batch if clients else 1 + batch
+    step = decode_step(cost, seen, mean.context)
+    prompt, chunks = _beside(cost, mean, max(1, round(seen)), batch)
+    beside = mean.encode + prompt
+    spread = sum(share * one.first**2 for share, one in mix) / max(1e-18, mean.first**2)
+    others = (clients - 1) / clients if clients else 1.0
+
+    def rate(waiting: float) -> float:
+        alone = mean.decodes * step
+        stretched = alone + batch * beside
+        if not clients:
+            # A request that begins to decode has the queue behind it, whose prompts stretch its gaps, but
+            # not beyond the share of each step that they get.
+            longest = alone / (1 - _share(waiting, batch))
+            stretched = max(stretched, min(longest, stretched + waiting * beside))
+        return batch / stretched
+
+    def load(waiting: float) -> float:
+        busy = (1 - decoding) * mean.first + decoding * beside / _share(waiting, batch)
+        return rate(waiting) * busy
+
+    def missing(waiting: float) -> float:
+        share = load(waiting)
+        return share + others * spread * share**2 / (2 * (1 - share)) - waiting if share < 1 else 1.0
+
+    waiting = _root(missing, 0.0, MOST_WAITING)
+    now, share = rate(waiting), _share(waiting, batch)
+    gap = batch / now / mean.decodes
+    # Beside decodes, an image gets its share of each step, and a prompt takes whole steps. Both begin with
+    # the next step, half a step later in the mean; a prompt with an image begins a step after it.
+    slow = mean.encode / share + chunks * step + prompt + gap * (1.5 if mean.encode else 0.5)
+    return _State(
+        rate=now,
+        gap=gap,
+        share=share,
+        service=(1 - decoding) * mean.first + decoding * slow,
+        load=load(waiting),
+        queue=math.inf if waiting >= MOST_WAITING else max(0.0, waiting - load(waiting)) / now,
+    )
+
+
+def _share(waiting: float, batch: float) -> float:
+    """Share of a step that images and prompts get beside decodes, by the engine's rule."""
+    crowd = max(1.0, (waiting - 1) / max(1.0, batch / FREE_BATCH))
+    return 1 - 1 / (PACE * math.pow(crowd, CROWDING))
+
+
+def _beside(cost: CostModel, mean: Demand, seen: int, batch: float) -> tuple[float, float]:
+    """Seconds that a prompt adds to steps in which `seen` sequences decode, and the number of these steps."""
+    if not mean.prompt:
+        return 0.0, 0.0
+    alone = step_seconds(cost, seen, mean.context)
+    pairs = mean.pairs / mean.prompt
+
+    def added(chunk: int) -> float:
+        return step_seconds(cost, seen, mean.context, chunk, pairs) - alone
+
+    # Chunks are as large as the pace allows, and at least as large as the steps of decoding are few.
+    low = max(SMALLEST_CHUNK, math.ceil(mean.prompt * batch / mean.decodes))
+    high = max(low, min(LARGEST_CHUNK, math.ceil(mean.prompt)))
+    while high - low > 8:
+        middle = (low + high) // 2
+        low, high = (middle, high) if added(middle) < (PACE - 1) * alone else (low, middle)
+    chunk = min(low, math.ceil(mean.prompt))
+    chunks = mean.prompt / chunk
+    seconds = chunks * added(chunk)
+    if seconds > DEAREST * mean.prefill:
+        chunks, seconds = chunks * DEAREST * mean.prefill / seconds, DEAREST * mean.prefill
+    # A prompt hides behind decodes only as far as there are any.
+    hidden = mean.decodes / batch * alone if batch else math.inf
+    return max(seconds, mean.prefill - hidden), chunks
+
+
+def _speed(cost: CostModel, mix: Mix, mean: Demand, batch: float, percentile: float) -> Speed:
+    """The speed of independent arrivals of which `batch` decode in the mean."""
+    now = _state(cost, mix, mean, batch)
+    rest = 1 - percentile / 100
+    # A request waits with the probability `load`, and then for a time that is nearly exponential.
+    slow = now.queue / now.load * math.log(now.load / rest) if now.load > rest else 0.0
+    slower = now.service / mean.first if mean.first else 1.0
+    covered, longest = 0.0, 0.0
+    for seconds, share in sorted((one.prepare + one.first * slower, share) for share, one in mix):
+        covered, longest = covered + share, seconds
+        if covered >= 1 - rest - 1e-9:
+            break
+    ttft = mean.prepare + now.service + now.queue
+    # Beside a prompt or an image, a step lasts longer.
+    gap_p = decode_step(cost, 1 + batch, mean.context) / (1 - now.share if now.load > rest else 1)
+    return Speed(
+        batch, now.rate, now.rate * mean.tokens, ttft, max(ttft, longest + slow), now.gap,
+        max(now.gap, gap_p), _busy(now.load, batch), now.queue,
+    )  # fmt: skip
+
+
+def _busy(load: float, batch: float) -> float:
+    """Share of the time in which a replica has a request: one that waits, or one that decodes."""
+    return 1 - (1 - min(1.0, load)) * math.exp(-batch)
+
+
+def _root(falling: Callable[[float], float], low: float, high: float, *, below: bool = False) -> float:
+    """Return where a falling function crosses 0, or `high` if it does not.
+
+    below: return the lower bound, where the function is certainly positive.
+    """
+    if falling(high) > 0:
+        return high
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if meets(middle) else (low, middle)
-    return low
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return low if below else high

@@ -69,8 +69,8 @@ class Table:
 
     def text(self, key: str, default: str | None = None, choices: Sequence[str] = ()) -> str:
         """Return a text. Raises ConfigError if it is missing or empty without a default, or no choice."""
-        value = self._value(key, default)
         accepted = ", ".join(choices) or "a text"
+        value = self._value(key, default, accepted)
         if (
             not isinstance(value, str)
             or (default is None and not value)
@@ -98,9 +98,10 @@ class Table:
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         """Return a number from `low` to `high`. Raises ConfigError for others, also NaN and booleans."""
-        value = self._value(key, default)
+        accepted = f"{low:.12g} to {high:.12g}"
+        value = self._value(key, default, accepted)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            self._refuse(key, value, f"{low:.12g} to {high:.12g}")
+            self._refuse(key, value, accepted)
         return float(value)
 
     def optional_number(self, key: str, low: float, high: float) -> float | None:
@@ -125,14 +126,15 @@ class Table:
 
     def day(self, key: str) -> datetime.date:
         """Return a date without a time. Raises ConfigError for other values."""
-        value = self._value(key, None)
+        accepted = "a date, as 2026-05-07"
+        value = self._value(key, None, accepted)
         if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
-            self._refuse(key, value, "a date, as 2026-05-07")
+            self._refuse(key, value, accepted)
         return value
 
-    def _value(self, key: str, default: Any) -> Any:
+    def _value(self, key: str, default: Any, accepted: str) -> Any:
         if key not in self.values and default is None:
-            raise ConfigError(f"{self.where}: {key} is missing", param=key)
+            raise ConfigError(f"{self.where}: {key} is missing; accepted: {accepted}", param=key)
         return self.values.get(key, default)
 
     def _refuse(self, key: str, value: Any, accepted: str) -> NoReturn:

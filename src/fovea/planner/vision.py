@@ -31,7 +31,8 @@ class EncoderWork:
     rows: rows of the blocks.
     projector_rows: rows of the projector.
     merged_rows: rows of the part "merged".
-    pairs: pairs of rows that attend to each other, summed over all blocks, in widths of the blocks.
+    pairs: pairs of rows that attend to each other, summed over all blocks. A block of another width than
+        `Tower.hidden` counts in proportion to its width.
     """
 
     patches: float

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fovea.core.errors import ConfigError
+from fovea.planner.reduction import check_method
 from fovea.planner.toml_values import Table, check_keys, read_toml, tables
 
 MOST_PIXELS = 65_536
 """Longest side of an image that is planned, in pixels."""
+MOST_FRAMES = 100_000
+RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "rate": (1e-6, 1e6), "system": (0, 1 << 20), "ttft_ms": (0, 1e7), "itl_ms": (0, 1e6),
+        "percentile": (50, 99.9), "keep": (0.01, 1), "share": (0, 1e6), "text": (1, 1 << 20),
+        "answer": (1, 1 << 20), "follow_ups": (0, 1000), "seen": (0, 1), "json": (0, 1), "forced": (0, 0.99),
+    }
+)  # fmt: skip
+"""Least and largest value of each number of a workload."""
+WHOLE = ("system", "text", "answer")
+"""Those that are whole numbers."""
 _OUTER = ("rate", "system", "ttft_ms", "itl_ms", "percentile", "keep", "method", "request")
 _INNER = (
     "name", "share", "images", "video", "text", "answer", "follow_ups", "seen", "json", "forced",
@@ -26,6 +38,13 @@ class Video:
     frames: int
     width: int
     height: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.frames <= MOST_FRAMES:
+            raise ConfigError(
+                f"frames of a video are {self.frames!r}; accepted: 1 to {MOST_FRAMES}", param="video"
+            )
+        _check_size("video", (self.width, self.height))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,8 @@ class Kind:
     seen: share of the images whose encoder output is cached, because another request had them before.
     json: share of the answers that follow a JSON schema.
     forced: share of such an answer's tokens that the schema leaves no choice about.
+
+    Raises ConfigError for a value outside of RANGES.
     """
 
     name: str
@@ -55,6 +76,12 @@ class Kind:
     json: float = 0.0
     forced: float = 0.45
 
+    def __post_init__(self) -> None:
+        for name in ("share", "text", "answer", "follow_ups", "seen", "json", "forced"):
+            _check_number(name, getattr(self, name))
+        for size in self.images:
+            _check_size("images", size)
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -66,7 +93,9 @@ class Workload:
     ttft_ms, itl_ms: targets of the time to the first token and between tokens; 0: none.
     percentile: share of requests, in percent, that must meet them.
     keep: share of the visual tokens that are kept; 1: all.
-    method: method that leaves out the others, for the loss of accuracy.
+    method: method that leaves out the others: a name in `reduction.MEASURED`.
+
+    Raises ConfigError for a value outside of RANGES, an unknown method, or without a request.
     """
 
     kinds: tuple[Kind, ...]
@@ -79,6 +108,9 @@ class Workload:
     method: str = "relevance"
 
     def __post_init__(self) -> None:
+        for name in ("rate", "system", "ttft_ms", "itl_ms", "percentile", "keep"):
+            _check_number(name, getattr(self, name))
+        check_method(self.method)
         if not self.kinds:
             raise ConfigError(
                 "the workload has no requests; accepted: one [[request]] or more", param="request"
@@ -102,7 +134,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """What an image is in a model.
+    """The tokens of an image in a model.
 
     prompt: its visual tokens in the prompt.
     rows: rows of the encoder's output. They are more than `prompt` only where image states lie outside of
@@ -115,67 +147,6 @@ class ImageTokens:
 
 TokenCount = Callable[[int, int], ImageTokens]
 """Tokens of an image of so many pixels (width, height)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens of one request of a kind, in the mean over a conversation.
-
-    images: rows of the encoder's output for each image, without reduction.
-    visual: visual tokens in the prompt, after reduction.
-    encoded: share of these images that the encoder has to compute, by request.
-    prompt: tokens of the whole prompt.
-    computed: how many of these have no cached KV.
-    answer: tokens of the answer.
-    chosen: how many of these are sampled one by one; the others are forced by the answer's form.
-    """
-
-    images: tuple[int, ...]
-    visual: int
-    encoded: float
-    prompt: float
-    computed: float
-    answer: float
-    chosen: float
-
-    @property
-    def context(self) -> float:
-        """Tokens that a decode attends to, in the mean over the answer."""
-        return self.prompt + self.answer / 2
-
-    @property
-    def longest(self) -> float:
-        """Tokens of KV at the end of the answer."""
-        return self.prompt + self.answer
-
-
-def tokens_of(kind: Kind, workload: Workload, count: TokenCount, frame_group: int = 2) -> Tokens:
-    """Return the tokens of a kind's requests.
-
-    Follow-ups find the prompt and the answer before them in the prefix cache, so they compute their text
-    alone. The first request of a conversation finds the system prompt there.
-
-    count: visual tokens of an image in this model.
-    frame_group: frames of a video that become one set of visual tokens.
-    """
-    images = [count(width, height) for width, height in kind.images]
-    if kind.video is not None:
-        groups = math.ceil(kind.video.frames / frame_group)
-        images += [count(kind.video.width, kind.video.height)] * groups
-    visual = sum(math.ceil(image.prompt * workload.keep) for image in images)
-    turns = 1 + kind.follow_ups
-    first = workload.system + visual + kind.text
-    # The prompt of the n-th follow-up has n questions and answers more than the first one's.
-    longer = kind.follow_ups / 2 * (kind.text + kind.answer)
-    return Tokens(
-        images=tuple(image.rows for image in images),
-        visual=visual,
-        encoded=(1 - kind.seen) / turns if images else 0.0,
-        prompt=first + longer,
-        computed=visual / turns + kind.text,
-        answer=kind.answer,
-        chosen=kind.answer * (1 - kind.json * kind.forced),
-    )
 
 
 def read_workload(path: Path) -> Workload:
@@ -203,18 +174,30 @@ def read_workload(path: Path) -> Workload:
     where = f"workload file {path}"
     check_keys(where, content, _OUTER)
     outer = Table(where, content)
-    return Workload(
-        kinds=tuple(
-            _kind(where, number, values) for number, values in enumerate(tables(where, content, "request"), 1)
-        ),
-        rate=outer.number("rate", 1e-6, 1e6, 1.0),
-        system=outer.whole("system", 0, 1 << 20, 0),
-        ttft_ms=outer.number("ttft_ms", 0, 1e7, 0.0),
-        itl_ms=outer.number("itl_ms", 0, 1e6, 0.0),
-        percentile=outer.number("percentile", 50, 99.9, 95.0),
-        keep=outer.number("keep", 0.01, 1.0, 1.0),
-        method=outer.text("method", "relevance"),
+    kinds = tuple(
+        _kind(where, number, values) for number, values in enumerate(tables(where, content, "request"), 1)
     )
+    values: dict[str, Any] = {
+        "kinds": kinds,
+        **_numbers(outer, rate=1.0, system=0, ttft_ms=0.0, itl_ms=0.0, percentile=95.0, keep=1.0),
+        "method": outer.text("method", "relevance"),
+    }
+    try:
+        return Workload(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}", param=error.param) from error
+
+
+def _numbers(table: Table, **defaults: float) -> dict[str, Any]:
+    """Values of the numbers with these defaults, within RANGES."""
+    found: dict[str, Any] = {}
+    for name, default in defaults.items():
+        low, high = RANGES[name]
+        if name in WHOLE:
+            found[name] = table.whole(name, int(low), int(high), int(default))
+        else:
+            found[name] = table.number(name, low, high, default)
+    return found
 
 
 def _kind(file: str, number: int, values: dict[str, Any]) -> Kind:
@@ -224,16 +207,23 @@ def _kind(file: str, number: int, values: dict[str, Any]) -> Kind:
     video = values.get("video")
     return Kind(
         name=table.text("name", f"request {number}"),
-        share=table.number("share", 0, 1e6, 1.0),
         images=tuple(_size(where, "images", size) for size in _list(where, values.get("images", []))),
         video=None if video is None else _video(where, video),
-        text=table.whole("text", 1, 1 << 20, 60),
-        answer=table.whole("answer", 1, 1 << 20, 120),
-        follow_ups=table.number("follow_ups", 0, 1000, 0.0),
-        seen=table.number("seen", 0, 1, 0.0),
-        json=table.number("json", 0, 1, 0.0),
-        forced=table.number("forced", 0, 0.99, 0.45),
+        **_numbers(table, share=1.0, text=60, answer=120, follow_ups=0.0, seen=0.0, json=0.0, forced=0.45),
     )
+
+
+def _check_number(name: str, value: float) -> None:
+    low, high = RANGES[name]
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r}; accepted: {low:.12g} to {high:.12g}", param=name)
+
+
+def _check_size(name: str, size: tuple[int, int]) -> None:
+    if not all(1 <= side <= MOST_PIXELS for side in size):
+        raise ConfigError(
+            f"{name}: a size is {size[0]}x{size[1]}; accepted: sides of 1 to {MOST_PIXELS} pixels", param=name
+        )
 
 
 def _list(where: str, value: Any) -> list[Any]:
@@ -260,5 +250,5 @@ def _video(where: str, value: Any) -> Video:
         )
     inner = f"{where}, video"
     check_keys(inner, value, ("frames", "size"))
-    frames = Table(inner, value).whole("frames", 1, 100_000)
+    frames = Table(inner, value).whole("frames", 1, MOST_FRAMES)
     return Video(frames, *_size(inner, "size", value.get("size")))

@@ -49,8 +49,8 @@ def test_the_cost_has_the_encoder_and_the_prompt_apart() -> None:
     assert cost.encode_s == {"cat": pytest.approx(64 * IMAGE_S, rel=0.1)}
     assert cost.prompt_s == pytest.approx(67 * TOKEN_S, rel=0.2)
     assert (cost.visual_tokens, cost.prompt_tokens, cost.ready) == (64, 67, False)
-    assert "1 images to encode: 0.6" in cost.reason
-    assert "67 tokens of prompt, 64 of them visual" in cost.reason
+    assert "images to encode: 1, in 0.6" in cost.reason
+    assert "tokens of the prompt: 67, 64 of them visual" in cost.reason
 
 
 def test_an_encoded_image_and_computed_tokens_cost_nothing() -> None:

@@ -6,7 +6,7 @@
   fovea doctor http://HOST:PORT       a live server: it is read, and gets a few small requests
   fovea doctor URL --destructive      the same, with load up to its saturation
 
-Exit status: 0 all checks pass or warn, 1 a check failed (with --strict: or warned), 2 wrong arguments.
+Exit status: 0 no check failed, 1 a check failed (with --strict: or warned), 2 wrong arguments.
 docs/doctor.md describes every check.
 """
 

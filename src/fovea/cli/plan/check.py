@@ -133,9 +133,8 @@ def show(results: Sequence[Compared], cost: CostModel, record: StepRecord) -> No
         table.add_row(one.name + (" (fitted)" if one.fitted else ""), *cells)
     console.print(table)
     worst = max(one.worst for one in results if not one.fitted)
-    console.print(
-        f"largest error of a predicted workload: {worst:.0%} (within {LIMIT:.0%}: {worst <= LIMIT})"
-    )
+    verdict = "within" if worst <= LIMIT else "above"
+    console.print(f"largest error of a predicted workload: {worst:.0%} ({verdict} {LIMIT:.0%})")
 
 
 def _values(results: Sequence[Compared], cost: CostModel, errors: Sequence[Any]) -> dict[str, Any]:

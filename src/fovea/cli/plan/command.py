@@ -89,23 +89,39 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         dest="images",
         help="size of an image; several times for more",
     )
-    group.add_argument("--video", metavar=f"N:{SIZE}", help="frames of a video, and their size")
+    group.add_argument("--video", metavar=f"N:{SIZE}", help="number of frames of a video, and their size")
     group.add_argument("--text", type=int, metavar="N", help="tokens of the question (default: 60)")
     group.add_argument("--answer", type=int, metavar="N", help="tokens of the answer (default: 120)")
     group.add_argument("--system", type=int, metavar="N", help="tokens that all prompts begin with")
-    group.add_argument("--follow-ups", type=float, metavar="X", help="further questions per conversation")
-    group.add_argument("--seen", type=float, metavar="X", help="share of images whose encoding is cached")
     group.add_argument(
-        "--json-share", type=float, metavar="X", help="share of the answers with a JSON schema"
+        "--follow-ups", type=float, metavar="X", help="further questions per conversation (default: 0)"
     )
-    group.add_argument("--keep", type=float, metavar="X", help="share of the visual tokens that are kept")
+    group.add_argument(
+        "--seen", type=float, metavar="X", help="share of images whose encoding is cached, 0 to 1"
+    )
+    group.add_argument(
+        "--json-share", type=float, metavar="X", help="share of the answers with a JSON schema, 0 to 1"
+    )
+    group.add_argument(
+        "--keep", type=float, metavar="X", help="share of the visual tokens that are kept, 0.01 to 1"
+    )
     group.add_argument(
         "--method", metavar="NAME", help="method that leaves out the others (default: relevance)"
     )
-    group.add_argument("--ttft-ms", type=float, metavar="X", help="target of the first token; 0: none")
-    group.add_argument("--itl-ms", type=float, metavar="X", help="target between tokens; 0: none")
-    group.add_argument("--percentile", type=float, metavar="X", help="share of requests in percent (95)")
-    group.add_argument("--visual-tokens", type=int, default=0, metavar="N", help="tokens of every image")
+    group.add_argument(
+        "--ttft-ms", type=float, metavar="X", help="longest time to the first token; 0: no target"
+    )
+    group.add_argument("--itl-ms", type=float, metavar="X", help="longest time between tokens; 0: no target")
+    group.add_argument(
+        "--percentile", type=float, metavar="X", help="percentage of requests that keep the targets (95)"
+    )
+    group.add_argument(
+        "--visual-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of every image; 0: by the model's rule",
+    )
 
 
 def _add_hardware(parser: argparse.ArgumentParser) -> None:
@@ -116,8 +132,8 @@ def _add_hardware(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--hardware-file", type=Path, metavar="FILE", help="your own devices, as TOML")
     group.add_argument(
-        "--quantization", action="append", metavar="NAME", choices=tuple(RECIPES),
-        help=f"one of {', '.join(RECIPES)}; several times (default: all that may pay)",
+        "--quantization", action="append", metavar="NAME",
+        help=f"{', '.join(RECIPES)}, or formats of parts: decoder=int4,encoder=int8,kv=fp8; several times",
     )  # fmt: skip
     group.add_argument(
         "--devices", default="1,2,4,8", metavar="N,N", help="devices of one replica to try (default: 1,2,4,8)"

@@ -18,6 +18,7 @@ NAME = "this"
 MEASURED_WEIGHTS = 512 << 20
 """Bytes that a measurement of the bandwidth reads over and over, as large weights do."""
 USABLE = 0.8
+"""Share of the memory for weights, KV and caches."""
 EFFICIENCY: Mapping[str, float] = MappingProxyType({"encode": 0.7, "prefill": 0.8, "decode": 0.8})
 """Shares of the measured rates. They are higher than those of rates on data sheets."""
 ARITHMETIC = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

@@ -56,7 +56,7 @@ def make_plan(
         found,
         simulate_option(option, workload) if simulate else None,
         savings=savings(option, workload, model.count),
-        divisions=divisions(setup, max(1, exchanges // 2), exchanges) if setup.devices > 1 else (),
+        divisions=divisions(setup, exchanges) if setup.devices > 1 else (),
         split=best_split(setup, option.cost, mix, max(2, option.replicas), batch),
         speculation=_speculation(option, batch),
         advice=advice,
@@ -69,7 +69,8 @@ def _speculation(option: Option, batch: int) -> Mapping[int, tuple[float, float]
     context = sum(one.share * one.tokens.context for one in option.asked)
 
     def step(rows: int) -> float:
-        made_of = Composition(decodes=batch * rows, decode_context=round(batch * rows * context))
+        # The rows of one sequence read its keys and values together.
+        made_of = Composition(decodes=batch * rows, decode_context=round(batch * context))
         return option.cost.step(made_of) + option.cost.between_s
 
     found = {}

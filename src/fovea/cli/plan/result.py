@@ -12,10 +12,10 @@ from fovea.cli.plan.model import PlannedModel
 from fovea.cli.plan.simulated import Simulated
 from fovea.planner.advisor import Recommendation as Advice
 from fovea.planner.extras import Saving
-from fovea.planner.memory import kv_bytes_per_token
 from fovea.planner.option import Asked, Option
 from fovea.planner.parallel import Division, Split
 from fovea.planner.recommend import Choice, Recommendation
+from fovea.planner.stages import request_bytes, request_stages
 from fovea.planner.steady import decode_step
 from fovea.planner.workload import Workload
 
@@ -49,12 +49,17 @@ class Plan:
     advice: Advice | None = None
     notes: Sequence[str] = ()
 
-    def kv_bytes(self, tokens: float) -> float:
-        """Bytes of KV of so many tokens in the recommended precision, or in bfloat16."""
+    def kv_megabytes(self, one: Asked) -> tuple[float, float]:
+        """KV of visual tokens and of all others at the end of a request, in 10^6 bytes.
+
+        It is that of the recommended precision, or of bfloat16 without layers with windows.
+        """
         best = self.recommendation.best
         if best is None:
-            return self.model.shape.kv_bytes_per_token(2) * tokens
-        return kv_bytes_per_token(self.model.shape, best.option.setup.precision) * tokens
+            each = self.model.shape.kv_bytes_per_token(2) / 1e6
+            return each * one.tokens.visual, each * (one.tokens.longest - one.tokens.visual)
+        found = request_bytes(best.option, one)
+        return (found.visual_kv + found.image_states) / 1e6, found.text_kv / 1e6
 
     @property
     def stages(self) -> list[tuple[float, ...]]:
@@ -114,6 +119,13 @@ def _choice(choice: Choice, workload: Workload) -> dict[str, Any]:
         "reasons": list(choice.reasons), "memory": asdict(option.capacity), "room": option.room,
         "most_requests_per_s": option.rate, "speed": None if option.speed is None else asdict(option.speed),
         "stages": [dict(zip(STAGES, stages(option, one), strict=True)) for one in option.asked],
+        "work": [
+            {
+                "kind": one.kind.name, "stages": [asdict(stage) for stage in request_stages(option, one)],
+                "bytes": asdict(request_bytes(option, one)),
+            }
+            for one in option.asked
+        ],
         "sweep": [{"clients": clients, **asdict(speed)} for clients, speed in option.sweep],
         "price_per_hour": option.price_per_hour,
         "price_per_request": option.price_per_request(workload),

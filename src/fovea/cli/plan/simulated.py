@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 
@@ -13,6 +13,7 @@ from fovea.core.trace import TraceRequest
 from fovea.core.workload import geometric
 from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.run import Next, simulated_records
+from fovea.planner.cost import CostModel
 from fovea.planner.option import Asked, Option
 from fovea.planner.workload import Workload
 
@@ -53,7 +54,7 @@ def simulate_option(option: Option, workload: Workload, seed: int = 0) -> Simula
         embed_cache_mib=max(1, option.capacity.encoder_cache // MIB),
     )
     records = simulated_records(
-        trace, config, option.cost, following=following, prepare=lambda request: prepare[id(request)]
+        trace, config, _cost(option), following=following, prepare=lambda request: prepare[id(request)]
     )
     answered = [record for record in records if record.tokens]
     first = sorted(record.tokens[0] - record.arrival for record in answered)
@@ -74,6 +75,15 @@ def simulate_option(option: Option, workload: Workload, seed: int = 0) -> Simula
     )
 
 
+def _cost(option: Option) -> CostModel:
+    """The costs of images by their tokens in the prompt, which the simulator knows, not by encoder rows."""
+    rows = sum(one.share * sum(one.tokens.encoder_rows) for one in option.asked)
+    visual = sum(one.share * one.tokens.visual for one in option.asked)
+    ratio = rows / visual if visual else 1.0
+    cost = option.cost
+    return replace(cost, visual_s=cost.visual_s * ratio, visual_pair_s=cost.visual_pair_s * ratio**2)
+
+
 def _trace(
     option: Option, workload: Workload, random: Random
 ) -> tuple[tuple[TraceRequest, ...], Mapping[int, Next], Mapping[int, float]]:
@@ -88,11 +98,12 @@ def _trace(
         at += random.expovariate(rate)
         one: Asked = random.choices(option.asked, weights)[0]
         images = []
+        rows = sum(one.tokens.images)
         for tokens in one.tokens.images:
             fresh = random.random() >= one.kind.seen or not known
             known += fresh
             key = known if fresh else random.randint(1, known)
-            images.append((f"image {key} {tokens}", max(1, math.ceil(tokens * workload.keep))))
+            images.append((f"image {key} {tokens}", max(1, math.ceil(one.tokens.visual * tokens / rows))))
         turns = 1 + _follow_ups(one.kind.follow_ups, random)
         for turn in range(turns):
             request = TraceRequest(

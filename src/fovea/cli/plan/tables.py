@@ -12,6 +12,7 @@ from fovea.cli.plan.extras import show_extras
 from fovea.cli.plan.result import Plan
 from fovea.planner.option import Option
 from fovea.planner.recommend import Choice
+from fovea.planner.stages import request_stages
 
 GB = 1e9
 MOST_OTHERS = 6
@@ -35,6 +36,7 @@ def show(plan: Plan, console: Console) -> None:
         console.print(f"- {reason}")
     _memory(best.option, console)
     _stages(plan, best.option, console)
+    _work(best.option, console)
     _speed(plan, best.option, console)
     _sweep(best.option, console)
     _others(plan, console)
@@ -57,16 +59,25 @@ def _about(plan: Plan) -> str:
 
 
 def _tokens(plan: Plan, console: Console) -> None:
-    table = _table("kind of request", "share", "images", "visual tokens", "prompt", "answer", "KV, MB")
+    table = _table(
+        "kind of request",
+        "share",
+        "images",
+        "visual tokens",
+        "prompt",
+        "answer",
+        "visual KV, MB",
+        "text KV, MB",
+    )
     for one in plan.asked:
         sizes = ", ".join(f"{width}x{height}" for width, height in one.kind.images) or "-"
         if one.kind.video is not None:
             video = one.kind.video
             sizes = f"{video.frames} frames {video.width}x{video.height}"
-        kv = plan.kv_bytes(one.tokens.longest) / 1e6
+        visual, text = plan.kv_megabytes(one)
         table.add_row(
             one.kind.name, f"{one.share:.0%}", sizes, f"{one.tokens.visual:,}", f"{one.tokens.prompt:,.0f}",
-            f"{one.tokens.answer:,.0f}", f"{kv:,.1f}",
+            f"{one.tokens.answer:,.0f}", f"{visual:,.1f}", f"{text:,.1f}",
         )  # fmt: skip
     console.print(table)
 
@@ -91,6 +102,18 @@ def _stages(plan: Plan, option: Option, console: Console) -> None:
     )
     for one, figures in zip(option.asked, plan.stages, strict=True):
         table.add_row(one.kind.name, *(f"{1e3 * seconds:,.1f}" for seconds in figures))
+    console.print(table)
+
+
+def _work(option: Option, console: Console) -> None:
+    table = _table("work of one request", "stage", "10^9 operations", "GB", "ms", "bound by")
+    for one in option.asked:
+        for number, stage in enumerate(request_stages(option, one)):
+            if stage.seconds:
+                table.add_row(
+                    one.kind.name if not number else "", stage.name, f"{stage.operations / 1e9:,.1f}",
+                    f"{stage.bytes / GB:,.2f}", f"{1e3 * stage.seconds:,.1f}", stage.bound,
+                )  # fmt: skip
     console.print(table)
 
 

@@ -30,12 +30,12 @@ def kv_pool(subject: Subject) -> Verdict:
     fitting = tokens // request
     figure = f"{tokens} tokens of {size(each)}, or {fitting} requests of {request} tokens"
     if tokens < request:
-        return failed(figure, "not one request fits", "--kv-cache-mib N, larger")
+        return failed(figure, "not one request fits", "a larger --kv-cache-mib")
     if tokens < context:
         return warned(
             figure,
             f"a request of the whole context ({context} tokens) does not fit",
-            "--kv-cache-mib N, larger",
+            "a larger --kv-cache-mib",
         )
     if tokens < running * request:
         return warned(
@@ -61,9 +61,7 @@ def encoder_outputs(subject: Subject) -> Verdict:
     running = int(subject.setting("max_running")) if subject.settings is not None else 1
     figure = f"{size(capacity)}, or {images} images of the size seen so far"
     if images < running:
-        return warned(
-            figure, f"{running} requests may run, each with an image", "--embed-cache-mib N, larger"
-        )
+        return warned(figure, f"{running} requests may run, each with an image", "a larger --embed-cache-mib")
     return passed(figure)
 
 
@@ -82,7 +80,7 @@ def evictions(subject: Subject) -> Verdict:
     figure = f"{hits} hits, {total} evictions since the start"
     if small:
         flags = ", ".join(FLAGS[name] for name in small)
-        return warned(figure, f"more evictions than hits in: {', '.join(small)}", f"larger: {flags}")
+        return warned(figure, f"more evictions than hits in: {', '.join(small)}", f"larger values of {flags}")
     return passed(figure)
 
 
@@ -108,7 +106,11 @@ def media_bytes(subject: Subject) -> Verdict:
     free = subject.machine.free_memory()
     figure = f"up to {size(wanted)} of media, {size(free)} free"
     if wanted > free:
-        return warned(figure, "requests may hold more than there is", f"--max-media-mib {free // 2 >> 20}")
+        return warned(
+            figure,
+            "the images of requests may need more memory than is free",
+            f"--max-media-mib {free // 2 >> 20}",
+        )
     return passed(figure)
 
 

@@ -23,7 +23,7 @@ FORBIDDEN = 403
 
 
 def port(subject: Subject) -> Verdict:
-    """Can other machines use the server without a key?"""
+    """Is the server closed to other machines that have no key?"""
     if subject.live is None:
         host = str(subject.setting("host"))
         closed = bool(subject.setting("api_keys")) or subject.setting("keys_file") is not None
@@ -108,7 +108,7 @@ def transport(subject: Subject) -> Verdict:
 
 
 def browsers(subject: Subject) -> Verdict:
-    """Can pages of other sites read answers in a user's browser?"""
+    """Are answers closed to pages of other sites in a user's browser?"""
     server = subject.server
     answer = server.web.request(
         "GET", server.url + "/v1/models", headers={"Origin": "https://attacker.invalid"}

@@ -74,7 +74,9 @@ def memory(subject: Subject) -> Verdict:
     free = subject.machine.free_memory()
     figure = f"{size(free)} can be allocated"
     if free < LEAST_MEMORY:
-        return failed(figure, "the KV pool gets a quarter of it", "free memory, or raise the limit")
+        return failed(
+            figure, "less than 1 GiB, of which the KV pool gets a quarter", "free memory, or raise the limit"
+        )
     return passed(figure)
 
 
@@ -128,7 +130,7 @@ def cgroup_memory(subject: Subject) -> Verdict:
 
 
 def cgroup_cpu(subject: Subject) -> Verdict:
-    """Does the cgroup's processor limit not slow the server down?"""
+    """Does the cgroup's processor limit leave the server at full speed?"""
     for folder in subject.machine.cgroup("cpu"):
         stat = subject.machine.text(f"{folder}/cpu.stat")
         periods = _count(stat, "nr_periods")

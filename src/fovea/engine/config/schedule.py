@@ -43,7 +43,7 @@ class ScheduleSettings:
     target_ttft_ms: int = setting(
         0,
         "Longest time to the first token in milliseconds, kept by the percentage of requests in "
-        "target_percentile. Later requests are treated as when_late says. 0: none.",
+        "target_percentile. A request that would be later is treated as when_late says. 0: none.",
         low=0,
         high=1 << 24,
     )

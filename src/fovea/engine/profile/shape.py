@@ -46,6 +46,7 @@ def shape_of(model: VisionLanguageModel, name: str, family: str) -> ModelShape:
         hidden=config.hidden,
         vocabulary=config.vocab_size,
         max_positions=config.max_positions,
+        layers=len(config.layers),
         maps=_maps(model, parts),
         rest=rest,
         exact=exact,

@@ -1,7 +1,7 @@
 """The number of sequences that may run at once, so that gaps between tokens stay within a target.
 
 `DecodeBound` predicts the decodes of all running sequences, with the length that their contexts will have. A
-sequence joins only while the prediction stays below the target: the bound is kept before it is broken.
+sequence joins only while the prediction stays below the target, so no step has to be too long first.
 `BatchRule` is a simple rule, used for comparison. It waits until steps have been too long, and shrinks the
 batch also when a long prompt or an image made them long.
 """

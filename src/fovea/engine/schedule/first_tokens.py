@@ -1,10 +1,10 @@
-"""When a new request will get its first token, and whether that is within the target.
+"""Predicts when a new request gets its first token, and whether that is within the target.
 
     expected = one step + max(work / share, turns + own work / share)
 
 The work is the cost (`lod_cost`) of the new request and of those that are served before it. The share is
 the part of each second that the pace leaves for prompts and images: all of it while nothing decodes. The
-turns are the time until a place becomes free when as many sequences run as may.
+turns are the time until a place becomes free if no further sequence may run now; else 0.
 
 Requests that arrive later may change all of that, and steps scatter. So the ratio of actual to expected times
 is measured, for requests with and without images to encode. The expected time, multiplied by the quantile of
@@ -51,7 +51,7 @@ class Expectation:
     factor: the asked percentage of such requests took at most this multiple of the expected time.
     cost: the request's own work.
     ahead: the work of the requests that are served before it.
-    share: part of the time that is left for prompts and images.
+    share: part of each second that is left for prompts and images, 0 to 1.
     computed: tokens of the prompt that are in the prefix cache.
     idle: whether the engine has no other request.
     """
@@ -65,7 +65,7 @@ class Expectation:
     idle: bool = False
 
     def late(self, target_s: float) -> bool:
-        """Whether the first token is expected after the target, in seconds; 0: never."""
+        """Whether the first token is expected after the target. target_s: in seconds; 0: there is none."""
         if not target_s:
             return False
         return (self.cost.seconds if self.idle else self.seconds * self.factor) > target_s

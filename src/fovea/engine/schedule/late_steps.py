@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LOWEST = -10.0
-"""Lowest credit: a bad minute of the machine is made up for by the next steps, not by all later ones."""
+"""Lowest credit, so that after a bad minute of the machine only the next steps have to make up for it."""
 
 
 class LateSteps:

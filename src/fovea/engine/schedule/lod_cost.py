@@ -52,9 +52,9 @@ class LodCost:
     def reason(self) -> str:
         """The cost in words."""
         return (
-            f"{len(self.encode_s)} images to encode: {sum(self.encode_s.values()):.2f} s; "
-            f"{self.prompt_tokens} tokens of prompt, {self.visual_tokens} of them visual: "
-            f"{self.prompt_s:.2f} s"
+            f"images to encode: {len(self.encode_s)}, in {sum(self.encode_s.values()):.2f} s; "
+            f"tokens of the prompt: {self.prompt_tokens}, {self.visual_tokens} of them visual, "
+            f"in {self.prompt_s:.2f} s"
         )
 
 

@@ -1,4 +1,4 @@
-"""By how much durations exceed their prediction: a quantile of the latest ratios.
+"""The factor by which durations exceed their predictions: a quantile of the latest ratios.
 
 The ratio of measured to predicted seconds is kept for the latest WINDOW predictions. A prediction, multiplied
 by the quantile at a percentile, is exceeded by the remaining share, whatever the distribution of the errors

@@ -32,7 +32,10 @@ LARGEST_WEIGHT = 1e100
 
 
 class Costs(Protocol):
-    """Costs of the amounts of several amounts. `OnlineFit` learns them; an oracle knows them."""
+    """Seconds per unit of several amounts. `OnlineFit` learns them; an oracle knows them.
+
+    measured, costs: as in `OnlineFit`.
+    """
 
     measured: bool
     costs: list[float]

@@ -69,7 +69,7 @@ SERVING = Document(
         Claim("Video Kills Concurrency", "18 text requests fit into 50 GB", "50 GB / 163.84 MB",
               whole(50e9, 500 * _TOKEN), 18, verdict="wrong", why="18 is the number of videos that fit"),
         Claim("Video Kills Concurrency", "one video and few texts fit into 50 GB", "50 GB / 2.68 GB",
-              whole(50e9, 8180 * _TOKEN), 1, verdict="wrong"),
+              whole(50e9, 8180 * _TOKEN), 1, verdict="wrong", why="18 such videos fit"),
         Claim("Validation", "about 305 text requests in 50 GB", "50 GB / 163.84 MB",
               whole(50e9, 500 * _TOKEN), 305, relation="about"),
         Claim("Validation", "about 142 image requests in 50 GB", "50 GB / 352.58 MB",
