@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from fovea.cli.doctor.command import ended_by_signals
 from fovea.deploy.monitoring.files import alert_rules, prometheus_config, recording_rules
 from fovea.doctor.checks.all import CHECKS
 from tests.cli.support import Caller, Outcome, finish, free_port, start, until
@@ -210,6 +211,21 @@ def test_settings_that_lose_requests_at_an_update(fovea: Caller, tmp_path: Path)
     outcome = fovea("doctor", "--json", "--only", "faults/drain", "--config", config)
     assert outcome.code == 1
     assert "accepted requests were lost" in verdicts(outcome)["faults/drain"][1]
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_the_block_unless_they_are_ignored(name: signal.Signals) -> None:
+    before = signal.getsignal(name)
+    with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        signal.raise_signal(name)
+    assert signal.getsignal(name) is before
+    signal.signal(name, signal.SIG_IGN)
+    try:
+        with ended_by_signals():
+            signal.raise_signal(name)
+        assert signal.getsignal(name) is signal.SIG_IGN
+    finally:
+        signal.signal(name, before)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tests.doctor.fakes import FakeWeb, figures
 
 SERVER = textwrap.dedent(
     """
-    import argparse, http.server, os, pathlib, signal, sys
+    import argparse, http.server, os, pathlib, signal, sys, time
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     flags, rest = parser.parse_known_args()
@@ -40,7 +40,10 @@ SERVER = textwrap.dedent(
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    def drain(*_):
+        time.sleep(0.3 if "draining" in os.environ.get("MODE", "") else 0)
+        os._exit(7)
+    signal.signal(signal.SIGTERM, drain)
     http.server.HTTPServer(("127.0.0.1", flags.port), Handler).serve_forever()
     """
 )
@@ -129,6 +132,16 @@ def test_this_machine(tmp_path: Path) -> None:
     assert all(not is_loopback(address) for address in machine.addresses())
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
+def test_loopback_hosts(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "127.example.com", "1270.0.0.1"])
+def test_hosts_that_other_machines_reach(host: str) -> None:
+    assert not is_loopback(host)
+
+
 def test_connections_to_ports_that_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -136,9 +149,10 @@ def test_connections_to_ports_that_listen() -> None:
     assert not ThisMachine().connects("127.0.0.1", port)
 
 
-def launcher(mode: str = "", timeout: float = 30.0) -> ProcessLauncher:
+def launcher(mode: str = "", timeout: float = 30.0, drain_s: float = 0.0) -> ProcessLauncher:
     env = {**os.environ, "MODE": mode}
-    return ProcessLauncher([sys.executable, "-c", SERVER, "serve"], env, HttpWeb(), keys={}, timeout=timeout)
+    command = [sys.executable, "-c", SERVER, "serve"]
+    return ProcessLauncher(command, env, HttpWeb(), keys={}, timeout=timeout, drain_s=drain_s)
 
 
 def test_own_servers_start_end_and_start_again() -> None:
@@ -174,6 +188,17 @@ def test_a_server_that_does_not_start_says_why_and_is_tried_once() -> None:
         assert second.value is first.value
     with launcher("loading", timeout=0.5) as own, pytest.raises(EngineError, match="not ready after 0.5 s"):
         own.plain()
+
+
+@pytest.mark.parametrize(("drain_s", "status"), [(0.0, None), (30.0, 7)])
+def test_a_server_has_the_time_of_its_settings_to_end(
+    monkeypatch: pytest.MonkeyPatch, drain_s: float, status: int | None
+) -> None:
+    monkeypatch.setattr("fovea.doctor.launch.STOP_S", 0.02)
+    with launcher("draining", drain_s=drain_s) as own:
+        own.plain()
+        own.terminate()
+        assert own.wait() == status
 
 
 def test_no_process_is_left_if_the_block_fails() -> None:

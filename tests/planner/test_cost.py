@@ -51,6 +51,8 @@ def test_a_saved_file_gives_the_same_costs(tmp_path: Path) -> None:
     cost = CostModel(step_s=0.5, made_from="a test")
     cost.save(tmp_path / "cost.json")
     assert CostModel.load(tmp_path / "cost.json") == cost
+    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
+        cost.save(tmp_path / "none" / "cost.json")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fovea.doctor.web import NoAnswer, Web
 
 POLL_S = 0.05
 STOP_S = 60.0
-"""Seconds that a server has to end after SIGTERM, beyond its own drain time, before it is killed."""
+"""Seconds that a server has to end after SIGTERM, beyond its drain times, before it is killed."""
 FAULT_FLAGS = (
     "--allow-private-hosts", "true",
     "--allow-remote", "true",
@@ -86,6 +86,7 @@ class ProcessLauncher:
     command: program and arguments of the server, without address and port.
     env: its environment. keys: the keys that it gets, for requests.
     timeout: seconds that it has until it is ready.
+    drain_s: seconds that the settings give a server between SIGTERM and its end.
     disk_cache: whether the plain server, too, has a disk cache, in a folder of its own.
     """
 
@@ -97,10 +98,11 @@ class ProcessLauncher:
         *,
         keys: Mapping[str, str],
         timeout: float,
+        drain_s: float = 0.0,
         disk_cache: bool = False,
     ) -> None:
         self._command, self._env, self._web, self._keys = command, env, web, keys
-        self._timeout, self._disk_cache = timeout, disk_cache
+        self._timeout, self._stop_s, self._disk_cache = timeout, STOP_S + drain_s, disk_cache
         self._home = tempfile.TemporaryDirectory(prefix="fovea-doctor-")
         self._process: subprocess.Popen[bytes] | None = None
         self._server: Server | None = None
@@ -146,7 +148,7 @@ class ProcessLauncher:
         if self._process is None:
             return None
         try:
-            status = self._process.wait(STOP_S)
+            status = self._process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
             status = None
         self.kill()

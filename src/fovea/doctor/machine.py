@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import resource
 import shutil
@@ -161,7 +162,10 @@ class ThisMachine:
 
 def is_loopback(host: str) -> bool:
     """Tell whether a host is reached from this machine alone."""
-    return host == "localhost" or host.startswith("127.") or host == "::1"
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _kind(mounts: str, path: Path) -> str:

@@ -117,8 +117,11 @@ class CostModel:
         return max(1, math.ceil(self.image(visual_tokens) / self.slice_s))
 
     def save(self, path: Path) -> None:
-        """Write the cost model to a JSON file."""
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        """Write the cost model to a JSON file. Raises ConfigError if the file cannot be written."""
+        try:
+            path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}", param="cost") from error
 
     @classmethod
     def load(cls, path: Path) -> CostModel:

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fovea.engine.schedule.first_tokens import FIRST_FACTOR, FirstTokens
+from fovea.core.errors import Overloaded
+from fovea.engine.config import ScheduleSettings
+from fovea.engine.request.first_token_gate import PROBE, FirstTokenGate
+from fovea.engine.schedule.first_tokens import FIRST_FACTOR, Expectation, FirstTokens
 from fovea.engine.schedule.image_times import ImageTimes
 from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
 from fovea.engine.schedule.pace import Pace
@@ -47,7 +50,7 @@ def test_the_cost_has_the_encoder_and_the_prompt_apart() -> None:
     assert cost.prompt_s == pytest.approx(67 * TOKEN_S, rel=0.2)
     assert (cost.visual_tokens, cost.prompt_tokens, cost.ready) == (64, 67, False)
     assert "images to encode: 1, in 0.6" in cost.reason
-    assert "67 tokens of prompt, 64 of them visual" in cost.reason
+    assert "tokens of the prompt: 67, 64 of them visual" in cost.reason
 
 
 def test_an_encoded_image_and_computed_tokens_cost_nothing() -> None:
@@ -89,6 +92,14 @@ def test_the_work_of_earlier_requests_comes_first() -> None:
     situation.first.leave("a")
     situation.first.leave("nobody")
     assert situation.first.expect(sequence("new", 50)).seconds < behind.seconds
+
+
+def test_without_a_target_nobody_adds_up_a_long_queue() -> None:
+    situation = Situation(target_s=0.0)
+    situation.enter("a", 200)
+    expected = situation.first.expect(sequence("new", 50))
+    assert (expected.ahead, expected.idle) == (LodCost(), False)
+    assert situation.first.queued.prompt_tokens == 200
 
 
 def test_ready_requests_do_not_wait_for_images_of_others_unless_the_policy_says_so() -> None:
@@ -157,3 +168,63 @@ def test_turns_count_when_as_many_run_as_may() -> None:
         situation.scheduler.running.append(running)
         situation.first.observe(str(number), 10.0 * number)
     assert situation.first.expect(sequence("new", 5)).seconds > 10, "one place becomes free every 10 s"
+    before = situation.first.expect(sequence("new", 5)).seconds
+    situation.first.rest()
+    situation.first.observe("the next morning", 30_000.0)
+    assert situation.first.expect(sequence("new", 5)).seconds == before, "an idle night is no turn"
+
+
+def test_after_a_stall_the_requests_that_enter_correct_the_factor() -> None:
+    situation = Situation(target_s=2.0)
+    for number in range(4):
+        situation.enter("big", 900, arrival=float(number))
+        situation.first.observe("big", number + 30.0)
+    stalled = situation.first.expect(sequence("new", 100)).factor
+    assert stalled > 8
+    for number in range(100):
+        situation.enter("small", 100, arrival=float(number))
+        expected = situation.first._pending["small"].expected
+        assert not replace(expected, idle=False).late(2.0 * stalled)
+        situation.first.observe("small", number + expected.seconds)
+    assert situation.first.expect(sequence("new", 900)).factor == pytest.approx(1.0, rel=0.05)
+
+
+def test_steps_that_are_expected_to_take_no_time_leave_all_of_it_for_prompts() -> None:
+    brain, times = scheduler(), StepTimes()
+    times.observe(Composition(0, 0, 8, 1, 36), 0.1)
+    times._fit.costs = [0.0] * 6
+    running = sequence("running", 4, max_tokens=50)
+    running.output_ids, running.computed_tokens, running.status = [1], 4, Status.RUNNING
+    brain.running.append(running)
+    costs = LodCosts(times, ImageTimes(), brain.embeddings.__contains__)
+    first = FirstTokens(brain, Pace(2.5, 0.0, 2048, times), costs, lambda: 8, 1.0)
+    assert first.expect(sequence("new", 5)).share == 1.0
+
+
+class Gate:
+    """A gate whose requests have one expectation: on an idle engine or beside others."""
+
+    def __init__(self, seconds: float, factor: float, *, idle: bool) -> None:
+        situation = Situation()
+        self.gate = FirstTokenGate(situation.first, ScheduleSettings(target_ttft_ms=1000))
+        self.expected = Expectation(seconds, factor, LodCost(seconds), LodCost(), 1.0, idle=idle)
+
+    def enters(self) -> bool:
+        try:
+            self.gate.enter(sequence("new", 5), self.expected, 0)
+        except Overloaded:
+            return False
+        return True
+
+
+@pytest.mark.parametrize(("seconds", "factor", "idle"), [(0.5, 100.0, False), (60.0, 1.0, True)])
+def test_a_wrong_expectation_does_not_refuse_for_ever(seconds: float, factor: float, idle: bool) -> None:
+    requests = Gate(seconds, factor, idle=idle)
+    entered = [requests.enters() for _ in range(2 * PROBE + 2)]
+    assert entered == [*[False] * PROBE, True] * 2
+    assert requests.gate.refused == 2 * PROBE
+
+
+def test_no_request_enters_behind_a_queue_that_is_too_long() -> None:
+    requests = Gate(2.0, 1.0, idle=False)
+    assert not any(requests.enters() for _ in range(3 * PROBE))

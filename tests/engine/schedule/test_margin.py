@@ -49,6 +49,14 @@ def test_while_few_the_largest_counts_and_before_the_first_the_given_one() -> No
     assert margin.factor == 1.4
 
 
+def test_the_factor_can_be_read_while_another_thread_observes() -> None:
+    margin = Margin(99.9, window=2)
+    for ratio in (1.0, 2.0):
+        margin.observe(1.0, ratio)
+    margin._sorted.pop()  # as `observe` does before it adds the new ratio
+    assert margin.factor == 2.0
+
+
 @given(ratios=st.lists(st.floats(0.1, 10), min_size=1, max_size=60))
 def test_the_window_holds_the_latest_ratios(ratios: list[float]) -> None:
     margin = Margin(50, window=8)

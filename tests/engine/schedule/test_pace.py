@@ -17,7 +17,7 @@ from fovea.engine.schedule.pace import (
     Allowance,
     Pace,
 )
-from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
+from fovea.engine.schedule.prompt_room import FEWEST_TOKENS, PromptRoom
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.planner.composition import Composition
 from tests.support.thorough import examples
@@ -126,6 +126,13 @@ def test_a_slice_of_an_image_counts_as_what_has_to_fit() -> None:
         pace.late_steps.observe(False)
     assert pace.allow(ONE, 1, 1).reason == "target"
     assert pace.allow(ONE, 1, 1, slice_s=0.03).reason == "target, may be late"
+
+
+@pytest.mark.parametrize("allowance", [None, Allowance(math.inf, 0.02, 1.0, True, "pace")])
+def test_a_whole_image_that_exceeds_the_room_leaves_no_tokens(allowance: Allowance | None) -> None:
+    room = PromptRoom(128) if allowance is None else trained_pace().prompt_room(allowance, encoding=False)
+    room.take(0, room.tokens + 100)
+    assert room.most(0, 50) == 0
 
 
 def test_a_target_that_one_decode_misses_is_ignored() -> None:

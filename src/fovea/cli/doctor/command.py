@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     from fovea.cli.doctor.wiring import wired
     from fovea.doctor.examine import counts, examine, exit_status
 
-    with ended_by_sigterm(), wired(args) as subject, Progress() as progress:
+    with ended_by_signals(), wired(args) as subject, Progress() as progress:
         results = examine(checks, subject, progress.begin)
     if args.json:
         body = {
@@ -109,16 +109,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that no server is left behind."""
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP of a terminal that closes, end the block as Ctrl-C does.
+
+    Otherwise a server would be left behind. Signals that are ignored, as by nohup, stay so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGHUP)}
+    for name, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(name, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for name, handler in before.items():
+            signal.signal(name, handler or signal.SIG_DFL)
 
 
 def listing(checks: list[Check]) -> str:

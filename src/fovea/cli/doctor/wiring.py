@@ -104,6 +104,7 @@ def _own(args: argparse.Namespace, common: dict[str, Any], doctor: DoctorSetting
         common["web"],
         keys=sent,
         timeout=doctor.start_timeout,
+        drain_s=settings["drain_seconds"] + settings["lame_duck_s"],
         disk_cache=bool(settings["embed_disk_dir"]),
     )
     with launcher:

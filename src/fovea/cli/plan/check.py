@@ -63,13 +63,13 @@ def run_check(model: str, repeats: int, threads: int, save: Path | None, *, as_j
         for name in (*FITTED, *PREDICTED):
             print(f"{name} ...", file=sys.stderr)
             results.append(compare(engine, name, cost, preparation, repeats))
-    if save is not None:
-        cost.save(save)
     if as_json:
         errors = step_error(cost, record.steps), image_error(cost, record.images)
         print(json.dumps(_values(results, cost, errors)))
     else:
         show(results, cost, record)
+    if save is not None:  # last, so that the results are printed even if this fails
+        cost.save(save)
     return 0 if all(one.worst <= LIMIT for one in results if not one.fitted) else 1
 
 

@@ -248,7 +248,7 @@ def _same(device: Hardware, gpu: str) -> bool:
 
 def _counts(text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if not all(part.strip().isdigit() and 1 <= int(part) <= 1024 for part in parts):
+    if not all(part.strip().isdecimal() and 1 <= int(part) <= 1024 for part in parts):
         raise ConfigError(
             f"--devices is {text!r}; accepted: numbers from 1 to 1024, such as 1,2,4", param="devices"
         )
@@ -257,7 +257,9 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _size(text: str) -> tuple[int, int]:
     width, _, height = text.lower().partition("x")
-    if not (width.isdigit() and height.isdigit() and 1 <= int(width) <= 65536 and 1 <= int(height) <= 65536):
+    if not (
+        width.isdecimal() and height.isdecimal() and 1 <= int(width) <= 65536 and 1 <= int(height) <= 65536
+    ):
         raise ConfigError(
             f"size {text!r}; accepted: width and height in pixels, such as 1024x768", param="image"
         )
@@ -266,7 +268,7 @@ def _size(text: str) -> tuple[int, int]:
 
 def _video(text: str) -> Video:
     frames, _, size = text.partition(":")
-    if not frames.isdigit() or not 1 <= int(frames) <= 100_000 or not size:
+    if not frames.isdecimal() or not 1 <= int(frames) <= 100_000 or not size:
         raise ConfigError(
             f"--video is {text!r}; accepted: frames and size, such as 16:640x360", param="video"
         )

@@ -2,11 +2,17 @@
 
 Without it, a queue that is too long makes every request late. Whoever is refused at once can ask elsewhere,
 or later.
+
+Expectations are learnt from requests that entered. An expectation that is wrong, for example after a stall,
+could refuse all requests of a kind, and nothing would correct it. So after PROBE refusals in a row, one such
+request enters, unless its first token is expected late even without the margin of experience.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections import Counter
 
 from fovea.core.errors import Overloaded
 from fovea.engine.config import ScheduleSettings
@@ -15,6 +21,8 @@ from fovea.engine.sequence import Sequence
 
 MOST_STEPS_DOWN = 2
 """Most steps by which the detail of images is lowered (`visual_budget.detail`)."""
+PROBE = 32
+"""Number of refusals in a row of requests with images to encode, or of those without, before one enters."""
 
 
 class FirstTokenGate:
@@ -31,6 +39,8 @@ class FirstTokenGate:
         self.refused = 0
         self.degraded = 0
         self._first_tokens = first_tokens
+        self._lock = threading.Lock()
+        self._in_a_row: Counter[bool] = Counter()
         self._target_s = 0.0 if settings.when_late == "wait" else settings.target_ttft_ms / 1000
 
     def expect(self, seq: Sequence) -> Expectation:
@@ -47,15 +57,26 @@ class FirstTokenGate:
         steps_down: steps by which its detail was lowered.
         Raises Overloaded, with the figures, if the first token would be late.
         """
-        if self.late(seq, expected):
-            self.refused += 1
+        if self.late(seq, expected) and not self._probes(expected):
             over = expected.seconds * expected.factor - self._target_s
             raise Overloaded(
                 f"the first token would be later than the target of {self._target_s:g} s: {expected.reason}",
                 retry_after=float(max(1, math.ceil(over))),
             )
-        self.degraded += steps_down > 0
+        with self._lock:
+            self.degraded += steps_down > 0
+            self._in_a_row[expected.cost.ready] = 0
         self._first_tokens.enter(seq, seq.arrival, expected)
+
+    def _probes(self, expected: Expectation) -> bool:
+        """Count a refusal; or return that the request enters after all, so that its kind can be measured."""
+        ready = expected.cost.ready
+        with self._lock:
+            if self._in_a_row[ready] >= PROBE and (expected.idle or expected.seconds <= self._target_s):
+                return True
+            self._in_a_row[ready] += 1
+            self.refused += 1
+            return False
 
     def leave(self, seq: Sequence) -> None:
         """Count a request no longer. Leaving twice is no error."""

@@ -40,7 +40,7 @@ NEAR = 0.25
 such as the rest of a step, and no decision depends on them.
 """
 TURNS = 16
-"""Number of latest first tokens from which the time between two of them is known."""
+"""Number of latest first tokens whose distance from the one before counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,15 @@ class FirstTokens:
         self._margins = {ready: Margin(percentile, WINDOW, FIRST_FACTOR) for ready in (True, False)}
         self._pending: dict[str, _Pending] = {}
         self._turns: deque[float] = deque(maxlen=TURNS)
+        self._last: float | None = None
         self._lock = threading.Lock()
 
     @property
     def queued(self) -> LodCost:
         """The work before the first tokens of all requests that have none yet."""
         with self._lock:
-            return total(map(self._cost, self._pending.values()))
+            pending = tuple(self._pending.values())
+        return total(map(self._cost, pending))
 
     def expect(self, seq: Sequence) -> Expectation:
         """Predict the first token of a new sequence, in which only the names of its blocks are filled in."""
@@ -133,19 +135,21 @@ class FirstTokens:
         chunk = max(FEWEST_TOKENS, self._pace.times.prompt_tokens(0, share * step_s)) if decodes else math.inf
         cost = self.costs.remaining(seq, computed, chunk)
         with self._lock:
-            pending = [self._cost(one, chunk) for one in self._pending.values()]
+            before = tuple(self._pending.values())
+        # Without a target nothing depends on the work ahead, and a queue may be long.
+        pending = [self._cost(one, chunk) for one in before] if self._target_s else []
         ahead = total(pending)
         work_s = ahead.seconds + cost.seconds
         if cost.ready and not self._scheduler.policy.strict:
             work_s = _passing_s(cost.prompt_s, pending)
         return Expectation(
-            step_s + max(work_s / share, self._turn_s(len(pending)) + cost.seconds / share),
+            step_s + max(work_s / share, self._turn_s(len(before)) + cost.seconds / share),
             self._factor(cost.ready),
             cost,
             ahead,
             share,
             computed,
-            not pending and not decodes,
+            not before and not decodes,
         )
 
     def enter(self, seq: Sequence, arrival: float, expected: Expectation) -> None:
@@ -165,14 +169,28 @@ class FirstTokens:
         with self._lock:
             self._pending.pop(seq_id, None)
 
+    def rest(self) -> None:
+        """Note that the engine had nothing to do: the time until the next first token is no turn."""
+        with self._lock:
+            self._last = None
+
     def observe(self, seq_id: str, now: float) -> None:
         """Record a first token. now: the time on the clock of arrivals."""
         with self._lock:
-            self._turns.append(now)
+            if self._last is not None:
+                self._turns.append(now - self._last)
+            self._last = now
             one = self._pending.pop(seq_id, None)
-            if one is not None and one.expected.seconds >= NEAR * self._target_s:
+            if one is not None and one.expected.seconds >= self._near_s(one.expected):
                 margin = self._margins[one.expected.cost.ready]
                 margin.observe(one.expected.seconds, now - one.arrival)
+
+    def _near_s(self, expected: Expectation) -> float:
+        """Return the expected seconds from which on a first token counts.
+
+        After a large factor, the requests that it lets in count, or it would stay for ever.
+        """
+        return self._target_s * min(NEAR, 0.5 / expected.factor)
 
     def _cost(self, one: _Pending, chunk_tokens: float = math.inf) -> LodCost:
         seq = one.seq
@@ -188,16 +206,15 @@ class FirstTokens:
         if not decodes:
             return 1.0, times.seconds(Composition(chunks=1, prompt_tokens=1)) if times.measured else 0.0
         allowance = self._pace.allow(decodes, decodes.decodes, others)
-        if allowance.seconds == math.inf:
+        if not 0 < allowance.seconds < math.inf:
             return 1.0, allowance.alone
         return max(LEAST_SHARE, allowance.spare_s / allowance.seconds), allowance.seconds
 
     def _turn_s(self, before: int) -> float:
         """Return the seconds until a place is free. before: number of requests that are served before."""
         missing = before + 1 - max(0, self._most() - self._decoding)
-        if missing <= 0 or len(self._turns) < 2:
-            return 0.0
-        return missing * (self._turns[-1] - self._turns[0]) / (len(self._turns) - 1)
+        turns = tuple(self._turns)
+        return missing * sum(turns) / len(turns) if missing > 0 and turns else 0.0
 
     @property
     def _decoding(self) -> int:

@@ -33,7 +33,12 @@ class Scatter(Protocol):
 
 
 class Margin:
-    """The factor that turns a prediction into a bound that a given percentage of durations keeps."""
+    """The factor that turns a prediction into a bound that a given percentage of durations keeps.
+
+    One thread observes; others may read the factor meanwhile.
+
+    factor: the ratio that the percentage of the latest durations did not exceed; the largest while few.
+    """
 
     def __init__(self, percentile: float, window: int = WINDOW, first: float = 1.0) -> None:
         """Create a margin without ratios.
@@ -43,18 +48,9 @@ class Margin:
         first: the factor before the first ratio.
         """
         self.percentile = percentile
-        self._first = first
+        self.factor = first
         self._latest: deque[float] = deque(maxlen=window)
         self._sorted: list[float] = []
-
-    @property
-    def factor(self) -> float:
-        """The ratio that the percentage of the latest durations did not exceed; the largest while few."""
-        count = len(self._sorted)
-        if not count:
-            return self._first
-        rank = math.ceil((count + 1) * self.percentile / 100)
-        return self._sorted[min(rank, count) - 1]
 
     def observe(self, predicted: float, measured: float) -> None:
         """Record a duration. predicted: seconds that were expected; 0 is not recorded."""
@@ -64,3 +60,6 @@ class Margin:
             del self._sorted[bisect_left(self._sorted, self._latest[0])]
         self._latest.append(measured / predicted)
         insort(self._sorted, measured / predicted)
+        count = len(self._sorted)
+        rank = math.ceil((count + 1) * self.percentile / 100)
+        self.factor = self._sorted[min(rank, count) - 1]

@@ -43,9 +43,9 @@ class PromptRoom:
         start: number of its computed tokens. wanted: number of its missing ones, at least 1.
         """
         if self._time is None or self._seconds == math.inf:
-            return self.tokens
+            return max(0, self.tokens)  # a whole image may have taken more than there was
         fitting = max(self._time.times.prompt_tokens(start, self._seconds), self._fewest)
-        return int(min(self.tokens, fitting)) if fitting >= min(wanted, FEWEST_TOKENS) else 0
+        return int(max(0, min(self.tokens, fitting))) if fitting >= min(wanted, FEWEST_TOKENS) else 0
 
     def take(self, start: int, count: int) -> None:
         """Take the room of a chunk. start: computed tokens of its sequence. count: tokens of the chunk."""

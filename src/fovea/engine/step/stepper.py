@@ -99,6 +99,7 @@ class Stepper:
         self.sequences: dict[str, Sequence] = {}
         self._ended: float | None = None
         self._most = config.max_running
+        self._postponed = False  # whether the last step had images, but no time for a slice
         self._impossible_steps = 0
         self._warned = False
         self.image_times = image_times or ImageTimes()
@@ -129,6 +130,7 @@ class Stepper:
             raise
         if self.idle:
             self._ended = None
+            self.first_tokens.rest()
         self.sequences[seq.id] = seq
         self.first_tokens.attach(seq)
         self.scheduler.add(seq, drafts)
@@ -155,10 +157,11 @@ class Stepper:
         running = self.scheduler.running
         decodes = composition_of_decodes(running)
         streams = self.scheduler.streams_to_protect
-        slice_s = self.executor.slice_s if self.executor.encoding else 0.0
+        encoding = self.executor.encoding or self._postponed
+        slice_s = self.executor.slice_s if encoding else 0.0
         self._note_whether_possible(decodes)
         allowance = self.pace.allow(decodes, streams, len(self.sequences) - decodes.decodes, slice_s)
-        room = self.pace.prompt_room(allowance, encoding=self.executor.encoding)
+        room = self.pace.prompt_room(allowance, encoding=encoding)
         self._most = self.batch.allowed(running, self.scheduler.waiting, self.pace.smallest_s(slice_s))
         plan = self.scheduler.schedule(room, self._most, self.suspects.group)
         if not plan:
@@ -166,8 +169,10 @@ class Stepper:
             self.suspects.clear(())
         composition = composition_of(plan)
         encode_s = self.pace.encode_s(allowance, composition)
-        if composition and not allowance.forced and encode_s < self.executor.slice_s:
+        late = composition and not allowance.forced and encode_s < self.executor.slice_s
+        if late:
             encode_s = NO_SLICE
+        self._postponed = bool(late and plan.encode)
         return Step(plan, encode_s, composition, expired, now)
 
     def apply(self, step: Step, result: StepResult, seconds: float) -> None:
