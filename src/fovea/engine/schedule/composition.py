@@ -24,6 +24,8 @@ def composition_of(plan: StepPlan) -> Composition:
 
 
 def composition_of_decodes(sequences: Iterable[Sequence]) -> Composition:
-    """Return the composition of a step that only decodes, without drafts. Others do not count."""
-    lengths = [seq.length for seq in sequences if seq.decoding]
-    return Composition(len(lengths), sum(lengths))
+    """Return the composition of a step that only decodes, drafts included. Other sequences do not count."""
+    rows = [(seq.missing_tokens, seq.computed_tokens) for seq in sequences if seq.decoding]
+    return Composition(
+        sum(count for count, _ in rows), sum(count * (computed + count) for count, computed in rows)
+    )
