@@ -14,8 +14,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import time
-from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,11 +25,10 @@ from fovea import Engine
 from fovea.core.hardware import available_memory
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
-from fovea.engine.schedule.composition import composition_of
+from fovea.engine.simulate.record import recorded_steps
 from fovea.planner.cost import CostModel
 from fovea.planner.fit import (
     Error,
-    ImageSample,
     StepSample,
     fit_images,
     fit_steps,
@@ -43,51 +40,6 @@ PROMPTS = (16, 64, 200, 500, 1000, 2000)
 BATCHES = (1, 2, 4, 8, 16, 32)
 SIDES = (256, 384, 512, 768, 1024)
 TOKENS = 40
-
-
-class Observer:
-    """Record the steps and image encodings of an engine; wraps its runner's `execute` and `encode_slices`.
-
-    steps: composition and seconds of each step, without encoding.
-    images: visual tokens, slices and seconds of each image.
-    between: seconds between the end of a step and the start of the next one.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.steps: list[StepSample] = []
-        self.images: list[ImageSample] = []
-        self.between: list[float] = []
-        runner = engine.runner
-        execute, encode = runner.execute, runner.model.encode_slices
-        ended = 0.0
-        counts: list[int] = []
-
-        def counted(pixels: Any) -> Generator[None, None, Any]:
-            slices, count = encode(pixels), 1
-            while True:
-                try:
-                    next(slices)
-                except StopIteration as stop:
-                    counts.append(count)
-                    return stop.value
-                count += 1
-                yield
-
-        def observed(plan: Any, encode_s: float = float("inf")) -> Any:
-            nonlocal ended
-            made_of, visual = composition_of(plan), {job.span.key: job.span.tokens for job in plan.encode}
-            counts.clear()
-            started = time.perf_counter()
-            self.between.append(started - ended)
-            result = execute(plan, encode_s)
-            ended = time.perf_counter()
-            if made_of:
-                self.steps.append(StepSample(made_of, ended - started - result.encode_s))
-            for (key, seconds), slices in zip(result.encoded.items(), counts, strict=True):
-                self.images.append(ImageSample(visual[key], slices, seconds))
-            return result
-
-        runner.execute, runner.model.encode_slices = observed, counted
 
 
 async def ask(engine: Engine, text: str, side: int, seed: int, tokens: int = TOKENS) -> None:
@@ -153,8 +105,8 @@ def main() -> None:
     ) as engine:
         asyncio.run(drive(engine, 1, args.largest))  # warm-up
         engine.clear_caches()  # the next run must not hit prefixes and images of this one
-        observer = Observer(engine)
-        asyncio.run(drive(engine, args.rounds, args.largest))
+        with recorded_steps(engine.loop, engine.runner.model) as observer:
+            asyncio.run(drive(engine, args.rounds, args.largest))
         model, info = engine.runner.model, engine.info
         kv_bytes = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize)
     steps = [s for n, s in enumerate(observer.steps) if n % 4]

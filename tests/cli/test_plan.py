@@ -10,6 +10,8 @@ import pytest
 from fovea.engine.vision.token_rules import known_rule
 from fovea.planner.known import find, known_models
 from tests.cli.support import Caller
+from tests.support.checkpoints import write
+from tests.support.hub import hub_cache
 
 FAST = ("--no-simulation", "--no-advice", "--hardware", "H100-SXM", "--devices", "1,8")
 MODEL = "Qwen/Qwen3-VL-8B-Instruct"
@@ -133,3 +135,20 @@ def test_lists_and_help(fovea: Caller) -> None:
     text = fovea("plan", "--help").out
     for flag in ("--workload", "--hardware-file", "--emit", "--check", "--no-simulation"):
         assert flag in text
+
+
+def test_a_model_in_the_local_cache_of_the_hub_is_planned_by_its_own_files(
+    fovea: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub id that the table does not know was refused, although its files lay on the machine."""
+    written = write("qwen3_vl", tmp_path / "checkpoint")
+    snapshot, _ = hub_cache(written, tmp_path)
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    outcome = fovea("plan", "org/name", "--image", "64x64", "--json", *FAST)
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["model"]["name"] == "org/name"
+    assert outcome.json["requests"][0]["visual"] > 0
+    absent = fovea("plan", "org/other")
+    assert absent.code == 2
+    assert "nor in the local cache of the hub" in absent.err

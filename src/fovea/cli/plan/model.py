@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.core.errors import ConfigError
+from fovea.core.errors import CheckpointError, ConfigError
 from fovea.engine.vision.token_rules import folder_rule, known_rule
 from fovea.engine.vision.token_rules.find import bundled_folder
 from fovea.engine.vision.token_rules.rule import ProcessorRule
@@ -35,31 +35,51 @@ class PlannedModel:
 def find_model(name: str, visual_tokens: int = 0) -> PlannedModel:
     """Return the model that a name or a folder means.
 
-    name: a folder with config.json and the settings of the image processor; a hub id of a known model;
-        "fovea-tiny".
+    name: a folder with config.json and the settings of the image processor; a hub id of a known model, or of
+        one in the local cache of the hub; "fovea-tiny".
     visual_tokens: tokens of every image, for models whose processor is not known; 0: by the model's rule.
     Raises ConfigError for an unknown name, CheckpointError or UnsupportedModel for a folder.
     """
     folder = Path(name).expanduser()
     if name != BUNDLED and (folder / "config.json").is_file():
-        # torch builds the model without weights, so a folder takes seconds and a known name does not.
-        from fovea.engine.check.shape import shape_of_folder
-
-        shape = shape_of_folder(folder)
-        rule: ProcessorRule | None = None if visual_tokens else folder_rule(folder)
-        return PlannedModel(name, shape, _count(shape, rule, visual_tokens))
+        return _from_folder(name, folder, visual_tokens)
     shape_or_none = find(name)
+    if shape_or_none is None and (cached := _downloaded(name)) is not None:
+        return _from_folder(name, cached, visual_tokens)
     if shape_or_none is None:
         known = known_models()
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}? " if near else ""
         raise ConfigError(
-            f"model {name!r} is neither a folder with config.json nor a known model; {hint}"
+            f"model {name!r} is neither a folder with config.json, nor a known model, nor in the local cache "
+            f"of the hub; {hint}"
             f"`fovea plan --models` lists the {len(known)} that are known",
             param="model",
         )
     rule = None if visual_tokens else _known(name)
     return PlannedModel(name, shape_or_none, _count(shape_or_none, rule, visual_tokens))
+
+
+def _from_folder(name: str, folder: Path, visual_tokens: int) -> PlannedModel:
+    # torch builds the model without weights, so a folder takes seconds and a known name does not.
+    from fovea.engine.check.shape import shape_of_folder
+
+    shape = shape_of_folder(folder, name)
+    rule = None if visual_tokens else folder_rule(folder)
+    return PlannedModel(name, shape, _count(shape, rule, visual_tokens))
+
+
+def _downloaded(name: str) -> Path | None:
+    """The folder of a hub id whose files are in the local cache; None: they are not."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return None
+    from fovea.engine.load import resolve
+
+    try:
+        folder = resolve(name, download=False)
+    except CheckpointError:
+        return None
+    return folder if (folder / "config.json").is_file() else None
 
 
 def _known(name: str) -> ProcessorRule | None:
