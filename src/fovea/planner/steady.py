@@ -36,6 +36,8 @@ nearly all weights each, and then requests wait for each other and share larger 
 to 32 clients of such a model pay up to about this much."""
 SLOWEST_RATE = 1e-6
 """Requests per second at which no request waits for another."""
+RATE_STEP, RATE_STEPS = 0.03, 100
+"""Share by which a rate is lowered if it misses the targets after all, and how often."""
 HALVINGS = 48
 """Halvings of an interval in a search."""
 MOST_WAITING = 1e5
@@ -142,15 +144,23 @@ def most_rate(
     """
     mean = mean_demand(mix)
 
+    def late(speed: Speed | None) -> bool:
+        if speed is None or math.isinf(speed.ttft_s):
+            return True
+        return bool(ttft_s and speed.ttft_p_s > ttft_s) or bool(itl_s and speed.itl_p_s > itl_s)
+
     def exceeds(batch: float) -> float:
-        speed = _speed(cost, mix, mean, batch, percentile)
-        late = math.isinf(speed.ttft_s)
-        late = late or bool(ttft_s and speed.ttft_p_s > ttft_s) or bool(itl_s and speed.itl_p_s > itl_s)
-        return -1.0 if late else 1.0
+        return -1.0 if late(_speed(cost, mix, mean, batch, percentile)) else 1.0
 
     if not room or exceeds(SLOWEST_RATE * mean.decodes * decode_step(cost, 1, mean.context)) < 0:
         return 0.0
-    return _state(cost, mix, mean, _root(exceeds, 0.0, float(room), below=True)).rate
+    rate = _state(cost, mix, mean, _root(exceeds, 0.0, float(room), below=True)).rate
+    # Batches are whole numbers, so times are not strictly monotone: the rate itself has to meet the targets.
+    for _ in range(RATE_STEPS):
+        if not late(open_load(cost, mix, rate, room, percentile)):
+            return rate
+        rate *= 1 - RATE_STEP
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
