@@ -121,6 +121,7 @@ def test_the_page_has_the_first_paragraph_the_targets_and_all_tables() -> None:
     assert [setting["name"] for setting in written["settings"]] == ["full", "resize 0.5", "relevance 0.5"]
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_all_three_files_and_the_document(tmp_path: Path) -> None:
     page = tmp_path / "docs/page.md"
     page.parent.mkdir()
