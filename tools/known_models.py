@@ -8,12 +8,13 @@ A model is left out if no source showed the settings of its image processor.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tools.asset import write_or_check
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "tests" / "published"
@@ -103,15 +104,8 @@ def text() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-    if not parser.parse_args().check:
-        ASSET.write_text(text(), encoding="utf-8")
-        return 0
-    if ASSET.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{ASSET.relative_to(ROOT)} is not what tools/known_models.py writes", file=sys.stderr)
-    return 1
+    about = __doc__.splitlines()[0] if __doc__ else ""
+    return write_or_check(ASSET, text, "tools/known_models.py", about)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ are in shapes.json: `config` holds the fields that decide a shape, or `like` nam
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import logging
@@ -27,6 +26,7 @@ from fovea.engine.models.registry import architecture
 from fovea.engine.vision.processor.model_type import stated_type
 from fovea.planner.known import to_json
 from fovea.planner.shape import ModelShape
+from tools.asset import write_or_check
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "tests" / "published"
@@ -112,16 +112,9 @@ def _unties(content: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    if not parser.parse_args().check:
-        ASSET.write_text(text(), encoding="utf-8")
-        return 0
-    if ASSET.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{ASSET.relative_to(ROOT)} is not what tools/known_shapes.py writes", file=sys.stderr)
-    return 1
+    about = __doc__.splitlines()[0] if __doc__ else ""
+    return write_or_check(ASSET, text, "tools/known_shapes.py", about)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fovea.cli import options
-from fovea.cli.plan.advice import as_dict, show_advice
-from fovea.planner.advisor import advise, read_advice
 from fovea.planner.situation import Situation
 
 
@@ -40,6 +36,11 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fovea.cli.plan.advice import as_dict, show_advice
+    from fovea.planner.advisor import advise, read_advice
+
     situation = options.flag_settings(Situation, args)
     found = advise(situation, advice=read_advice(args.rules) if args.rules else None)
     if args.json:

@@ -26,6 +26,16 @@ from fovea.core.errors import ConfigError
 from fovea.planner.composition import Composition
 
 
+def together(one: float, other: float, overlap: float) -> float:
+    """Return the seconds of two kinds of work that hide each other, as the formula above says."""
+    if overlap == 1:
+        return one + other
+    longer = max(one, other)
+    if not longer:
+        return 0.0
+    return float(longer * ((one / longer) ** overlap + (other / longer) ** overlap) ** (1 / overlap))
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Costs of computation in seconds, and sizes in the pools.
@@ -96,17 +106,8 @@ class CostModel:
             self.step_s
             + composition.decodes * self.decode_s
             + composition.chunks * self.chunk_s
-            + self._together(memory, arithmetic)
+            + together(memory, arithmetic, self.overlap)
         )
-
-    def _together(self, memory: float, arithmetic: float) -> float:
-        if self.overlap == 1:
-            return memory + arithmetic
-        longer = max(memory, arithmetic)
-        if not longer:
-            return 0.0
-        shares = (memory / longer) ** self.overlap + (arithmetic / longer) ** self.overlap
-        return float(longer * shares ** (1 / self.overlap))
 
     def image(self, visual_tokens: int) -> float:
         """Return the seconds of encoding one image."""

@@ -56,7 +56,7 @@ _WORD = r"[a-z0-9]+\+?"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures are from.
+    """The page that some figures of a device were read from.
 
     url: address of the page.
     date: day that the page gives for its figures; if it gives none, the day on which it was read.

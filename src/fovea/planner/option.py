@@ -9,6 +9,7 @@ from fovea.planner.capacity import Capacity, capacity, sequence_bytes
 from fovea.planner.cost import CostModel
 from fovea.planner.demand import Demand, Mix, demand
 from fovea.planner.extras import Saving
+from fovea.planner.memory import output_bytes
 from fovea.planner.roofline import TYPICAL_TOKENS, Setup, cost_model
 from fovea.planner.steady import SLOWEST_RATE, Speed, closed, most_rate, open_load
 from fovea.planner.tokens import Tokens, frame_group, tokens_of, variants
@@ -196,7 +197,7 @@ def _demand(setup: Setup, cost: CostModel, one: Asked, tokens: Tokens) -> Demand
 
 def _working_set(setup: Setup, asked: tuple[Asked, ...], workload: Workload) -> int:
     """Bytes of the encoder outputs of a minute, among which are those that others ask about again."""
-    row = setup.shape.visual_token_numbers * setup.precision.itemsize
+    row = output_bytes(setup.shape, setup.precision, 1)
     images = sum(one.share * sum(one.tokens.encoder_rows) * one.tokens.encoded for one in asked)
     return round(60 * workload.requests_per_s * images * row)
 

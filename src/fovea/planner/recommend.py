@@ -116,8 +116,7 @@ def _precision(name: str, device: Hardware, storage: bool) -> Precision:
 
 def _price(option: Option, name: str, precisions: Sequence[str]) -> tuple[float, int, int]:
     """Order of configurations: price, or devices where there is no price; then precision."""
-    price = option.price_per_hour
-    return (float("inf") if price is None else price, option.devices, list(precisions).index(name))
+    return _cost(option), option.devices, list(precisions).index(name)
 
 
 def _finest(ranked: list[tuple[str, Option]], precisions: Sequence[str]) -> tuple[str, Option] | None:

@@ -21,9 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.planner.cost import CostModel
+from fovea.planner.cost import CostModel, together
 from fovea.planner.hardware import Hardware
-from fovea.planner.memory import kv_bytes_per_token, state_bytes, weight_bytes
+from fovea.planner.memory import kv_bytes_per_token, output_bytes, state_bytes, weight_bytes
 from fovea.planner.precision import Precision
 from fovea.planner.shape import AttentionLayers, Maps, ModelShape
 from fovea.planner.vision import encoder_work
@@ -169,14 +169,6 @@ def image_seconds(setup: Setup, tokens: int) -> float:
     return setup.overheads.image_s + together(reading, arithmetic, OVERLAP[setup.hardware.kind])
 
 
-def together(one: float, other: float, overlap: float) -> float:
-    """Return the seconds of two kinds of work that hide each other: see `planner.cost`."""
-    longer = max(one, other)
-    if not longer:
-        return 0.0
-    return float(longer * ((one / longer) ** overlap + (other / longer) ** overlap) ** (1 / overlap))
-
-
 def cost_model(
     setup: Setup, tokens: int = TYPICAL_TOKENS, context: int = 0, image_rows: float = 0.0
 ) -> CostModel:
@@ -222,7 +214,7 @@ def cost_model(
         **_image_parameters(setup, tokens),
         slice_s=overheads.slice_s,
         kv_token_bytes=max(1, round(setup.kv_token_bytes)),
-        visual_token_bytes=max(1, precision.itemsize * shape.visual_token_numbers),
+        visual_token_bytes=max(1, output_bytes(shape, precision, 1)),
         max_context=shape.max_positions,
         made_from=f"roofline: {shape.name} on {setup.devices} x {setup.hardware.name}",
     )

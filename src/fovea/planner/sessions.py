@@ -30,6 +30,11 @@ class Turn:
     image: tuple[str, int, int] | None = None
     continues: bool = False
 
+    @property
+    def pixels(self) -> int:
+        """Pixels of its image; 0 without one."""
+        return self.image[1] * self.image[2] if self.image else 0
+
 
 Session = tuple[Turn, ...]
 """The requests of one client, one after another."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fovea.planner.capacity import sequence_bytes
 from fovea.planner.demand import CHUNK
-from fovea.planner.memory import state_bytes, weight_bytes
+from fovea.planner.memory import output_bytes, state_bytes, weight_bytes
 from fovea.planner.option import Asked, Option
 from fovea.planner.roofline import Setup, cross_state_bytes, image_bounds, image_work, read_bytes
 from fovea.planner.steady import decode_step
@@ -73,9 +73,7 @@ def request_bytes(option: Option, one: Asked) -> RequestBytes:
         text_kv=kv * (1 - visual),
         image_states=rows * cross_state_bytes(setup) * copies,
         states=state_bytes(setup.shape, setup.precision),
-        encoder_outputs=sum(tokens.encoder_rows)
-        * setup.shape.visual_token_numbers
-        * setup.precision.itemsize,
+        encoder_outputs=output_bytes(setup.shape, setup.precision, sum(tokens.encoder_rows)),
     )
 
 

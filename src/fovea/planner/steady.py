@@ -82,11 +82,6 @@ class Speed:
     busy: float
     waiting_s: float
 
-    @property
-    def latency_s(self) -> float:
-        """Seconds of a whole answer, in the mean."""
-        return self.ttft_s + max(0.0, self.tokens_per_s / self.requests_per_s - 1) * self.itl_s
-
 
 def closed(cost: CostModel, mix: Mix, clients: int) -> Speed:
     """Return the speed with so many clients, each of which sends its next request after its answer.

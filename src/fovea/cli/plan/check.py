@@ -58,7 +58,7 @@ def run_check(model: str, repeats: int, threads: int, save: Path | None, *, as_j
         print("fitting to two workloads ...", file=sys.stderr)
         record, fitted = measure_fit(engine, repeats)
         cost = fitted_cost(engine, record)
-        preparation = fit_preparation([(one.prompt, _pixels(one), one.preprocess_s) for one in fitted])
+        preparation = fit_preparation([(one.prompt, one.turn.pixels, one.preprocess_s) for one in fitted])
         results = []
         for name in (*FITTED, *PREDICTED):
             print(f"{name} ...", file=sys.stderr)
@@ -148,7 +148,3 @@ def _values(results: Sequence[Compared], cost: CostModel, errors: Sequence[Any])
             {**asdict(one), "errors": {figure: one.error(figure) for figure in FIGURES}} for one in results
         ],
     }
-
-
-def _pixels(one: Played) -> int:
-    return one.turn.image[1] * one.turn.image[2] if one.turn.image else 0

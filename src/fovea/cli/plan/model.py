@@ -9,13 +9,12 @@ from pathlib import Path
 
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.engine.vision.token_rules import folder_rule, known_rule
-from fovea.engine.vision.token_rules.find import bundled_folder
+from fovea.engine.vision.token_rules.find import BUNDLED, bundled_folder
 from fovea.engine.vision.token_rules.rule import ProcessorRule
 from fovea.planner.known import find, known_models
 from fovea.planner.shape import ModelShape
 from fovea.planner.workload import ImageTokens, TokenCount
 
-BUNDLED = "fovea-tiny"
 FIXED = {"llava": 576, "gemma3": 256}
 """Visual tokens of an image of any size, in families whose images have one size.
 

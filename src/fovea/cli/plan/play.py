@@ -154,9 +154,7 @@ def predict(
             text = max(1, one.prompt - known - new_visual - system)
             trace.append(TraceRequest(0.0, text, len(one.tokens), images, system))
             # An image is decoded and resized once; requests that find its outputs in a cache do not.
-            pixels = (
-                0 if one.turn.image in seen or not one.turn.image else one.turn.image[1] * one.turn.image[2]
-            )
+            pixels = 0 if one.turn.image in seen else one.turn.pixels
             seen.add(one.turn.image)
             seconds.append(preparation.seconds(one.prompt, pixels))
             before = one

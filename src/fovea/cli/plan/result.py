@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fovea.bench.measure import without_nan
 from fovea.cli.plan.advice import as_dict as advice_dict
 from fovea.cli.plan.model import PlannedModel
 from fovea.cli.plan.simulated import Simulated
@@ -106,7 +106,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "advice": None if plan.advice is None else advice_dict(plan.advice),
         "notes": list(plan.notes),
     }  # fmt: skip
-    found: dict[str, Any] = _plain(values)
+    found: dict[str, Any] = without_nan(values)
     return found
 
 
@@ -132,12 +132,3 @@ def _choice(choice: Choice, workload: Workload) -> dict[str, Any]:
         "price_per_thousand_images": option.price_per_thousand_images(workload),
         "joules_per_request": option.joules_per_request(workload), "cost": asdict(option.cost),
     }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    """Values of JSON: no NaN, no tuples, no mappings of other types."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -97,8 +97,3 @@ class StepPlan:
     def decodes(self) -> int:
         """Number of sequences that decode."""
         return sum(item.seq.decoding for item in self.work)
-
-    @property
-    def decode_tokens(self) -> int:
-        """Number of tokens of these sequences, drafts included."""
-        return sum(item.count for item in self.work if item.seq.decoding)
