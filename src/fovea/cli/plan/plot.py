@@ -39,7 +39,7 @@ def _memory(axes: Axes, option: Option) -> None:
         **memory.weights,
         "activations": memory.work,
         "encoder cache": memory.encoder_cache,
-        "KV": memory.kv,
+        "KV and states": memory.kv,
     }
     for name, size in parts.items():
         if size:
@@ -48,7 +48,7 @@ def _memory(axes: Axes, option: Option) -> None:
     axes.axhline(memory.total / 1e9, color="black", linewidth=0.8)
     axes.set_ylabel("GB")
     axes.set_title(f"memory: {memory.requests:,} requests fit at once")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _stages(axes: Axes, plan: Plan) -> None:
@@ -62,18 +62,25 @@ def _stages(axes: Axes, plan: Plan) -> None:
     axes.barh(names, decode, left=left, label="decode")
     axes.set_xlabel("ms, one request alone")
     axes.set_title("stages")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _sweep(axes: Axes, option: Option) -> None:
     clients = [count for count, _ in option.sweep]
-    axes.plot(clients, [speed.tokens_per_s for _, speed in option.sweep], marker="o")
+    axes.plot(clients, [speed.tokens_per_s for _, speed in option.sweep], marker="o", label="tokens/s")
     axes.set_xscale("log", base=2)
     axes.set_xlabel("clients of one replica")
     axes.set_ylabel("tokens/s")
     gaps = axes.twinx()
-    gaps.plot(clients, [1e3 * speed.itl_s for _, speed in option.sweep], color="tab:orange", marker="s")
+    gaps.plot(
+        clients,
+        [1e3 * speed.itl_s for _, speed in option.sweep],
+        color="tab:orange",
+        marker="s",
+        label="ms between tokens",
+    )
     gaps.set_ylabel("ms between tokens")
+    axes.legend(handles=[*axes.lines, *gaps.lines], fontsize="small", loc="upper left")
     axes.set_title("throughput and gap against clients")
     axes.grid(alpha=0.3)
 

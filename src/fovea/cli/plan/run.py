@@ -37,6 +37,10 @@ def run_plan(args: argparse.Namespace) -> int:
         from fovea.cli.plan.check import run_check
 
         return run_check(args.model, args.repeats, args.threads, args.save_cost, as_json=args.json)
+    if args.plot is not None:
+        from fovea.bench.plot import check_plot
+
+        check_plot(args.plot)  # before seconds of work
     model = find_model(args.model, args.visual_tokens)
     plan = make_plan(
         model,
