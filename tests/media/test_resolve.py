@@ -86,6 +86,8 @@ async def test_if_all_threads_are_stuck_every_lookup_fails_at_once() -> None:
     async with names(timeout_s=0.4, most=4) as (known, resolver):
         hosts = [f"slow{n}.example" for n in range(4)]
         await asyncio.gather(*(times_out(resolver, host) for host in hosts))
+        # A lookup's clock starts just after that of the one who asked, who therefore gives up just before it.
+        await until(lambda: all(flight.stuck for flight in resolver._flights.values()))
         with pytest.raises(Overloaded, match="all 4 lookups .* wait for name servers") as caught:
             await resolver.resolve("images.example.org", 80)
         assert caught.value.code == "lookups_full"
