@@ -15,6 +15,7 @@ from tests.support.clips import clip
 from tests.support.reduced import patchy_page, roomy
 
 FEW = ("--max-tokens", "4")
+ROOT = Path(__file__).resolve().parents[2]
 FULL = 600
 """Visual tokens of page.png: 30x20."""
 
@@ -107,6 +108,26 @@ def test_a_turned_image_is_drawn_upright(fovea: Caller, model: Path, here: Path)
         assert (outcome.code, outcome.err) == (0, "")
     with PIL.Image.open("one.png") as one, PIL.Image.open("other.png") as other:
         assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_the_region_of_the_text_gets_the_most_tokens(fovea: Caller, tmp_path: Path) -> None:
+    """The example of the README. The text's region got 55 tokens, the one beside it 144 for a square."""
+    words = ("What does the small text say?", "--budget", "0.5", "--show", tmp_path / "heat.png", "--json")
+    outcome = fovea("ask", ROOT / "examples" / "page.png", *words)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.json["text"] == 'The text is "NPX".'
+    division = outcome.json["images"][0]["relevance"]
+    assert division["tokens"] == 280
+    text = np.array(division["map"]).argmax()
+    row, column = divmod(int(text), division["grid"][1])
+    first, *others = division["regions"]
+    left, top, right, bottom = first["box"]
+    assert left <= column / division["grid"][1] < right, "the map peaks on the text"
+    assert top <= row / division["grid"][0] < bottom
+    assert first["relevance"] > max(region["relevance"] for region in others)
+    assert (first["tokens"], first["of"]) == (190, 192)
+    assert [region["tokens"] for region in others] == [9, 17, 16]
+    assert all(region["lod"] == 1 for region in division["regions"]), "only blank cells were left out"
 
 
 def test_if_all_tokens_are_kept_there_is_nothing_to_draw(fovea: Caller, model: Path, here: Path) -> None:

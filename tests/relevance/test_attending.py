@@ -1,29 +1,38 @@
-"""Budgets of regions: exact sums, native limits, content before blank cells, the policies, and the totals."""
+"""Budgets of regions: exact sums, more for the more relevant, content before blank cells, and the totals."""
 
 from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from fovea.relevance.attending import (
     LADDER,
     POLICIES,
     WHOLE_SHARE,
-    Levels,
+    Policy,
     Scores,
     allocate,
     entropy_total,
+    find_cut,
     sharp,
     thresholds,
     whole_tokens,
 )
+from tests.relevance.division import assert_more_for_the_more_relevant
+from tests.support.thorough import examples
 
 scores = st.floats(0, 1, width=32)
 regions = st.lists(st.tuples(scores, st.integers(1, 500), st.integers(0, 500)), min_size=1, max_size=24)
 totals = st.integers(0, 3000)
 policies = st.sampled_from(sorted(POLICIES))
+
+
+def curved(scores: Scores) -> NDArray[np.float64]:
+    """A policy with any shares: the square of the score."""
+    return np.square(scores.astype(np.float64))
 
 
 @given(regions, totals, policies, st.booleans())
@@ -47,6 +56,35 @@ def test_content_comes_before_blank_cells(
     budgets = allocate(relevance, natives, total, policy, demands)
     if any(tokens > need for tokens, need in zip(budgets, needed, strict=True)):
         assert all(tokens >= need for tokens, need in zip(budgets, needed, strict=True))
+
+
+@settings(max_examples=examples(400))
+@given(regions, st.floats(0, 1), st.sampled_from((*sorted(POLICIES), curved)))
+def test_a_more_relevant_region_is_shown_at_least_as_well(
+    cases: list[tuple[float, int, int]], share: float, policy: str | Policy
+) -> None:
+    """Tokens per cell with content never grow as relevance falls, but for the rounding to whole tokens.
+
+    A less relevant region once got the remainder, because all of its cells fitted into it.
+    """
+    relevance, natives, demands = (list(each) for each in zip(*cases, strict=True))
+    budgets = allocate(relevance, natives, round(share * sum(natives)), policy, demands)
+    assert_more_for_the_more_relevant(relevance, natives, demands, budgets)
+
+
+@settings(max_examples=examples(200))
+@given(regions, st.floats(0, 1), st.sampled_from((*sorted(POLICIES), curved)))
+def test_only_the_most_relevant_that_can_take_it_get_more_than_their_target(
+    cases: list[tuple[float, int, int]], share: float, policy: str | Policy
+) -> None:
+    relevance, natives, demands = (list(each) for each in zip(*cases, strict=True))
+    needs = np.minimum(demands, natives)
+    budgets = allocate(relevance, natives, round(share * sum(natives)), policy, demands)
+    targets = (policy if callable(policy) else POLICIES[policy])(np.array(relevance, np.float32)) * needs
+    order = sorted(range(len(cases)), key=lambda index: (-np.float32(relevance[index]), index))
+    for place, region in enumerate(order):
+        if budgets[region] > targets[region] + 1e-6:
+            assert all(budgets[more] >= needs[more] for more in order[:place])
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=20), totals, policies)
@@ -74,77 +112,70 @@ def test_among_regions_of_equal_size_the_more_relevant_gets_at_least_as_much(
 
 
 def test_the_thresholds_of_the_design() -> None:
+    """The levels are shares of 200 tokens; the highest asks for more than all of them."""
     relevance = np.array([0, 0.24, 0.25, 0.49, 0.5, 0.74, 0.75, 1])
     assert LADDER == (16, 64, 200, 400)
-    assert thresholds(relevance, np.full(8, 1000)).tolist() == [16, 16, 64, 64, 200, 200, 400, 400]
-    assert thresholds(relevance, np.full(8, 64)).tolist() == [16, 16, 64, 64, 64, 64, 64, 64]
+    assert thresholds(relevance).tolist() == [0.08, 0.08, 0.32, 0.32, 1, 1, 1, 1]
+    assert thresholds(relevance / 4).tolist() == thresholds(relevance).tolist()
+    assert thresholds(np.zeros(2)).tolist() == [1, 1]
 
 
 def test_sharp_gives_all_to_the_most_relevant() -> None:
-    """A remainder that is too small for another whole region goes to the next regions by levels."""
-    assert not sharp(np.ones(3), np.full(3, 64)).any()
+    """The remainder goes to the next region."""
+    assert not sharp(np.ones(3)).any()
     assert allocate([0.2, 0.9, 0.5], [64, 64, 64], 128, "sharp") == (0, 64, 64)
-    assert allocate([0.2, 0.9, 0.5], [64, 64, 64], 100, "sharp") == (16, 64, 20)
+    assert allocate([0.2, 0.9, 0.5], [64, 64, 64], 100, "sharp") == (0, 64, 36)
 
 
-def test_targets_that_add_up_to_the_total_are_met() -> None:
-    assert allocate([0.1, 0.3, 0.6, 0.9], [400] * 4, 680) == (16, 64, 200, 400)
+def test_levels_are_shares_of_each_regions_own_content() -> None:
+    """A level once was a number of tokens: with 64 each, a small region was shown better than a large one."""
+    assert allocate([0.1, 0.3, 0.4, 0.9], [100, 25, 200, 50], 50 + 64 + 8 + 8) == (8, 8, 64, 50)
+    demands = [50, 100, 200]
+    assert allocate([0.3, 0.4, 1.0], [400] * 3, 200 + 32 + 16, demands=demands) == (16, 32, 200)
+    assert allocate([0.3, 0.4, 1.0], [400] * 3, 200 + 84 + 16, demands=demands) == (16, 84, 200)
 
 
-def test_the_least_relevant_lose_a_level_first() -> None:
+def test_targets_are_met_in_the_order_of_relevance() -> None:
     assert allocate([0.9, 0.8, 0.1], [64, 64, 64], 128 + 15) == (64, 64, 15)
     assert allocate([0.9, 0.8, 0.1], [64, 64, 64], 80) == (64, 16, 0)
     assert allocate([0.9, 0.8, 0.7], [64, 64, 64], 7) == (7, 0, 0)
 
 
-def test_the_most_relevant_gain_a_level_first() -> None:
-    assert allocate([0.1, 0.2, 0.15], [64, 64, 64], 48 + 48) == (16, 64, 16)
+def test_the_remainder_goes_to_the_most_relevant_that_can_take_it() -> None:
+    """The case of examples/page.png: the second region once got 144 tokens, the text's region 55."""
+    scores, natives, demands = [0.48, 0.27, 0.239, 0.24], [192, 144, 128, 96], [37, 9, 17, 16]
+    assert allocate(scores, natives, 232, demands=demands) == (190, 9, 17, 16)
+    assert allocate(scores, natives, 240, demands=demands) == (192, 15, 17, 16)
 
 
-def test_levels() -> None:
-    levels = Levels.for_region(100)
-    assert levels.steps == (0, 16, 64, 100)
-    assert Levels.for_region(64).steps == (0, 16, 64)
-    assert [levels.at_most(tokens) for tokens in (-1, 0, 15.9, 16, 99, 100, 400)] == [
-        0,
-        0,
-        0,
-        16,
-        64,
-        100,
-        100,
-    ]
-    assert [levels.below(tokens) for tokens in (0, 1, 16, 50, 100)] == [0, 0, 0, 16, 64]
-    assert [levels.above(tokens) for tokens in (0, 16, 99, 100)] == [16, 64, 100, None]
-    assert Levels.for_region(0).above(0) is None
+def test_a_policy_of_ones_own_gives_any_share() -> None:
+    assert allocate([0.0, 0.5, 1.0], [400] * 3, 500, curved) == (0, 100, 400)
+    assert allocate([0.0, 0.5, 1.0], [400] * 3, 510, curved) == (0, 110, 400)
 
 
-@given(regions, totals, st.sampled_from(sorted(POLICIES)))
-def test_under_policies_of_levels_one_region_at_most_is_between_levels(
-    cases: list[tuple[float, int, int]], total: int, policy: str
-) -> None:
-    """That region takes the remainder of the total."""
-    relevance, natives, _ = (list(each) for each in zip(*cases, strict=True))
-    budgets = allocate(relevance, natives, total, policy)
-    between = [
-        tokens
-        for tokens, native in zip(budgets, natives, strict=True)
-        if tokens not in Levels.for_region(native).steps
-    ]
-    assert len(between) <= 1
+def test_the_part_to_cut_out_of_a_region_that_is_too_large() -> None:
+    """The rest of the region keeps its target, so the part takes what is above that."""
+    assert find_cut([0.9, 0.5], [100, 50], [100, 50]) == (0, 0)
+    assert find_cut([0.4, 0.9], [50, 100], [0, 60]) == (1, 60)
+    assert find_cut([0.4, 0.9], [50, 100], [20, 100], "sharp") == (0, 20)
+    assert find_cut([0.4, 1.0], [100, 100], [66, 100]) == (0, 50), "50 natively, and 16 for the other 50"
+    assert find_cut([0.4, 1.0], [100, 100], [20, 100]) == (0, 0), "the target of 32 is not met"
 
 
-def test_a_policy_of_ones_own_gives_any_number_of_tokens() -> None:
-    """A function gives 84 tokens to a score of 0.5; policies of levels would give 64."""
-
-    def own(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.interp(scores, [0.0, 0.5, 1.0], [64.0, 84.0, 400.0])
-
-    assert allocate([0.0, 0.5, 1.0], [400] * 3, 64 + 84 + 400, own) == (64, 84, 400)
-    relevance = [0.6, 0.7, 0.8, 0.9]
-    targets = tuple(int(want) for want in own(np.array(relevance), np.full(4, 400)))
-    assert not set(targets) & set(LADDER)
-    assert allocate(relevance, [400] * 4, sum(targets), own) == targets
+@pytest.mark.parametrize("policy", [*sorted(POLICIES), pytest.param(curved, id="curved")])
+def test_a_part_that_is_cut_out_is_native(policy: str | Policy) -> None:
+    """With the part and the rest as two regions, the same total shows the part at native resolution."""
+    cuts = 0
+    for total in range(1, 600):
+        index, cells = find_cut(
+            [1.0, 0.4, 0.1], [200] * 3, allocate([1.0, 0.4, 0.1], [200] * 3, total, policy), policy
+        )
+        if cells:
+            scores, natives = [1.0, 0.4, 0.1], [200] * 3
+            scores[index : index + 1], natives[index : index + 1] = [scores[index]] * 2, [cells, 200 - cells]
+            assert allocate(scores, natives, total, policy)[index] == cells
+            cuts += 1
+    assert cuts > 300
 
 
 @given(st.integers(1, 100_000), st.floats(0, 1), st.floats(0, 1))

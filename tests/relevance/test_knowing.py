@@ -9,7 +9,6 @@ import pytest
 
 from fovea.evaluation.scenes.draw import label_box
 from fovea.relevance import knowing
-from fovea.relevance.balancing import Ways
 from fovea.relevance.knowing import STROKE_NOISE, keywords, perspectival, propositional, stretch, text_like
 from fovea.relevance.policy import content_mask
 from fovea.relevance.texture import Texture, texture
@@ -24,7 +23,7 @@ SHAPES = [
 
 def content_cells(image: Texture) -> np.ndarray:
     maps = propositional(image), perspectival(image)
-    return content_mask(Ways(*maps, maps[1]))
+    return content_mask(*maps)
 
 
 def noise(amplitude: int, grey: int, side: int = 448) -> Texture:
@@ -38,7 +37,7 @@ def test_small_text_on_paper_has_the_most_content() -> None:
     values = propositional(image)
     assert values[inside].min() > 0.5
     assert values[~inside].max() == 0
-    assert content_mask(Ways(values, values, values))[inside].all()
+    assert content_mask(values, values)[inside].all()
 
 
 @pytest.mark.parametrize(

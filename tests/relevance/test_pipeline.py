@@ -113,7 +113,7 @@ def test_the_chooser_gets_relevance_content_and_the_total() -> None:
     ways = Ways(image_survey.propositional, image_survey.perspectival, keyword_map)
     assert total == 33
     assert np.array_equal(relevance, Balancer().balance(ways, tensions))
-    assert np.array_equal(content, content_mask(ways))
+    assert np.array_equal(content, content_mask(ways.propositional, ways.perspectival))
     assert realization.relevance is relevance
     assert realization.tensions == tensions
     assert realization.allocation == attend(relevance, content, 33)

@@ -137,10 +137,11 @@ def test_the_most_relevant_are_kept_and_among_equals_the_earlier() -> None:
 def test_a_view_keeps_cells_of_the_region_by_their_own_relevance() -> None:
     relevance = np.zeros((8, 8), np.float32)
     relevance[5, 6], relevance[4, 4], relevance[0, 0] = 0.9, 0.8, 1.0
-    result = view(Region(4, 4, 4, 4), 2, relevance, native=True)
+    content = relevance > 0
+    result = view(Region(4, 4, 4, 4), 2, relevance, content)
     assert result.token_indices == (0, 6)
     assert Layout((8, 8), (result,)).places().tolist() == [[4, 4], [5, 6]]
-    lower = view(Region(4, 4, 4, 4), 4, relevance, native=False)
+    lower = view(Region(4, 4, 4, 4), 4, relevance, np.ones((8, 8), bool))
     assert lower.shape == (2, 2)
     assert lower.tokens == 4
     for shape in ((1, 4), (2, 3), (4, 4)):
@@ -148,3 +149,44 @@ def test_a_view_keeps_cells_of_the_region_by_their_own_relevance() -> None:
         assert shaped.shape == shape
         assert shaped.tokens == 2
     assert view_at(Region(4, 4, 4, 4), (4, 4), 2, relevance) == result
+
+
+def test_content_comes_before_blank_cells_that_are_more_relevant() -> None:
+    """Relevance is blurred. At native resolution, blank cells beside a text once replaced another thing."""
+    relevance, content = np.zeros((8, 8), np.float32), np.zeros((8, 8), bool)
+    relevance[2, 1:4], content[2, 2], content[6, 6] = 1.0, True, True
+    native = view(Region(0, 0, 8, 8), 2, relevance, content)
+    assert native.native
+    assert native.token_indices == (2 * 8 + 2, 6 * 8 + 6)
+    assert view(Region(0, 0, 8, 8), 4, relevance, content).token_indices == (17, 18, 19, 54)
+
+
+def test_a_lower_resolution_is_that_of_the_content() -> None:
+    """Half of the cells with content in tokens: half of the cells are encoded, and the blank ones left out.
+
+    All cells once shared the tokens, so a small thing in an empty region was hardly shown at all.
+    """
+    relevance, content = np.full((16, 16), 0.5, np.float32), np.zeros((16, 16), bool)
+    content[0:8, 0:8] = True
+    lower = view(Region(0, 0, 16, 16), 32, relevance, content)
+    assert lower.shape[0] * lower.shape[1] in range(128, 145)
+    assert lower.tokens == 32
+    places = Layout((16, 16), (lower,)).places()
+    assert content[places[:, 0], places[:, 1]].all()
+
+
+@given(sides, sides, st.integers(0, 99), st.floats(0, 1), st.floats(0, 1))
+def test_a_view_has_the_share_of_native_resolution_that_its_tokens_are_of_the_content(
+    rows: int, columns: int, seed: int, filled: float, share: float
+) -> None:
+    draw = np.random.default_rng(seed)
+    content = draw.random((rows, columns)) < filled
+    tokens = max(1, round(share * rows * columns))
+    result = view(whole(rows, columns), tokens, draw.random((rows, columns)).astype(np.float32), content)
+    held = int(content.sum())
+    assert result.tokens == tokens
+    assert result.native or tokens < held
+    assert result.shape[0] * result.shape[1] * held >= min(tokens, held) * rows * columns
+    kept = Layout((rows, columns), (result,)).places()
+    if tokens >= held:
+        assert content[kept[:, 0], kept[:, 1]].sum() == held

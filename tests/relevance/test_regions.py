@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.relevance.regions import SHIFT, SIDE, partition
+from fovea.relevance.regions import BLANK, SHIFT, SIDE, Region, cut_out, partition
 from fovea.relevance.texture import Mask
 
 lengths = st.integers(1, 60)
@@ -54,3 +54,60 @@ def test_a_cut_goes_round_a_word() -> None:
 
 def test_content_that_is_everywhere_moves_no_cut() -> None:
     assert partition(np.ones((40, 56), bool)) == partition(blank(40, 56))
+
+
+@given(st.integers(1, 16), st.integers(1, 16), st.integers(1, 99), st.floats(0, 1), st.integers(0, 99))
+def test_the_part_around_the_peak_has_the_most_relevance_that_fits(
+    rows: int, columns: int, cells: int, share: float, seed: int
+) -> None:
+    """Compared with all rectangles around the peak, one by one."""
+    draw = np.random.default_rng(seed)
+    relevance = draw.random((rows + 3, columns + 5)).astype(np.float32)
+    content = draw.random(relevance.shape) < share
+    region = Region(2, 4, rows, columns)
+    if not content[region.cells].any():
+        return
+    values = np.where(content, relevance, -1)[region.cells]
+    row, column = divmod(int(values.argmax()), columns)
+    result = cut_out(region, relevance, content, cells)
+    count = np.zeros(relevance.shape, int)
+    for part in result:
+        count[part.cells] += 1
+    assert (count[region.cells] == 1).all()
+    assert count.sum() == region.tokens
+    assert list(result) == sorted(result)
+    [best] = [part for part in result if holds(part, 2 + row, 4 + column)]
+    assert content[best.cells].sum() <= cells
+
+    def worth(part: Region) -> float:
+        inside = content[part.cells]
+        return float(relevance[part.cells][inside].sum(dtype=np.float64)) - BLANK * float((~inside).sum())
+
+    most = max(
+        worth(Region(2 + top, 4 + left, bottom - top, right - left))
+        for top in range(row + 1)
+        for bottom in range(row + 1, rows + 1)
+        for left in range(column + 1)
+        for right in range(column + 1, columns + 1)
+        if content[2 + top : 2 + bottom, 4 + left : 4 + right].sum() <= cells
+    )
+    assert worth(best) == pytest.approx(most)
+
+
+def holds(region: Region, row: int, column: int) -> bool:
+    return 0 <= row - region.row < region.rows and 0 <= column - region.column < region.columns
+
+
+def test_a_text_is_cut_out_of_a_full_region() -> None:
+    relevance, content = np.full((14, 14), 0.1, np.float32), np.ones((14, 14), bool)
+    relevance[5:7, 3:9] = 0.9
+    assert cut_out(Region(0, 0, 14, 14), relevance, content, 12) == (
+        Region(0, 0, 5, 14), Region(5, 0, 2, 3), Region(5, 3, 2, 6), Region(5, 9, 2, 5), Region(7, 0, 7, 14),
+    )  # fmt: skip
+
+
+def test_blank_cells_cost_no_tokens_but_are_not_added_for_nothing() -> None:
+    relevance, content = np.full((14, 14), 0.1, np.float32), blank(14, 14)
+    content[2, 2:6] = content[10, 3] = True
+    assert Region(2, 2, 9, 4) in cut_out(Region(0, 0, 14, 14), relevance, content, 5)
+    assert Region(2, 2, 1, 4) in cut_out(Region(0, 0, 14, 14), relevance, content, 4)

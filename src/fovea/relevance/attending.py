@@ -1,18 +1,19 @@
 """Divides a total of visual tokens among regions by their relevance; the sum is met exactly.
 
-A policy first gives each region a target from its relevance. Then the targets are adjusted to the total: the
-least relevant regions lose a level first, the most relevant gain one first, and the first regions with room
-take the remainder. No region gets more tokens than it has at its native resolution.
+The tokens are given in three rounds, and in each the most relevant region comes first. The first round gives
+each region a share of the tokens that its content has at native resolution; a policy sets the share. The
+second round gives it the rest of these tokens, and the third one its blank cells. The rounds end when the
+total is spent, so at most one region gets only a part of what its round gives.
 
 The levels (16, 64, 200, 400 tokens) and thresholds are those of the ARR-COC design: see "Where the design
-comes from" in docs/relevance.md.
+comes from" in docs/relevance.md. Here a level is a share, because regions differ in size and content, and 64
+tokens are much for one and little for another.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,51 +21,28 @@ from numpy.typing import NDArray
 
 Scores = NDArray[np.floating[Any]]
 LADDER: tuple[int, ...] = (16, 64, 200, 400)
-"""Tokens of a region at each level. Zero, and the region's native number of tokens, are levels, too."""
+"""Tokens of a region of usual size at each level."""
+USUAL = 200
+"""Tokens of a region of usual size at its native resolution. A level of 400 asks for no more than that."""
 WHOLE_SHARE = 0.1, 0.9
 """The share of the total that the view of the whole takes: at a compress tension of 0, and of 1."""
 
+Policy = Callable[[Scores], NDArray[np.float64]]
+"""Maps scores in [0, 1] to shares in [0, 1] of the tokens that a region's content has at native resolution;
+both (regions,). A higher score never gets a smaller share."""
 
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """The numbers of tokens that one region may get.
 
-    steps: ascending, from 0 to the region's native number of tokens.
+def thresholds(scores: Scores) -> NDArray[np.float64]:
+    """The rule of ARR-COC (docs/relevance.md): each level is the target of a quarter of the scores' range.
+
+    The range ends at the highest score, so the most relevant region's target is its native resolution.
     """
-
-    steps: tuple[int, ...]
-
-    @classmethod
-    def for_region(cls, native: int, ladder: Sequence[int] = LADDER) -> Levels:
-        """The levels of a region with `native` tokens at its native resolution."""
-        return cls((0, *(step for step in ladder if step < native), native))
-
-    def at_most(self, tokens: float) -> int:
-        """The highest level that is not above `tokens`."""
-        return max(step for step in self.steps if step <= max(0.0, tokens))
-
-    def below(self, tokens: int) -> int:
-        """The next level below `tokens`; 0 if there is none."""
-        return max((step for step in self.steps if step < tokens), default=0)
-
-    def above(self, tokens: int) -> int | None:
-        """The next level above `tokens`; None if there is none."""
-        return next((step for step in self.steps if step > tokens), None)
+    levels: NDArray[np.float64] = np.minimum(np.asarray(LADDER) / USUAL, 1.0)
+    return levels[np.digitize(scores, np.asarray((0.25, 0.5, 0.75)) * scores.max())]
 
 
-Policy = Callable[[Scores, NDArray[np.int64]], NDArray[np.float64]]
-"""Maps scores in [0, 1] and native numbers of tokens to targets in tokens; all (regions,)."""
-
-
-def thresholds(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The rule of ARR-COC (docs/relevance.md): each level is the target of a quarter of the scores' range."""
-    levels = np.asarray(LADDER)[np.digitize(scores, (0.25, 0.5, 0.75))]
-    targets: NDArray[np.float64] = np.minimum(levels, natives).astype(np.float64)
-    return targets
-
-
-def sharp(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Targets of 0, so that the most relevant regions get all of their tokens while the total lasts."""
+def sharp(scores: Scores) -> NDArray[np.float64]:
+    """Shares of 0, so that the most relevant regions get all of their tokens while the total lasts."""
     return np.zeros(len(scores))
 
 
@@ -109,48 +87,68 @@ def allocate(
 
     scores: relevance in [0, 1]; of two equal regions the earlier counts as the more relevant.
     natives: tokens of each region at its native resolution.
-    policy: a name in POLICIES, whose targets are levels; or a function, whose targets may be any number of
-    tokens.
-    demands: how many tokens of each region have content; all of them by default. No region gets more than its
-        demand before every region has its demand.
+    policy: a name in POLICIES, or a function.
+    demands: how many tokens of each region have content; all of them by default.
+
+    The share at which a region is shown is its number of tokens divided by its demand, and 1 if it has more
+    tokens than that: blank cells that are left out count as shown. A region without content has no share. Of
+    any two regions:
+
+    - the less relevant one's share is not the larger one, but for the rounding to whole tokens: with one
+      token more, the more relevant one's share would be the larger one;
+    - the less relevant one has more tokens than its demand only if the more relevant one has all of its
+      tokens.
+
+    No region has more tokens than its demand before every region has its demand.
     """
-    values = np.asarray(scores, np.float32)
     limits = np.asarray(natives, np.int64)
-    if total >= int(limits.sum()):
-        return tuple(int(native) for native in limits)
     needs = limits if demands is None else np.minimum(np.asarray(demands, np.int64), limits)
-    levels = [Levels.for_region(int(need)) for need in needs]
-    if callable(policy):
-        budgets = [int(target) for target in np.minimum(policy(values, limits), needs)]
-    else:
-        targets = np.minimum(POLICIES[policy](values, limits), needs)
-        budgets = [level.at_most(float(target)) for level, target in zip(levels, targets, strict=True)]
-    order = sorted(range(len(budgets)), key=lambda index: (-float(values[index]), index))
-    _shrink(budgets, levels, order, total)
-    _grow(budgets, levels, order, total)
-    _grow(budgets, [Levels((0, int(native))) for native in limits], order, total)
-    return tuple(budgets)
+    order = _order(scores)
+    budgets = np.zeros(len(limits), np.int64)
+    for most in (_targets(scores, needs, policy), needs, limits):
+        room = (most - budgets)[order]
+        left = total - int(budgets.sum())
+        budgets[order] += np.clip(left - (np.cumsum(room) - room), 0, room)
+    return tuple(budgets.tolist())
 
 
-def _shrink(budgets: list[int], levels: list[Levels], order: list[int], total: int) -> None:
-    """Lower budgets by levels, the least relevant region first, until they fit the total."""
-    excess = sum(budgets) - total
-    while excess > 0:
-        for index in reversed(order):
-            if excess > 0 and budgets[index]:
-                lower = levels[index].below(budgets[index])
-                excess -= budgets[index] - lower
-                budgets[index] = lower
+def find_cut(
+    scores: Sequence[float] | Scores,
+    demands: Sequence[int],
+    budgets: Sequence[int],
+    policy: str | Policy = "thresholds",
+) -> tuple[int, int]:
+    """The region that is too large for its budget, and how many cells a part of it at native resolution has.
+
+    It is the most relevant region whose budget is below its demand. The rest of the region keeps the target
+    of its policy, so the part takes the tokens above that target. If the target is the native resolution, the
+    part takes all of the region's tokens.
+
+    Returns the region's index, and a number of cells with content; (0, 0) if no region is too large.
+
+    scores, demands, policy: as in `allocate`, which made the budgets.
+    """
+    needs, given = np.asarray(demands, np.int64), np.asarray(budgets, np.int64)
+    order = _order(scores)
+    below = order[(given < needs)[order]]
+    if not len(below):
+        return 0, 0
+    index = int(below[0])
+    need, budget, target = needs[index], given[index], _targets(scores, needs, policy)[index]
+    if target == need:
+        return index, int(budget)
+    return index, max(0, int((budget - target) * need // (need - target)))
 
 
-def _grow(budgets: list[int], levels: list[Levels], order: list[int], total: int) -> None:
-    """Raise budgets by levels, best region first; the first regions with room for it take the remainder."""
-    left = total - sum(budgets)
-    for index in order:
-        while (higher := levels[index].above(budgets[index])) is not None and higher - budgets[index] <= left:
-            left -= higher - budgets[index]
-            budgets[index] = higher
-    for index in order:
-        room = max(0, min(left, levels[index].steps[-1] - budgets[index]))
-        budgets[index] += room
-        left -= room
+def _order(scores: Sequence[float] | Scores) -> NDArray[np.int64]:
+    """Indices of the regions, the most relevant one first; among equal ones the earlier."""
+    return np.argsort(-np.asarray(scores, np.float32), kind="stable")
+
+
+def _targets(
+    scores: Sequence[float] | Scores, needs: NDArray[np.int64], policy: str | Policy
+) -> NDArray[np.int64]:
+    """Whole tokens of each region by the policy. needs: the region's tokens with content."""
+    shares = (policy if callable(policy) else POLICIES[policy])(np.asarray(scores, np.float32))
+    # The small addend makes up for the rounding of a product that would be a whole number.
+    return np.floor(shares * needs + 1e-9).astype(np.int64)

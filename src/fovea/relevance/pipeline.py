@@ -169,7 +169,7 @@ def realize(
     started = time.perf_counter()
     ways = Ways(survey.propositional, survey.perspectival, participatory)
     relevance = balancer.balance(ways, tensions)
-    allocation = choose(relevance, content_mask(ways), total)
+    allocation = choose(relevance, content_mask(ways.propositional, ways.perspectival), total)
     return Realization(allocation, ways, tensions, relevance, time.perf_counter() - started)
 
 

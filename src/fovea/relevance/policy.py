@@ -2,22 +2,23 @@
 
 A large image is laid out as a view of the whole at low resolution, and regions. The tension between compress
 and particularize divides the total between them. A region whose content fits its budget is encoded at native
-resolution, and its blank cells are left out. Any other region is encoded at a lower resolution. A small
-image, and one of which the question needs everything, is one region at native resolution, of which some
-tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md). If the total is too
-small for regions, the image is one region at a low resolution.
+resolution, and its blank cells are left out. The most relevant region whose content does not fit is cut
+around its peak, so that the part with the peak is native. Any other region is encoded at a lower resolution.
+A small image, and one of which the question needs everything, is one region at native resolution, of which
+some tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md). If the total is
+too small for regions, the image is one region at a low resolution.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from fovea.relevance import attending
-from fovea.relevance.balancing import Ways
 from fovea.relevance.realizing import Layout, Shape, View, shape_within, view, view_at, whole
-from fovea.relevance.regions import SIDE, Region, partition
+from fovea.relevance.regions import SIDE, Region, cut_out, partition
 from fovea.relevance.texture import Map, Mask
 
 CONTENT, SALIENCE = 0.08, 0.35
@@ -26,6 +27,10 @@ LARGE_IMAGE = 512
 """An image with at least so many cells is large: it is encoded as regions, beside a view of the whole."""
 ONE_REGION_COMPRESS = 0.7
 """From this compress tension on, a large image is one region, too, because the question needs all of it."""
+MOST_CUTS = 3
+"""At most so many regions are cut, because each part is encoded on its own."""
+LEAST_CUT = 4
+"""Fewest cells with content for which a part of a region is cut out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,18 @@ class Allocation:
     full: int
 
 
-def content_mask(ways: Ways) -> Mask:
+class _Division(NamedTuple):
+    """The fields of `Allocation` with these names."""
+
+    regions: tuple[Region, ...]
+    scores: tuple[float, ...]
+    demands: tuple[int, ...]
+    budgets: tuple[int, ...]
+
+
+def content_mask(propositional: Map, perspectival: Map) -> Mask:
     """Whether each cell has content, (rows, columns)."""
-    return (ways.propositional > CONTENT) | (ways.perspectival > SALIENCE)
+    return (propositional > CONTENT) | (perspectival > SALIENCE)
 
 
 def first_view(grid: Shape, total: int, compress: float) -> Shape:
@@ -86,18 +100,62 @@ def attend(
     shape = first_view(grid, total, compress)
     if shape[0] * shape[1] >= total:
         return _one_region(relevance, content, total, shape)
-    regions = partition(content, side)
-    natives = [region.tokens for region in regions]
-    demands = [int(content[region.cells].sum()) for region in regions]
-    scores = [score(relevance[region.cells]) for region in regions]
-    budgets = attending.allocate(scores, natives, total - shape[0] * shape[1], policy, demands)
-    views = [View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))]
-    for region, budget, demand in zip(regions, budgets, demands, strict=True):
-        if budget:
-            views.append(view(region, budget, relevance, native=budget >= demand))
-    return Allocation(
-        Layout(grid, tuple(views)), regions, tuple(scores), tuple(demands), budgets, relevance.size
+    first = View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))
+    division = _divide(partition(content, side), relevance, content, total - first.tokens, policy)
+    views = [
+        view(region, budget, relevance, content)
+        for region, budget in zip(division.regions, division.budgets, strict=True)
+        if budget
+    ]
+    return Allocation(Layout(grid, (first, *views)), *division, relevance.size)
+
+
+def keep_native(relevance: Map, content: Mask, total: int) -> Allocation:
+    """Lay out an image whose regions are all encoded at native resolution: the most relevant cells are kept.
+
+    There is no view of the whole. All cells with content come before the first blank one.
+
+    relevance, content: of each cell, (rows, columns).
+    total: tokens, at least one and at most one per cell.
+    """
+    grid = relevance.shape[0], relevance.shape[1]
+    best = view_at(whole(*grid), grid, total, np.where(content, relevance, relevance - 2))
+    kept = np.zeros(grid, bool)
+    kept.flat[list(best.token_indices)] = True
+    regions = partition(content)
+    views = (
+        View(region, (region.rows, region.columns), tuple(np.flatnonzero(kept[region.cells]).tolist()))
+        for region in regions
     )
+    return Allocation(
+        Layout(grid, tuple(view for view in views if view.tokens)),
+        regions,
+        tuple(score(relevance[region.cells]) for region in regions),
+        tuple(int(content[region.cells].sum()) for region in regions),
+        tuple(int(kept[region.cells].sum()) for region in regions),
+        relevance.size,
+    )
+
+
+def _divide(
+    regions: tuple[Region, ...], relevance: Map, content: Mask, total: int, policy: str | attending.Policy
+) -> _Division:
+    """Divide `total` tokens among regions.
+
+    If the content of a region does not fit, the region is cut around its peak, and the tokens are divided
+    again.
+    """
+    for cuts in range(MOST_CUTS + 1):
+        natives = [region.tokens for region in regions]
+        demands = tuple(int(content[region.cells].sum()) for region in regions)
+        scores = tuple(score(relevance[region.cells]) for region in regions)
+        budgets = attending.allocate(scores, natives, total, policy, demands)
+        index, cells = attending.find_cut(scores, demands, budgets, policy)
+        if cells < LEAST_CUT or cuts == MOST_CUTS:
+            break
+        parts = cut_out(regions[index], relevance, content, cells)
+        regions = tuple(sorted((*regions[:index], *parts, *regions[index + 1 :])))
+    return _Division(regions, scores, demands, budgets)
 
 
 def score(relevance: Map) -> float:

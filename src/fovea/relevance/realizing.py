@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.relevance.regions import Region
-from fovea.relevance.texture import Map
+from fovea.relevance.texture import Map, Mask
 
 Index = NDArray[np.int64]
 Shape = tuple[int, int]
@@ -69,6 +69,15 @@ class Layout:
             [token_places(view.region, view.shape)[list(view.token_indices)] for view in self.views]
         )
 
+    def native_cells(self) -> Mask:
+        """Whether each cell of the full grid is shown at native resolution, (rows, columns)."""
+        shown = np.zeros(self.grid, bool)
+        for view in self.views:
+            if view.native:
+                rows, columns = token_places(view.region, view.shape)[list(view.token_indices)].T
+                shown[rows, columns] = True
+        return shown
+
 
 def whole(rows: int, columns: int) -> Region:
     """The region that is all of a grid."""
@@ -114,15 +123,20 @@ def _stretch(shape: Shape, rows: int, columns: int) -> float:
     return abs(math.log(shape[0] * columns / (shape[1] * rows)))
 
 
-def view(region: Region, tokens: int, relevance: Map, *, native: bool) -> View:
-    """A view of a region that keeps its `tokens` most relevant tokens.
+def view(region: Region, tokens: int, relevance: Map, content: Mask) -> View:
+    """A view of a region that keeps `tokens` tokens: those with content first, the most relevant first.
 
-    relevance: of every cell of the full grid, (rows, columns).
-    native: encode the region at its native resolution; otherwise at the lowest resolution that has so many
-        tokens.
+    With enough tokens for its content, the region is encoded at native resolution. With fewer, it is encoded
+    at the lowest resolution at which its content has so many tokens. Its blank cells are left out in both
+    cases.
+
+    relevance: of every cell of the full grid, (rows, columns) in [0, 1].
+    content: whether each cell has content, (rows, columns).
     """
-    full = region.rows, region.columns
-    return view_at(region, full if native else shape_holding(*full, tokens), tokens, relevance)
+    held = int(content[region.cells].sum())
+    cells = region.tokens if tokens >= held else -(-tokens * region.tokens // held)
+    shape = shape_holding(region.rows, region.columns, cells)
+    return view_at(region, shape, tokens, relevance + 2 * content)
 
 
 def view_at(region: Region, shape: Shape, tokens: int, relevance: Map) -> View:

@@ -20,7 +20,7 @@ def test_a_reused_realization_becomes_the_most_recent_one() -> None:
 
     def realize_image(key: str) -> None:
         reduction = Reduction("relevance", 16, "whole", key)
-        model.realize(blank, reduction, 8, TENSIONS, ((1, 1), None), attend)  # type: ignore[arg-type]
+        model.realize(blank, reduction, 8, TENSIONS, blank.propositional, attend)
 
     for number in range(MAX_REALIZATIONS):
         realize_image(f"image {number}")

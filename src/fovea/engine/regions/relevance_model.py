@@ -17,8 +17,9 @@ from fovea.engine.vision.processor.base import Reduction
 from fovea.relevance import coupling
 from fovea.relevance.balancing import Balancer, Tensions
 from fovea.relevance.pipeline import Chooser, Realization, Survey, realize
+from fovea.relevance.reading import couple_by_reading, reads
 from fovea.relevance.realizing import Shape
-from fovea.relevance.texture import Map
+from fovea.relevance.texture import Map, Mask
 
 Array = NDArray[np.floating[Any]]
 WordEmbeddings = Callable[[Sequence[int]], Tensor]
@@ -53,32 +54,57 @@ class RelevanceModel:
         tensions = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
         return tensions.under(reduction.load)
 
+    @property
+    def reads(self) -> bool:
+        """Whether the head reads native tokens of all content (`relevance/reading.py`)."""
+        return reads(self._head)
+
     def realize(
         self,
         survey: Survey,
         reduction: Reduction,
         total: int,
         tensions: Tensions,
-        view: tuple[Shape, Tensor],
+        participatory: Map,
         choose: Chooser,
     ) -> Realization:
-        """Decide which views of an image are encoded, and remember the decision under the reduction's key.
+        """Decide which tokens of an image are used, and remember the decision under the reduction's key.
 
         total: tokens to be chosen.
-        view: shape and features (tokens, D) of a view of the whole image.
+        participatory: from `couple` or `read`.
         choose: lays out the image.
         """
-        shape, embeds = view
-        words = self._word_embeddings(reduction)
-        if words is None:
-            participatory = survey.keyword_map(reduction.question)
-        else:
-            participatory = self._couple(survey, reduction, shape, embeds.float().cpu().numpy(), words)
         realization = realize(
             survey, participatory, total, tensions=tensions, balancer=self._balancer, choose=choose
         )
         self._remember(reduction.key, realization)
         return realization
+
+    def couple(self, survey: Survey, reduction: Reduction, shape: Shape, embeds: Tensor) -> Map:
+        """The coupling of each cell to the question, (rows, columns).
+
+        shape, embeds: a view of the whole image, and its features (tokens, D); they are used if there are
+            words.
+        """
+        words = self._word_embeddings(reduction)
+        if words is None:
+            return survey.keyword_map(reduction.question)
+        features = embeds.float().cpu().numpy()
+        if self._head is None or self.reads:
+            keywords = survey.keyword_map(reduction.question)
+            return coupling.couple_without_head(features, words, shape, keywords)
+        return coupling.resample(coupling.couple(self._head, features, words), shape, survey.grid)
+
+    def read(self, survey: Survey, reduction: Reduction, features: Array, held: Mask) -> Map:
+        """The coupling of each cell to the question, by what the encoder has read there, (rows, columns).
+
+        features: (rows, columns, D) at native resolution. held: which cells were encoded, (rows, columns).
+        """
+        words = self._word_embeddings(reduction)
+        if words is None:
+            return survey.keyword_map(reduction.question)
+        assert self._head is not None
+        return couple_by_reading(self._head, features, held, words)
 
     def recent_realization(self, key: str) -> Realization | None:
         """The realization of the image with this key, if it is remembered. Thread-safe."""
@@ -96,15 +122,6 @@ class RelevanceModel:
             return None
         rows: Array = self._embed(reduction.word_ids).float().cpu().numpy()
         return rows
-
-    def _couple(
-        self, survey: Survey, reduction: Reduction, shape: Shape, features: Array, words: Array
-    ) -> Map:
-        if self._head is None:
-            return coupling.couple_without_head(
-                features, words, shape, survey.keyword_map(reduction.question)
-            )
-        return coupling.resample(coupling.couple(self._head, features, words), shape, survey.grid)
 
     def _remember(self, key: str, realization: Realization) -> None:
         self._realizations[key] = realization

@@ -47,7 +47,7 @@ class TileRegionEncoder:
             reduction,
             plan.tokens,
             self._relevance.tensions(survey, reduction, plan.tokens),
-            ((side, side), patches),
+            self._relevance.couple(survey, reduction, (side, side), patches),
             lambda relevance, content, total: attend_tiles(relevance, content, total, tiles),
         )
         numbers = needed_tiles(realization.allocation, tiles)

@@ -13,7 +13,6 @@ from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expec
 from fovea.engine.vision.processor.pixels import resize_to_bytes
 from fovea.engine.vision.processor.surveys import survey_arrays
 from fovea.relevance.attending import entropy_total
-from fovea.relevance.balancing import Ways
 from fovea.relevance.pipeline import Survey, survey
 from fovea.relevance.policy import content_mask
 
@@ -48,7 +47,7 @@ class AnySizeRegions:
         """Number of tokens by the entropy of a coarse survey (`attending.entropy_total`)."""
         coarse = survey_coarsely(self.processor, image, plan)
         relevance = np.maximum(coarse.propositional, coarse.perspectival)
-        content = content_mask(Ways(coarse.propositional, coarse.perspectival, relevance))
+        content = content_mask(coarse.propositional, coarse.perspectival)
         return entropy_total(relevance[content])
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import fovea
+from fovea.core.bundled import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, FoveaError
 from fovea.core.protocols import VisualTokenRule
 from fovea.engine.files import read_json
@@ -19,7 +19,6 @@ from fovea.engine.vision.token_rules.known import all_settings, find
 from fovea.engine.vision.token_rules.rule import ProcessorRule
 from fovea.media.token_rules import RULES
 
-BUNDLED = "fovea-tiny"
 _TOWERS = {"idefics3": "idefics3_vision", "smolvlm": "smolvlm_vision"}
 """model_type of vision_config in published files, and in transformers' classes for the same towers."""
 _CONFIG_ALONE = "internvl_chat"
@@ -31,8 +30,8 @@ def rule_for(name_or_folder: str, *, honours_detail: bool = True) -> VisualToken
 
     name_or_folder: a folder with the settings files of a checkpoint; a known hub id, also under another
         owner and with endings such as "-AWQ", "-FP8", "-GGUF" or ":free" (see `core.model_names.canonical`);
-        "fovea-tiny"; "openai-tiles" or "estimate" (see `media.token_rules`). The file system is read, so the
-        text must come from the operator or from a backend, never from a client.
+        a bundled model's name; "openai-tiles" or "estimate" (see `media.token_rules`). The file system is
+        read, so the text must come from the operator or from a backend, never from a client.
     honours_detail: see `ProcessorRule`.
 
     A name is compared as a whole: no rule is guessed from a part of it.
@@ -73,15 +72,10 @@ def folder_rule(folder: Path, *, name: str = "", honours_detail: bool = True) ->
     )
 
 
-def bundled_folder() -> Path:
-    """Return the folder of the model that comes with Fovea."""
-    return Path(fovea.__file__).parent / "assets" / BUNDLED
-
-
 def _folder(name: str) -> Path | None:
     """Return the checkpoint's folder that a text names; None: it names none."""
-    if name == BUNDLED:
-        return bundled_folder()
+    if name in BUNDLED:
+        return bundled_model(name)
     try:
         folder = Path(name).expanduser()
         return folder if name and (folder / "config.json").is_file() else None
