@@ -1,0 +1,1 @@
+"""The model fovea-page and the pages on which it is measured. Data only; `fovea.core.bundled` finds it."""
