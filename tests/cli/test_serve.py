@@ -153,8 +153,11 @@ def test_a_taken_port_is_an_error_before_a_model_is_loaded(fovea: Caller, folder
         (("--cache-scope", "keys"), "--cache-scope: cache_scope is 'keys'; accepted: shared, key"),
         (("--chat-template", "/no/such"), "--chat-template: /no/such cannot be read: No such file"),
         (("--config", "/no/such"), "/no/such cannot be read: No such file or directory"),
-        (("./none",), "'./none' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
-        (("none",), "'none' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
+        (
+            ("./none",),
+            "'./none' is neither a folder, a hub id (owner/name) nor one of fovea-tiny, fovea-page",
+        ),
+        (("none",), "'none' is neither a folder, a hub id (owner/name) nor one of fovea-tiny, fovea-page"),
     ],
 )
 def test_the_error_for_a_wrong_setting_is_one_line(

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from fovea import Engine
 from fovea.cli.sweep.report import difference
+from fovea.core.protocols import CACHE_STAGES
 from fovea.evaluation.pairs import PairedCounts
 from fovea.evaluation.score import wilson
 from fovea.evaluation.sweep import ALL, DETAILS, OTHERS
@@ -45,6 +47,20 @@ def test_every_setting_gets_the_same_questions(sweep: Any) -> None:
         assert timed["ttft_ms"] >= timed["encode_ms"] > 0
     assert tokens["full"] / 2 <= tokens["uniform 0.5"] == tokens["relevance 0.5"] < tokens["full"] / 2 + 1
     assert tokens["resize 0.5"] <= tokens["uniform 0.5"]
+
+
+def test_every_timed_request_finds_all_caches_empty(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the cache of regions was left out. So `relevance` at a quarter was timed with the regions that it
+    had encoded at a half, on the same image.
+    """
+    cleared: list[tuple[str, ...]] = []
+    clear = Engine.clear_caches
+    monkeypatch.setattr(
+        Engine, "clear_caches", lambda self, *stages: (cleared.append(stages), clear(self, *stages))[1]
+    )
+    body(sweep("--kinds", "colour", "--methods", "relevance"))
+    assert len(cleared) == 2 * 2  # two settings, each with a request before the timed one
+    assert {frozenset(CACHE_STAGES) - set(stages) for stages in cleared} == {frozenset({"disk"})}
 
 
 def test_settings_are_compared_in_pairs(sweep: Any) -> None:

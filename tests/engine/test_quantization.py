@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from fovea import Engine
+from fovea.core.bundled import bundled_model
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.linear import Linear, PatchLinear
-from fovea.engine.load import bundled_model, load_model
+from fovea.engine.load import load_model
 from fovea.engine.models.recipe import RECIPES
 from fovea.engine.models.weights import load_weights
 from fovea.evaluation.datasets import scene_cases

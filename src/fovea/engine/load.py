@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fovea.core.bundled import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
@@ -51,7 +52,6 @@ from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.threads import bind_threads
 
 log = logging.getLogger("fovea.engine")
-BUNDLED = "fovea-tiny"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +75,15 @@ class LoadedModel:
     relevance: Head | None = None
 
 
-def bundled_model() -> Path:
-    """Return the folder of the model that comes with Fovea."""
-    import fovea
-
-    return Path(fovea.__file__).parent / "assets" / BUNDLED
-
-
 def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
-    """Return a checkpoint's folder: of the bundled model, of a local path, or of a download from the hub.
+    """Return a checkpoint's folder: of a bundled model, of a local path, or of a download from the hub.
 
     revision: branch, tag or commit on the hub; "": its main branch.
     download: whether files that are not in the local cache are downloaded.
     Raises CheckpointError if the name is none of these, or if the download fails; ConfigError for a revision
     of a folder.
     """
-    path = bundled_model() if name == BUNDLED else Path(name).expanduser()
+    path = bundled_model(name) if name in BUNDLED else Path(name).expanduser()
     if path.is_dir():
         if revision:
             raise ConfigError(
@@ -100,7 +93,9 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
             )
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise CheckpointError(f"{name!r} is neither a folder, a hub id (owner/name) nor {BUNDLED!r}")
+        raise CheckpointError(
+            f"{name!r} is neither a folder, a hub id (owner/name) nor one of {', '.join(BUNDLED)}"
+        )
     from huggingface_hub import snapshot_download
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -128,7 +123,7 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
 def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
     """Load a checkpoint.
 
-    name: a folder, a hub id, or the name of the bundled model.
+    name: a folder, a hub id, or the name of a bundled model.
     settings: device, type, kernels, quantization and compilation.
     chat_template: a Jinja template that replaces the checkpoint's own.
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
@@ -303,9 +298,9 @@ def build_model(folder: Path, config: Any, device: torch.device, dtype: torch.dt
 
 
 def served_name(name: str) -> str:
-    """Return the name for clients: a folder's last part; a hub id and the bundled model as they are."""
+    """Return the name for clients: a folder's last part; a hub id and a bundled model as they are."""
     path = Path(name).expanduser()
-    return path.resolve().name if name != BUNDLED and path.is_dir() else name
+    return path.resolve().name if name not in BUNDLED and path.is_dir() else name
 
 
 def _trim_memory() -> None:

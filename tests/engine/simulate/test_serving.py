@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fovea.core.answer import AnswerBuilder
+from fovea.core.bundled import bundled_model
 from fovea.core.errors import (
     DeadlineExceeded,
     EngineError,
@@ -26,7 +27,7 @@ from fovea.core.image import Image
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Completion, GenerationRequest, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
-from fovea.engine.load import bundled_model, read_config
+from fovea.engine.load import read_config
 from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.simulate import realtime
 from fovea.engine.simulate.bundled import FOLDER, load_prompt_builder

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from fovea.core.bundled import bundled_model
 from fovea.core.types import Message, TextPart
-from fovea.engine.load import bundled_model, read_config
+from fovea.engine.load import read_config
 from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.request.tokenizer import ChatTokenizer
 from tests.fuzz.refusals import note, refusals, text_of

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fovea.core.protocols import CacheStage
     from fovea.engine.engine import Engine
 
-COLD: tuple[CacheStage, ...] = ("kv", "pixels", "encoder", "host")
+COLD: tuple[CacheStage, ...] = ("kv", "pixels", "encoder", "regions", "host")
 """Cleared before a request is timed."""
 SAME_FOR_ALL = {"visual_tokens": "off", "degrade_from": 0.0, "embed_disk_dir": ""}
 """Engine settings of a sweep: no other policy reduces tokens, and no cache on disk makes timed requests

@@ -14,7 +14,7 @@ from typing import Any
 import jinja2.sandbox
 from tokenizers import AddedToken, Tokenizer
 
-import fovea
+from fovea.core.bundled import bundled_model
 from fovea.core.image import VisualTokens
 from fovea.engine.files import read_json
 from fovea.engine.request.prompt import PromptBuilder
@@ -25,7 +25,7 @@ from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.engine.visual_budget.detail import DetailRule
 
 MARK = "\U0010fffc"
-FOLDER = Path(fovea.__file__).parent / "assets" / "fovea-tiny"
+FOLDER = bundled_model()
 
 
 class PlainTokenizer:
