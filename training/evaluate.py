@@ -18,6 +18,7 @@ from fovea.evaluation.scenes.tools import TOOLS
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 from model import Fovea
 from packing import Batch, Packer, PromptMedia, collate, conversation
+from precision import autocast
 from several import group_frames, group_times
 from varied import tower, varied_batch
 
@@ -81,7 +82,7 @@ def exact_match(model: Fovea, batches: list[Batch], device: torch.device) -> flo
     right = total = 0
     for batch in batches:
         tensors = {key: torch.from_numpy(value).to(device) for key, value in batch.items()}
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+        with torch.no_grad(), autocast(device.type):
             states, _, _ = model.hidden(tensors)
             row, column, token, group = tensors["targets"].unbind(1)
             hit = model.logits(states[row, column]).argmax(-1) == token

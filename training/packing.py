@@ -38,8 +38,9 @@ class PromptMedia:
 class Packer:
     """Tokenizes the parts of a prompt. Roles and markers follow the chat template exactly."""
 
-    def __init__(self, path: str) -> None:
-        self.tokenizer = Tokenizer.from_file(path)
+    def __init__(self, tokenizer: str | Tokenizer) -> None:
+        """tokenizer: itself, or the path of its file."""
+        self.tokenizer = Tokenizer.from_file(tokenizer) if isinstance(tokenizer, str) else tokenizer
         special = self.tokenizer.token_to_id
         self.image, self.video = special("<|image_pad|>"), special("<|video_pad|>")
         self.start, self.end = special("<|im_start|>"), special("<|im_end|>")
@@ -76,6 +77,12 @@ class Sequence:
     target_indices: indices of the tokens that are to be predicted.
     groups: for each of these, the number of its turn.
     slots: indices of the visual tokens.
+    turns: the turn of each number in `groups`.
+    points: of answers, the state that predicts the first token, the visual token where it stands, and the
+        patch in that.
+    links: of values, the visual tokens of value and label, and a number for where the label is.
+    asks: of answers, the state that predicts the first token, the token that names the label, and that
+        number.
     next: position of the next text token.
     prefix: length of the prefix; 0 for a conversation.
     """
@@ -87,6 +94,10 @@ class Sequence:
         self.target_indices: list[int] = []
         self.groups: list[int] = []
         self.slots: list[int] = []
+        self.turns: dict[int, Turn] = {}
+        self.points: list[tuple[int, int, int]] = []
+        self.links: list[tuple[int, int, int]] = []
+        self.asks: list[tuple[int, int, int]] = []
         self.next = 0
         self.prefix = 0
 
@@ -138,9 +149,11 @@ class Sequence:
         self.add([packer.vision_end])
 
 
-def branches(packer: Packer, turns: list[Turn], media: PromptMedia, system: str | None) -> Sequence:
-    """Pack questions as independent branches: the prefix, then blocks of BLOCK tokens with whole branches in
-    them.
+def branches(
+    packer: Packer, turns: list[Turn], media: PromptMedia, system: str | None, length: int = BLOCK
+) -> Sequence:
+    """Pack questions as independent branches: the prefix, then blocks of `length` tokens with whole branches
+    in them.
 
     A turn that is longer than a block is left out.
     """
@@ -149,22 +162,25 @@ def branches(packer: Packer, turns: list[Turn], media: PromptMedia, system: str 
     sequence.show(packer, media)
     origin = sequence.next
     sequence.prefix = len(sequence.tokens)
-    blocks: list[list[tuple[list[int], int]]] = []
-    packed_turns = sorted((packer.turn(turn) for turn in turns), key=lambda packed_turn: -len(packed_turn[0]))
+    blocks: list[list[tuple[list[int], int, Turn]]] = []
+    packed_turns = sorted(((*packer.turn(turn), turn) for turn in turns), key=lambda packed: -len(packed[0]))
     for packed_turn in packed_turns:
-        fits = (block for block in blocks if sum(len(ids) for ids, _ in block) + len(packed_turn[0]) <= BLOCK)
+        fits = (
+            block for block in blocks if sum(len(one[0]) for one in block) + len(packed_turn[0]) <= length
+        )
         block = next(fits, None)
         if block is not None:
             block.append(packed_turn)
-        elif len(packed_turn[0]) <= BLOCK:
+        elif len(packed_turn[0]) <= length:
             blocks.append([packed_turn])
     number = 0
     for block in blocks:
-        for ids, answer in block:
+        for ids, answer, turn in block:
             number += 1
+            sequence.turns[number] = turn
             sequence.next = origin
             sequence.add(ids, number, answer, number)
-        room = -(len(sequence.tokens) - sequence.prefix) % BLOCK
+        room = -(len(sequence.tokens) - sequence.prefix) % length
         sequence.add([0] * room, -1)
     return sequence
 

@@ -52,6 +52,7 @@ from fovea.relevance.realizing import View, patch_fractions, whole
 from fovea.relevance.texture import Map
 from model import Fovea
 from packing import Packer, PromptMedia, collate, conversation
+from precision import autocast
 from varied import CELL, MERGE, gather_views, view_pixels
 
 SPACE, HIDDEN = 48, 48
@@ -243,7 +244,7 @@ def answer_losses(model: Fovea, packer: Packer, weights: dict[str, np.ndarray], 
     pooled = coupling.normalize(example.words).mean(0)
     tensions = Balancer(weights).tensions("", pooled, example.survey.statistics(example.total))
     relevance = relevance_of(weights, example, tensions)
-    content = content_mask(Ways(example.survey.propositional, example.survey.perspectival, relevance))
+    content = content_mask(example.survey.propositional, example.survey.perspectival)
     layouts = [attend(relevance, content, example.total, compress).layout for compress in DIVISIONS]
     sequences = []
     for layout in layouts:
@@ -253,7 +254,7 @@ def answer_losses(model: Fovea, packer: Packer, weights: dict[str, np.ndarray], 
         layouts, [example.pixels] * len(layouts)
     )
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in batch.items()}
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast("cpu"):
         states, _, _ = model.hidden(tensors)
         row, column, token, _ = tensors["targets"].unbind(1)
         nats = F.cross_entropy(model.logits(states[row, column]), token, reduction="none")
@@ -315,20 +316,10 @@ def focus_coverage(relevance: Map, example: Example, share: float) -> float:
     """The part of the focus that a layout with `share` of the tokens keeps at native resolution."""
     cells = relevance.size
     image_survey = example.survey
-    content = content_mask(
-        Ways(image_survey.propositional, image_survey.perspectival, image_survey.perspectival)
-    )
+    content = content_mask(image_survey.propositional, image_survey.perspectival)
     total = max(1, min(cells - 1, math.ceil(cells * share)))
     layout = attend(relevance, content, total, 0.1).layout
-    native = np.zeros(relevance.shape, bool)
-    at = 0
-    places = layout.places()
-    for view in layout.views:
-        if view.native:
-            rows = places[at : at + view.tokens]
-            native[rows[:, 0], rows[:, 1]] = True
-        at += view.tokens
-    return float(native[example.focus > 0].mean())
+    return float(layout.native_cells()[example.focus > 0].mean())
 
 
 def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dict[str, float]]:

@@ -29,7 +29,6 @@ from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.reading import reading
 from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.small import compose_small
 from fovea.relevance.attending import Policy, Scores
 from fovea.relevance.balancing import Balancer, Tensions, Ways
@@ -49,13 +48,13 @@ FLOOR, CEILING, EXPONENT = 64, 400, 4.02
 """Least and most tokens of a region under `power`, and the exponent that the ARR-COC design begins with."""
 
 
-def power(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
-    """A policy for `attending.allocate` that gives a region any number of tokens: a power of its score.
+def power(scores: Scores) -> NDArray[np.float64]:
+    """A policy for `attending.allocate` that gives a region any share of its tokens: a power of its score.
 
     Only training uses it, so that the model also meets regions between the levels.
     """
     share = np.clip(np.asarray(scores, np.float64) ** EXPONENT, 0, 1)
-    return natives * (FLOOR + (CEILING - FLOOR) * share) / CEILING
+    return (FLOOR + (CEILING - FLOOR) * share) / CEILING
 
 
 POLICIES: tuple[str | Policy, ...] = ("thresholds", "thresholds", power, "sharp")
@@ -79,13 +78,16 @@ def random_share(rng: Random) -> float:
     return rng.uniform(0.15, 0.85)
 
 
-def coupling(rng: Random, turns: list[Turn], scene: Scene, grid: Size) -> Map:
-    """A map from the focus of the questions, (rows, columns) in [0, 1]: exact, noisy or all zero."""
+def coupling(rng: Random, turns: list[Turn], size: Size, grid: Size) -> Map:
+    """A map from the focus of the questions, (rows, columns) in [0, 1]: exact, noisy or all zero.
+
+    size: width and height that the focus refers to.
+    """
     rows, columns = grid
     values = np.zeros(grid, np.float32)
     if rng.random() < 0.2:
         return values
-    sy, sx = rows / scene.height, columns / scene.width
+    sy, sx = rows / size[1], columns / size[0]
     for turn in turns:
         for left, top, right, bottom in turn.focus:
             down = slice(max(0, math.floor(top * sy)), max(1, math.ceil(bottom * sy)))
@@ -103,17 +105,16 @@ def random_layout(rng: Random, pixels: np.ndarray, participatory: Map, total: in
     ways = Ways(propositional(channels), perspectival(channels), participatory)
     tensions = Tensions(rng.random(), rng.uniform(0.6, 1.0), rng.uniform(0.4, 1.0))
     worth = Balancer().balance(ways, tensions)
+    content = content_mask(ways.propositional, ways.perspectival)
     chance = rng.random()
     if chance < 0.3:
         worth = shuffle(rng, worth)
     elif chance < 0.45:  # equal relevance: only the difference between tokens counts
         worth = np.ones_like(worth)
     if worth.size < LARGE_IMAGE and rng.random() < 0.7:
-        return attend_with_diversity(
-            worth, content_mask(ways), total, tensions.compress, embeds(pixels)
-        ).layout
+        return attend_with_diversity(worth, content, total, tensions.compress, embeds(pixels)).layout
     side = rng.choice((SIDE, SIDE, SIDE, 9, 7))
-    return attend(worth, content_mask(ways), total, tensions.compress, rng.choice(POLICIES), side).layout
+    return attend(worth, content, total, tensions.compress, rng.choice(POLICIES), side).layout
 
 
 def shuffle(rng: Random, worth: Map) -> Map:
@@ -203,7 +204,9 @@ def varied_batch(rng: Random, packer: Packer, size: Size, count: int, per_image:
         if not turns:
             continue
         pixels = fit_image(draw(scene), size)
-        layout = random_layout(rng, pixels, coupling(rng, turns, scene, grid), total, embeds)
+        layout = random_layout(
+            rng, pixels, coupling(rng, turns, (scene.width, scene.height), grid), total, embeds
+        )
         media = PromptMedia(grid, places=tuple(map(tuple, layout.places().tolist())))
         sequences.append(branches(packer, turns, media, system))
         layouts.append(layout)

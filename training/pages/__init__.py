@@ -1,0 +1,1 @@
+"""Training of fovea-page, a model that reads pages."""

@@ -1,0 +1,115 @@
+"""Teaches the text layers to answer from the letters of a page, without its picture: the tower costs most.
+
+    python -m pages.letters --run runs/page --minutes 60
+    python -m pages.letters --run runs/page --minutes 60 --resume
+
+The letters are given as visual tokens by `spelling`, as a tower that mostly reads well would give them. So
+the text layers learn to find and to copy while the tower still learns to read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fovea.evaluation.documents.page import Page
+from loop import Workers, options
+from packing import Batch, Packer, PromptMedia, Sequence
+from pages.asked import WHOLE, add, ask, picture, seen, together
+from pages.config import tokenizer
+from pages.crops import Store, place
+from pages.glyphs import NOTHING
+from pages.spelling import Reading, vectors
+from pages.start import build_in
+from pages.trainer import Settings, Trainer, answer_losses, produce
+
+NOISE = 0.2
+"""The share of letters that are read badly, as `Spelling` takes it."""
+
+
+class Spelled(Reading):
+    """The model with letters instead of a tower's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model["visual"].requires_grad_(False)
+        known = vectors()
+        before_answer = Packer(tokenizer()).assistant[-3:][::-1]
+        build_in(self, known, known[before_answer])
+
+    def visual(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        return self.spelling(batch["text"], batch["flag"], NOISE if self.training else 0.0), []
+
+
+@dataclass
+class LetterSettings(Settings):
+    """The command-line options of a run: those of `pages.train`, of which `dense` and `parts` have no effect.
+
+    whole: pixels of a step's whole pages, of which only tokens with letters and some others are given.
+    """
+
+    threads: int = 1
+    lines: int = 16
+    small: int = 0
+    whole: int = 0
+    largest: int = 1_900_000
+
+
+def draw(rng: Random, packer: Packer, pages: Store, settings: LetterSettings) -> list[Batch]:
+    """The batches of a step that only this training has."""
+    batches, left = [], settings.whole
+    while left > 0:
+        batch, area = sparse_batch(rng, packer, pages, settings.largest, 2 * settings.asked)
+        batches.append(batch)
+        left -= area
+    return batches
+
+
+def sparse_batch(rng: Random, packer: Packer, pages: Store, area: int, asked: int) -> tuple[Batch, int]:
+    """One page of at most `area` pixels, of which only tokens with letters and a few others are given."""
+    while True:
+        page = pages.page(rng)
+        width, height = page.image.size
+        if width * height > area:
+            continue
+        size = (width // 32 * 32, height // 32 * 32)
+        affine = WHOLE if rng.random() < 0.5 else place(rng, page, size)
+        shown: Page = seen(page, affine, size)
+        turns = ask(rng, shown, asked)
+        if not turns:
+            continue
+        _, target = picture(rng, pages, page, size, affine)
+        chance = np.random.default_rng(rng.randrange(2**31)).random(len(target["text"]))
+        kept = (target["text"][:, :, 0] > NOTHING).any(1) | (chance < rng.random() ** 3)
+        places = tuple(divmod(int(index), size[0] // 32) for index in np.flatnonzero(kept))
+        sequences: list[Sequence] = []
+        add(sequences, packer, turns, PromptMedia((size[1] // 32, size[0] // 32), places=places), shown.words)
+        batch = together(sequences, [[]], [{name: values[kept] for name, values in target.items()}])
+        return batch, size[0] * size[1]
+
+
+class Speller(Trainer):
+    """The text layers, in training."""
+
+    name = "letters"
+
+    losses = staticmethod(answer_losses)
+
+    def begin(self) -> None:
+        """Start from the first weights."""
+
+
+def main() -> None:
+    settings = options(__doc__, LetterSettings)
+    torch.manual_seed(settings.seed)
+    speller = Speller(settings, Spelled())
+    with Workers(produce, settings, speller.step, "letters", draw, False) as queue:
+        speller.train(queue)
+
+
+if __name__ == "__main__":
+    main()
