@@ -43,7 +43,7 @@ def steps(pixels: np.ndarray, cell: int, question: str) -> dict[str, Callable[[]
         return balancer.tensions(question, None, surveyed.statistics(total))
 
     tensions = decide_tensions()
-    worth, content = balancer.balance(ways, tensions), content_mask(ways)
+    worth, content = balancer.balance(ways, tensions), content_mask(ways.propositional, ways.perspectival)
     draw = np.random.default_rng(0)
     features, words = (
         draw.normal(size=(n, DIMENSIONS)).astype(np.float32) for n in (VIEW[0] * VIEW[1], WORDS)
