@@ -238,9 +238,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, prefix: int) -> Tensor
     before = (one[:, :, :prefix] for one in (q, k, v))
     first = F.scaled_dot_product_attention(*before, is_causal=True, enable_gqa=True)
     allowed = F.pad(mask.transpose(1, 2).flatten(0, 1), (prefix, 0))
-    second = F.scaled_dot_product_attention(
-        blocks(q), seen(k), seen(v), attn_mask=allowed, enable_gqa=True
-    )
+    second = F.scaled_dot_product_attention(blocks(q), seen(k), seen(v), attn_mask=allowed, enable_gqa=True)
     second = second.unflatten(0, (count, number)).transpose(1, 2).flatten(2, 3)
     return torch.cat((first, second), dim=2)
 

@@ -137,6 +137,8 @@ def test_an_answer_points_at_its_place_and_a_value_at_its_label(pages: SimpleNam
     assert sequence.links == [(sequence.slots[1], sequence.slots[0], start.BESIDE[0])], "in the upper half"
     [named] = {at for _, at, _ in sequence.asks}
     assert pages.packer.tokenizer.decode(sequence.tokens[named - 2 : named + 1]) == "tot"
+    letters = pages.packer.text("tot")
+    assert sequence.labels == [(sequence.slots[1], 1, *letters), (state, 0, *letters)]
     # Both heads look at the only label, before the first, second and fourth byte of the answer.
     heads = (start.NAMED, start.ALSO_NAMED)
     assert [(at - state, head) for at, _, head in sequence.asks] == [
@@ -229,6 +231,20 @@ def test_letters_that_differ_in_case_are_alike(pages: SimpleNamespace) -> None:
     assert float(alike.max()) < 0.65
 
 
+def test_what_is_known_of_a_label_is_compared_without_its_case(pages: SimpleNamespace) -> None:
+    """The loss is small if the letters are where they belong, and large if others are."""
+    spelling, start = pages.spelling.Spelling(384), pages.start
+    states = torch.zeros(1, 2, 384)
+    right, wrong = (pages.packer.text(text) for text in ("tot", "dat"))
+    for place, token in ((0, 0), (2, 1)):
+        letters = spelling.known[torch.tensor(pages.packer.text("Tot"))] * start.KNOWN_LETTER
+        at = start.KNOWN[place]
+        states[0, token, at : at + 3 * start.CODE] = letters.flatten()
+    for letters, low, high in ((right, 0.0, 0.1), (wrong, 3.0, 9.0)):
+        rows = torch.tensor([(0, 0, 0, *letters), (0, 1, 2, *letters)])
+        assert low <= float(pages.trainer.label_loss(spelling, states, rows)) < high
+
+
 def test_labels_are_looked_for_beside_and_above(pages: SimpleNamespace) -> None:
     """Before any training, the heads for labels look at the begin of a run of words in their direction.
 
@@ -295,3 +311,43 @@ def test_the_head_couples_in_training_as_in_the_engine(training: SimpleNamespace
     coupled = couple_by_reading(head.arrays(), features, held, words)
     assert coupled[held] == pytest.approx(torch.sigmoid(logits).numpy(), abs=1e-5)
     assert (coupled[~held] == 0).all()
+
+
+def test_the_loss_of_a_look_is_that_of_the_attention(pages: SimpleNamespace) -> None:
+    """It is minus the logarithm of the weight that the layer's own attention gives to the target."""
+    torch.manual_seed(1)
+    model = pages.letters.Spelled().eval()
+    text, layer = model.model["language_model"], pages.start.LABEL_LAYER
+    sequences: list[Any] = []
+    boxes = (page().places["field:total"], (4.0, 4.0, 44.0, 24.0))
+    turns = [Turn("total?", "12.50 €", ("12.50 €",), boxes), Turn("far?", "paid", ("paid",))]
+    pages.asked.add(sequences, pages.packer, turns, pages.asked.whole_media((160, 64)), page().words)
+    target = pages.glyphs.dense(pages.glyphs.glyphs(page().words), WHOLE, (160, 64))
+    made = pages.asked.together(sequences, [[]], [target])
+    batch = {name: torch.from_numpy(np.asarray(value)) for name, value in made.items()}
+    nats: list[torch.Tensor] = []
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
+        segment = batch["segment"][0]
+        seen = (segment[None] == 0) | (segment[None] == segment[:, None])
+        seen &= torch.ones(len(segment), len(segment), dtype=torch.bool).tril()
+        scores = q @ k.repeat_interleave(3, 1).mT * q.shape[-1] ** -0.5
+        nats.append(-scores.masked_fill(~seen, float("-inf")).log_softmax(-1)[0])
+        return (-nats[-1]).exp() @ v.repeat_interleave(3, 1)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(pages.model, "attend", attended)
+        states = model.states(batch, *model.visual(batch))
+        for name, alone in (("asks", False), ("links", False), ("points", True)):
+            looks = batch[name]
+            loss = pages.trainer.looking_loss(text, states.inputs, layer, batch, looks, alone=alone)
+            _, state, at, head = looks.T
+            if not alone:
+                expected = nats[layer][head, state, at]
+            else:
+                pointers = torch.tensor(pages.start.POINTERS)
+                others = nats[layer][pointers[:, None], state, 0]
+                others[head, torch.arange(len(head))] = 0
+                mine = nats[layer][pointers[head], state, at]
+                expected = mine + pages.trainer.OTHERS * others.sum(0) / 3
+            assert float(loss) == pytest.approx(float(expected.mean()), rel=1e-4)

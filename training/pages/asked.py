@@ -14,6 +14,7 @@ from fovea.evaluation.documents.page import Box, Page, Word
 from fovea.evaluation.documents.scan import Affine, moved, moved_box
 from fovea.evaluation.scenes.sample import Turn
 from packing import Batch, Packer, PromptMedia, Sequence, Size, branches, collate
+from pages.config import tokenizer
 from pages.crops import Store, cut, place
 from pages.glyphs import PATCH, dense, glyphs
 from pages.start import ABOVE, ALSO_NAMED, BESIDE, LABEL_LETTERS, NAMED
@@ -41,6 +42,7 @@ KEY = re.compile(r'[{,]"[^"]*":')
 """What precedes a value in a JSON answer."""
 VALUE = re.compile(r'"([^"]+)":"((?:[^"\\]|\\.)+)"')
 """A key of a JSON answer and its value, a string."""
+BYTES = tokenizer()
 TINY = ((128, 32), (192, 32), (256, 32), (192, 64), (256, 64), (320, 64), (384, 64), (256, 96), (320, 96))
 TINY_BLOCK = 96
 """Sizes of parts with few words, and the tokens of their blocks."""
@@ -271,12 +273,27 @@ def look(
             head = BESIDE[there[1] // 2] if beside else ABOVE
             if label and label[0] < there[0] and (key is None or not run[0].at):
                 sequence.links.append((there[0], label[0], head))
+                know(sequence, there[0], 1 + there[1] // 2, begin(spelled(run)))
             if key is None and (at := naming(turn.question, run)) is not None:
                 named.setdefault(NAMED if beside else ALSO_NAMED, asked + at)
         if len(named) == 1:
             named = dict.fromkeys((NAMED, ALSO_NAMED), *named.values())
         later = [byte for byte in LATER if byte < len(value.encode())]
         sequence.asks += [(state + byte, at, head) for byte in later for head, at in named.items()]
+        for at in set(named.values()):
+            asked_for = BYTES.decode(sequence.tokens[at - LABEL_LETTERS + 1 : at + 1])
+            know(sequence, state, 0, begin(asked_for.lower()))
+
+
+def know(sequence: Sequence, token: int, place: int, letters: list[int]) -> None:
+    """Note that a token should know a label. place: of `start.KNOWN`. letters: the first ones, as bytes."""
+    if len(letters) == LABEL_LETTERS:
+        sequence.labels.append((token, place, *letters))
+
+
+def begin(text: str) -> list[int]:
+    """The first letters of a label; none if some of them are not ASCII."""
+    return BYTES.encode(text[:LABEL_LETTERS]).ids if text[:LABEL_LETTERS].isascii() else []
 
 
 def labels(turn: Turn, first: Word, words: tuple[Word, ...]) -> list[list[Word]]:
@@ -298,9 +315,14 @@ def label_boxes(turn: Turn, first: Word) -> tuple[Box, ...]:
 
 def naming(question: str, label: list[Word]) -> int | None:
     """The byte of a question that ends the first letters of a label; None: the label is not named."""
-    text = " ".join(word.text for word in label).rstrip(":").lower()
+    text = spelled(label)
     at = question.lower().find(text)
     return None if at < 0 else len(question[:at].encode()) + min(LABEL_LETTERS, len(text.encode())) - 1
+
+
+def spelled(label: list[Word]) -> str:
+    """The text of a label, in small letters."""
+    return " ".join(word.text for word in label).rstrip(":").lower()
 
 
 def _covers(box: Box, word: Word) -> bool:
@@ -320,7 +342,7 @@ def together(
 ) -> Batch:
     batch = collate(sequences, pictures)
     batch["block"] = np.array(block, np.int64)
-    for name in ("points", "links", "asks"):
+    for name, width in (("points", 4), ("links", 4), ("asks", 4), ("labels", 3 + LABEL_LETTERS)):
         rows = [(row, *one) for row, sequence in enumerate(sequences) for one in getattr(sequence, name)]
-        batch[name] = np.array(rows, np.int64).reshape(-1, 4)
+        batch[name] = np.array(rows, np.int64).reshape(-1, width)
     return batch | {name: np.concatenate([one[name] for one in targets]) for name in targets[0]}

@@ -2,6 +2,7 @@
 
     python -m pages.letters --run runs/page --minutes 60
     python -m pages.letters --run runs/page --minutes 60 --resume
+    python -m pages.letters --run runs/page --minutes 60 --begun --keep
 
 The letters are given as visual tokens by `spelling`, as a tower that mostly reads well would give them. So
 the text layers learn to find and to copy while the tower still learns to read.
@@ -23,6 +24,7 @@ from pages.asked import WHOLE, add, ask, picture, seen, together
 from pages.config import tokenizer
 from pages.crops import Store, place
 from pages.glyphs import NOTHING
+from pages.kept import TEXT, begin, keep
 from pages.spelling import Reading, vectors
 from pages.start import build_in
 from pages.trainer import Settings, Trainer, answer_losses, produce
@@ -38,8 +40,9 @@ class Spelled(Reading):
         super().__init__()
         self.model["visual"].requires_grad_(False)
         known = vectors()
-        before_answer = Packer(tokenizer()).assistant[-3:][::-1]
-        build_in(self, known, known[before_answer])
+        packer = Packer(tokenizer())
+        before = [before[-3:][::-1] for before in (packer.assistant, packer.text('":"'))]
+        build_in(self, known, known[torch.tensor(before)])
 
     def visual(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         return self.spelling(batch["text"], batch["flag"], NOISE if self.training else 0.0), []
@@ -50,6 +53,7 @@ class LetterSettings(Settings):
     """The command-line options of a run: those of `pages.train`, of which `dense` and `parts` have no effect.
 
     whole: pixels of a step's whole pages, of which only tokens with letters and some others are given.
+    begun: begin with the text layers in the repository. keep: write the averaged weights there at the end.
     """
 
     threads: int = 1
@@ -57,6 +61,8 @@ class LetterSettings(Settings):
     small: int = 0
     whole: int = 0
     largest: int = 1_900_000
+    begun: bool = False
+    keep: bool = False
 
 
 def draw(rng: Random, packer: Packer, pages: Store, settings: LetterSettings) -> list[Batch]:
@@ -99,16 +105,18 @@ class Speller(Trainer):
 
     losses = staticmethod(answer_losses)
 
-    def begin(self) -> None:
-        """Start from the first weights."""
-
 
 def main() -> None:
     settings = options(__doc__, LetterSettings)
     torch.manual_seed(settings.seed)
-    speller = Speller(settings, Spelled())
+    model = Spelled()
+    if settings.begun:
+        begin(model, TEXT)
+    speller = Speller(settings, model)
     with Workers(produce, settings, speller.step, "letters", draw, False) as queue:
         speller.train(queue)
+    if settings.keep:
+        keep(speller, TEXT)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import torch
 import torch.multiprocessing as mp
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,6 +27,7 @@ from model import Fovea, patches
 from pages.config import PAGES, folder
 from pages.crops import Store, cut, fullest
 from pages.glyphs import PATCH, dense, glyphs
+from pages.kept import TOWER, begin, keep
 from pages.spelling import Reading, Spelling
 from pages.start import look_around
 from precision import autocast
@@ -39,8 +38,6 @@ SIZES = ((128, 512), (192, 384), (256, 256), (256, 384), (320, 320), (160, 640),
 PARTS = 3
 CLEAN = 1000
 """Steps until as many pictures are worn as in later trainings."""
-TOWER = Path(__file__).with_name("tower.safetensors")
-"""A tower that reads."""
 NOISE = 0.02
 """Variance below which a direction counts as noise, as a share of the mean."""
 LONGEST = 84
@@ -175,22 +172,11 @@ class Reader(Run):
             fixed = any(part in name for part in ("language_model", "deepstack", "patch_embed"))
             parameter.requires_grad_(not fixed)
         if settings.begun:
-            model.load_state_dict(
-                {name: value.float() for name, value in load_file(TOWER).items()}, strict=False
-            )
+            begin(model, TOWER)
         elif not settings.resume:
             look_around(model)
             whiten(model, Store(*(folder(name) for name in settings.pages.split(","))))
         super().__init__(settings, folder(settings.run), model)
-
-    def keep(self) -> None:
-        """Write the averaged weights to TOWER, in bfloat16."""
-        kept = {
-            name: average.to(torch.bfloat16)
-            for (name, parameter), average in zip(self.model.named_parameters(), self.averages, strict=True)
-            if parameter.requires_grad or "patch_embed" in name
-        }
-        save_file(kept, TOWER)
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
         """Flat visual tokens of the pictures."""
@@ -232,7 +218,7 @@ def main() -> None:
     with Workers(produce, settings, reader.step) as queue:
         reader.train(queue)
     if settings.keep:
-        reader.keep()
+        keep(reader, TOWER)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,18 @@ from torch.nn import functional as F
 from model import Fovea
 from pages.config import page_config, tokenizer
 from pages.glyphs import CHARACTERS, CLASSES, END, FLAGS, NOTHING, NUMBER, OTHER, REACH
-from pages.start import CODE, CONSTANT, FLAGS_AT, LETTER, PICTURE, SLOTS, codes
+from pages.start import (
+    CODE,
+    CONSTANT,
+    FLAGS_AT,
+    KNOWN,
+    KNOWN_LETTER,
+    LABEL_LETTERS,
+    LETTER,
+    PICTURE,
+    SLOTS,
+    codes,
+)
 
 CLOSE, CLOSE_FLAG = 0.5, 1.5
 """Factors that turn squared distances from vectors into logits: for letters, and for flags."""
@@ -28,10 +39,12 @@ def vectors() -> Tensor:
 class Spelling(nn.Module):
     """The vectors of letters and flags. They never change.
 
+    known: of each byte and special token, (vocabulary, CODE).
     letters: of each class, (CLASSES, CODE). flags: of each class, (FLAGS, FLAGS - 1).
     rest: whether a dimension of a token belongs to neither, (hidden,).
     """
 
+    known: Tensor
     letters: Tensor
     flags: Tensor
     base: Tensor
@@ -43,6 +56,7 @@ class Spelling(nn.Module):
         token = {NUMBER[letter]: made.encode(letter).ids[-1] for letter in CHARACTERS}
         token |= {END: made.token_to_id("<|im_end|>"), OTHER: made.encode("\u00e9").ids[-1]}
         known = vectors()
+        self.register_buffer("known", known)
         letters = torch.zeros(CLASSES, CODE)
         for number, index in token.items():
             letters[number] = LETTER * known[index]
@@ -81,6 +95,16 @@ class Spelling(nn.Module):
         text = visual[:, TEXT_PLACES].unflatten(1, (4, REACH, CODE))
         flag = visual[:, FLAG_PLACES].unflatten(1, (4, FLAGS - 1))
         return closeness(text, self.letters, CLOSE), closeness(flag, self.flags, CLOSE_FLAG)
+
+    def label_logits(self, states: Tensor, places: Tensor) -> Tensor:
+        """How close the letters of labels in `states`, (n, hidden), are to each token's vector, without case:
+        (n, LABEL_LETTERS, vocabulary). places: numbers of `start.KNOWN`, (n,)."""
+        starts = torch.tensor(KNOWN, device=states.device)[places]
+        within = torch.arange(LABEL_LETTERS * CODE, device=states.device)
+        letters = states.float().gather(1, starts[:, None] + within).unflatten(1, (LABEL_LETTERS, CODE))
+        letters = letters[..., :-1] * (LETTER / KNOWN_LETTER)
+        capital = self.known[:, -1] < 0
+        return closeness(letters, LETTER * self.known[:, :-1], CLOSE).masked_fill(capital, float("-inf"))
 
     def silence(self, visual: Tensor) -> Tensor:
         """The mean square of what visual tokens hold where nothing belongs."""

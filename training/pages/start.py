@@ -44,6 +44,10 @@ LABEL, LABEL_LETTERS = NEXT + CODE, 3
 LABELS = (MEMORY[0], MEMORY[3])
 """In a visual token: the labels of what stands in its upper two patches, and in its lower two. What bytes
 hold there does not resemble a label."""
+KNOWN = (LABEL, *LABELS)
+"""Where tokens know the letters of a label: bytes, and the two halves of visual tokens."""
+KNOWN_LETTER = 8.0
+"""Length of each of them."""
 ASCII = range(ord("a"), ord("z") + 1)
 CASE = 0.5
 """How far letters that differ only in case are apart: half of it."""
@@ -62,7 +66,7 @@ AROUND = (
     ((0, 1), (0, 2), (0, 3), (0, -1)),
 )
 """Of the heads of the tower's layers, in turn: how many patches down and across they look."""
-LEFT, UP, RUN = 6, 6, 3.0
+LEFT, UP, RUN = 6, 10, 3.0
 """How many tokens a label mostly is to the left of its value or above it, and the weight of its being the
 begin of a run of words."""
 NEAR = 7.0
@@ -196,7 +200,8 @@ def point(attention: TextAttention, starting: Tensor) -> None:
     Each is for the words that begin in one of the four patches of a token. A word whose label is the one that
     was asked for attracts them most.
 
-    starting: vectors of the last three bytes before an answer, the latest first, (3, CODE).
+    starting: vectors of the last three bytes before an answer, the latest first, (n, 3, CODE): before a text,
+        and before a value of a JSON answer.
     """
     size = attention.size
     nowhere, *content = slowest(size)
@@ -204,7 +209,7 @@ def point(attention: TextAttention, starting: Tensor) -> None:
         rows = slice(group * size, (group + 1) * size)
         key, value = attention.k_proj.weight[rows].mul_(0.05), attention.v_proj.weight[rows].mul_(0.2)
         key[nowhere, TEXT] = 1.0
-        _compare_labels(key, content[2:], LABELS[group], 0.4)
+        _compare_labels(key, content[2:], LABELS[group], 0.6)
         for number, patch in enumerate((2 * group, 2 * group + 1)):
             word = FLAGS_AT + 3 * patch + 1
             key[content[number], word], key[content[number], word + 1] = 1.5, 3.0
@@ -215,8 +220,8 @@ def point(attention: TextAttention, starting: Tensor) -> None:
             columns = slice(head * size, (head + 1) * size)
             query = attention.q_proj.weight[columns].mul_(0.05)
             query[nowhere, TEXT] = 1.0
-            _compare_labels(query, content[2:], LABEL, 0.2)
-            for at, vector in zip(MEMORY, starting, strict=False):
+            _compare_labels(query, content[2:], LABEL, 0.5)
+            for at, vector in zip(MEMORY, starting.sum(0), strict=False):
                 query[content[number], at : at + CODE] = vector / 2
             output = attention.o_proj.weight[:, columns]
             output[:, : 3 * CODE] = 0
@@ -268,7 +273,7 @@ def _look_for_labels(text: Text, attention: TextAttention) -> None:
     """Let a value look at runs of words that begin to the left of it and above it."""
     size = attention.size
     key = attention.k_proj.weight[:size].mul_(0.05)
-    along, across, far_along, far_across = (2, 5), (1, 4), (8, 11), (7, 10)
+    along, across, far_along, far_across = (2, 5), (1, 4), (8, 11), (10, 13)
     key[:, PICTURE] = sum(turned(text, pair, 0) for pair in (*along, *across, *far_along, *far_across))
     *begins, nowhere = slowest(size)[:3]  # for runs in upper and in lower patches, and for text
     key[nowhere, TEXT] = RUN

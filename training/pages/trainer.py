@@ -24,7 +24,7 @@ from pages.asked import line_batch, small_batch
 from pages.config import PAGES, folder, tokenizer
 from pages.crops import Store
 from pages.held_out import held_out_batches
-from pages.spelling import Reading
+from pages.spelling import Reading, Spelling
 from pages.start import LABEL_LAYER, POINTERS
 from precision import autocast
 
@@ -38,7 +38,7 @@ class Settings(Schedule):
     small: pixels of a step's parts of pages; 0: none. parts: pixels of the largest page of which a step shows
         some tokens; 0: none. whole: pixels of a step's whole pages; 0: none.
     largest: pixels of the largest whole page. asked: questions about each picture.
-    dense: weight of what the tower reads. looking: weight of where heads look.
+    dense: weight of what the tower reads. looking: weight of where heads look. knowing: of labels.
     eval_minutes: between evaluations.
     """
 
@@ -55,6 +55,7 @@ class Settings(Schedule):
     asked: int = 10
     dense: float = 0.3
     looking: float = 0.5
+    knowing: float = 0.1
     average: float = 0.99
     eval_minutes: float = 10.0
 
@@ -87,7 +88,7 @@ def produce(
         step += settings.workers
 
 
-def answer_losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def answer_losses(model: Reading, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The mean losses of the tokens of answers, and of heads that should look at a certain place."""
     visual, features = model.visual(batch)
     return text_losses(model, batch, visual, features)
@@ -100,17 +101,30 @@ def losses(model: Reading, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def text_losses(
-    model: Fovea, batch: dict[str, Tensor], visual: Tensor, features: list[Tensor]
+    model: Reading, batch: dict[str, Tensor], visual: Tensor, features: list[Tensor]
 ) -> dict[str, Tensor]:
     states = model.states(batch, visual, features)
     at_row, at_column, token, _ = batch["targets"].unbind(1)
     values = {"answer": F.cross_entropy(model.logits(states.last[at_row, at_column]), token)}
     text = model.model["language_model"]
+    if len(batch.get("labels", ())):
+        values["labels"] = label_loss(model.spelling, states.inputs[-1], batch["labels"])
     return values | {
         name: looking_loss(text, states.inputs, layer, batch, batch[name], alone=name == "points")
         for name, layer in LOOKING.items()
         if len(batch.get(name, ()))
     }
+
+
+def label_loss(spelling: Spelling, states: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of what tokens know of labels before the last layer compares it.
+
+    Without it, training gives up the language that labels are compared in before it is of use.
+
+    labels: (n, 3 + LABEL_LETTERS): sequence, token, number of `start.KNOWN`, letters.
+    """
+    logits = spelling.label_logits(states[labels[:, 0], labels[:, 1]], labels[:, 2])
+    return F.cross_entropy(logits.flatten(0, 1), labels[:, 3:].flatten())
 
 
 def looking_loss(
@@ -137,7 +151,7 @@ def _looking(
     attention = block.self_attn
     _, state, target, head = looks.unbind(1)
     prefix = int(batch["prefix"])
-    end = len(states) if bool((target >= prefix).any()) else prefix
+    end = len(states) if bool((state >= prefix).any()) else prefix
     cos, sin = (one[0, 0] for one in text.rope(batch["positions"][:, row : row + 1]))
     normed = block.input_layernorm(states)
     query = attention.q_proj(normed[state]).unflatten(-1, (attention.heads, -1))
@@ -167,6 +181,9 @@ def _looking(
 LOOKING = {"points": -1, "links": LABEL_LAYER, "asks": LABEL_LAYER}
 """The layers with heads that are told where to look: from the start of an answer to where it stands, from a
 value to its label, and from the start of an answer to what names the label in the question."""
+COMPARED = 200
+"""Steps until answers are told at full weight where they stand: labels must be known before they can be
+compared, or the comparison is given up."""
 OTHERS = 0.1
 """Weight of the pointers that should not look."""
 
@@ -193,7 +210,9 @@ class Trainer(Run):
             batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
             with autocast(self.device.type):
                 values = self.losses(self.model, batch)
-            factors = {"answer": 1.0, **dict.fromkeys(LOOKING, self.settings.looking)}
+            factors = {"answer": 1.0, "labels": self.settings.knowing}
+            factors |= dict.fromkeys(LOOKING, self.settings.looking)
+            factors["points"] *= min(1.0, self.step / COMPARED)
             total = sum(value * factors.get(name, self.settings.dense) for name, value in values.items())
             (total * (weight / sum(weights))).backward()
             for name, value in values.items():
