@@ -1,4 +1,4 @@
-"""What the training loops share: attention over packed questions, number formats, and kept weights."""
+"""Parts that the training loops share: attention over packed questions, number formats, and kept weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 def test_packed_questions_attend_to_the_prefix_and_to_themselves(training: SimpleNamespace) -> None:
-    """The same as masked attention over the whole sequence, with two questions in the first block."""
+    """It equals masked attention over the whole sequence, with two questions in the first block."""
     generator = torch.Generator().manual_seed(1)
     prefix, number, block, heads, groups = 5, 2, 4, 4, 2
     length = prefix + number * block

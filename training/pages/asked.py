@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 
 from dense import Dense
-from fovea.evaluation.documents import questions
+from fovea.evaluation.documents import fields, questions
 from fovea.evaluation.documents.page import Box, Page, Word
 from fovea.evaluation.documents.scan import Affine, moved, moved_box
 from fovea.evaluation.scenes.sample import Turn
@@ -264,31 +264,54 @@ def look(
             continue
         state = indices[len(turn.answer[:start].encode())] - 1
         sequence.points.append((state, *there))
-        named: dict[int, int] = {}
-        if key is not None:
-            named[NAMED] = indices[len(turn.answer[:key].encode())] + LABEL_LETTERS - 1
-        for run in labels(turn, first, words):
+        runs = labels(turn, first, words)
+        for run in runs:
             label = token(run[0])
-            beside = abs(run[0].middle - first.middle) < (first.box[3] - first.box[1]) / 2
-            head = BESIDE[there[1] // 2] if beside else ABOVE
             if label and label[0] < there[0] and (key is None or not run[0].at):
+                head = BESIDE[there[1] // 2] if beside(run[0], first) else ABOVE
                 sequence.links.append((there[0], label[0], head))
                 know(sequence, there[0], 1 + there[1] // 2, begin(spelled(run)))
-            if key is None and (at := naming(turn.question, run)) is not None:
-                named.setdefault(NAMED if beside else ALSO_NAMED, asked + at)
+        if runs:  # nobody could tell it from the value alone
+            know(sequence, there[0], 1 + there[1] // 2, begin(meaning(first)))
+        if key is None:
+            named = {head: asked + at for head, at in in_question(turn.question, first, runs).items()}
+        else:
+            named = {NAMED: indices[len(turn.answer[:key].encode())] + LABEL_LETTERS - 1}
         if len(named) == 1:
             named = dict.fromkeys((NAMED, ALSO_NAMED), *named.values())
         later = [byte for byte in LATER if byte < len(value.encode())]
         sequence.asks += [(state + byte, at, head) for byte in later for head, at in named.items()]
-        for at in set(named.values()):
+        for at in named.values():
             asked_for = BYTES.decode(sequence.tokens[at - LABEL_LETTERS + 1 : at + 1])
             know(sequence, state, 0, begin(asked_for.lower()))
 
 
+def in_question(question: str, first: Word, runs: list[list[Word]]) -> dict[int, int]:
+    """The bytes of a question that name a value's labels or its meaning, by the head that looks there."""
+    named: dict[int, int] = {}
+    for run in runs:
+        if (at := named_at(question, spelled(run))) is not None:
+            named.setdefault(NAMED if beside(run[0], first) else ALSO_NAMED, at)
+    if not named and meaning(first) and (at := named_at(question, meaning(first))) is not None:
+        named[NAMED] = at
+    return named
+
+
+def beside(label: Word, value: Word) -> bool:
+    """Whether a label is in the line of its value."""
+    return abs(label.middle - value.middle) < (value.box[3] - value.box[1]) / 2
+
+
+def meaning(value: Word) -> str:
+    """The name of a field, in small letters, of which this is the value; "" if it is none."""
+    return fields.name_of(value.at.removeprefix("field:")).lower() if value.at.startswith("field:") else ""
+
+
 def know(sequence: Sequence, token: int, place: int, letters: list[int]) -> None:
     """Note that a token should know a label. place: of `start.KNOWN`. letters: the first ones, as bytes."""
-    if len(letters) == LABEL_LETTERS:
-        sequence.labels.append((token, place, *letters))
+    row = (token, place, *letters)
+    if len(letters) == LABEL_LETTERS and row not in sequence.labels:
+        sequence.labels.append(row)
 
 
 def begin(text: str) -> list[int]:
@@ -313,11 +336,10 @@ def label_boxes(turn: Turn, first: Word) -> tuple[Box, ...]:
     return turn.focus[own + 1 : own + 2]
 
 
-def naming(question: str, label: list[Word]) -> int | None:
+def named_at(question: str, label: str) -> int | None:
     """The byte of a question that ends the first letters of a label; None: the label is not named."""
-    text = spelled(label)
-    at = question.lower().find(text)
-    return None if at < 0 else len(question[:at].encode()) + min(LABEL_LETTERS, len(text.encode())) - 1
+    at = question.lower().find(label)
+    return None if at < 0 else len(question[:at].encode()) + min(LABEL_LETTERS, len(label.encode())) - 1
 
 
 def spelled(label: list[Word]) -> str:

@@ -313,8 +313,10 @@ def slowest(size: int) -> list[int]:
 
 
 def turned(text: Text, pair: int, offset: int) -> Tensor:
-    """What one pair of dimensions adds to `back`: of every three pairs, one counts tokens of text, one rows
-    of the picture and one columns."""
+    """One pair of dimensions of `back`.
+
+    Of every three pairs, one counts tokens of text, one rows of the picture and one columns.
+    """
     size = text.config["head_dim"]
     angle = -offset * text.config["rope_parameters"]["rope_theta"] ** (-2 * pair / size)
     query = torch.zeros(size)
