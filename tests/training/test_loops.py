@@ -60,3 +60,13 @@ def test_a_kept_part_is_begun_with_again(
         is_tower = ".visual." in name and "deepstack" not in name
         assert bool((one == 0.5).all()) == is_tower, name
         assert is_tower or torch.equal(one, before[name])
+
+
+def test_an_answer_is_right_if_all_of_its_tokens_are(training: SimpleNamespace) -> None:
+    """Two turns of two tokens each, one of them with a wrong second token; counted by kind of question."""
+    held_out = importlib.import_module("pages.held_out")
+    states = F.one_hot(torch.tensor([[4, 5, 6, 0]]), 8).float()
+    model: Any = SimpleNamespace(hidden=lambda _: (states, None, None), logits=lambda rows: rows)
+    targets = torch.tensor([(0, 0, 4, 1), (0, 1, 5, 1), (0, 2, 6, 2), (0, 3, 7, 2)])
+    pages = [held_out.HeldOut({"targets": targets.numpy()}, {1: "field", 2: "cell"})]
+    assert held_out.exact(model, pages, torch.device("cpu")) == {"field": 1.0, "cell": 0.0}

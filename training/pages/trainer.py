@@ -15,7 +15,6 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn import functional as F
 
-from evaluate import exact_match
 from loop import Run, Schedule, tensors
 from model import Fovea, Text, rotate
 from packing import Batch, Packer
@@ -23,7 +22,7 @@ from pages import read
 from pages.asked import line_batch, small_batch
 from pages.config import PAGES, folder, tokenizer
 from pages.crops import Store
-from pages.held_out import held_out_batches
+from pages.held_out import HeldOut, exact, held_out_pages
 from pages.spelling import Reading, Spelling
 from pages.start import LABEL_LAYER, POINTERS
 from precision import autocast
@@ -220,19 +219,21 @@ class Trainer(Run):
             self.questions += len(batch["targets"][:, [0, 3]].unique(dim=0))
         self.apply()
 
-    def evaluate(self, batches: dict[str, list[Batch]]) -> dict[str, float]:
+    def evaluate(self, pages: list[HeldOut]) -> dict[str, float]:
         """The exact match of the averaged weights by kind. Afterwards the model has its own weights again."""
         originals = [p.detach().clone() for p in self.model.parameters()]
+        self.model.eval()
         with torch.no_grad():
             for parameter, value in zip(self.model.parameters(), self.averages, strict=True):
                 parameter.copy_(value)
-            scores = {kind: exact_match(self.model, some, self.device) for kind, some in batches.items()}
+            scores = exact(self.model, pages, self.device)
             for parameter, value in zip(self.model.parameters(), originals, strict=True):
                 parameter.copy_(value)
+        self.model.train()
         return scores
 
     def train(self, queue: mp.Queue) -> None:
-        batches = held_out_batches(self.packer)
+        pages = held_out_pages(self.packer)
         next_eval, since, mark = 60 * self.settings.eval_minutes, time.time(), self.step
         while self.goes_on:
             self.update(queue.get())
@@ -246,8 +247,8 @@ class Trainer(Run):
                 self.save()
             if self.clock.seconds > next_eval:
                 next_eval = self.clock.seconds + 60 * self.settings.eval_minutes
-                self.log(exact=self.evaluate(batches))
+                self.log(exact=self.evaluate(pages))
                 self.save()
                 since, mark = time.time(), self.step
-        self.log(exact=self.evaluate(batches), end=True)
+        self.log(exact=self.evaluate(pages), end=True)
         self.save()
