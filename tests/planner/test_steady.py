@@ -26,8 +26,9 @@ COSTS = Path(__file__).parents[2] / "benchmarks" / "costs"
 TINY = CostModel.load(COSTS / "fovea-tiny.json")
 QWEN = CostModel.load(COSTS / "qwen2.5-vl-0.5b.json")
 TEXT, LONG, IMAGE = Load(200, 100), Load(800, 200), Load(60, 60, (300,))
-SMALL = 0.02
-"""Chunks of prompts are whole tokens, so that curves have small steps."""
+SMALL, JUMP = 0.02, 0.05
+"""Chunks of prompts are whole tokens, so that curves have small steps. Batches
+are whole numbers, so that rates jump."""
 LOADS = st.builds(
     Load, st.integers(1, 900), st.integers(1, 300), st.sampled_from([(), (64,), (300,), (300, 64)])
 )
@@ -90,7 +91,8 @@ def test_little_holds_for_those_that_decode(
     rate = share * most_rate(cost, mix, 256)
     speed = open_load(cost, mix, rate, 256, percentile)
     assert speed is not None
-    assert speed.requests_per_s == pytest.approx(rate, rel=SMALL)
+    # Batches are whole numbers: where one more sequence changes the times, the rate jumps.
+    assert speed.requests_per_s == pytest.approx(rate, rel=JUMP)
     assert speed.batch == pytest.approx(speed.requests_per_s * mean_demand(mix).decodes * speed.itl_s)
     assert speed.ttft_p_s >= speed.ttft_s
     assert speed.itl_p_s >= speed.itl_s

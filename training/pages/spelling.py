@@ -56,19 +56,19 @@ class Spelling(nn.Module):
         token = {NUMBER[letter]: made.encode(letter).ids[-1] for letter in CHARACTERS}
         token |= {END: made.token_to_id("<|im_end|>"), OTHER: made.encode("\u00e9").ids[-1]}
         known = vectors()
-        self.register_buffer("known", known)
+        self.register_buffer("known", known, persistent=False)
         letters = torch.zeros(CLASSES, CODE)
         for number, index in token.items():
             letters[number] = LETTER * known[index]
-        self.register_buffer("letters", letters)
+        self.register_buffer("letters", letters, persistent=False)
         flags = torch.cat((torch.zeros(1, FLAGS - 1), torch.eye(FLAGS - 1)))
-        self.register_buffer("flags", LETTER / 2 * flags)
+        self.register_buffer("flags", LETTER / 2 * flags, persistent=False)
         base = torch.zeros(hidden)
         base[PICTURE] = CONSTANT
-        self.register_buffer("base", base)
+        self.register_buffer("base", base, persistent=False)
         rest = torch.ones(hidden, dtype=torch.bool)
         rest[TEXT_PLACES] = rest[FLAG_PLACES] = False
-        self.register_buffer("rest", rest)
+        self.register_buffer("rest", rest, persistent=False)
 
     def forward(self, text: Tensor, flag: Tensor, noise: float = 0.0) -> Tensor:
         """Visual tokens, (n, hidden).
