@@ -16,6 +16,7 @@ from fovea.evaluation.scenes.dataset import KINDS, TASK_KINDS, content
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.tools import TOOLS
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
+from loop import tensors
 from model import Fovea
 from packing import Batch, Packer, PromptMedia, collate, conversation
 from precision import autocast
@@ -85,10 +86,10 @@ def exact_match(model: Fovea, batches: list[Batch], device: torch.device) -> flo
 
 def matches(model: Fovea, batch: Batch, device: torch.device) -> dict[tuple[int, int], bool]:
     """Whether each token of an answer is the most likely one, by sequence and number of the turn in it."""
-    tensors = {key: torch.from_numpy(value).to(device) for key, value in batch.items()}
+    there = {name: value.to(device) for name, value in tensors(batch).items()}
     with torch.no_grad(), autocast(device.type):
-        states, _, _ = model.hidden(tensors)
-        row, column, token, group = tensors["targets"].unbind(1)
+        states, _, _ = model.hidden(there)
+        row, column, token, group = there["targets"].unbind(1)
         hits = model.logits(states[row, column]).argmax(-1) == token
     right: dict[tuple[int, int], bool] = {}
     for key, hit in zip(zip(row.tolist(), group.tolist(), strict=True), hits.tolist(), strict=True):

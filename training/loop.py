@@ -106,12 +106,8 @@ class Run:
         self.earlier = 0.0
         if settings.resume:
             self.load()
-        self.begin_clock()
+        self.clock, self.first_step = WorkClock(settings.threads, self.device), self.step
         self.running: dict[str, float] = {}
-
-    def begin_clock(self) -> None:
-        """Begin the schedule at this step."""
-        self.clock, self.first_step = WorkClock(self.settings.threads, self.device), self.step
 
     @property
     def checkpoint(self) -> Path:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from fovea.kernels.native.instruction_sets import has_bf16_units
+
 
 def fast(device: str) -> torch.dtype:
     """The format in which matrices are multiplied fastest. device: its type, "cpu" or "cuda".
 
     A CPU without instructions for bfloat16 takes almost three times as long with it as with float32.
     """
-    supported = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if device != "cpu" or supported else torch.float32
+    return torch.bfloat16 if device != "cpu" or has_bf16_units() else torch.float32
 
 
 def autocast(device: str) -> torch.autocast:

@@ -28,15 +28,14 @@ def test_packed_questions_attend_to_the_prefix_and_to_themselves(training: Simpl
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("bf16", "amx"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("units", [False, True])
 def test_bfloat16_is_used_where_the_processor_computes_in_it(
-    bf16: bool, amx: bool, training: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    units: bool, training: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU without it, a linear layer took 2.7 times as long in bfloat16 as in float32."""
     precision = importlib.import_module("precision")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    wanted = torch.bfloat16 if bf16 or amx else torch.float32
+    monkeypatch.setattr(precision, "has_bf16_units", lambda: units)
+    wanted = torch.bfloat16 if units else torch.float32
     assert precision.fast("cpu") == wanted
     assert precision.fast("cuda") == torch.bfloat16
     with precision.autocast("cpu"):

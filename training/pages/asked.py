@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -14,7 +15,6 @@ from fovea.evaluation.documents.page import Box, Page, Word
 from fovea.evaluation.documents.scan import Affine, moved, moved_box
 from fovea.evaluation.scenes.sample import Turn
 from packing import Batch, Packer, PromptMedia, Sequence, Size, branches, collate
-from pages.config import tokenizer
 from pages.crops import Store, cut, place
 from pages.glyphs import PATCH, dense, glyphs
 from pages.start import ABOVE, ALSO_NAMED, BESIDE, LABEL_LETTERS, NAMED
@@ -42,7 +42,6 @@ KEY = re.compile(r'[{,]"[^"]*":')
 """What precedes a value in a JSON answer."""
 VALUE = re.compile(r'"([^"]+)":"((?:[^"\\]|\\.)+)"')
 """A key of a JSON answer and its value, a string."""
-BYTES = tokenizer()
 TINY = ((128, 32), (192, 32), (256, 32), (192, 64), (256, 64), (320, 64), (384, 64), (256, 96), (320, 96))
 TINY_BLOCK = 96
 """Sizes of parts with few words, and the tokens of their blocks."""
@@ -167,27 +166,39 @@ def unbroken(rng: Random, page: Page, size: Size, tries: int = 10) -> Affine:
 
 def page_batch(rng: Random, packer: Packer, pages: Store, area: int, asked: int) -> Batch:
     """One whole page of at most `area` pixels, moved and tilted a little in a part of the cases."""
+
+    def move(page: Page, size: Size) -> Affine:
+        if rng.random() >= 0.4:
+            return WHOLE
+        if rng.random() < 0.5:
+            return place(rng, page, size)
+        return (1.0, 0.0, rng.uniform(-8, 8), 0.0, 1.0, rng.uniform(-8, 8))
+
+    page, size, affine, shown, turns = whole_page(rng, pages, area, asked, move)
+    pixels, target = picture(rng, pages, page, size, affine)
+    sequences: list[Sequence] = []
+    add(sequences, packer, turns, whole_media(size), shown.words)
+    return together(sequences, [pixels], [target])
+
+
+def whole_page(
+    rng: Random, pages: Store, area: int, asked: int, move: Callable[[Page, Size], Affine]
+) -> tuple[Page, Size, Affine, Page, list[Turn]]:
+    """A page of at most `area` pixels about which something can be asked.
+
+    Returns it, the size of its picture, how `move` moved it, what the picture shows, and the questions.
+    """
     while True:
         page = pages.page(rng)
         width, height = page.image.size
         if width * height > area:
             continue
         size = (width // 32 * 32, height // 32 * 32)
-        affine = WHOLE
-        if rng.random() < 0.4:
-            affine = (
-                place(rng, page, size)
-                if rng.random() < 0.5
-                else (1.0, 0.0, rng.uniform(-8, 8), 0.0, 1.0, rng.uniform(-8, 8))
-            )
+        affine = move(page, size)
         shown = seen(page, affine, size)
         turns = ask(rng, shown, asked)
-        if not turns:
-            continue
-        pixels, target = picture(rng, pages, page, size, affine)
-        sequences: list[Sequence] = []
-        add(sequences, packer, turns, whole_media(size), shown.words)
-        return together(sequences, [pixels], [target])
+        if turns:
+            return page, size, affine, shown, turns
 
 
 def whole_media(size: Size) -> PromptMedia:
@@ -223,7 +234,7 @@ def add(
             dictated |= {indices[at] for start, end in spans for at in range(start, end)}
         turn = sequence.turns[group]
         question_length = len(packer.text(turn.question)) + len(packer.assistant)
-        look(sequence, turn, indices, question_length, media, words)
+        look(sequence, packer, turn, indices, question_length, media, words)
     kept = [
         (index, group)
         for index, group in zip(sequence.target_indices, sequence.groups, strict=True)
@@ -235,6 +246,7 @@ def add(
 
 def look(
     sequence: Sequence,
+    packer: Packer,
     turn: Turn,
     indices: list[int],
     question_length: int,
@@ -270,9 +282,9 @@ def look(
             if label and label[0] < there[0] and (key is None or not run[0].at):
                 head = BESIDE[there[1] // 2] if beside(run[0], first) else ABOVE
                 sequence.links.append((there[0], label[0], head))
-                know(sequence, there[0], 1 + there[1] // 2, begin(spelled(run)))
+                know(sequence, there[0], 1 + there[1] // 2, first_letters(packer, spelled(run)))
         if runs:  # nobody could tell it from the value alone
-            know(sequence, there[0], 1 + there[1] // 2, begin(meaning(first)))
+            know(sequence, there[0], 1 + there[1] // 2, first_letters(packer, meaning(first)))
         if key is None:
             named = {head: asked + at for head, at in in_question(turn.question, first, runs).items()}
         else:
@@ -282,8 +294,8 @@ def look(
         later = [byte for byte in LATER if byte < len(value.encode())]
         sequence.asks += [(state + byte, at, head) for byte in later for head, at in named.items()]
         for at in named.values():
-            asked_for = BYTES.decode(sequence.tokens[at - LABEL_LETTERS + 1 : at + 1])
-            know(sequence, state, 0, begin(asked_for.lower()))
+            asked_for = packer.tokenizer.decode(sequence.tokens[at - LABEL_LETTERS + 1 : at + 1])
+            know(sequence, state, 0, first_letters(packer, asked_for.lower()))
 
 
 def in_question(question: str, first: Word, runs: list[list[Word]]) -> dict[int, int]:
@@ -314,9 +326,10 @@ def know(sequence: Sequence, token: int, place: int, letters: list[int]) -> None
         sequence.labels.append(row)
 
 
-def begin(text: str) -> list[int]:
-    """The first letters of a label; none if some of them are not ASCII."""
-    return BYTES.encode(text[:LABEL_LETTERS]).ids if text[:LABEL_LETTERS].isascii() else []
+def first_letters(packer: Packer, text: str) -> list[int]:
+    """The bytes of the first letters of a label; none if some of them are not ASCII."""
+    letters = text[:LABEL_LETTERS]
+    return packer.text(letters) if letters.isascii() else []
 
 
 def labels(turn: Turn, first: Word, words: tuple[Word, ...]) -> list[list[Word]]:

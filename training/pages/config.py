@@ -39,7 +39,8 @@ def page_config(made: Tokenizer) -> dict[str, Any]:
     }  # fmt: skip
     # As published. Most frequencies hardly turn within a page, so that letters are compared alike everywhere.
     config["text_config"]["rope_theta"] = config["text_config"]["rope_parameters"]["rope_theta"] = 5e6
-    config["text_config"]["rope_parameters"]["mrope_section"] = [24, 20, 20]
+    for name in ("rope_parameters", "rope_scaling"):
+        config["text_config"][name]["mrope_section"] = [24, 20, 20]
     config["vision_config"] |= {
         "depth": 6, "hidden_size": 256, "intermediate_size": 1024, "num_heads": 4, "out_hidden_size": 384,
         "deepstack_visual_indexes": [2, 4],

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fovea.evaluation.documents.page import Page
+from fovea.evaluation.documents.scan import Affine
 from loop import Workers, options
-from packing import Batch, Packer, PromptMedia, Sequence
-from pages.asked import WHOLE, add, ask, picture, seen, together
+from packing import Batch, Packer, PromptMedia, Sequence, Size
+from pages.asked import WHOLE, add, picture, together, whole_page
 from pages.config import tokenizer
 from pages.crops import Store, place
 from pages.glyphs import NOTHING
@@ -77,25 +78,19 @@ def draw(rng: Random, packer: Packer, pages: Store, settings: LetterSettings) ->
 
 def sparse_batch(rng: Random, packer: Packer, pages: Store, area: int, asked: int) -> tuple[Batch, int]:
     """One page of at most `area` pixels, of which only tokens with letters and a few others are given."""
-    while True:
-        page = pages.page(rng)
-        width, height = page.image.size
-        if width * height > area:
-            continue
-        size = (width // 32 * 32, height // 32 * 32)
-        affine = WHOLE if rng.random() < 0.5 else place(rng, page, size)
-        shown: Page = seen(page, affine, size)
-        turns = ask(rng, shown, asked)
-        if not turns:
-            continue
-        _, target = picture(rng, pages, page, size, affine)
-        chance = np.random.default_rng(rng.randrange(2**31)).random(len(target["text"]))
-        kept = (target["text"][:, :, 0] > NOTHING).any(1) | (chance < rng.random() ** 3)
-        places = tuple(divmod(int(index), size[0] // 32) for index in np.flatnonzero(kept))
-        sequences: list[Sequence] = []
-        add(sequences, packer, turns, PromptMedia((size[1] // 32, size[0] // 32), places=places), shown.words)
-        batch = together(sequences, [[]], [{name: values[kept] for name, values in target.items()}])
-        return batch, size[0] * size[1]
+
+    def move(page: Page, size: Size) -> Affine:
+        return WHOLE if rng.random() < 0.5 else place(rng, page, size)
+
+    page, size, affine, shown, turns = whole_page(rng, pages, area, asked, move)
+    _, target = picture(rng, pages, page, size, affine)
+    chance = np.random.default_rng(rng.randrange(2**31)).random(len(target["text"]))
+    kept = (target["text"][:, :, 0] > NOTHING).any(1) | (chance < rng.random() ** 3)
+    places = tuple(divmod(int(index), size[0] // 32) for index in np.flatnonzero(kept))
+    sequences: list[Sequence] = []
+    add(sequences, packer, turns, PromptMedia((size[1] // 32, size[0] // 32), places=places), shown.words)
+    batch = together(sequences, [[]], [{name: values[kept] for name, values in target.items()}])
+    return batch, size[0] * size[1]
 
 
 class Speller(Trainer):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from loop import Workers, options
 from packing import Batch, Packer
 from pages.asked import page_batch
-from pages.config import MODEL
+from pages.config import MODEL, folder
 from pages.crops import Store
 from pages.join import join
 from pages.parts import parts_batch
@@ -56,17 +56,23 @@ class Whole(Trainer):
         torch.manual_seed(settings.seed)
         model = Reading()
         model.model["visual"].patch_embed.requires_grad_(False)  # see `read.Reader`
+        seconds = 0.0 if settings.resume else begin(model, settings)
         super().__init__(settings, model)
+        if not settings.resume:
+            self.earlier = seconds
+            self.log()
 
-    def begin(self) -> None:
-        """Join the two parts that were taught apart, or go on with the bundled weights."""
-        if self.settings.bundled:
-            weights = load_file(MODEL / "model.safetensors")
-            self.model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
-        else:
-            self.earlier = join(self.model, self.folder)
-        self.averages = [p.detach().clone() for p in self.model.parameters()]
-        self.begin_clock()
+
+def begin(model: Reading, settings: WholeSettings) -> float:
+    """Join the two parts that were taught apart, or go on with the bundled weights.
+
+    Returns the seconds of work before.
+    """
+    if not settings.bundled:
+        return join(model, folder(settings.run))
+    weights = load_file(MODEL / "model.safetensors")
+    model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
+    return 0.0
 
 
 def main() -> None:

@@ -195,11 +195,6 @@ class Trainer(Run):
     def __init__(self, settings: Settings, model: Fovea) -> None:
         self.packer = Packer(tokenizer())
         super().__init__(settings, folder(settings.run), model)
-        if not settings.resume:
-            self.begin()
-
-    def begin(self) -> None:
-        """Make the first weights, when the run does not resume another."""
 
     def update(self, batches: list[dict[str, Tensor]]) -> None:
         """One step of the optimizer on several batches, each weighted by its number of answer tokens."""
