@@ -83,6 +83,9 @@ class Sequence:
     links: of values, the visual tokens of value and label, and a number for where the label is.
     asks: of answers, the state that predicts the first token, the token that names the label, and that
         number.
+    copies: of letters of answers, the number of the layer that copies the letter, the state that predicts it,
+        the visual token that it is read from, and the head.
+    places: tokens that should know a place, a number for which one, and the visual token that is there.
     labels: tokens that should know a label, a number for where in their state, and its first letters.
     next: position of the next text token.
     prefix: length of the prefix; 0 for a conversation.
@@ -99,6 +102,8 @@ class Sequence:
         self.points: list[tuple[int, int, int]] = []
         self.links: list[tuple[int, int, int]] = []
         self.asks: list[tuple[int, int, int]] = []
+        self.copies: list[tuple[int, int, int, int]] = []
+        self.places: list[tuple[int, int, int]] = []
         self.labels: list[tuple[int, ...]] = []
         self.next = 0
         self.prefix = 0

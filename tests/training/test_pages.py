@@ -25,7 +25,8 @@ WHOLE = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 @pytest.fixture(scope="module")
 def pages(training: SimpleNamespace) -> SimpleNamespace:
     """The modules of training/pages."""
-    names = ("asked", "config", "glyphs", "letters", "parts", "read", "spelling", "start", "trainer")
+    names = ("asked", "config", "glyphs", "heads", "letters", "looks", "parts", "read", "spelling", "start")
+    names += ("state", "tower_start", "trainer")
     modules = {name: importlib.import_module(f"pages.{name}") for name in names}
     packer = training.packing.Packer(modules["config"].tokenizer())
     return SimpleNamespace(**modules, packer=packer, model=training.model)
@@ -135,15 +136,55 @@ def test_an_answer_points_at_its_place_and_a_value_at_its_label(pages: SimpleNam
     assert sequence.tokens[state + 1 : state + 3] == pages.packer.text("12"), "the state before the answer"
     start = pages.start
     assert sequence.links == [(sequence.slots[1], sequence.slots[0], start.BESIDE[0])], "in the upper half"
-    [named] = {at for _, at, _ in sequence.asks}
-    assert pages.packer.tokenizer.decode(sequence.tokens[named - 2 : named + 1]) == "tot"
+    named, ended = sorted({at for _, at, _ in sequence.asks})
+    assert pages.packer.tokenizer.decode(sequence.tokens[named - 2 : ended + 1]) == "total?"
+    known = {register: (at, where) for at, register, where in sequence.places if register}
+    total = sequence.slots[0]
+    assert known == {1: (state, token), 2: (state, total), 3: (state, total), 5: (token, total)}
     letters = pages.packer.text("tot")
     assert sequence.labels == [(sequence.slots[1], 1, *letters), (state, 0, *letters)]
-    # Both heads look at the only label, before the first, second and fourth byte of the answer.
-    heads = (start.NAMED, start.ALSO_NAMED)
-    assert [(at - state, head) for at, _, head in sequence.asks] == [
-        (later, head) for later in (0, 1, 3) for head in heads
-    ]
+    # Both pairs of heads look at the only label, before the first, second and fourth byte of the answer.
+    looks = {(named, start.NAMED), (named, start.ALSO_NAMED)}
+    looks |= {(ended, start.NAMED_END), (ended, start.ALSO_NAMED_END)}
+    assert {(at - state, *look) for at, *look in sequence.asks} == {
+        (later, *look) for later in (0, 1, 3) for look in looks
+    }
+
+
+def test_each_letter_is_read_where_letters_before_it_are_seen(pages: SimpleNamespace) -> None:
+    """12 begins in the upper right patch of the second token, .5 and 0 in the upper ones of the third."""
+    sequences: list[Any] = []
+    turn = Turn("total?", "12.50", ("12.50",), (page().places["field:total"],))
+    pages.asked.add(sequences, pages.packer, [turn], pages.asked.whole_media((160, 64)), page().words)
+    [sequence] = sequences
+    [(state, *_)] = sequence.points
+    _, second, third, *_ = sequence.slots
+    assert {one for one in sequence.copies if one[2]} == {
+        (0, state + 1, second, 3),  # the first of three heads for this patch looks for "1"
+        (0, state + 2, second, 4),  # "12"
+        (0, state + 3, second, 5),  # "12."
+        (0, state + 3, third, 0),  # "."
+        (0, state + 4, third, 1),  # ".5"
+    }
+    empty = [one for one in sequence.copies if not one[2]]
+    assert {state for _, state, *_ in empty} == set(range(state + 1, state + 5))
+    assert all(
+        (layer, at, head) not in {(a, b, d) for a, b, c, d in sequence.copies if c}
+        for layer, at, _, head in empty
+    )
+    places = {(state + 2, 0, second), (state + 3, 0, third), (state + 4, 0, third), (state + 5, 0, third)}
+    assert {one for one in sequence.places if one[1] == 0} == places, "where the answer has come to"
+
+
+def test_a_copied_page_is_read_over_the_ends_of_its_lines(pages: SimpleNamespace) -> None:
+    """The end of a run of words is read nowhere, and what follows is not read from the run before."""
+    sequences: list[Any] = []
+    turn = pages.asked.copied(Random(1), page())
+    pages.asked.add(sequences, pages.packer, [turn], pages.asked.whole_media((160, 64)), page().words)
+    [sequence] = sequences
+    [(state, *_)] = sequence.points
+    read = {turn.answer[at - state] for _, at, token, _ in sequence.copies if token}
+    assert read == set("Total 12.50paidfar") - {"T", "p", "f"}
 
 
 def test_each_value_of_a_json_answer_points_at_its_place(pages: SimpleNamespace) -> None:
@@ -190,14 +231,14 @@ def test_the_heads_of_the_tower_begin_with_the_patches_around(pages: SimpleNames
     torch.manual_seed(1)
     config = pages.config.page_config(pages.packer.tokenizer)
     model = pages.model.Fovea(config, {})
-    pages.start.look_around(model)
+    pages.tower_start.look_around(model)
     vision = model.model["visual"]
     attention, size = vision.blocks[0].attn, 64
     cos, sin = vision.rope(8, 8, torch.device("cpu"))
     grid = torch.stack(torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij"), -1)
     at = pages.model.merge_order(grid, 8, 8)
     middle = int((at == torch.tensor((4, 4))).all(1).nonzero())
-    for head, offset in enumerate(pages.start.AROUND[0]):
+    for head, offset in enumerate(pages.tower_start.AROUND[0]):
         query, key = (
             attention.qkv.bias[part * 256 :][head * size :][:size].expand(64, -1) for part in (0, 1)
         )
@@ -233,13 +274,13 @@ def test_letters_that_differ_in_case_are_alike(pages: SimpleNamespace) -> None:
 
 def test_what_is_known_of_a_label_is_compared_without_its_case(pages: SimpleNamespace) -> None:
     """The loss is small if the letters are where they belong, and large if others are."""
-    spelling, start = pages.spelling.Spelling(384), pages.start
+    spelling, state = pages.spelling.Spelling(384), pages.state
     states = torch.zeros(1, 2, 384)
     right, wrong = (pages.packer.text(text) for text in ("tot", "dat"))
     for place, token in ((0, 0), (2, 1)):
-        letters = spelling.known[torch.tensor(pages.packer.text("Tot"))] * start.KNOWN_LETTER
-        at = start.KNOWN[place]
-        states[0, token, at : at + 3 * start.CODE] = letters.flatten()
+        letters = spelling.known[torch.tensor(pages.packer.text("Tot"))] * state.KNOWN_LETTER
+        at = state.KNOWN[place]
+        states[0, token, at : at + 3 * state.CODE] = letters.flatten()
     for letters, low, high in ((right, 0.0, 0.1), (wrong, 3.0, 9.0)):
         rows = torch.tensor([(0, 0, 0, *letters), (0, 1, 2, *letters)])
         assert low <= float(pages.trainer.label_loss(spelling, states, rows)) < high
@@ -273,6 +314,43 @@ def test_labels_are_looked_for_beside_and_above(pages: SimpleNamespace) -> None:
     for name, head in (("beside", start.BESIDE[0]), ("above", start.ABOVE)):
         found[name] = divmod(int((key[:, 0] @ query[value, head]).argmax()), columns)
     assert found == {"beside": (4, 3), "above": (0, 8)}
+
+
+def lines_of_text(pages: SimpleNamespace, lines: tuple[str, ...], turn: Turn) -> tuple[Any, dict[str, Any]]:
+    """The sequence and the batch of a question about lines of text, two rows of tokens apart."""
+    words = []
+    for number, line in enumerate(lines):
+        x = 8.0
+        for text in line.split():
+            words.append(word(text, x, 8.0 + 64 * number))
+            x += 8 * (len(text) + 1)
+    size = (320, 64 * len(lines))
+    sequences: list[Any] = []
+    pages.asked.add(sequences, pages.packer, [turn], pages.asked.whole_media(size))
+    target = pages.glyphs.dense(pages.glyphs.glyphs(tuple(words)), WHOLE, size)
+    made = pages.asked.together(sequences, [[]], [target])
+    return sequences[0], {name: torch.from_numpy(np.asarray(value)) for name, value in made.items()}
+
+
+def test_bytes_find_where_their_letters_stand(pages: SimpleNamespace) -> None:
+    """Before any training: visual tokens know their rows, and the end of a word is found where it stands."""
+    torch.manual_seed(1)
+    model, state, start = pages.letters.Spelled().eval(), pages.state, pages.start
+    lines = ("grand stone house", "white stone mill", "large stone bridge", "clean stone tower")
+    sequence, batch = lines_of_text(pages, lines, Turn("mill? tower?", "yes", ("yes",)))
+    with torch.no_grad():
+        states = model.states(batch, *model.visual(batch))
+    places = states.inputs[start.MATCH_LAYER][0, batch["slots"]]
+    places = places[:, state.PLACE : state.PLACE + state.CIRCLES] - pages.heads.HALFWAY
+    rows = torch.arange(8).repeat_interleave(10)
+    angle = (rows + 1) * 0.786
+    circle = torch.stack((angle.cos(), angle.sin()), 1)
+    assert float((torch.nn.functional.normalize(places[:, :2], dim=1) * circle).sum(1).min()) > 0.9
+    found = states.inputs[start.LABEL_LAYER][0, :, state.FOUND : state.FOUND + state.CIRCLES]
+    text = [pages.packer.tokenizer.decode(sequence.tokens[: at + 1]) for at in range(len(sequence.tokens))]
+    ends = {end: next(at for at, seen in enumerate(text) if seen.endswith(end)) for end in ("mill", "tower")}
+    for name, row in (("mill", 2), ("tower", 6)):
+        assert int(rows[(places @ found[ends[name]]).argmax()]) == row
 
 
 def test_a_question_is_asked_only_if_its_evidence_is_kept(pages: SimpleNamespace) -> None:
@@ -317,7 +395,7 @@ def test_the_loss_of_a_look_is_that_of_the_attention(pages: SimpleNamespace) -> 
     """It is minus the logarithm of the weight that the layer's own attention gives to the target."""
     torch.manual_seed(1)
     model = pages.letters.Spelled().eval()
-    text, layer = model.model["language_model"], pages.start.LABEL_LAYER
+    text = model.model["language_model"]
     sequences: list[Any] = []
     boxes = (page().places["field:total"], (4.0, 4.0, 44.0, 24.0))
     turns = [Turn("total?", "12.50 €", ("12.50 €",), boxes), Turn("far?", "paid", ("paid",))]
@@ -338,8 +416,8 @@ def test_the_loss_of_a_look_is_that_of_the_attention(pages: SimpleNamespace) -> 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(pages.model, "attend", attended)
         states = model.states(batch, *model.visual(batch))
-        for name, alone in (("asks", False), ("links", False), ("points", True)):
-            looks = batch[name]
+        for name, layer in pages.trainer.LOOKING.items():
+            looks, alone = batch[name], name == "points"
             loss = pages.trainer.looking_loss(text, states.inputs, layer, batch, looks, alone=alone)
             _, state, at, head = looks.T
             if not alone:

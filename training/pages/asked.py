@@ -10,14 +10,15 @@ from random import Random
 import numpy as np
 
 from dense import Dense
-from fovea.evaluation.documents import fields, questions
-from fovea.evaluation.documents.page import Box, Page, Word
+from fovea.evaluation.documents import questions
+from fovea.evaluation.documents.page import Page, Word
 from fovea.evaluation.documents.scan import Affine, moved, moved_box
 from fovea.evaluation.scenes.sample import Turn
 from packing import Batch, Packer, PromptMedia, Sequence, Size, branches, collate
 from pages.crops import Store, cut, place
-from pages.glyphs import PATCH, dense, glyphs
-from pages.start import ABOVE, ALSO_NAMED, BESIDE, LABEL_LETTERS, NAMED
+from pages.glyphs import dense, glyphs
+from pages.looks import Looks
+from pages.state import LABEL_LETTERS
 
 WHOLE: Affine = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 """Shows a page as it is."""
@@ -35,13 +36,9 @@ WEIGHTS = {
     "absent": 0.8,
 }
 """How often each kind of question is chosen. An answer in JSON holds several values, and so teaches most."""
-LATER = (0, 1, 3)
-"""The bytes of a value that are to be written with a look at its label, where the question names it."""
 SMALL = ((320, 320), (384, 256), (512, 192), (256, 384), (448, 320), (448, 448), (576, 320))
 KEY = re.compile(r'[{,]"[^"]*":')
 """What precedes a value in a JSON answer."""
-VALUE = re.compile(r'"([^"]+)":"((?:[^"\\]|\\.)+)"')
-"""A key of a JSON answer and its value, a string."""
 TINY = ((128, 32), (192, 32), (256, 32), (192, 64), (256, 64), (320, 64), (384, 64), (256, 96), (320, 96))
 TINY_BLOCK = 96
 """Sizes of parts with few words, and the tokens of their blocks."""
@@ -233,8 +230,7 @@ def add(
             ]
             dictated |= {indices[at] for start, end in spans for at in range(start, end)}
         turn = sequence.turns[group]
-        question_length = len(packer.text(turn.question)) + len(packer.assistant)
-        look(sequence, packer, turn, indices, question_length, media, words)
+        Looks(sequence, packer, turn, indices, media).note(words)
     kept = [
         (index, group)
         for index, group in zip(sequence.target_indices, sequence.groups, strict=True)
@@ -244,140 +240,22 @@ def add(
     sequences.append(sequence)
 
 
-def look(
-    sequence: Sequence,
-    packer: Packer,
-    turn: Turn,
-    indices: list[int],
-    question_length: int,
-    media: PromptMedia,
-    words: tuple[Word, ...],
-) -> None:
-    """Note where an answer's values stand, their labels, and where the question names these.
-
-    indices: of the tokens of the answer, a byte each.
-    question_length: tokens from the start of the question to the answer.
-    """
-    columns, asked = media.grid[1], indices[0] - question_length
-    numbers = {place: number for number, place in enumerate(media.places)} if media.places else None
-
-    def token(word: Word) -> tuple[int, int] | None:
-        """The visual token in which a word begins, and the patch."""
-        column, row = int(word.starts[0] // PATCH), int(word.middle // PATCH)
-        place = row // 2, column // 2
-        number = place[0] * columns + place[1] if numbers is None else numbers.get(place)
-        return None if number is None else (sequence.slots[number], row % 2 * 2 + column % 2)
-
-    shown = [word for word in words if any(_covers(box, word) for box in turn.focus)]
-    for start, value, key in values(turn.answer):
-        first = next((word for word in shown if value.startswith(word.text) and word.text), None)
-        there = first and token(first)
-        if not first or not there:
-            continue
-        state = indices[len(turn.answer[:start].encode())] - 1
-        sequence.points.append((state, *there))
-        runs = labels(turn, first, words)
-        for run in runs:
-            label = token(run[0])
-            if label and label[0] < there[0] and (key is None or not run[0].at):
-                head = BESIDE[there[1] // 2] if beside(run[0], first) else ABOVE
-                sequence.links.append((there[0], label[0], head))
-                know(sequence, there[0], 1 + there[1] // 2, first_letters(packer, spelled(run)))
-        if runs:  # nobody could tell it from the value alone
-            know(sequence, there[0], 1 + there[1] // 2, first_letters(packer, meaning(first)))
-        if key is None:
-            named = {head: asked + at for head, at in in_question(turn.question, first, runs).items()}
-        else:
-            named = {NAMED: indices[len(turn.answer[:key].encode())] + LABEL_LETTERS - 1}
-        if len(named) == 1:
-            named = dict.fromkeys((NAMED, ALSO_NAMED), *named.values())
-        later = [byte for byte in LATER if byte < len(value.encode())]
-        sequence.asks += [(state + byte, at, head) for byte in later for head, at in named.items()]
-        for at in named.values():
-            asked_for = packer.tokenizer.decode(sequence.tokens[at - LABEL_LETTERS + 1 : at + 1])
-            know(sequence, state, 0, first_letters(packer, asked_for.lower()))
-
-
-def in_question(question: str, first: Word, runs: list[list[Word]]) -> dict[int, int]:
-    """The bytes of a question that name a value's labels or its meaning, by the head that looks there."""
-    named: dict[int, int] = {}
-    for run in runs:
-        if (at := named_at(question, spelled(run))) is not None:
-            named.setdefault(NAMED if beside(run[0], first) else ALSO_NAMED, at)
-    if not named and meaning(first) and (at := named_at(question, meaning(first))) is not None:
-        named[NAMED] = at
-    return named
-
-
-def beside(label: Word, value: Word) -> bool:
-    """Whether a label is in the line of its value."""
-    return abs(label.middle - value.middle) < (value.box[3] - value.box[1]) / 2
-
-
-def meaning(value: Word) -> str:
-    """The name of a field, in small letters, of which this is the value; "" if it is none."""
-    return fields.name_of(value.at.removeprefix("field:")).lower() if value.at.startswith("field:") else ""
-
-
-def know(sequence: Sequence, token: int, place: int, letters: list[int]) -> None:
-    """Note that a token should know a label. place: of `start.KNOWN`. letters: the first ones, as bytes."""
-    row = (token, place, *letters)
-    if len(letters) == LABEL_LETTERS and row not in sequence.labels:
-        sequence.labels.append(row)
-
-
-def first_letters(packer: Packer, text: str) -> list[int]:
-    """The bytes of the first letters of a label; none if some of them are not ASCII."""
-    letters = text[:LABEL_LETTERS]
-    return packer.text(letters) if letters.isascii() else []
-
-
-def labels(turn: Turn, first: Word, words: tuple[Word, ...]) -> list[list[Word]]:
-    """The words of each label of a value. first: the value's first word. words: all that are shown."""
-    runs = [[word for word in words if _covers(box, word)] for box in label_boxes(turn, first)]
-    return [run for run in runs if run and run[0] is not first]
-
-
-def label_boxes(turn: Turn, first: Word) -> tuple[Box, ...]:
-    """The boxes of a value's labels. first: the value's first word.
-
-    Of several values in one answer, each is followed by its label, if it has one.
-    """
-    if not turn.answer.startswith("{"):
-        return turn.focus
-    own = next(number for number, box in enumerate(turn.focus) if _covers(box, first))
-    return turn.focus[own + 1 : own + 2]
-
-
-def named_at(question: str, label: str) -> int | None:
-    """The byte of a question that ends the first letters of a label; None: the label is not named."""
-    at = question.lower().find(label)
-    return None if at < 0 else len(question[:at].encode()) + min(LABEL_LETTERS, len(label.encode())) - 1
-
-
-def spelled(label: list[Word]) -> str:
-    """The text of a label, in small letters."""
-    return " ".join(word.text for word in label).rstrip(":").lower()
-
-
-def _covers(box: Box, word: Word) -> bool:
-    x = (word.box[0] + word.box[2]) / 2
-    return box[0] - 1 <= x <= box[2] + 1 and box[1] <= word.middle <= box[3]
-
-
-def values(answer: str) -> list[tuple[int, str, int | None]]:
-    """Where each printed value of an answer begins, the value, and where the name of its key begins."""
-    if not answer.startswith("{"):
-        return [(0, answer, None)]
-    return [(found.start(2), found[2], found.start(1)) for found in VALUE.finditer(answer)]
-
-
 def together(
     sequences: list[Sequence], pictures: list[list[np.ndarray]], targets: list[Dense], block: int = BLOCK
 ) -> Batch:
     batch = collate(sequences, pictures)
     batch["block"] = np.array(block, np.int64)
-    for name, width in (("points", 4), ("links", 4), ("asks", 4), ("labels", 3 + LABEL_LETTERS)):
+    for name, width in (
+        ("points", 4),
+        ("links", 4),
+        ("asks", 4),
+        ("labels", 3 + LABEL_LETTERS),
+        ("places", 4),
+    ):
         rows = [(row, *one) for row, sequence in enumerate(sequences) for one in getattr(sequence, name)]
         batch[name] = np.array(rows, np.int64).reshape(-1, width)
+    copies = [(row, *one) for row, sequence in enumerate(sequences) for one in sequence.copies]
+    for layer in range(2):
+        some = [(row, *one) for row, at, *one in copies if at == layer]
+        batch[f"copies{layer}"] = np.array(some, np.int64).reshape(-1, 4)
     return batch | {name: np.concatenate([one[name] for one in targets]) for name in targets[0]}

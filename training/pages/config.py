@@ -1,4 +1,4 @@
-"""Paths and the configuration of fovea-page: a Qwen3-VL of 19 M parameters whose text is bytes."""
+"""Paths and the configuration of fovea-page: a Qwen3-VL of 25 M parameters whose text is bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def page_config(made: Tokenizer) -> dict[str, Any]:
     """The content of config.json."""
     config: dict[str, Any] = model_config(made)
     config["text_config"] |= {
-        "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6,
+        "hidden_size": 384, "intermediate_size": 768, "num_hidden_layers": 9, "num_attention_heads": 6,
         "head_dim": 128,
     }  # fmt: skip
     # As published. Most frequencies hardly turn within a page, so that letters are compared alike everywhere.

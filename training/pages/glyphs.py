@@ -47,7 +47,7 @@ def glyphs(words: tuple[Word, ...]) -> Glyphs:
     flags: list[int] = []
     before: Word | None = None
     for word in words:
-        joined = before is not None and _same_run(before, word)
+        joined = before is not None and same_run(before, word)
         if before is not None:
             codes.append(NUMBER[" "] if joined else END)
             points.append((before.box[2], before.middle))
@@ -63,7 +63,8 @@ def glyphs(words: tuple[Word, ...]) -> Glyphs:
     return Glyphs(np.array(codes, np.int64), np.array(points, np.float32), np.array(flags, np.int64))
 
 
-def _same_run(left: Word, right: Word) -> bool:
+def same_run(left: Word, right: Word) -> bool:
+    """Whether a word follows another one in a run of words."""
     height = left.box[3] - left.box[1]
     near = abs(left.middle - right.middle) < 0.3 * height
     return near and -0.3 * height < right.box[0] - left.box[2] < WIDEST_SPACE * height

@@ -30,6 +30,7 @@ def join(model: Fovea, run: Path) -> float:
     return seconds
 
 
+@torch.no_grad()
 def adopt(model: nn.Module, file: Path) -> float:
     """Load a run's averaged weights. Returns the seconds of work that they took."""
     state: dict[str, Any] = torch.load(file, map_location="cpu")

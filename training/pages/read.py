@@ -29,7 +29,7 @@ from pages.crops import Store, cut, fullest
 from pages.glyphs import PATCH, dense, glyphs
 from pages.kept import TOWER, begin, keep
 from pages.spelling import Reading, Spelling
-from pages.start import look_around
+from pages.tower_start import look_around
 from precision import autocast
 from train import dense_loss
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from model import Fovea
 from pages.config import page_config, tokenizer
 from pages.glyphs import CHARACTERS, CLASSES, END, FLAGS, NOTHING, NUMBER, OTHER, REACH
-from pages.start import (
+from pages.state import (
     CODE,
     CONSTANT,
     FLAGS_AT,

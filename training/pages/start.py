@@ -1,21 +1,19 @@
-"""First weights: heads of the tower that look around, and heads of the text layers that copy what was begun.
-
-The heads of the tower begin by looking at the patches around each one, as a convolution would; a letter
-mostly reaches over several patches.
+"""First weights of the text layers: heads that find what is asked for, and copy it from its place.
 
 To copy a text, a model must remember the bytes that it has just written, find the same ones in the picture,
-and write what follows them there. Layers that begin at random spend most of a short training on discovering
-this (source: induction heads, Olsson et al. 2022). Here it is built in, as a first guess that training
-changes freely:
+and write what follows them there (source: induction heads, Olsson et al. 2022). On a page, two or three bytes
+are found in many places: the model must also know where it is reading. Layers that begin at random spend most
+of a short training on discovering all this. Here it is built in, as a first guess that training changes
+freely. What each dimension of a state holds is told in `pages.state`.
 
-- a letter's vector, `codes`, is the same for text and picture. In a visual token, each letter that can be
-  read from it has a place of its own (`SLOTS`);
-- heads of the first layer remember the last four bytes, in the places `MEMORY`;
-- heads of the layers `COPY_LAYERS` compare these bytes with the letters of visual tokens, and pass on the
-  letter that follows to the place `NEXT`, which the output reads;
-- heads of `LABEL_LAYER` bring the first letters of a label to its value, and those of the label that a
-  question names to the start of the answer, both to the place `LABEL`;
-- heads of the last layer look for a word to begin with, by its label, and pass on its first letter.
+- heads of the first layer remember the last four bytes (`remember`);
+- visual tokens learn their row and column (`locate`);
+- bytes find where the letters that they end with stand on the page (`match`);
+- values learn the first letters of their labels, and where these stand (`associate`);
+- the start of an answer learns what the question names, and where that stands (`name`);
+- it looks for a word to begin with, whose label is the one that was asked for (`point`);
+- the bytes of an answer learn where it has come to (`follow`);
+- they compare the last bytes with the letters there, and write what follows (`copy`).
 """
 
 from __future__ import annotations
@@ -23,122 +21,129 @@ from __future__ import annotations
 import math
 
 import torch
-from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from model import Fovea, Text, TextAttention
 from pages.glyphs import REACH
-
-CODE = 15
-"""Size of a letter's vector."""
-TEXT, PICTURE = 0, 1
-"""Dimensions that are constant for bytes and for visual tokens."""
-FLAGS_AT = 2
-"""Where the flags of the patches begin (`glyphs.FLAGS`), of each patch all but the first."""
-SLOTS = [[16 + CODE * (REACH * patch + letter) for letter in range(REACH)] for patch in range(4)]
-"""Where the vector of each patch's letters begins in a visual token."""
-MEMORY = [16 + CODE * (4 * REACH + back) for back in range(4)]
-NEXT = MEMORY[-1] + CODE
-LABEL, LABEL_LETTERS = NEXT + CODE, 3
-"""The first letters of the label of a value, and of the label that a question names."""
-LABELS = (MEMORY[0], MEMORY[3])
-"""In a visual token: the labels of what stands in its upper two patches, and in its lower two. What bytes
-hold there does not resemble a label."""
-KNOWN = (LABEL, *LABELS)
-"""Where tokens know the letters of a label: bytes, and the two halves of visual tokens."""
-KNOWN_LETTER = 8.0
-"""Length of each of them."""
-ASCII = range(ord("a"), ord("z") + 1)
-CASE = 0.5
-"""How far letters that differ only in case are apart: half of it."""
-LABEL_LAYER, COPY_LAYERS = 2, (3, 4)
-"""The first of two layers that copy compares with the upper two patches of visual tokens."""
-BESIDE, ABOVE, NAMED, ALSO_NAMED = (0, 1), 2, 3, 4
-"""The heads of LABEL_LAYER that look at labels: from a value in the upper or lower half of a token to the one
-beside it, from a value to the one above it, and from an answer to one or two that the question names."""
-POINTERS = (0, 1, 3, 4)
-"""The heads of the last layer that look for words to begin with, in each patch of a token."""
-FAST, SLOW = 10, 19
-"""Pairs of dimensions that tell neighbours apart, and the first pair that hardly turns within a page."""
-AROUND = (
-    ((0, 1), (0, -1), (1, 0), (-1, 0)),
-    ((0, 1), (0, 2), (1, 0), (-1, 0)),
-    ((0, 1), (0, 2), (0, 3), (0, -1)),
+from pages.heads import back, compare_labels, empty, idle, slowest, speed, take_place, turned
+from pages.state import (
+    ALONG,
+    ALSO_NAMED_AT,
+    ANCHOR,
+    BEGUN,
+    BYTE,
+    CIRCLES,
+    CODE,
+    CONSTANT,
+    EXACT,
+    FLAGS_AT,
+    FOUND,
+    LABEL,
+    LABEL_AT,
+    LABEL_LETTERS,
+    LABELS,
+    LOUD,
+    MARK,
+    MEMORY,
+    NAMED_AT,
+    NEXT,
+    PICTURE,
+    PLACE,
+    QUOTED_AT,
+    READING,
+    SINK,
+    SLOTS,
+    SPOT,
+    TEXT,
 )
-"""Of the heads of the tower's layers, in turn: how many patches down and across they look."""
+
+PLACE_LAYER, MATCH_LAYER, LABEL_LAYER, NAME_LAYER, POINT_LAYER, FOLLOW_LAYER = range(1, 7)
+COPY_LAYERS = (7, 8)
+"""The first of two layers that copy compares with the upper two patches of visual tokens."""
+BESIDE, ABOVE, SMOOTH = (0, 1), 2, 3
+"""The heads of LABEL_LAYER. Those of visual tokens look at labels: from a value in the upper or lower half of
+a token to the one beside it, and from a value to the one above it. That of bytes looks at the last dozen."""
+NAMED, ALSO_NAMED, NAMED_END, ALSO_NAMED_END, QUOTED = 3, 4, 0, 1, 2
+"""The heads of NAME_LAYER that look from an answer at one or two names in the question: at the third letter,
+and at the byte after the last one; and at the end of what the question quotes."""
+POINTERS = (0, 1, 3, 4)
+"""The heads of POINT_LAYER that look for words to begin with, in each patch of a token."""
+UNSURE, SURE = 1.3, 1.6
+"""How much of the last letters must be found, to know the place and to copy: heads that find less look at the
+empty token."""
+ALIGNED = 0.2, 1.0, 2.0
+"""How much counts what follows one, two or three letters."""
+STEP = 0.5
+"""How much counts where the answer has come to."""
+ROWS, ROWS_SLOW, COLUMNS = 1, 10, 8
+"""The pairs of dimensions whose angles tell places: a row turns the first by 0.79, the second by 0.09, and a
+column the third by 0.15."""
+TIMES, LAST, STEPS = (6, 9, 12), (5.0, 0.15), (3.0, 0.3)
+"""Pairs of dimensions that count bytes; for the last dozen of bytes and for what was copied last, how many
+bytes back the middle lies, and how fast the weight falls from there."""
+REGISTERS = (
+    (COPY_LAYERS[0], ALONG),
+    (FOLLOW_LAYER, BEGUN),
+    (POINT_LAYER, NAMED_AT),
+    (POINT_LAYER, ALSO_NAMED_AT),
+    (POINT_LAYER, QUOTED_AT),
+    *((POINT_LAYER, at) for at in LABEL_AT),
+)
+"""The places that tokens are told to know: the layer that must find them there, and the first dimension."""
 LEFT, UP, RUN = 6, 10, 3.0
 """How many tokens a label mostly is to the left of its value or above it, and the weight of its being the
 begin of a run of words."""
-NEAR = 7.0
-"""Length of the biases in each pair of dimensions that is used. One patch gets most of a head's weight."""
 FIRM = 5.0
 """Factor of what norms or later layers undo: large weights outlast the first steps."""
-LOUD = 8.0
-"""What is built in is so much larger than what layers add in their first steps, which would drown it."""
-BYTE, LETTER, CONSTANT = 1.2 * LOUD, 0.5 * LOUD, 0.4 * LOUD
-"""Lengths of the vectors of a byte and of a letter, and the value of constant dimensions."""
-
-
-def codes(made: Tokenizer) -> Tensor:
-    """Unit vectors of all tokens, (vocabulary, CODE), that are far from each other.
-
-    Letters that differ only in case differ only in the last dimension: a question names a label in any case.
-    """
-    count = made.get_vocab_size()
-    lower = {made.encode(chr(letter)).ids[-1]: made.encode(chr(letter - 32)).ids[-1] for letter in ASCII}
-    rows = [number for number in range(count) if number not in lower.values()]
-    vectors = torch.zeros(count, CODE)
-    vectors[rows, :-1] = spread(len(rows), CODE - 1)
-    for small, large in lower.items():
-        vectors[small] *= math.sqrt(1 - CASE**2)
-        vectors[large] = vectors[small]
-        vectors[small, -1], vectors[large, -1] = CASE, -CASE
-    return vectors
-
-
-def spread(count: int, size: int) -> Tensor:
-    """Unit vectors, (count, size), that push each other apart."""
-    generator = torch.Generator().manual_seed(1)
-    points = torch.nn.functional.normalize(torch.randn(count, size, generator=generator), dim=1)
-    with torch.enable_grad():
-        points.requires_grad_()
-        for _ in range(200):
-            close = (12 * (points @ points.T).fill_diagonal_(-1)).exp().sum()
-            (gradient,) = torch.autograd.grad(close, points)
-            step = points - 0.05 * gradient / gradient.norm(dim=1).max()
-            points = torch.nn.functional.normalize(step, dim=1).detach().requires_grad_()
-    return points.detach()
 
 
 @torch.no_grad()
-def build_in(model: Fovea, vectors: Tensor, starting: Tensor) -> None:
+def build_in(model: Fovea, vectors: Tensor, starting: Tensor, marks: tuple[int, int]) -> None:
     """Set the first weights of the text layers in place.
 
     vectors: of all bytes and special tokens, (vocabulary, CODE), bytes by the number of their token.
     starting: see `point`.
+    marks: the tokens before a picture and at the begin of a message.
     """
     text: Text = model.model["language_model"]
     text.embed_tokens.weight.normal_(std=0.03)
+    text.embed_tokens.weight[marks[1]] = 0
+    text.embed_tokens.weight[:, EXACT] = 0
     text.embed_tokens.weight[:, TEXT] = CONSTANT
     text.embed_tokens.weight[: len(vectors), NEXT : NEXT + CODE] = BYTE * vectors
+    for dimension, token in zip((ANCHOR, SINK), marks, strict=True):
+        text.embed_tokens.weight[token, dimension] = MARK
     for layer in text.layers:
-        layer.self_attn.o_proj.weight.mul_(0.05)
-        layer.mlp.down_proj.weight.mul_(0.1)
-    remember(text)
+        layer.self_attn.o_proj.weight.zero_()  # the empty token must stay empty
+        layer.mlp.down_proj.weight.zero_()
+    remember(text, vectors[marks[1]])
+    locate(text)
+    match(text.layers[MATCH_LAYER].self_attn)
+    associate(text)
+    name(text.layers[NAME_LAYER].self_attn)
+    point(text.layers[POINT_LAYER].self_attn, starting)
+    follow(text)
     for index, layer in enumerate(COPY_LAYERS):
         for group in range(2):
             copy(text.layers[layer].self_attn, 2 * index + group, group)
-    associate(text)
-    point(text.layers[-1].self_attn, starting)
-    for layer in text.layers:  # norms follow, so this only makes the first weights last longer
-        layer.self_attn.q_proj.weight.mul_(FIRM)
-        layer.self_attn.k_proj.weight.mul_(FIRM)
+    for index, layer in enumerate(text.layers):  # norms follow, so this only drowns what is not built in
+        if index < LABEL_LAYER:
+            layer.self_attn.q_proj.weight.mul_(FIRM)
+            layer.self_attn.k_proj.weight.mul_(FIRM)
     text.norm.weight.fill_(1 / LOUD)  # the output has the weights of the embeddings
     text.norm.weight[NEXT : NEXT + CODE] = 1.5 / LOUD
 
 
-def remember(text: Text) -> None:
-    """Let heads of the first layer look 1, 2, 3 and 0 bytes back, and clear the place of the next byte."""
+def exact(text: Text) -> list[nn.Parameter]:
+    """Weights that are right from the start, and that training would only blur: of letters and of places."""
+    return [text.embed_tokens.weight, *text.layers[:LABEL_LAYER].parameters()]
+
+
+def remember(text: Text, begin: Tensor) -> None:
+    """Let heads of the first layer look 1, 2, 3 and 0 bytes back, and clear the place of the next byte.
+
+    begin: the vector of the begin of a message, (CODE,), which is not remembered.
+    """
     attention = text.layers[0].self_attn
     size = attention.size
     normal = math.sqrt(text.config["hidden_size"] / (BYTE**2 + CONSTANT**2))  # of a byte's embedding
@@ -149,10 +154,12 @@ def remember(text: Text) -> None:
         value = attention.v_proj.weight[rows]
         value[:CODE] = 0
         value[:CODE, NEXT : NEXT + CODE] = FIRM * torch.eye(CODE) / (normal * BYTE)
+        value[:CODE, SINK] = -value[:CODE, NEXT : NEXT + CODE] @ begin * (BYTE / MARK)
     for head, offset in enumerate((1, 2, 3, 0)):
         rows = slice(head * size, (head + 1) * size)
         query = attention.q_proj.weight[rows].mul_(0.02)
         query[:, TEXT] = back(text, offset)
+        query[:, SINK] = (2 * back(text, 0) - back(text, offset)) * CONSTANT / MARK
         output = attention.o_proj.weight[:, rows]
         output[:, :CODE] = 0
         at = MEMORY[offset]
@@ -163,16 +170,86 @@ def remember(text: Text) -> None:
     attention.k_norm.weight.fill_(2.5)
 
 
+def locate(text: Text) -> None:
+    """Let visual tokens learn their row and column from how far they are from the token before the picture.
+
+    A head's weight on that token, against the begin of the message, is the logistic function of the cosine of
+    an angle that grows with the distance (rotary embeddings): nearly the cosine itself.
+    """
+    attention = text.layers[PLACE_LAYER].self_attn
+    size = attention.size
+    other, begin = slowest(size)[:2]
+    for group in range(attention.kv_heads):
+        rows = slice(group * size, (group + 1) * size)
+        key, value = attention.k_proj.weight[rows].mul_(0.01), attention.v_proj.weight[rows].mul_(0.2)
+        key[other, TEXT] = key[other, PICTURE] = 1.0
+        key[:, ANCHOR] = sum(turned(text, pair, 0) for pair in (ROWS, ROWS_SLOW, COLUMNS))
+        key[begin, SINK] = 1.0
+        key[other, ANCHOR] = key[other, SINK] = -CONSTANT / MARK
+        value[0] = 0
+        value[0, ANCHOR] = FIRM
+    for head, (pair, quarter) in enumerate((pair, q) for pair in (ROWS, ROWS_SLOW, COLUMNS) for q in (0, 1)):
+        query = attention.q_proj.weight[head * size : (head + 1) * size].mul_(0.01)
+        query[:, PICTURE] = turned(text, pair, quarter * math.pi / 2 / speed(text, pair))
+        query[other, PICTURE] = -8.0
+        query[other, TEXT] = 8.0
+        query[other, SINK], query[begin, SINK] = -8.0 * CONSTANT / MARK, 8.0
+        output = attention.o_proj.weight[:, head * size : (head + 1) * size]
+        output[:, 0] = 0
+        output[PLACE + head, 0] = 1.2 / FIRM
+    attention.q_norm.weight.fill_(1.0)
+    attention.k_norm.weight.fill_(1.0)
+
+
+def match(attention: TextAttention) -> None:
+    """Let bytes find where the letters that they end with stand: two to four of them, without case.
+
+    The heads of the first group compare them with the upper patches of visual tokens, those of the second
+    with the lower ones. What is found in several places has little weight: the cosines cancel each other.
+    """
+    size, letters = attention.size, CODE - 1
+    nowhere, blank, *content = slowest(size)
+    blocks = [content[letters * number : letters * (number + 1)] for number in range(REACH)]
+    for group in range(attention.kv_heads):
+        rows = slice(group * size, (group + 1) * size)
+        key, value = attention.k_proj.weight[rows].mul_(0.05), attention.v_proj.weight[rows].mul_(0.2)
+        empty(key)
+        for patch in (2 * group, 2 * group + 1):
+            for block, at in zip(blocks, SLOTS[patch], strict=True):
+                key[block, at : at + letters] = torch.eye(letters)
+        value[:SPOT] = 0
+        take_place(value[:CIRCLES], FIRM)
+        value[CIRCLES, PICTURE] = FIRM * (0.3, -0.3)[group]
+        for head in range(3):
+            last = head + 1
+            columns = slice((3 * group + head) * size, (3 * group + head + 1) * size)
+            query = attention.q_proj.weight[columns].mul_(0.05)
+            for number in range(last + 1):
+                at = MEMORY[last - number]
+                query[blocks[number], at : at + letters] = torch.eye(letters)
+            query[nowhere, TEXT] = UNSURE * math.sqrt(last + 1)
+            idle(query, 4.0)
+            output = attention.o_proj.weight[:, columns]
+            output[:, :SPOT] = 0
+            gain = (0.5, 1.5, 3.0)[head] / FIRM
+            output[FOUND : FOUND + SPOT, :SPOT] = gain * torch.eye(SPOT)
+    attention.q_norm.weight.fill_(2.0)
+    attention.k_norm.weight.fill_(2.0)
+
+
 def copy(attention: TextAttention, patch: int, group: int) -> None:
-    """Let the heads of a group compare the last bytes with a patch's letters, each at another alignment."""
+    """Let the heads of a group compare the last bytes with a patch's letters, each at another alignment.
+
+    Of patches with the same letters, the one counts that is near to where the answer has come to.
+    """
     size, heads = attention.size, attention.heads // attention.kv_heads
-    nowhere, *content = slowest(size)
+    nowhere, blank, *content = slowest(size)
     blocks = [content[CODE * number : CODE * (number + 1)] for number in range(REACH - 1)]
-    labels = content[CODE * len(blocks) :]
+    spot = content[CODE * len(blocks) :][:CIRCLES]
     rows = slice(group * size, (group + 1) * size)
     key, value = attention.k_proj.weight[rows].mul_(0.05), attention.v_proj.weight[rows].mul_(0.2)
-    key[nowhere, TEXT] = 4.0
-    _compare_labels(key, labels, LABELS[patch // 2], 0.3)
+    empty(key)
+    key[spot] = take_place(key[spot], 1.0)
     for number, block in enumerate(blocks):
         at, after = SLOTS[patch][number], SLOTS[patch][number + 1]
         key[block, at : at + CODE] = torch.eye(CODE)
@@ -184,14 +261,17 @@ def copy(attention: TextAttention, patch: int, group: int) -> None:
         for number in range(last + 1):
             at = MEMORY[last - number]
             query[blocks[number], at : at + CODE] = torch.eye(CODE)
-        _compare_labels(query, labels, LABEL, 0.2)
-        query[nowhere, TEXT] = math.sqrt(last + 1)
+        query[spot, ALONG : ALONG + CIRCLES] = torch.eye(CIRCLES)
+        query[nowhere, TEXT] = SURE * math.sqrt(last + 1)
+        query[nowhere, ALONG + CIRCLES] = -0.3 if patch < 2 else 0.3
+        idle(query, 4.0)
         output = attention.o_proj.weight[:, columns]
         output[:, : 3 * CODE] = 0
-        gain = LOUD / FIRM * (0.2, 1.0, 2.0)[last]
+        gain = LOUD / FIRM * ALIGNED[last]
         output[NEXT : NEXT + CODE, CODE * last : CODE * (last + 1)] = gain * torch.eye(CODE)
     attention.q_norm.weight.fill_(2.0)
     attention.k_norm.weight.fill_(2.0)
+    _sharpen(attention, spot, (2.0, 1.0, 1.5))
 
 
 def point(attention: TextAttention, starting: Tensor) -> None:
@@ -204,12 +284,20 @@ def point(attention: TextAttention, starting: Tensor) -> None:
         and before a value of a JSON answer.
     """
     size = attention.size
-    nowhere, *content = slowest(size)
+    nowhere, _, *content = slowest(size)
     for group in range(attention.kv_heads):
         rows = slice(group * size, (group + 1) * size)
         key, value = attention.k_proj.weight[rows].mul_(0.05), attention.v_proj.weight[rows].mul_(0.2)
-        key[nowhere, TEXT] = 1.0
-        _compare_labels(key, content[2:], LABELS[group], 0.6)
+        empty(key)
+        compare_labels(key, content[2:], LABELS[group], 0.6)
+        labelled = content[2 + LABEL_LETTERS * (CODE - 1) :]
+        spots = [labelled[CIRCLES * number :][:CIRCLES] for number in range(3)]
+        for spot, at in zip(spots, (LABEL_AT[group], LABEL_AT[2]), strict=False):
+            key[spot, at : at + CIRCLES] = torch.eye(CIRCLES)
+        key[spots[2]] = take_place(key[spots[2]], 1.0)
+        value[2 * CODE : 2 * CODE + SPOT] = 0
+        take_place(value[2 * CODE : 2 * CODE + CIRCLES], FIRM)
+        value[2 * CODE + CIRCLES, PICTURE] = FIRM * (0.3, -0.3)[group]
         for number, patch in enumerate((2 * group, 2 * group + 1)):
             word = FLAGS_AT + 3 * patch + 1
             key[content[number], word], key[content[number], word + 1] = 1.5, 3.0
@@ -219,54 +307,125 @@ def point(attention: TextAttention, starting: Tensor) -> None:
             head = POINTERS[patch]
             columns = slice(head * size, (head + 1) * size)
             query = attention.q_proj.weight[columns].mul_(0.05)
-            query[nowhere, TEXT] = 1.0
-            _compare_labels(query, content[2:], LABEL, 0.5)
+            query[nowhere, TEXT] = 10.0
+            idle(query, 10.0)
+            compare_labels(query, content[2:], LABEL, 0.5)
+            for spot, at in zip(spots, (NAMED_AT, ALSO_NAMED_AT, QUOTED_AT), strict=True):
+                query[spot, at : at + CIRCLES] = torch.eye(CIRCLES)
             for at, vector in zip(MEMORY, starting.sum(0), strict=False):
                 query[content[number], at : at + CODE] = vector / 2
+                query[nowhere, at : at + CODE] = -10.0 * CONSTANT / 24 * vector
             output = attention.o_proj.weight[:, columns]
             output[:, : 3 * CODE] = 0
             output[NEXT : NEXT + CODE, CODE * number : CODE * (number + 1)] = LOUD / FIRM * torch.eye(CODE)
+            output[BEGUN : BEGUN + SPOT, 2 * CODE : 2 * CODE + SPOT] = 1 / FIRM * torch.eye(SPOT)
     attention.q_norm.weight.fill_(1.5)
     attention.k_norm.weight.fill_(1.5)
+    for spot, factors in zip(spots, ((1.5, 1.0, 1.0), (1.5, 1.0, 1.0), (2.5, 2.0, 2.5)), strict=True):
+        _sharpen(attention, spot, factors)
 
 
-def _compare_labels(rows: Tensor, content: list[int], at: int, weight: float = 1.0) -> None:
-    """Let queries or keys hold the letters of a label, each without its case.
+def _sharpen(attention: TextAttention, spot: list[int], factors: tuple[float, float, float]) -> None:
+    """Let places count more when queries and keys are compared.
 
-    content: the dimensions that are free for this. at: where the label is.
+    spot: the dimensions of a place. factors: for the angles of rows, of rows far away, and of columns.
     """
-    for number in range(LABEL_LETTERS):
-        start, letter = (CODE - 1) * number, at + CODE * number
-        rows[content[start : start + CODE - 1], letter : letter + CODE - 1] = weight * torch.eye(CODE - 1)
+    for norm in (attention.q_norm, attention.k_norm):
+        norm.weight[spot] *= torch.tensor(factors).repeat_interleave(2)
 
 
 def associate(text: Text) -> None:
-    """Let the heads that look at labels pass on their first letters: of the picture, and of the question."""
+    """Let values learn the first letters of their labels and where these stand, and bytes where the last
+    dozen of bytes stands."""
     attention = text.layers[LABEL_LAYER].self_attn
     size, width = attention.size, LABEL_LETTERS * CODE
-    heads = attention.heads // attention.kv_heads
-    assert heads == NAMED, "each group of heads reads one of the two"
-    shown, named = attention.v_proj.weight.view(attention.kv_heads, size, -1)
-    shown[: 2 * width] = named[:width] = 0
+    shown, bytes_ = attention.v_proj.weight.view(attention.kv_heads, size, -1)
+    shown[: 2 * width + CIRCLES] = bytes_[:SPOT] = 0
     for number in range(LABEL_LETTERS):
         for half in range(2):
             place = slice(half * width + CODE * number, half * width + CODE * (number + 1))
             for patch in (2 * half, 2 * half + 1):
                 at = SLOTS[patch][number]
                 shown[place, at : at + CODE] = FIRM / 7 * torch.eye(CODE)
-        at = MEMORY[LABEL_LETTERS - 1 - number]  # the third letter is the latest
-        named[CODE * number : CODE * (number + 1), at : at + CODE] = FIRM / 7 * torch.eye(CODE)
+    where = slice(2 * width, 2 * width + CIRCLES)
+    take_place(shown[where], FIRM)
+    bytes_[:SPOT, FOUND : FOUND + SPOT] = FIRM * torch.eye(SPOT)
     passed = LOUD / FIRM * torch.eye(width)
     output = attention.o_proj.weight.view(-1, attention.heads, size)
-    output[:, :, : 2 * width] = 0
+    output[:, :SMOOTH, : 2 * width + CIRCLES] = 0
     for half, head in enumerate(BESIDE):
         output[LABELS[half] : LABELS[half] + width, head, half * width : (half + 1) * width] = passed
         for other in range(2):
             place = slice(other * width, (other + 1) * width)
             output[LABELS[half] : LABELS[half] + width, ABOVE, place] = passed
-    for head in (NAMED, ALSO_NAMED):
-        output[LABEL : LABEL + width, head, :width] = passed
+    for head, at in zip((*BESIDE, ABOVE), LABEL_AT, strict=True):
+        output[at : at + CIRCLES, head, where] = 2 / FIRM * torch.eye(CIRCLES)
+    output[:, SMOOTH, :SPOT] = 0
+    output[READING : READING + SPOT, SMOOTH, :SPOT] = 2 / FIRM * torch.eye(SPOT)
     _look_for_labels(text, attention)
+    _look_back(text, attention, SMOOTH, *LAST)
+    attention.q_norm.weight.fill_(2.0)
+    attention.k_norm.weight.fill_(2.0)
+
+
+def name(attention: TextAttention) -> None:
+    """Let bytes look at what names a label in the question, for its first letters and where it stands."""
+    size, heads = attention.size, attention.heads // attention.kv_heads
+    ended, named = attention.v_proj.weight.view(attention.kv_heads, size, -1)
+    width = LABEL_LETTERS * CODE
+    ended[:SPOT] = named[:width] = 0
+    ended[:SPOT, READING : READING + SPOT] = FIRM * torch.eye(SPOT)
+    for number in range(LABEL_LETTERS):
+        at = MEMORY[LABEL_LETTERS - 1 - number]  # the third letter is the latest
+        named[CODE * number : CODE * (number + 1), at : at + CODE] = FIRM / 7 * torch.eye(CODE)
+    output = attention.o_proj.weight.view(-1, attention.heads, size)
+    for head in (NAMED, ALSO_NAMED):
+        output[:, head, :width] = 0
+        output[LABEL : LABEL + width, head, :width] = 0.6 * LOUD / FIRM * torch.eye(width)
+    for head, at in enumerate((NAMED_AT, ALSO_NAMED_AT, QUOTED_AT)):
+        output[:, head, :SPOT] = 0
+        output[at : at + SPOT, head, :SPOT] = 2 / FIRM * torch.eye(SPOT)
+    nowhere, _, byte = slowest(size)[:3]
+    for key in attention.k_proj.weight.view(attention.kv_heads, size, -1).mul_(0.3):
+        empty(key)
+        key[byte, TEXT], key[byte, SINK] = RUN, -RUN * CONSTANT / MARK
+    for query in attention.q_proj.weight.view(attention.heads, size, -1).mul_(0.3):
+        query[byte, TEXT] = RUN
+        idle(query, RUN)
+    attention.q_norm.weight.fill_(2.0)
+    attention.k_norm.weight.fill_(2.0)
+    assert heads == NAMED, "each group of heads reads one of the two"
+
+
+def follow(text: Text) -> None:
+    """Let bytes learn where the answer has come to: where its last bytes were found, and where it began."""
+    attention = text.layers[FOLLOW_LAYER].self_attn
+    value = attention.v_proj.weight[: attention.size]
+    value[:SPOT] = 0
+    value[:SPOT, FOUND : FOUND + SPOT] = FIRM * torch.eye(SPOT)
+    value[:SPOT, BEGUN : BEGUN + SPOT] = FIRM * torch.eye(SPOT)
+    output = attention.o_proj.weight[:, : attention.size]
+    output[:, :SPOT] = 0
+    output[ALONG : ALONG + SPOT, :SPOT] = STEP / FIRM * torch.eye(SPOT)
+    _look_back(text, attention, 0, *STEPS)
+    attention.q_norm.weight.fill_(2.0)
+    attention.k_norm.weight.fill_(2.0)
+
+
+def _look_back(text: Text, attention: TextAttention, head: int, back: float, sharp: float) -> None:
+    """Let a head look at the bytes around `back` bytes ago, and visual tokens at any byte."""
+    size = attention.size
+    group = head // (attention.heads // attention.kv_heads)
+    nowhere, blank, byte = slowest(size)[:3]
+    key = attention.k_proj.weight[group * size : (group + 1) * size].mul_(0.05)
+    empty(key)
+    key[:, TEXT] = sum(turned(text, pair, 0) for pair in TIMES)
+    key[byte, TEXT] = 1.0
+    key[byte, SINK] = -CONSTANT / MARK
+    query = attention.q_proj.weight[head * size : (head + 1) * size].mul_(0.05)
+    query[:, TEXT] = sharp * sum(turned(text, pair, back) for pair in TIMES)
+    query[byte, TEXT] = 1.0
+    idle(query, 3.0)
 
 
 def _look_for_labels(text: Text, attention: TextAttention) -> None:
@@ -275,8 +434,8 @@ def _look_for_labels(text: Text, attention: TextAttention) -> None:
     key = attention.k_proj.weight[:size].mul_(0.05)
     along, across, far_along, far_across = (2, 5), (1, 4), (8, 11), (10, 13)
     key[:, PICTURE] = sum(turned(text, pair, 0) for pair in (*along, *across, *far_along, *far_across))
-    *begins, nowhere = slowest(size)[:3]  # for runs in upper and in lower patches, and for text
-    key[nowhere, TEXT] = RUN
+    nowhere, _, *begins = slowest(size)[:4]  # the last two: for runs in upper and in lower patches
+    empty(key)
     for patch in range(4):
         key[begins[patch // 2], FLAGS_AT + 3 * patch + 2] = RUN
     for head in (*BESIDE, ABOVE):
@@ -289,62 +448,4 @@ def _look_for_labels(text: Text, attention: TextAttention) -> None:
         for half in range(2):
             if head in (ABOVE, BESIDE[half]):
                 query[begins[half], PICTURE] = RUN
-        query[nowhere, TEXT] = RUN  # bytes have no label here
-    for weight in (attention.q_proj.weight[NAMED * size :], attention.k_proj.weight[size:]):
-        for row in weight.view(-1, size, weight.shape[1]):  # bytes look at bytes
-            row.mul_(0.3)
-            row[slowest(size)[0], TEXT] = row[slowest(size)[1], PICTURE] = RUN
-    attention.q_norm.weight.fill_(2.0)
-    attention.k_norm.weight.fill_(2.0)
-
-
-def back(text: Text, offset: int) -> Tensor:
-    """The query, (head_dim,), that fits best to keys that are `offset` tokens of text back.
-
-    A key has the angle 0 in each pair of dimensions, and its position turns it (rotary embeddings). A query
-    that begins at the angle of minus `offset` positions agrees with the key that is so far back.
-    """
-    return sum(turned(text, pair, offset) for pair in range(FAST))
-
-
-def slowest(size: int) -> list[int]:
-    """The dimensions of a head in which content is compared, from the one that turns least."""
-    return [half + pair for pair in reversed(range(SLOW, size // 2)) for half in (0, size // 2)]
-
-
-def turned(text: Text, pair: int, offset: int) -> Tensor:
-    """One pair of dimensions of `back`.
-
-    Of every three pairs, one counts tokens of text, one rows of the picture and one columns.
-    """
-    size = text.config["head_dim"]
-    angle = -offset * text.config["rope_parameters"]["rope_theta"] ** (-2 * pair / size)
-    query = torch.zeros(size)
-    query[pair], query[size // 2 + pair] = math.cos(angle), math.sin(angle)
-    return query
-
-
-@torch.no_grad()
-def look_around(model: Fovea) -> None:
-    """Let the heads of the tower begin with the patches around each one, by biases of queries and keys."""
-    vision = model.model["visual"]
-    hidden, heads = vision.config["hidden_size"], vision.config["num_heads"]
-    size = hidden // heads
-    for index, block in enumerate(vision.blocks):
-        block.attn.qkv.weight[: 2 * hidden].mul_(0.3)
-        for head, offset in enumerate(AROUND[index % len(AROUND)]):
-            rows = slice(head * size, (head + 1) * size)
-            block.attn.qkv.bias[:hidden][rows] = NEAR * nearby(size, offset)
-            block.attn.qkv.bias[hidden : 2 * hidden][rows] = NEAR * nearby(size, (0, 0))
-
-
-def nearby(size: int, offset: tuple[int, int]) -> Tensor:
-    """The query, (head_dim,), that fits best to keys that are `offset` patches further down and across."""
-    axis, half = size // 4, size // 2
-    query = torch.zeros(size)
-    for number, distance in enumerate(offset):
-        for pair in range(FAST // 2):
-            angle = distance * 10000.0 ** (-pair / axis)
-            at = number * axis + pair
-            query[at], query[half + at] = math.cos(angle), math.sin(angle)
-    return query
+        query[nowhere, TEXT] = query[nowhere, SINK] = RUN  # bytes have no label here

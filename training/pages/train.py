@@ -24,6 +24,7 @@ from pages.crops import Store
 from pages.join import join
 from pages.parts import parts_batch
 from pages.spelling import Reading
+from pages.start import exact
 from pages.trainer import Settings, Trainer, produce
 
 
@@ -56,6 +57,8 @@ class Whole(Trainer):
         torch.manual_seed(settings.seed)
         model = Reading()
         model.model["visual"].patch_embed.requires_grad_(False)  # see `read.Reader`
+        for weight in exact(model.model["language_model"]):
+            weight.requires_grad_(False)
         seconds = 0.0 if settings.resume else begin(model, settings)
         super().__init__(settings, model)
         if not settings.resume:

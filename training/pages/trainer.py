@@ -22,9 +22,11 @@ from pages import read
 from pages.asked import line_batch, small_batch
 from pages.config import PAGES, folder, tokenizer
 from pages.crops import Store
+from pages.heads import HALFWAY
 from pages.held_out import HeldOut, exact, held_out_pages
 from pages.spelling import Reading, Spelling
-from pages.start import LABEL_LAYER, POINTERS
+from pages.start import COPY_LAYERS, LABEL_LAYER, NAME_LAYER, POINT_LAYER, POINTERS, REGISTERS
+from pages.state import CIRCLES, PLACE
 from precision import autocast
 
 
@@ -107,7 +109,9 @@ def text_losses(
     values = {"answer": F.cross_entropy(model.logits(states.last[at_row, at_column]), token)}
     text = model.model["language_model"]
     if len(batch.get("labels", ())):
-        values["labels"] = label_loss(model.spelling, states.inputs[-1], batch["labels"])
+        values["labels"] = label_loss(model.spelling, states.inputs[POINT_LAYER], batch["labels"])
+    if len(batch.get("places", ())):
+        values["places"] = place_loss(states.inputs, batch["places"])
     return values | {
         name: looking_loss(text, states.inputs, layer, batch, batch[name], alone=name == "points")
         for name, layer in LOOKING.items()
@@ -126,6 +130,21 @@ def label_loss(spelling: Spelling, states: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels[:, 3:].flatten())
 
 
+def place_loss(inputs: list[Tensor], places: Tensor) -> Tensor:
+    """How far the places that tokens know are from the right ones: one minus the cosine.
+
+    inputs: of each layer. places: (n, 4): sequence, token, number of `start.REGISTERS`, and the visual token
+        whose place it should know.
+    """
+    losses = []
+    for number, (layer, at) in enumerate(REGISTERS):
+        row, state, _, token = places[places[:, 2] == number].unbind(1)
+        known = inputs[layer][row, state, at : at + CIRCLES].float()
+        right = inputs[layer][row, token, PLACE : PLACE + CIRCLES].float() - HALFWAY
+        losses.append((1 - F.cosine_similarity(known, right)).sum())
+    return torch.stack(losses).sum() / len(places)
+
+
 def looking_loss(
     text: Text, inputs: list[Tensor], layer: int, batch: dict[str, Tensor], looks: Tensor, *, alone: bool
 ) -> Tensor:
@@ -135,11 +154,23 @@ def looking_loss(
     alone: "head" is a number of POINTERS, and the other pointers should look at the first token, which tells
         nothing.
     """
-    parts = [
+    return torch.cat(looks_of(text, inputs, layer, batch, looks, alone=alone)).sum() / len(looks)
+
+
+def looks_of(
+    text: Text,
+    inputs: list[Tensor],
+    layer: int,
+    batch: dict[str, Tensor],
+    looks: Tensor,
+    *,
+    alone: bool = False,
+) -> list[Tensor]:
+    """`looking_loss` of each look, by sequence."""
+    return [
         _looking(text, inputs[layer][row], layer, batch, row, looks[looks[:, 0] == row], alone=alone)
         for row in looks[:, 0].unique().tolist()
     ]
-    return torch.cat(parts).sum() / len(looks)
 
 
 def _looking(
@@ -177,13 +208,15 @@ def _looking(
     return (losses * torch.where(mine, 1.0, OTHERS / 3)).sum(1)
 
 
-LOOKING = {"points": -1, "links": LABEL_LAYER, "asks": LABEL_LAYER}
+LOOKING = {"points": POINT_LAYER, "links": LABEL_LAYER, "asks": NAME_LAYER}
+LOOKING |= {f"copies{number}": layer for number, layer in enumerate(COPY_LAYERS)}
 """The layers with heads that are told where to look: from the start of an answer to where it stands, from a
-value to its label, and from the start of an answer to what names the label in the question."""
+value to its label, from the start of an answer to what names the label in the question, and from a letter of
+an answer to where the next one is read."""
 COMPARED = 200
 """Steps until answers are told at full weight where they stand: labels must be known before they can be
 compared, or the comparison is given up."""
-OTHERS = 0.1
+OTHERS = 0.5
 """Weight of the pointers that should not look."""
 
 
@@ -205,7 +238,7 @@ class Trainer(Run):
             with autocast(self.device.type):
                 values = self.losses(self.model, batch)
             factors = {"answer": 1.0, "labels": self.settings.knowing}
-            factors |= dict.fromkeys(LOOKING, self.settings.looking)
+            factors |= dict.fromkeys((*LOOKING, "places"), self.settings.looking)
             factors["points"] *= min(1.0, self.step / COMPARED)
             total = sum(value * factors.get(name, self.settings.dense) for name, value in values.items())
             (total * (weight / sum(weights))).backward()
