@@ -27,7 +27,7 @@ from pages.crops import Store, place
 from pages.glyphs import NOTHING
 from pages.kept import TEXT, begin, keep
 from pages.spelling import Reading, vectors
-from pages.start import build_in, exact
+from pages.start import build_in, fix
 from pages.trainer import Settings, Trainer, answer_losses, produce
 
 NOISE = 0.2
@@ -43,9 +43,7 @@ class Spelled(Reading):
         known = vectors()
         packer = Packer(tokenizer())
         before = [before[-3:][::-1] for before in (packer.assistant, packer.text('":"'))]
-        text = self.model["language_model"]
-        for weight in exact(text):
-            weight.requires_grad_(False)
+        fix(self.model["language_model"])
         build_in(self, known, known[torch.tensor(before)], (packer.vision_start, packer.start))
 
     def visual(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:

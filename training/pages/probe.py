@@ -21,7 +21,7 @@ import torch
 from loop import tensors
 from packing import Packer
 from pages.config import folder, tokenizer
-from pages.glyphs import CHARACTERS, END, REACH
+from pages.glyphs import END, NUMBER, REACH
 from pages.held_out import HeldOut, held_out_pages
 from pages.join import adopt
 from pages.kept import TEXT, begin
@@ -69,7 +69,6 @@ def letters(model: Spelled, page: HeldOut) -> tuple[list[Letter], dict[str, list
         looks = there[name].clone()
         if name == "points":
             looks[:, 3] = torch.tensor(POINTERS)[looks[:, 3]]
-        looks = looks[looks[:, 0].argsort(stable=True)]  # as `looks_of` answers
         nats = looks_of(text_layers, states.inputs, layer, there, looks)
         for (_, state, *_), one in zip(looks.tolist(), torch.cat(nats).tolist() if nats else (), strict=True):
             kind = f"{name} of {asked[state]}" if name == "points" else name
@@ -79,7 +78,7 @@ def letters(model: Spelled, page: HeldOut) -> tuple[list[Letter], dict[str, list
 
 def stretches(page: HeldOut) -> list[str]:
     """The text from each patch on, with a line break for the end of a run of words."""
-    names = {number + 1: character for number, character in enumerate(CHARACTERS)} | {END: "\n"}
+    names = {number: character for character, number in NUMBER.items()} | {END: "\n"}
     rows = page.batch["text"].reshape(-1, REACH).tolist()
     return ["".join(names.get(code, "") for code in row) for row in rows if row[0] > 0]
 

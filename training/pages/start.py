@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model import Fovea, Text, TextAttention
 from pages.glyphs import REACH
@@ -134,9 +134,11 @@ def build_in(model: Fovea, vectors: Tensor, starting: Tensor, marks: tuple[int, 
     text.norm.weight[NEXT : NEXT + CODE] = 1.5 / LOUD
 
 
-def exact(text: Text) -> list[nn.Parameter]:
-    """Weights that are right from the start, and that training would only blur: of letters and of places."""
-    return [text.embed_tokens.weight, *text.layers[:LABEL_LAYER].parameters()]
+def fix(text: Text) -> None:
+    """Leave weights as they are that are right from the start, and that training would only blur: of letters
+    and of places."""
+    for weight in (text.embed_tokens.weight, *text.layers[:LABEL_LAYER].parameters()):
+        weight.requires_grad_(False)
 
 
 def remember(text: Text, begin: Tensor) -> None:
@@ -208,7 +210,7 @@ def match(attention: TextAttention) -> None:
     with the lower ones. What is found in several places has little weight: the cosines cancel each other.
     """
     size, letters = attention.size, CODE - 1
-    nowhere, blank, *content = slowest(size)
+    nowhere, _, *content = slowest(size)
     blocks = [content[letters * number : letters * (number + 1)] for number in range(REACH)]
     for group in range(attention.kv_heads):
         rows = slice(group * size, (group + 1) * size)
@@ -243,7 +245,7 @@ def copy(attention: TextAttention, patch: int, group: int) -> None:
     Of patches with the same letters, the one counts that is near to where the answer has come to.
     """
     size, heads = attention.size, attention.heads // attention.kv_heads
-    nowhere, blank, *content = slowest(size)
+    nowhere, _, *content = slowest(size)
     blocks = [content[CODE * number : CODE * (number + 1)] for number in range(REACH - 1)]
     spot = content[CODE * len(blocks) :][:CIRCLES]
     rows = slice(group * size, (group + 1) * size)
@@ -385,7 +387,7 @@ def name(attention: TextAttention) -> None:
     for head, at in enumerate((NAMED_AT, ALSO_NAMED_AT, QUOTED_AT)):
         output[:, head, :SPOT] = 0
         output[at : at + SPOT, head, :SPOT] = 2 / FIRM * torch.eye(SPOT)
-    nowhere, _, byte = slowest(size)[:3]
+    byte = slowest(size)[2]
     for key in attention.k_proj.weight.view(attention.kv_heads, size, -1).mul_(0.3):
         empty(key)
         key[byte, TEXT], key[byte, SINK] = RUN, -RUN * CONSTANT / MARK
@@ -413,10 +415,10 @@ def follow(text: Text) -> None:
 
 
 def _look_back(text: Text, attention: TextAttention, head: int, back: float, sharp: float) -> None:
-    """Let a head look at the bytes around `back` bytes ago, and visual tokens at any byte."""
+    """Let a head look at the bytes around `back` bytes ago."""
     size = attention.size
     group = head // (attention.heads // attention.kv_heads)
-    nowhere, blank, byte = slowest(size)[:3]
+    byte = slowest(size)[2]
     key = attention.k_proj.weight[group * size : (group + 1) * size].mul_(0.05)
     empty(key)
     key[:, TEXT] = sum(turned(text, pair, 0) for pair in TIMES)

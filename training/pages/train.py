@@ -24,7 +24,7 @@ from pages.crops import Store
 from pages.join import join
 from pages.parts import parts_batch
 from pages.spelling import Reading
-from pages.start import exact
+from pages.start import fix
 from pages.trainer import Settings, Trainer, produce
 
 
@@ -57,8 +57,7 @@ class Whole(Trainer):
         torch.manual_seed(settings.seed)
         model = Reading()
         model.model["visual"].patch_embed.requires_grad_(False)  # see `read.Reader`
-        for weight in exact(model.model["language_model"]):
-            weight.requires_grad_(False)
+        fix(model.model["language_model"])
         seconds = 0.0 if settings.resume else begin(model, settings)
         super().__init__(settings, model)
         if not settings.resume:

@@ -120,7 +120,7 @@ def text_losses(
 
 
 def label_loss(spelling: Spelling, states: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of what tokens know of labels before the last layer compares it.
+    """Cross-entropy of what tokens know of labels before POINT_LAYER compares it.
 
     Without it, training gives up the language that labels are compared in before it is of use.
 
