@@ -20,8 +20,7 @@
 # make chaos  disturb a whole deployment for 20 minutes and check every answer, into docs/reliability.md (Linux, as root;
 #             CHAOS_MINUTES=60 for an hour)
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
-# make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes);
-#             DOCUMENTS=1 compares them on pages of documents, with fovea-page
+# make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,10 +36,10 @@ help:
 
 # torch first and with its exact pin. On Linux, PyPI's build brings CUDA, several gigabytes; TORCH_INDEX names another
 # index, such as https://download.pytorch.org/whl/cpu.
-$(VENV)/.installed: pyproject.toml packages/page/pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(PIP) install --quiet --constraint constraints.txt --editable . --editable packages/page
+	$(PIP) install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -114,7 +113,7 @@ bench-gateway: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/gateway/translate.py
 
 bench-relevance: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/relevance.py $(if $(DOCUMENTS),--documents) --docs docs/relevance.md
+	$(BIN)/python benchmarks/relevance.py --docs docs/relevance.md
 
 attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack/run.py $(if $(PAGE),--page $(PAGE) --before benchmarks/attack/before.json) --json $(OUT)/attack.json
@@ -134,7 +133,6 @@ $(WHEEL_TOOLS)/.installed: tools/wheels/requirements.txt
 
 wheel: $(WHEEL_TOOLS)/.installed
 	$(WHEEL_TOOLS)/bin/python -m tools.wheels.build --folder dist
-	PATH="$(abspath $(WHEEL_TOOLS))/bin:$$PATH" $(WHEEL_TOOLS)/bin/python -m build --no-isolation --wheel --outdir dist packages/page
 
 sdist: $(WHEEL_TOOLS)/.installed
 	mkdir -p dist
