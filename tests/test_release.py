@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tools import DISTRIBUTION
 from tools.release.check import problems
 from tools.release.sbom import complete_bom
 
@@ -63,18 +64,18 @@ def test_the_bill_of_materials_has_the_bundled_parts() -> None:
 
     bom = complete_bom(
         {
-            "components": [package("fovea"), package("torch"), package("pip")],
+            "components": [package(DISTRIBUTION), package("torch"), package("pip")],
             "dependencies": [
-                {"ref": "fovea", "dependsOn": ["torch", "pip"]},
+                {"ref": DISTRIBUTION, "dependsOn": ["torch", "pip"]},
                 {"ref": "pip"},
                 {"ref": "torch"},
             ],
         }
     )
-    assert bom["metadata"]["component"]["name"] == "fovea"
+    assert bom["metadata"]["component"]["name"] == DISTRIBUTION
     names = [each["name"] for each in bom["components"]]
     assert names == ["torch", "highway", "dejavu-fonts", "fovea-tiny"]
-    (own,) = (each for each in bom["dependencies"] if each["ref"] == "fovea")
+    (own,) = (each for each in bom["dependencies"] if each["ref"] == DISTRIBUTION)
     assert len(own["dependsOn"]) == 4
     with pytest.raises(ValueError, match="not installed"):
         complete_bom({"components": [package("torch")]})

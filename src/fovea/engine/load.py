@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fovea.core.bundled import BUNDLED, bundled_model
+from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo

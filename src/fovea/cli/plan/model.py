@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.core.bundled import BUNDLED, bundled_model
+from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.engine.vision.token_rules import folder_rule, known_rule
 from fovea.engine.vision.token_rules.rule import ProcessorRule
