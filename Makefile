@@ -60,7 +60,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 test: check
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile $(if $(ROOMS),--rooms)
 
 servers:
 	DEBIAN_FRONTEND=noninteractive apt-get update -qq

@@ -4,8 +4,8 @@
     python -m tests.deploy.golden nginx      # of one target
 
 A Python file gets the suffix .txt, so that it is not formatted and checked as a part of the project. If a
-target refuses a spec, the file REFUSED has the reason. A file that equals one of src/fovea/deploy is not kept:
-the file COPIES has a line with its path and the path of the other.
+target refuses a spec, the file REFUSED has the reason. A file that equals one of src/fovea/deploy is not
+kept: the file COPIES has a line with its path and the path of the other.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ from fovea.engine.vision.vit import ViTConfig
 from fovea.engine.vision.windows import nested_coordinates
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
-from fovea.kernels.native.build import library
 from tests.support.checkpoints import write
 from tests.support.clips import clip
 from tests.support.engines import SETTINGS, ask, picture, shared_model
+from tests.support.programs import need_kernels
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 PAD = "<|image_pad|>"
@@ -152,8 +152,7 @@ def published_tower(dtype: torch.dtype) -> MergingViT:
 @torch.inference_mode()
 def test_the_cpu_kernels_compute_the_published_widths() -> None:
     """In bfloat16, Fovea's own kernels are as close to float32 as torch's are."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     random = torch.Generator().manual_seed(1)
     patches, grid = torch.randn(2, 8 * 12, 588, generator=random).bfloat16(), (8, 12)
     expected = run_to_end(published_tower(torch.bfloat16).float().slices(patches.float(), grid))
