@@ -1,5 +1,7 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
-# make test   set up, check and test (minutes)
+# make test   set up, check and test (minutes); ROOMS=1 adds a table of the processor time of each folder
+# make test-fresh  the same in three Debian systems that have only what is declared: with a compiler, without one, and
+#             after `make servers` (as root, needs mmdebstrap; half an hour); FRESH="bare servers" chooses
 # make servers  Debian's Redis, nginx, HAProxy, Prometheus, Alertmanager, Chromium and ShellCheck, which some tests run
 #             (as root; without them these tests are skipped)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
@@ -29,7 +31,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack chaos fuzz gpu wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack chaos fuzz gpu wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -61,6 +63,9 @@ format: $(VENV)/.installed-dev
 
 test: check
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile $(if $(ROOMS),--rooms)
+
+test-fresh:
+	$(PYTHON) -m tools.fresh $(FRESH)
 
 servers:
 	DEBIAN_FRONTEND=noninteractive apt-get update -qq
