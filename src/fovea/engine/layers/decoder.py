@@ -49,7 +49,8 @@ class Decoder(nn.Module):
         x: Tensor = self.embed_tokens(ids)
         scale = self.config.embedding_scale
         # The factor is rounded to the model's type, as it was in training.
-        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+        # It stays on the host: a copy to a GPU would wait for all work before it.
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
 
     def layer_embeddings(self, ids: Tensor, x: Tensor, visual_rows: Tensor | None) -> Tensor | None:
         """Per-layer embeddings of rows, see `PerLayerEmbeddings`; None: the decoder has none."""
