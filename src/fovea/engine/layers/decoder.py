@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fovea.engine.layers.config import Attention, CrossAttention, Dense, Experts
 from fovea.engine.layers.cross import CrossLayer
-from fovea.engine.layers.experts import ExpertsBlock
+from fovea.engine.layers.experts import ExpertLinear, ExpertsBlock
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import Embedding, Linear
 from fovea.engine.layers.memory import DecoderMemory
@@ -132,6 +132,12 @@ class Decoder(nn.Module):
         if shape is not None and (on_cpu or self.config.query_scaling is None):
             layers = cast("Sequence[Layer]", self.layers)
             self._stack = kernels.stack(shape, [layer.stack_layer() for layer in layers])
+
+    @property
+    def wait(self) -> str | None:
+        """Why a step of the layers waits for the device; None: it does not, so a CUDA graph can record it."""
+        waits = (layer.wait for layer in self.modules() if isinstance(layer, ExpertLinear))
+        return next((wait for wait in waits if wait), None)
 
     def _joins_experts(self) -> bool:
         """Whether the experts of every layer are one call, and no layer has one that all rows use."""
