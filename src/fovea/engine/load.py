@@ -94,7 +94,7 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CheckpointError(f"{name!r} is neither a folder, a hub id (owner/name) nor {BUNDLED!r}")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import is_offline_mode, snapshot_download
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
     try:
@@ -104,7 +104,8 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
                 revision=revision or None,
                 allow_patterns=patterns,
                 ignore_patterns=f"{ORIGINAL_NAME}*.safetensors",
-                local_files_only=not download,
+                # huggingface_hub 1.33 asks the hub about a commit offline, too, unless it is told not to.
+                local_files_only=not download or is_offline_mode(),
             )
         )
     except Exception as error:
