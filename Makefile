@@ -37,16 +37,19 @@ help:
 	@sed -n 's/^# //p' Makefile
 
 # torch first and with its exact pin. On Linux, PyPI's build brings CUDA, several gigabytes; TORCH_INDEX names another
-# index, such as https://download.pytorch.org/whl/cpu.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# index, such as https://download.pytorch.org/whl/cpu. Modules are compiled when they are imported, not all of them here.
+define install
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(PIP) install --quiet --constraint constraints.txt --editable .
-	@touch $@
+	$(PIP) install --quiet --no-compile --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable '.$(1)'
+	@touch $(VENV)/.installed $@
+endef
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call install)
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt
+	$(call install,[dev])
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fovea import Engine
+from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
 from fovea.engine.execute.memory import decode_padding, graph_obstacle
 from fovea.engine.layers import experts
@@ -128,6 +129,12 @@ def test_the_log_says_why_steps_are_not_recorded(
             padding = decode_padding(EngineConfig(), model, 8, 64)
     assert (padding is None) == waits
     assert ("not recorded as CUDA graphs: torch multiplies experts in float32" in caplog.text) == waits
+    padded = EngineConfig.of(decode_graphs="padded")
+    if waits:
+        with pytest.raises(ConfigError, match="'padded', but torch multiplies experts in float32 one by one"):
+            decode_padding(padded, model, 8, 64)
+    else:
+        assert decode_padding(padded, model, 8, 64) is not None
 
 
 @pytest.mark.parametrize(

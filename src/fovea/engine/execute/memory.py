@@ -181,6 +181,11 @@ def decode_padding(
                 "accepted with triton, flashinfer and native kernels",
                 param="decode_graphs",
             )
+        if model.device.type == "cuda" and (wait := model.decoder.wait):
+            raise ConfigError(
+                f"decode_graphs is 'padded', but {wait}; accepted for this model: auto and off",
+                param="decode_graphs",
+            )
     elif obstacle := graph_obstacle(model):
         log.info("decode steps are not recorded as CUDA graphs: %s", obstacle)
         return None
