@@ -15,6 +15,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from typing import IO, Any
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process with threads must not be forked."""
+USED_US: list[int] = []
+"""Processor time of each fork that has ended, in microseconds."""
 
 
 class Fork:
@@ -102,8 +105,9 @@ class Fork:
                 selector.register(self._ended, selectors.EVENT_READ)
                 if not selector.select(timeout):
                     return None
-            self.returncode = int.from_bytes(os.read(self._ended, 8), "little", signed=True)
+            self.returncode, used_us = struct.unpack("<qq", os.read(self._ended, 16))
             os.close(self._ended)
+            USED_US.append(used_us)
         return self.returncode
 
 
@@ -200,12 +204,12 @@ def _serve(link: socket.socket) -> dict[str, Any]:
 
 def _tell_who_ended(waiting: dict[int, int]) -> None:
     while waiting:
-        child, status = os.waitpid(-1, os.WNOHANG)
+        child, status, used = os.wait4(-1, os.WNOHANG)
         if not child:
             return
-        code = os.waitstatus_to_exitcode(status)
+        used_us = int(1e6 * (used.ru_utime + used.ru_stime))
         with contextlib.suppress(OSError):
-            os.write(waiting[child], code.to_bytes(8, "little", signed=True))
+            os.write(waiting[child], struct.pack("<qq", os.waitstatus_to_exitcode(status), used_us))
         os.close(waiting.pop(child))
 
 
