@@ -34,9 +34,12 @@ sys.path.append(str(Path(__file__).parent))
 from gpu_page import STEPS, Outcome, Step, correctness_page, numbers_page
 
 ROOT = Path(__file__).resolve().parent.parent
+REHEARSAL = os.environ.get("FOVEA_GPU_REHEARSAL") == "1"
 WHEELS = ROOT / ".gpu-wheels"
 LIMITS = {"correctness": 190, "numbers": 390}
 """Seconds of each command."""
+RELOAD = 60
+"""Seconds that a step gets on top in a new process, which has to load the model again."""
 RESERVE = 15
 """Seconds of each command for its start and its page."""
 FILES = ("kernels", "structured", "logits", "cuda", "reduce", "observe")
@@ -61,6 +64,8 @@ def environment(site: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TRITON_INTERPRET": str(int(REHEARSAL)),
+        **({"CUDA_VISIBLE_DEVICES": ""} if REHEARSAL else {}),
     }
 
 
@@ -115,26 +120,33 @@ def correctness(out: Path, deadline: float, workers: int, variables: dict[str, s
 
 
 class Speed:
-    """A process of gpu_speed.py. A thread reads its lines, so that waiting for one can end."""
+    """A process that measures steps. A thread reads its lines, so that waiting for one can end."""
 
-    def __init__(self, steps: Sequence[str], log: Path, variables: dict[str, str]) -> None:
-        command = [sys.executable, str(ROOT / "benchmarks/gpu_speed.py"), *steps]
+    def __init__(self, script: Path, steps: Sequence[str], log: Path, variables: dict[str, str]) -> None:
+        command = [sys.executable, str(script), *steps]
         with log.open("a") as errors:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True,
                 start_new_session=True,
             )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, args=(log,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(log,), daemon=True)
+        self._reader.start()
 
     def _read(self, log: Path) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with log.open("a") as file:
-                file.write(line)
-            if line.startswith("{"):
-                self._lines.put(line)
+        with self.process.stdout as lines:
+            for line in lines:
+                with log.open("a") as file:
+                    file.write(line)
+                if line.startswith("{"):
+                    self._lines.put(line)
         self._lines.put("")
+
+    def end(self) -> None:
+        """End the process and the thread."""
+        end(self.process)
+        self._reader.join()
 
     def outcome(self, step: str, seconds: float) -> Outcome:
         """Wait for the outcome of a step."""
@@ -153,7 +165,12 @@ class Speed:
 
 
 def run_steps(
-    steps: Sequence[Step], deadline: float, log: Path, results: Path, variables: dict[str, str]
+    steps: Sequence[Step],
+    deadline: float,
+    log: Path,
+    results: Path,
+    variables: dict[str, str],
+    script: Path = ROOT / "benchmarks/gpu_speed.py",
 ) -> list[Outcome]:
     """Run the steps in one process; if it ends, the rest in a new one. Each outcome is written at once."""
     outcomes: list[Outcome] = []
@@ -165,18 +182,18 @@ def run_steps(
         else:
             allowed = step.seconds
             if speed is None:
-                speed = Speed([each.name for each in steps[number:]], log, variables)
-                allowed += 0 if number == 0 else next(s.seconds for s in steps if s.name == "engine")
+                speed = Speed(script, [each.name for each in steps[number:]], log, variables)
+                allowed += RELOAD if number else 0
             outcome = speed.outcome(step.name, min(left, allowed))
         if outcome.ended and speed is not None:
-            end(speed.process)
+            speed.end()
             speed = None
         outcomes.append(outcome)
         with results.open("a") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
         print(f"{outcome.step}: {outcome.seconds:.1f} s {outcome.error or outcome.measured}", flush=True)
     if speed is not None:
-        end(speed.process)
+        speed.end()
     return outcomes
 
 
@@ -192,12 +209,21 @@ def numbers(out: Path, deadline: float, variables: dict[str, str]) -> int:
     return int(any(outcome.error for outcome in outcomes))
 
 
+def cuda() -> bool:
+    """Return whether torch is installed and sees a GPU."""
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def titles() -> tuple[str, str]:
     """Return the title of a page, and its line about versions."""
     import torch
     import transformers
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "A rehearsal without a GPU"
+    name = "A rehearsal without a GPU" if REHEARSAL else torch.cuda.get_device_name()
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     return f"{name}, {datetime.date.today().isoformat()}", f"{versions}, CUDA {torch.version.cuda}"
 
@@ -211,9 +237,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="time limit instead of the part's own")
     args = parser.parse_args()
     started = time.monotonic()
-    import torch
-
-    if not torch.cuda.is_available() and os.environ.get("FOVEA_GPU_REHEARSAL") != "1":
+    if not REHEARSAL and not cuda():
         if args.part:
             print("benchmarks/gpu.py: torch sees no CUDA device; nothing was run", file=sys.stderr)
             return 2

@@ -1,6 +1,7 @@
 """Setup before any test is imported.
 
-Triton decides at its first import whether kernels are compiled for a GPU or interpreted on the CPU.
+Triton decides at its first import whether kernels are compiled for a GPU or interpreted on the CPU. Without
+a GPU they are interpreted, unless TRITON_INTERPRET says otherwise.
 Hypothesis fails an example that takes longer than 200 ms, which can happen to any on a busy machine, so that
 limit is off. A shell makes background processes ignore Ctrl-C; their children, which tests interrupt, would
 ignore it, too.
@@ -24,7 +25,7 @@ from hypothesis import settings
 from tests.support.thorough import DEFAULT, THOROUGH
 
 if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("fovea", deadline=None, max_examples=DEFAULT)
 settings.register_profile("thorough", deadline=None, max_examples=THOROUGH)

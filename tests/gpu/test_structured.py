@@ -18,7 +18,8 @@ def test_answers_follow_their_schema_with_and_without_forced_tokens(temperature:
     """A seed gives the same tokens, however many of them one step computes."""
     answers = []
     for drafts in (0, 16):
-        with gpu.engine_of("fovea-tiny", dtype="float32", max_draft_tokens=drafts) as engine:
+        kernels = gpu.either("auto", "torch")  # the answers are too long for Triton's interpreter
+        with gpu.engine_of("fovea-tiny", dtype="float32", kernels=kernels, max_draft_tokens=drafts) as engine:
             answers.append(
                 [
                     engine.generate(

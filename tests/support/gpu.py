@@ -58,7 +58,7 @@ def engine_of(folder: Path | str, **settings: Any) -> Iterator[Engine]:
     # Triton's interpreter multiplies the bits of bfloat16 numbers as if they were whole numbers.
     kernels = "torch" if settings["dtype"] == "bfloat16" else "triton"
     graphs = settings.get("decode_graphs", "off")
-    settings |= {"device": "cpu", "threads": 1, "kernels": kernels, "kv_cache_mib": 16}
+    settings = {"kernels": kernels} | settings | {"device": "cpu", "threads": 1, "kv_cache_mib": 16}
     settings["decode_graphs"] = "padded" if graphs == "auto" else graphs
     with (
         fake_cuda.installed(graphs=graphs == "auto"),
