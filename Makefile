@@ -1,5 +1,7 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
-# make test   set up, check and test (minutes)
+# make test   set up, check and test (minutes); ROOMS=1 adds a table of the processor time of each folder
+# make test-fresh  the same in three Debian systems that have only what is declared: with a compiler, without one, and
+#             after `make servers` (as root, needs mmdebstrap; half an hour); FRESH="bare servers" chooses
 # make servers  Debian's Redis, nginx, HAProxy, Prometheus, Alertmanager, Chromium and ShellCheck, which some tests run
 #             (as root; without them these tests are skipped)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
@@ -20,8 +22,7 @@
 # make chaos  disturb a whole deployment for 20 minutes and check every answer, into docs/reliability.md (Linux, as root;
 #             CHAOS_MINUTES=60 for an hour)
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
-# make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes);
-#             DOCUMENTS=1 compares them on pages of documents, with fovea-page
+# make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
 # make gpu    test and measure on a machine with CUDA (10 minutes); on another it prints what to run on one
 # make gpu-rehearsal  both parts of `make gpu` without a GPU, in Triton's interpreter (5 minutes)
 PYTHON ?= python3
@@ -32,22 +33,25 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack chaos fuzz gpu gpu-rehearsal wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack chaos fuzz gpu gpu-rehearsal wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
 
 # torch first and with its exact pin. On Linux, PyPI's build brings CUDA, several gigabytes; TORCH_INDEX names another
-# index, such as https://download.pytorch.org/whl/cpu.
-$(VENV)/.installed: pyproject.toml packages/page/pyproject.toml constraints.txt
+# index, such as https://download.pytorch.org/whl/cpu. Modules are compiled when they are imported, not all of them here.
+define install
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(PIP) install --quiet --constraint constraints.txt --editable . --editable packages/page
-	@touch $@
+	$(PIP) install --quiet --no-compile --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable '.$(1)'
+	@touch $(VENV)/.installed $@
+endef
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call install)
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt
+	$(call install,[dev])
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -63,7 +67,10 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 test: check
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile $(if $(ROOMS),--rooms)
+
+test-fresh:
+	$(PYTHON) -m tools.fresh $(FRESH)
 
 servers:
 	DEBIAN_FRONTEND=noninteractive apt-get update -qq
@@ -117,7 +124,7 @@ bench-gateway: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/gateway/translate.py
 
 bench-relevance: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/relevance.py $(if $(DOCUMENTS),--documents) --docs docs/relevance.md
+	$(BIN)/python benchmarks/relevance.py --docs docs/relevance.md
 
 attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack/run.py $(if $(PAGE),--page $(PAGE) --before benchmarks/attack/before.json) --json $(OUT)/attack.json
@@ -137,7 +144,6 @@ $(WHEEL_TOOLS)/.installed: tools/wheels/requirements.txt
 
 wheel: $(WHEEL_TOOLS)/.installed
 	$(WHEEL_TOOLS)/bin/python -m tools.wheels.build --folder dist
-	PATH="$(abspath $(WHEEL_TOOLS))/bin:$$PATH" $(WHEEL_TOOLS)/bin/python -m build --no-isolation --wheel --outdir dist packages/page
 
 sdist: $(WHEEL_TOOLS)/.installed
 	mkdir -p dist

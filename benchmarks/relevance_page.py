@@ -76,17 +76,17 @@ def report(sweep: Sweep, cost: Cost, head: str, chart: str) -> str:
     ]
     picture = f"![accuracy against visual tokens and first tokens]({chart})"
     return "\n\n".join(
-        (head, table(rows), MEANING_OF_MET, decision_times(sweep, cost), picture, markdown(sweep))
+        (head, table(rows), MEANING_OF_MET, _decision_times(sweep, cost), picture, markdown(sweep))
     )
 
 
-def replace_between_marks(text: str, content: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
+def replace_between_marks(text: str, content: str) -> str:
     """Replace the text between the marks of a document. Raises ValueError if it has no marks."""
-    before, begin, rest = text.partition(marks[0])
-    _, end, after = rest.partition(marks[1])
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the document has no {marks[0]} and {marks[1]}")
-    return f"{before}{begin}\n{content}\n{end}{after}"
+        raise ValueError(f"the document has no {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{content}\n{END}{after}"
 
 
 def body(sweep: Sweep, cost: Cost) -> Mapping[str, Any]:
@@ -147,8 +147,7 @@ def _speedup(sweep: Sweep) -> Verdict:
     )
 
 
-def decision_times(sweep: Sweep, cost: Cost) -> str:
-    """The times of a relevance decision, as a sentence."""
+def _decision_times(sweep: Sweep, cost: Cost) -> str:
     return (
         f"Time of the relevance decision, {sweep.timed_on}: survey {1e3 * cost.survey:.1f} ms, "
         f"first view {1e3 * cost.first_view:.1f} ms, planning {1e3 * cost.planning:.1f} ms. The survey reads "

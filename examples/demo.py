@@ -3,12 +3,11 @@
     python examples/demo.py
 
 The questions and their right answers are in questions.jsonl. For a wrong answer the right one is printed,
-too. Then fovea-page, if it is installed, reads invoice.png into JSON of a schema.
+too.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -18,8 +17,6 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from fovea import AnswerFormat, Engine
 from fovea.api.convert import timings_body
-from fovea.core.bundled import PAGE
-from fovea.core.errors import CheckpointError
 from fovea.core.tools import Tool
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TemplateInputs, TextPart
 from fovea.engine.request.inputs import to_image
@@ -43,41 +40,6 @@ def ask(engine: Engine, case: Case) -> Completion:
     message = Message("user", (*images, TextPart(exchange.question)))
     prompt = ChatPrompt((message,), template=TemplateInputs(tuple(tools)))
     return engine.generate(prompt, temperature=0, max_tokens=96, format=form)
-
-
-def read_invoice() -> None:
-    """Read the invoice into JSON, and compare every field with its right value."""
-    schema = json.loads((HERE / "invoice.schema.json").read_text())
-    values = json.loads((HERE / "invoice.values.json").read_text())
-    print(f"\n{PAGE} reads examples/invoice.png into JSON of examples/invoice.schema.json:\n")
-    try:
-        engine = Engine.from_pretrained(PAGE)
-    except CheckpointError as error:
-        print(f"  {error.message}")
-        return
-    with engine:
-        form = AnswerFormat.json_schema(schema)
-        question = "Extract the data as JSON."
-        answer = engine.generate(
-            question, images=[HERE / "invoice.png"], temperature=0, max_tokens=384, format=form
-        )
-    print(f"  {answer.text}\n")
-    for line in checked(answer.text, values):
-        print(f"  {line}")
-
-
-def checked(answer: str, values: dict[str, str]) -> list[str]:
-    """A line for each field: its right value, and whether the answer has it; then how many are right."""
-    try:
-        found = json.loads(answer)
-    except ValueError:  # cut off at the longest answer
-        found = {}
-    lines = []
-    for key, value in values.items():
-        verdict = "right" if found.get(key) == value else f"wrong: {found.get(key)!r}"
-        lines.append(f"{key:16} {value:20} {verdict}")
-    right = sum(found.get(key) == value for key, value in values.items())
-    return [*lines, f"{right} of {len(values)} fields are right."]
 
 
 def main() -> None:
@@ -108,7 +70,6 @@ def main() -> None:
             )
             print(f" ({usage.cached} cached), {usage.completion} answer\n")
     print(f"{right} of {len(cases)} answers are right.")
-    read_invoice()
 
 
 if __name__ == "__main__":

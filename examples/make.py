@@ -1,20 +1,13 @@
 """Draw the images of this folder and write their questions, from held-out seeds of the scene generator.
 
-python examples/make.py            # scenes and questions.jsonl
-python examples/make.py --invoice  # invoice.png, with its schema and right values; needs Chromium and fonts
-
-The invoice has a template and a font that no training page has.
+python examples/make.py
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from random import Random
 
-from fovea.evaluation.documents.chromium import browser
-from fovea.evaluation.documents.questions import schema_of
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 
 HERE = Path(__file__).resolve().parent
@@ -31,30 +24,13 @@ PICTURES: tuple[tuple[str, str, int, tuple[int, int]], ...] = (
     ("pair", "compare", 9, (192, 192)),
     ("frames", "motion", 10, (192, 192)),
 )
-INVOICE, INVOICE_SEED = "invoice_summary", "examples/invoice/13"
-INVOICE_KEYS = ("invoice_number", "invoice_date", "due_date", "customer", "total")
-COLOURS = 64
-"""Colours of the invoice's palette, which makes its file small."""
 
 
 def sample(kind: str, seed: int, size: tuple[int, int]) -> Sample:
     return next(iter(generate(HELD_OUT_SEED + seed, 1, [kind], [size])))
 
 
-def draw_invoice() -> None:
-    with browser(held_out=True) as renderer:
-        page = renderer.draw(Random(INVOICE_SEED), INVOICE)
-    values = {key: field.value for key in INVOICE_KEYS if (field := page.content.field(key))}
-    page.image.quantize(COLOURS).save(HERE / "invoice.png", optimize=True)
-    for name, value in (("schema", schema_of(INVOICE_KEYS)), ("values", values)):
-        text = json.dumps(value, indent=2, ensure_ascii=False)
-        (HERE / f"invoice.{name}.json").write_text(text + "\n")
-
-
 def main() -> None:
-    if "--invoice" in sys.argv[1:]:
-        draw_invoice()
-        return
     lines = []
     for name, kind, seed, size in PICTURES:
         scene = sample(kind, seed, size)

@@ -22,10 +22,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.summary import Summary, processor_s
 from tests.support.thorough import DEFAULT, THOROUGH
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+_STARTED = pytest.StashKey[float]()
 
 settings.register_profile("fovea", deadline=None, max_examples=DEFAULT)
 settings.register_profile("thorough", deadline=None, max_examples=THOROUGH)
@@ -43,6 +46,36 @@ def pytest_collection() -> Iterator[object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+SUMMARY = Summary()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rooms", action="store_true", help="print the processor time of each folder of tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[object]:
+    report: pytest.TestReport = yield  # type: ignore[misc,assignment]
+    now = processor_s()
+    report.user_properties.append(("processor_s", now - item.stash.get(_STARTED, now)))
+    item.stash[_STARTED] = now
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_STARTED] = processor_s()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    SUMMARY.add(report)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in SUMMARY.lines(rooms=config.getoption("rooms")):
+        terminalreporter.write_line(line)
 
 
 def pytest_unconfigure() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from tests.support.forks import Fork
+from tests.support.programs import needs
 
 pytestmark = pytest.mark.kernels
 
@@ -77,7 +77,7 @@ def test_ask() -> None:
     assert run(["bash", "-c", command]).strip()
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@needs("curl")
 def test_curl(port: int) -> None:
     command = next(block for block in blocks(README) if block.startswith("curl"))
     body = json.loads(run(["bash", "-c", command.replace("8000", str(port))]))

@@ -1,1 +1,8 @@
-"""Tools for developers, not a part of the package."""
+"""Programs for maintainers: wheels, releases, dashboards, known models, and fresh systems for the tests."""
+
+import tomllib
+from pathlib import Path
+
+_PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+DISTRIBUTION: str = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["name"]
+"""Name for pip, as in `fovea.core.distribution`, for environments without Fovea."""

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fovea.core.bundled import TINY, bundled_model
+from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.check import shape_of_config, shape_of_folder
 from fovea.engine.load import read_config
@@ -79,8 +79,8 @@ def configuration(model: str) -> dict[str, Any]:
 
 def shape(model: str) -> ModelShape:
     """Return the shape of a model of `every_model`."""
-    if model == TINY:
-        return shape_of_folder(bundled_model(), TINY)
+    if model == BUNDLED:
+        return shape_of_folder(bundled_model(), BUNDLED)
     content = configuration(model)
     ids = {**STAND_INS, **published().get(model, {}).get("token_ids", {})}
     with tempfile.TemporaryDirectory() as place:
@@ -96,7 +96,7 @@ def shape(model: str) -> ModelShape:
 
 def every_model() -> tuple[str, ...]:
     """Return the names of all models that known.json has, sorted without regard to case."""
-    return tuple(sorted({TINY, *published(), *sized()}, key=str.lower))
+    return tuple(sorted({BUNDLED, *published(), *sized()}, key=str.lower))
 
 
 def text() -> str:

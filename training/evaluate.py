@@ -16,10 +16,8 @@ from fovea.evaluation.scenes.dataset import KINDS, TASK_KINDS, content
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.tools import TOOLS
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
-from loop import tensors
 from model import Fovea
 from packing import Batch, Packer, PromptMedia, collate, conversation
-from precision import autocast
 from several import group_frames, group_times
 from varied import tower, varied_batch
 
@@ -80,18 +78,15 @@ def held_out_batches(
 
 def exact_match(model: Fovea, batches: list[Batch], device: torch.device) -> float:
     """The share of turns in which each token of the answer is the most likely one, rounded to 3 digits."""
-    right = [one for batch in batches for one in matches(model, batch, device).values()]
-    return round(sum(right) / max(1, len(right)), 3)
-
-
-def matches(model: Fovea, batch: Batch, device: torch.device) -> dict[tuple[int, int], bool]:
-    """Whether each token of an answer is the most likely one, by sequence and number of the turn in it."""
-    there = {name: value.to(device) for name, value in tensors(batch).items()}
-    with torch.no_grad(), autocast(device.type):
-        states, _, _ = model.hidden(there)
-        row, column, token, group = there["targets"].unbind(1)
-        hits = model.logits(states[row, column]).argmax(-1) == token
-    right: dict[tuple[int, int], bool] = {}
-    for key, hit in zip(zip(row.tolist(), group.tolist(), strict=True), hits.tolist(), strict=True):
-        right[key] = right.get(key, True) and hit
-    return right
+    right = total = 0
+    for batch in batches:
+        tensors = {key: torch.from_numpy(value).to(device) for key, value in batch.items()}
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+            states, _, _ = model.hidden(tensors)
+            row, column, token, group = tensors["targets"].unbind(1)
+            hit = model.logits(states[row, column]).argmax(-1) == token
+        key = row * 64 + group
+        for one in key.unique():
+            right += bool(hit[key == one].all())
+            total += 1
+    return round(right / max(1, total), 3)

@@ -24,25 +24,6 @@ SPLIT = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-TOKENIZER_SETTINGS = {
-    "add_bos_token": False,
-    "add_prefix_space": False,
-    "bos_token": None,
-    "clean_up_tokenization_spaces": False,
-    "eos_token": "<|im_end|>",
-    "errors": "replace",
-    "extra_special_tokens": {
-        "image_token": "<|image_pad|>",
-        "video_token": "<|video_pad|>",
-        "vision_bos_token": "<|vision_start|>",
-        "vision_eos_token": "<|vision_end|>",
-    },
-    "model_max_length": 8192,
-    "pad_token": "<|endoftext|>",
-    "processor_class": "Qwen3VLProcessor",
-    "tokenizer_class": "Qwen2Tokenizer",
-    "unk_token": None,
-}
 CHAT_WORDS = "system\nuser\nassistant\nYou are a helpful assistant.\nPicture : \n"
 
 
@@ -85,21 +66,42 @@ def build() -> Tokenizer:
     return tokenizer
 
 
-def write_settings(folder: Path, tokenizer: Tokenizer, config: dict[str, object], longest_edge: int) -> None:
-    """Write the tokenizer, the template and all settings files of a checkpoint.
+def _write(name: str, value: object) -> None:
+    (ASSETS / name).write_text(json.dumps(value, indent=2) + "\n")
 
-    longest_edge: pixels of the largest image, as the image processor counts them: width times height.
-    """
 
-    def write(name: str, value: object) -> None:
-        (folder / name).write_text(json.dumps(value, indent=2) + "\n")
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    write("tokenizer_config.json", TOKENIZER_SETTINGS)
+def main() -> None:
+    ASSETS.mkdir(parents=True, exist_ok=True)
+    tokenizer = build()
+    tokenizer.save(str(ASSETS / "tokenizer.json"))
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    print("vocabulary", tokenizer.get_vocab_size(), ids)
+    template = TEMPLATE.read_text()
+    (ASSETS / "chat_template.jinja").write_text(template)
+    _write(
+        "tokenizer_config.json",
+        {
+            "add_bos_token": False,
+            "add_prefix_space": False,
+            "bos_token": None,
+            "clean_up_tokenization_spaces": False,
+            "eos_token": "<|im_end|>",
+            "errors": "replace",
+            "extra_special_tokens": {
+                "image_token": "<|image_pad|>",
+                "video_token": "<|video_pad|>",
+                "vision_bos_token": "<|vision_start|>",
+                "vision_eos_token": "<|vision_end|>",
+            },
+            "model_max_length": 8192,
+            "pad_token": "<|endoftext|>",
+            "processor_class": "Qwen3VLProcessor",
+            "tokenizer_class": "Qwen2Tokenizer",
+            "unk_token": None,
+        },
+    )
     image = {
-        "size": {"shortest_edge": 64 * 64, "longest_edge": longest_edge},
+        "size": {"shortest_edge": 64 * 64, "longest_edge": 1344 * 896},
         "patch_size": 16,
         "temporal_patch_size": 2,
         "merge_size": 2,
@@ -107,23 +109,23 @@ def write_settings(folder: Path, tokenizer: Tokenizer, config: dict[str, object]
         "image_std": [0.5, 0.5, 0.5],
         "processor_class": "Qwen3VLProcessor",
     }
-    write("preprocessor_config.json", image | {"image_processor_type": "Qwen2VLImageProcessorFast"})
+    _write("preprocessor_config.json", image | {"image_processor_type": "Qwen2VLImageProcessorFast"})
     video = {
         "size": {"shortest_edge": 2 * 64 * 64, "longest_edge": 16 * 1024 * 1024},
         "fps": 2,
         "min_frames": 4,
     }
     video |= {"max_frames": 64, "video_processor_type": "Qwen3VLVideoProcessor"}
-    write("video_preprocessor_config.json", image | video)
-    ends = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
-    write("generation_config.json", {"do_sample": False, "eos_token_id": ends, "pad_token_id": ends[1]})
-    write("config.json", config)
-
-
-def main() -> None:
-    tokenizer = build()
-    print("vocabulary", tokenizer.get_vocab_size())
-    write_settings(ASSETS, tokenizer, model_config(tokenizer), 1344 * 896)
+    _write("video_preprocessor_config.json", image | video)
+    _write(
+        "generation_config.json",
+        {
+            "do_sample": False,
+            "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
+            "pad_token_id": ids["<|endoftext|>"],
+        },
+    )
+    _write("config.json", model_config(tokenizer))
 
 
 if __name__ == "__main__":

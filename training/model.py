@@ -8,8 +8,7 @@ picture. They are left out of the export.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,21 +25,6 @@ MIDDLE = 2
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-HEADS = {
-    "shape": PATCHES_PER_TOKEN * SHAPE_CLASSES,
-    "colour": PATCHES_PER_TOKEN * COLOUR_CLASSES,
-    "character": CHARACTER_SLOTS * CHARACTER_CLASSES,
-    "centre": PATCHES_PER_TOKEN * CENTRE_CLASSES,
-    "rank": RANKS * CHARACTER_CLASSES,
-    "place": PLACES,
-    "cell": PATCHES_PER_TOKEN * (PLACES + 1),
-    "count": 4 * 10,
-    "moved": PATCHES_PER_TOKEN * 3,
-    "before": PATCHES_PER_TOKEN * CENTRE_CLASSES,
-}
-"""The auxiliary heads of fovea-tiny, with their numbers of outputs."""
 
 
 class VisionAttention(nn.Module):
@@ -209,6 +193,8 @@ class TextAttention(nn.Module):
         q = self.q_norm(self.q_proj(x).view(batch, count, self.heads, self.size)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(batch, count, self.kv_heads, self.size)).transpose(1, 2)
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        repeat = self.heads // self.kv_heads
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         x = attend(q, k, v, mask, prefix)
         return self.o_proj(x.transpose(1, 2).reshape(batch, count, -1))
 
@@ -217,29 +203,26 @@ class TextAttention(nn.Module):
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, prefix: int) -> Tensor:
     """Masked attention, for packed sequences with or without a common prefix.
 
-    With a prefix, the prefix is causal, and blocks of equal length follow. Each block attends to the prefix
+    With a prefix, the prefix is causal, and blocks of BLOCK tokens follow. Each block attends to the prefix
     and, as `mask` allows, to itself.
 
-    q: (B, H, prefix + n * block, D). k, v: (B, G, prefix + n * block, D); H is a multiple of G.
-    mask: (B, 1, n, block, block), added to the scores; without a prefix (B, 1, L, L).
+    q, k, v: (B, H, prefix + n * BLOCK, D).
+    mask: (B, 1, n, BLOCK, BLOCK), added to the scores; without a prefix (B, 1, L, L).
     prefix: length of the prefix in tokens; 0: none.
     """
     if not prefix:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-    count, number, block = len(q), mask.shape[2], mask.shape[-1]
-
-    def blocks(heads: Tensor) -> Tensor:
-        return heads[:, :, prefix:].unflatten(2, (number, block)).transpose(1, 2).flatten(0, 1)
-
-    def seen(heads: Tensor) -> Tensor:
-        before = heads[:, None, :, :prefix].expand(-1, number, -1, -1, -1).flatten(0, 1)
-        return torch.cat((before, blocks(heads)), dim=2)
-
-    before = (one[:, :, :prefix] for one in (q, k, v))
-    first = F.scaled_dot_product_attention(*before, is_causal=True, enable_gqa=True)
-    allowed = F.pad(mask.transpose(1, 2).flatten(0, 1), (prefix, 0))
-    second = F.scaled_dot_product_attention(blocks(q), seen(k), seen(v), attn_mask=allowed, enable_gqa=True)
-    second = second.unflatten(0, (count, number)).transpose(1, 2).flatten(2, 3)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    batch, heads, count, size = q.shape
+    q = q * size**-0.5
+    k_prefix, v_prefix = k[:, :, :prefix], v[:, :, :prefix]
+    causal = torch.ones(prefix, prefix, dtype=torch.bool, device=q.device).tril()
+    scores = (q[:, :, :prefix] @ k_prefix.mT).masked_fill(~causal, float("-inf"))
+    first = scores.softmax(-1) @ v_prefix
+    blocks = (batch, heads, (count - prefix) // BLOCK, BLOCK, size)
+    q, k, v = (t[:, :, prefix:].reshape(blocks) for t in (q, k, v))
+    to_prefix = (q.flatten(2, 3) @ k_prefix.mT).unflatten(2, blocks[2:4])
+    weights = torch.cat((to_prefix, q @ k.mT + mask), dim=-1).softmax(-1)
+    second = (weights[..., :prefix].flatten(2, 3) @ v_prefix) + (weights[..., prefix:] @ v).flatten(2, 3)
     return torch.cat((first, second), dim=2)
 
 
@@ -266,19 +249,6 @@ class TextLayer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, prefix: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, prefix)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class States(NamedTuple):
-    """Hidden states of the text layers.
-
-    last: after the last layer, (B, L, hidden).
-    middle: of the visual tokens after layer MIDDLE, scaled to a mean square of 1, (tokens, hidden).
-    inputs: of each layer, (B, L, hidden).
-    """
-
-    last: Tensor
-    middle: Tensor
-    inputs: list[Tensor]
 
 
 class Text(nn.Module):
@@ -310,8 +280,10 @@ class Text(nn.Module):
         slots: Tensor,
         visual: Tensor,
         features: list[Tensor],
-    ) -> States:
-        """The states of all tokens.
+    ) -> tuple[Tensor, Tensor]:
+        """The last hidden states (B, L, hidden), and those of the visual tokens after layer MIDDLE.
+
+        The latter are scaled to a mean square of 1.
 
         slots: flat indices into (B * L) of the visual tokens, in order.
         visual, features: embeddings and DeepStack features of the visual tokens.
@@ -321,27 +293,24 @@ class Text(nn.Module):
         if slots.numel():
             x = x.flatten(0, 1).index_copy(0, slots, visual.to(x.dtype)).view(shape)
         cos, sin = self.rope(positions)
-        inputs = []
         for index, layer in enumerate(self.layers):
-            inputs.append(x)
             x = layer(x, cos, sin, mask, prefix)
             if index < len(features) and slots.numel():
                 x = x.flatten(0, 1).index_add(0, slots, features[index].to(x.dtype)).view(shape)
             if index == MIDDLE:
                 middle = x.flatten(0, 1)[slots]
-        return States(self.norm(x), F.rms_norm(middle.float(), middle.shape[-1:]), inputs)
+        return self.norm(x), F.rms_norm(middle.float(), middle.shape[-1:])
 
 
-def attention_mask(segment: Tensor, prefix: int, block: int = BLOCK) -> Tensor:
+def attention_mask(segment: Tensor, prefix: int) -> Tensor:
     """The mask that `TextAttention` adds to its scores: 0 or -inf.
 
     segment: (B, L), number of the branch of each token; a token attends to its own branch. -1 is padding; the
         result for it is not used.
-    prefix, block: lengths of the prefix and of the blocks after it, see `attend`.
     """
     kind = torch.bfloat16 if torch.is_autocast_enabled(segment.device.type) else torch.float32
     if prefix:
-        segment = segment[:, prefix:].unflatten(1, (-1, block))
+        segment = segment[:, prefix:].unflatten(1, (-1, BLOCK))
     same = segment[..., None, :] == segment[..., :, None]
     length = segment.shape[-1]
     allowed = same & torch.ones(length, length, dtype=torch.bool, device=segment.device).tril()
@@ -353,15 +322,27 @@ def attention_mask(segment: Tensor, prefix: int, block: int = BLOCK) -> Tensor:
 class Fovea(nn.Module):
     """The model with its tied output head (`model.*`), and auxiliary heads for training (`auxiliary.*`)."""
 
-    def __init__(self, config: dict[str, Any], heads: Mapping[str, int] = HEADS) -> None:
-        """heads: outputs of each auxiliary head, a linear layer on the visual tokens."""
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
         self.model = nn.ModuleDict(
             {"visual": Vision(config["vision_config"]), "language_model": Text(config["text_config"])}
         )
         hidden = config["text_config"]["hidden_size"]
-        self.auxiliary = nn.ModuleDict({name: nn.Linear(hidden, size) for name, size in heads.items()})
+        self.auxiliary = nn.ModuleDict(
+            {
+                "shape": nn.Linear(hidden, PATCHES_PER_TOKEN * SHAPE_CLASSES),
+                "colour": nn.Linear(hidden, PATCHES_PER_TOKEN * COLOUR_CLASSES),
+                "character": nn.Linear(hidden, CHARACTER_SLOTS * CHARACTER_CLASSES),
+                "centre": nn.Linear(hidden, PATCHES_PER_TOKEN * CENTRE_CLASSES),
+                "rank": nn.Linear(hidden, RANKS * CHARACTER_CLASSES),
+                "place": nn.Linear(hidden, PLACES),
+                "cell": nn.Linear(hidden, PATCHES_PER_TOKEN * (PLACES + 1)),
+                "count": nn.Linear(hidden, 4 * 10),
+                "moved": nn.Linear(hidden, PATCHES_PER_TOKEN * 3),
+                "before": nn.Linear(hidden, PATCHES_PER_TOKEN * CENTRE_CLASSES),
+            }
+        )
         self.reset()
 
     def reset(self) -> None:
@@ -417,26 +398,18 @@ class Fovea(nn.Module):
 
     def hidden(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The last hidden states (B, L, hidden), the visual tokens, and their states after layer MIDDLE."""
-        visual, features = self.visual(batch)
-        states = self.states(batch, visual, features)
-        return states.last, visual, states.middle
-
-    def visual(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The visual tokens of a batch and their DeepStack features."""
-        if "order" in batch:
-            return self.encode_views(batch)
-        if batch["images"].numel():
-            return self.encode(batch["images"])
-        return torch.empty(0, device=batch["tokens"].device), []
-
-    def states(self, batch: dict[str, Tensor], visual: Tensor, features: list[Tensor]) -> States:
-        """The states of the text layers."""
         prefix = int(batch["prefix"])
-        mask = attention_mask(batch["segment"], prefix, int(batch.get("block", BLOCK)))
-        states: States = self.model["language_model"](
+        mask = attention_mask(batch["segment"], prefix)
+        if "order" in batch:
+            visual, features = self.encode_views(batch)
+        elif batch["images"].numel():
+            visual, features = self.encode(batch["images"])
+        else:
+            visual, features = torch.empty(0, device=batch["tokens"].device), []
+        states, middle = self.model["language_model"](
             batch["tokens"], batch["positions"], mask, prefix, batch["slots"], visual, features
         )
-        return states
+        return states, visual, middle
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(states, self.model["language_model"].embed_tokens.weight.to(states.dtype)).float()

@@ -10,14 +10,12 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from precision import fast
-
 _NS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
     """Orthogonalise matrices (n, rows, columns), rows <= columns, by Newton-Schulz iterations."""
-    x = stack.to(fast(stack.device.type))
+    x = stack.bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     a, b, c = _NS
     for _ in range(steps):

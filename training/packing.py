@@ -38,9 +38,8 @@ class PromptMedia:
 class Packer:
     """Tokenizes the parts of a prompt. Roles and markers follow the chat template exactly."""
 
-    def __init__(self, tokenizer: str | Tokenizer) -> None:
-        """tokenizer: itself, or the path of its file."""
-        self.tokenizer = Tokenizer.from_file(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    def __init__(self, path: str) -> None:
+        self.tokenizer = Tokenizer.from_file(path)
         special = self.tokenizer.token_to_id
         self.image, self.video = special("<|image_pad|>"), special("<|video_pad|>")
         self.start, self.end = special("<|im_start|>"), special("<|im_end|>")
@@ -77,16 +76,6 @@ class Sequence:
     target_indices: indices of the tokens that are to be predicted.
     groups: for each of these, the number of its turn.
     slots: indices of the visual tokens.
-    turns: the turn of each number in `groups`.
-    points: of answers, the state that predicts the first token, the visual token where it stands, and the
-        patch in that.
-    links: of values, the visual tokens of value and label, and a number for where the label is.
-    asks: of answers, the state that predicts the first token, the token that names the label, and that
-        number.
-    copies: of letters of answers, the number of the layer that copies the letter, the state that predicts it,
-        the visual token that it is read from, and the head.
-    places: tokens that should know a place, a number for which one, and the visual token that is there.
-    labels: tokens that should know a label, a number for where in their state, and its first letters.
     next: position of the next text token.
     prefix: length of the prefix; 0 for a conversation.
     """
@@ -98,13 +87,6 @@ class Sequence:
         self.target_indices: list[int] = []
         self.groups: list[int] = []
         self.slots: list[int] = []
-        self.turns: dict[int, Turn] = {}
-        self.points: list[tuple[int, int, int]] = []
-        self.links: list[tuple[int, int, int]] = []
-        self.asks: list[tuple[int, int, int]] = []
-        self.copies: list[tuple[int, int, int, int]] = []
-        self.places: list[tuple[int, int, int]] = []
-        self.labels: list[tuple[int, ...]] = []
         self.next = 0
         self.prefix = 0
 
@@ -156,11 +138,9 @@ class Sequence:
         self.add([packer.vision_end])
 
 
-def branches(
-    packer: Packer, turns: list[Turn], media: PromptMedia, system: str | None, length: int = BLOCK
-) -> Sequence:
-    """Pack questions as independent branches: the prefix, then blocks of `length` tokens with whole branches
-    in them.
+def branches(packer: Packer, turns: list[Turn], media: PromptMedia, system: str | None) -> Sequence:
+    """Pack questions as independent branches: the prefix, then blocks of BLOCK tokens with whole branches in
+    them.
 
     A turn that is longer than a block is left out.
     """
@@ -169,25 +149,22 @@ def branches(
     sequence.show(packer, media)
     origin = sequence.next
     sequence.prefix = len(sequence.tokens)
-    blocks: list[list[tuple[list[int], int, Turn]]] = []
-    packed_turns = sorted(((*packer.turn(turn), turn) for turn in turns), key=lambda packed: -len(packed[0]))
+    blocks: list[list[tuple[list[int], int]]] = []
+    packed_turns = sorted((packer.turn(turn) for turn in turns), key=lambda packed_turn: -len(packed_turn[0]))
     for packed_turn in packed_turns:
-        fits = (
-            block for block in blocks if sum(len(one[0]) for one in block) + len(packed_turn[0]) <= length
-        )
+        fits = (block for block in blocks if sum(len(ids) for ids, _ in block) + len(packed_turn[0]) <= BLOCK)
         block = next(fits, None)
         if block is not None:
             block.append(packed_turn)
-        elif len(packed_turn[0]) <= length:
+        elif len(packed_turn[0]) <= BLOCK:
             blocks.append([packed_turn])
     number = 0
     for block in blocks:
-        for ids, answer, turn in block:
+        for ids, answer in block:
             number += 1
-            sequence.turns[number] = turn
             sequence.next = origin
             sequence.add(ids, number, answer, number)
-        room = -(len(sequence.tokens) - sequence.prefix) % length
+        room = -(len(sequence.tokens) - sequence.prefix) % BLOCK
         sequence.add([0] * room, -1)
     return sequence
 

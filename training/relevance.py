@@ -50,10 +50,8 @@ from fovea.relevance.pipeline import Survey, survey
 from fovea.relevance.policy import attend, content_mask, first_view
 from fovea.relevance.realizing import View, patch_fractions, whole
 from fovea.relevance.texture import Map
-from loop import tensors
 from model import Fovea
 from packing import Packer, PromptMedia, collate, conversation
-from precision import autocast
 from varied import CELL, MERGE, gather_views, view_pixels
 
 SPACE, HIDDEN = 48, 48
@@ -254,10 +252,10 @@ def answer_losses(model: Fovea, packer: Packer, weights: dict[str, np.ndarray], 
     batch = collate(sequences, [[] for _ in sequences]) | gather_views(
         layouts, [example.pixels] * len(layouts)
     )
-    given = tensors(batch)
-    with autocast("cpu"):
-        states, _, _ = model.hidden(given)
-        row, column, token, _ = given["targets"].unbind(1)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in batch.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        states, _, _ = model.hidden(tensors)
+        row, column, token, _ = tensors["targets"].unbind(1)
         nats = F.cross_entropy(model.logits(states[row, column]), token, reduction="none")
     return torch.stack([nats[row == number].mean() for number in range(len(layouts))])
 

@@ -10,6 +10,7 @@ same work.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
@@ -26,14 +28,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from batches import scene_batch, text_batch, tool_batch
-from clocks import Courtesy, WorkClock
 from common import ASSETS
 from evaluate import exact_match, held_out_batches
-from loop import Workers, options, tensors
 from model import Fovea
 from muon import Muon
 from packing import Batch, Packer
-from precision import autocast
 from several import motion_batch, pair_batch, still_batch
 from varied import Tower, tower, varied_batch
 
@@ -167,7 +166,7 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
             batches.append(parts_batch(rng, packer, settings, embeds))
         if rng.random() < settings.minor:
             batches.append(minor_batch(rng, packer, settings, done > settings.large_from))
-        queue.put([tensors(batch) for batch in batches])
+        queue.put([{key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in b.items()} for b in batches])
         step += settings.workers
 
 
@@ -209,6 +208,52 @@ def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         logits = model.auxiliary["count"](visual).float().reshape(len(target), -1)
         values["count"] = 2 * F.cross_entropy(logits, target, ignore_index=-1)
     return values
+
+
+class Courtesy:
+    """Uses one thread less while other programs need the cores, because one late thread delays all others."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = self.now = threads
+        self.mark = self.read()
+
+    @staticmethod
+    def read() -> tuple[float, float, float]:
+        """Seconds of the clock, of work of all cores, and of work of this process."""
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:8]]
+        busy = sum(fields) - fields[3] - fields[4]
+        return time.time(), busy / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+    def adapt(self) -> None:
+        """Set the number of threads by the load of the last 12 seconds or more; do nothing before that."""
+        at, busy, own = self.read()
+        elapsed = at - self.mark[0]
+        if elapsed < 12:
+            return
+        others = (busy - self.mark[1] - own + self.mark[2]) / elapsed
+        self.mark = at, busy, own
+        free = (os.cpu_count() or 1) - others
+        threads = self.threads if free > self.threads - 0.25 else max(2, self.threads - 1)
+        if threads != self.now:
+            self.now = threads
+            torch.set_num_threads(threads)
+
+
+class WorkClock:
+    """Counts seconds of work since the start.
+
+    On a CPU it is the process's CPU time divided by its threads, so that pauses and other programs do not
+    count. On a GPU it is wall-clock time.
+    """
+
+    def __init__(self, threads: int, device: torch.device) -> None:
+        self.threads = threads if device.type == "cpu" else 1
+        self.read = time.process_time if device.type == "cpu" else time.monotonic
+        self.start = self.read()
+
+    @property
+    def seconds(self) -> float:
+        return (self.read() - self.start) / self.threads
 
 
 class Trainer:
@@ -289,7 +334,7 @@ class Trainer:
             batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
             # Only main batches use compiled code. The others have too many shapes.
             stance = torch.compiler.set_stance("force_eager" if number else "default")
-            with stance, autocast(self.device.type):
+            with stance, torch.autocast(self.device.type, torch.bfloat16):
                 values = losses(self.model, batch)
             auxiliary = self.settings.auxiliary * (1 - 0.5 * self.progress)
             total = sum(value * (1.0 if name == "answer" else auxiliary) for name, value in values.items())
@@ -357,11 +402,28 @@ class Trainer:
 
 
 def main() -> None:
-    settings = options(__doc__, Settings)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in asdict(Settings()).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    settings = Settings(**vars(parser.parse_args()))
     trainer = Trainer(settings)
-    progress = mp.get_context("spawn").Value("d", 0.0)
-    with Workers(produce, settings, trainer.step, progress) as queue:
-        trainer.run(iter(queue.get, None), progress)
+    context = mp.get_context("spawn")
+    queue, progress = context.Queue(maxsize=6), context.Value("d", 0.0)
+    workers = [
+        context.Process(target=produce, args=(queue, settings, trainer.step, w, progress), daemon=True)
+        for w in range(settings.workers)
+    ]
+    for worker in workers:
+        worker.start()
+    trainer.run(iter(queue.get, None), progress)
+    for worker in workers:
+        worker.terminate()
 
 
 if __name__ == "__main__":

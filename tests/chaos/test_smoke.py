@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import program
+from tests.support.programs import program
 
 
 @pytest.mark.slow

@@ -169,7 +169,7 @@ def test_charts_need_their_library(fovea: Caller, url: str, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     outcome = fovea("bench", url, "--plot", "a.png")
     assert outcome.code == 2
-    assert outcome.error_line.endswith("install it with: pip install matplotlib")
+    assert outcome.error_line.endswith("is not installed: pip install 'fovea-vlm[bench]'")
     assert not Path("a.png").exists()
 
 

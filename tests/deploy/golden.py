@@ -4,7 +4,8 @@
     python -m tests.deploy.golden nginx      # of one target
 
 A Python file gets the suffix .txt, so that it is not formatted and checked as a part of the project. If a
-target refuses a spec, the file REFUSED has the reason.
+target refuses a spec, the file REFUSED has the reason. A file that equals one of src/fovea/deploy is not
+kept: the file COPIES has a line with its path and the path of the other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import fovea.deploy
 from fovea.core.errors import ConfigError
 from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec
@@ -21,6 +23,8 @@ from fovea.deploy.target import TARGETS
 from tests.deploy.specs import FULL, SMALL
 
 FOLDER = Path(__file__).with_name("golden")
+SOURCES = Path(fovea.deploy.__file__).parent
+COPIES = "COPIES"
 SPECS: dict[str, DeploySpec] = {"small": SMALL, "full": FULL}
 
 
@@ -44,21 +48,38 @@ def rendered(target: str, spec: str) -> dict[str, str]:
 def kept(target: str, spec: str) -> dict[str, str]:
     """Return the files of the repository for a target and a spec, by the same paths."""
     folder = FOLDER / target / spec
-    return {
-        str(path.relative_to(FOLDER)): path.read_text(encoding="utf-8")
+    files = {
+        path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+    for line in files.pop(f"{target}/{spec}/{COPIES}", "").splitlines():
+        path, source = line.split()
+        files[path] = (SOURCES / source).read_text(encoding="utf-8")
+    return files
 
 
 def write(target: str) -> int:
     """Write all files of a target anew. Returns their number."""
     shutil.rmtree(FOLDER / target, ignore_errors=True)
-    files = {path: text for spec in SPECS for path, text in rendered(target, spec).items()}
-    for path, text in files.items():
-        (FOLDER / path).parent.mkdir(parents=True, exist_ok=True)
-        (FOLDER / path).write_text(text, encoding="utf-8")
-    return len(files)
+    sources = {
+        path.read_bytes(): path.relative_to(SOURCES).as_posix()
+        for path in sorted(SOURCES.rglob("*"))
+        if path.is_file() and path.stat().st_size and path.suffix != ".pyc"
+    }
+    count = 0
+    for spec in SPECS:
+        copies = []
+        for path, text in rendered(target, spec).items():
+            count += 1
+            if (source := sources.get(text.encode())) is not None:
+                copies.append(f"{path} {source}\n")
+                continue
+            (FOLDER / path).parent.mkdir(parents=True, exist_ok=True)
+            (FOLDER / path).write_text(text, encoding="utf-8")
+        if copies:
+            (FOLDER / target / spec / COPIES).write_text("".join(copies), encoding="utf-8")
+    return count
 
 
 if __name__ == "__main__":

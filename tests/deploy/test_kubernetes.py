@@ -25,6 +25,7 @@ from fovea.engine.config import EngineConfig
 from fovea.gateway.config import read_tables
 from tests.deploy import manifests
 from tests.deploy.specs import FULL, SMALL
+from tests.support.programs import needs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 
@@ -36,11 +37,6 @@ def objects(path: str, spec: str = "full") -> list[dict[str, Any]]:
 def outcomes(name: str, spec: DeploySpec, folder: Path) -> dict[str, check.Outcome]:
     found = [check.run(each, folder) for each in target(name).load().checks(spec)]
     return {f"{each.check.tool}: {each.check.subject}": each for each in found}
-
-
-def needs(*tools: str) -> pytest.MarkDecorator:
-    missing = [tool for tool in tools if check.find(tool) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 @needs("kubernetes-validate", "kubectl")

@@ -23,7 +23,7 @@ from fovea.deploy.monitoring.rule import SEVERITIES
 from fovea.deploy.monitoring.targets import Targets
 from fovea.gateway.metrics import HISTOGRAMS, Metrics
 from tests.deploy.queries import alerts
-from tests.support.servers import program
+from tests.support.programs import program
 
 RULES = ROOT / FOLDER / "rules"
 

@@ -16,6 +16,7 @@ from fovea.engine.step.executor import StepResult
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.native.build import library
 from tests.support.engines import all_at_once, assert_idle
+from tests.support.programs import need_kernels
 
 pytestmark = pytest.mark.kernels
 
@@ -46,8 +47,8 @@ OBJECTS: dict[str, Any] = {
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """The bundled model on the C++ kernels; without these, in float32 on torch's."""
     native = {"dtype": "bfloat16", "kernels": "native", "quantization": request.param}
-    if library() is None and request.param != "none":
-        pytest.skip("this machine cannot run the C++ kernels")
+    if request.param != "none":
+        need_kernels()
     settings = native if library() is not None else {"dtype": "float32"}
     with Engine.from_pretrained(
         "fovea-tiny", kv_cache_mib=16, threads=1, device="cpu", **settings

@@ -18,10 +18,10 @@ from fovea.engine.request.inputs import to_image
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.attention import AttentionPlan, Chunk
 from fovea.kernels.native import build
-from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import chosen
 from fovea.kernels.torch.kernels import TorchKernels
 from tests.support.engines import all_at_once, assert_idle
+from tests.support.programs import need_kernels
 
 pytestmark = pytest.mark.kernels
 
@@ -34,8 +34,7 @@ def bundled(**settings: object) -> Engine:
 
 @pytest.fixture(scope="module", params=["none", "int8", "int4"])
 def native(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     with bundled(dtype="bfloat16", kernels="native", quantization=request.param) as engine:
         yield engine
 
@@ -151,8 +150,7 @@ def test_without_a_compiler_torch_takes_over(
 
 def test_the_kernels_are_as_close_to_float32_as_torch() -> None:
     """Logits of the first token, averaged over prompts, because one prompt alone is subject to chance."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     rows: dict[str, torch.Tensor] = {}
     for name, settings in {
         "exact": {"dtype": "float32"},

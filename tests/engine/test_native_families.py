@@ -13,9 +13,9 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
-from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from tests.support.engines import all_at_once, ask, assert_idle, picture
+from tests.support.programs import need_kernels
 from tests.support.thorough import is_thorough
 
 pytestmark = pytest.mark.kernels
@@ -50,8 +50,7 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_company(
     family: str, checkpoint: Callable[[str], Path]
 ) -> None:
     """Tokens and log-probabilities are compared. The answers are longer than the window of Gemma's layers."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     if not has_bf16_units():
         pytest.skip("no units for bfloat16: the bits of torch's plain product depend on the number of rows")
     base: dict[str, Any] = {
@@ -86,8 +85,7 @@ def test_an_answer_computed_again_after_a_preemption_has_the_same_bits(
 
     With so few blocks every image makes an answer give its blocks back after most of its tokens.
     """
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     base: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "threads": 1, "kernels": "native"}
     model = load_model(str(checkpoint("gemma3")), EngineConfig.of(**base))
     prompt = PROMPTS[4]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fovea import Engine
-from fovea.core.bundled import bundled_model
+from fovea.core.distribution import bundled_model
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.config import EngineConfig
@@ -24,11 +24,11 @@ from fovea.engine.models.weights import load_weights
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED
 from fovea.evaluation.score import Result, report
-from fovea.kernels.native.build import library
 from fovea.kernels.native.product import NativeProduct
 from fovea.kernels.quantize import TorchQuantizedProduct, quantize
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.engines import ask, picture
+from tests.support.programs import need_kernels
 from tests.support.thorough import is_thorough
 
 pytestmark = pytest.mark.kernels
@@ -134,8 +134,7 @@ def test_a_tied_table_is_in_memory_once() -> None:
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_the_cpu_kernels_run_quantized_weights_in_bf16(quantization: str) -> None:
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     settings = EngineConfig.of(dtype="bfloat16", device="cpu", threads=1, quantization=quantization)
     model = load_model("fovea-tiny", settings).model
     assert model.decoder._stack is not None

@@ -20,9 +20,7 @@ def test_scene_cases_are_the_samples() -> None:
     for case, sample in zip(cases, samples, strict=True):
         assert (case.id, case.kind, dict(case.facts)) == (sample.id, sample.kind, dict(sample.facts))
         assert [image.tobytes() for image in case.images] == [image.tobytes() for image in sample.images]
-        assert case.exchanges == tuple(
-            Exchange(turn.question, turn.accepted, focus=turn.focus) for turn in sample.turns
-        )
+        assert case.exchanges == tuple(Exchange(turn.question, turn.accepted) for turn in sample.turns)
 
 
 def test_every_kind_has_its_share() -> None:

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.programs import program
 from tests.support.servers import (
     envoy_proxy,
     free_port,
     nginx_proxy,
-    program,
     redis_server,
     simulated_backends,
     started,

@@ -21,8 +21,9 @@ from fovea.http.table import Phase
 from fovea.http.tls import Certificate
 from tests.http.support import Host, Torrent, Wire, get, hosting, in_phase, post, soon
 from tests.server.support import chat
+from tests.support.programs import needs
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+pytestmark = needs("openssl")
 
 
 def make(folder: Path, name: str, *options: str) -> tuple[Path, Path]:

@@ -11,6 +11,7 @@ import torch
 from fovea.kernels.native import build
 from fovea.kernels.native.instruction_sets import VARIABLE, InstructionSet, chosen, supported
 from fovea.kernels.native.kernels import NativeKernels
+from tests.support.programs import need_compiler
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,8 +29,11 @@ def every_set() -> list[InstructionSet | None]:
 @pytest.fixture(scope="module", params=every_set(), ids=lambda each: each.name if each else "no set")
 def lib(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The library of an instruction set. Its functions have their signatures."""
-    cpp = build._load(request.param) if request.param else None
+    if request.param is None:
+        pytest.skip("this machine has no instruction set of the kernels")
+    cpp = build._load(request.param)
     if cpp is None:
-        pytest.skip("this machine cannot run the C++ kernels, or it has no C++ compiler")
+        need_compiler()
+    assert cpp is not None, build.build_failure()
     NativeKernels(cpp)
     return cpp

@@ -10,6 +10,7 @@ import pytest
 
 from fovea.kernels.native import build
 from fovea.kernels.native.instruction_sets import InstructionSet
+from tests.support.programs import need_compiler
 
 OTHER = 12345
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -21,8 +22,7 @@ EVIL = b"not even a library, but its checksum fits"
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder for one short source."""
-    if not build.compiler():
-        pytest.skip("this machine has no C++ compiler")
+    need_compiler()
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "one.cpp").write_text(GOOD)

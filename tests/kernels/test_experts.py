@@ -1,19 +1,21 @@
-"""Mixtures of experts in one call of the C++ kernels, against the same block in torch."""
+"""Mixtures of experts in one call, of the C++ kernels and of torch, against a call for each expert."""
 
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import pytest
 import torch
 
 from fovea.engine.layers.config import Attention, Experts, LayerConfig, Rotary
 from fovea.engine.layers.decoder import Decoder
-from fovea.engine.layers.experts import ExpertsBlock
+from fovea.engine.layers.experts import ExpertBank, ExpertsBlock, most_probable
 from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.memory import DecoderMemory
 from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.layers.step import DecoderPlan
+from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.quantize import INT4, INT8, Format
@@ -46,12 +48,34 @@ def block(
     return made
 
 
+def product(layer: Linear, weight: torch.Tensor, x: torch.Tensor, residual: None) -> torch.Tensor:
+    return finish(torch.nn.functional.linear(x, weight), layer.activation, layer.gated, residual)
+
+
 def one_by_one(made: ExpertsBlock, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
     """Compute the block with a call for each expert, and everything else in torch."""
     mixture, made.mixture = made.mixture, None
     out: torch.Tensor = made(x, residual)
     made.mixture = mixture
     return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_one_grouped_product_equals_a_product_per_expert(rows: int, dtype: torch.dtype) -> None:
+    """torch's grouped_mm, which computes experts on a GPU. Some experts have no rows."""
+    torch.manual_seed(rows)
+    bank = ExpertBank(64, Experts(6, 2, 48, "silu")).to(dtype)
+    for parameter in bank.parameters():
+        parameter.data.normal_(std=0.1)
+    x = torch.randn(rows, 64).to(dtype)
+    weights, chosen = most_probable(torch.randn(rows, 6), 2)
+    grouped = bank.mix(x, weights.to(dtype), chosen)
+    for layer in (bank.gate_up, bank.down):
+        layer.pack(TorchKernels())
+        assert not layer.products
+        layer.products = [partial(product, layer, weight) for weight in layer.weight.data]
+    torch.testing.assert_close(grouped, bank.mix(x, weights.to(dtype), chosen))
 
 
 @FORMATS

@@ -25,6 +25,7 @@ from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.native.product import ACTIVATIONS
 from fovea.kernels.native.weights import PackedWeight, weight_rows
 from fovea.kernels.torch.kernels import TorchKernels
+from tests.support.programs import need_compiler
 from tests.support.thorough import examples
 
 pytestmark = pytest.mark.kernels
@@ -302,8 +303,7 @@ def test_a_complete_build_is_used_again_and_a_truncated_one_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """This builds two short sources. Building the kernels takes seconds, and the fixture has done it."""
-    if not build.compiler():
-        pytest.skip("this machine has no C++ compiler")
+    need_compiler()
     sources = tmp_path / "sources"
     sources.mkdir()
     for name in ("one", "two"):

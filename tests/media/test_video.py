@@ -167,7 +167,7 @@ def test_every_prefix_of_a_file_is_refused(container: str) -> None:
 
 def test_the_error_without_pyav_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(Unavailable, match=r"pip install av"):
+    with pytest.raises(Unavailable, match=r"pip install 'fovea-vlm\[video\]'"):
         open_video(clip(), LIMITS)
 
 

@@ -26,7 +26,6 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.recipe import RECIPES as ENGINE_RECIPES
 from fovea.engine.vision.token_rules import folder_rule
 from fovea.kernels.fp8 import Fp8Product
-from fovea.kernels.native.build import library
 from fovea.kernels.native.product import NativeProduct
 from fovea.kernels.native.weights import PACKED_TILE, PLAIN_TILE, PackedWeight
 from fovea.planner import memory
@@ -35,6 +34,7 @@ from fovea.planner.precision import RECIPES, Precision, recipe
 from fovea.planner.shape import Maps, ModelShape
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engines import picture, shared_model
+from tests.support.programs import need_kernels
 from tests.support.thorough import is_thorough
 
 STORAGE = {"torch": "plain", "onednn": "onednn", "native": "panels"}
@@ -77,8 +77,8 @@ def test_weights_take_the_bytes_that_were_planned(
     planned: Callable[[str], ModelShape],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if kernels == "native" and library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    if kernels == "native":
+        need_kernels()
     monkeypatch.setattr("fovea.engine.load.check_fp8", lambda device, dtype: None)
     folder, shape = checkpoint(architecture), planned(architecture)
     loaded = load(folder, kernels, dtype, quantization)

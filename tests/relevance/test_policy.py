@@ -18,7 +18,6 @@ from fovea.relevance.policy import (
     attend,
     content_mask,
     first_view,
-    keep_native,
     score,
 )
 from fovea.relevance.realizing import shape_within, token_places, whole
@@ -321,19 +320,3 @@ def test_a_layout_does_not_depend_on_other_images(policy: str) -> None:
     alone = attend(*one, 300, 0.3, policy)
     attend(*other, 200, 0.3, policy)
     assert attend(*one, 300, 0.3, policy) == alone
-
-
-def test_native_tokens_are_kept_where_they_are_worth_most() -> None:
-    """Every kept token is at native resolution, and blank cells are the first to go."""
-    worth = np.linspace(0, 1, 40 * 30, dtype=np.float32).reshape(40, 30)
-    content = np.zeros((40, 30), bool)
-    content[:20] = True
-    result = keep_native(worth, content, 300)
-    assert result.layout.tokens == sum(result.budgets) == 300
-    assert all(view.native for view in result.layout.views)
-    rows, columns = result.layout.places().T
-    assert (rows.min(), rows.max()) == (10, 19)
-    assert len(set(zip(rows.tolist(), columns.tolist(), strict=True))) == 300
-    assert result.regions == partition(content)
-    more = keep_native(worth, content, 700)
-    assert content[tuple(more.layout.places().T)].sum() == 600

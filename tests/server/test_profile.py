@@ -16,7 +16,8 @@ import pytest
 from fovea.core.errors import InvalidRequest, NotFound, Overloaded
 from fovea.observe import profiler
 from fovea.observe.profiler import ProfileOptions, Profiler, ProfilerUnavailable
-from tests.support.servers import folder, fovea_gateway, free_port, program, started
+from tests.support.programs import program
+from tests.support.servers import folder, fovea_gateway, free_port, started
 
 KEY = {"authorization": "Bearer admin"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import program
 
 START_S = 10.0
 """Longest time of a start in seconds."""
@@ -35,10 +36,17 @@ class RedisProcess:
 
     def start(self) -> None:
         """Start it and wait until it accepts connections."""
-        program = shutil.which("redis-server")
-        if program is None:
-            pytest.skip("redis-server is not installed")
-        line = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        line = [
+            program("redis-server"),
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         self._process = subprocess.Popen(
             [*line, "--dir", str(self._folder), *self._options], stdout=subprocess.DEVNULL
         )

@@ -22,6 +22,7 @@ from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.features import VisualFeatures
 from tests.support.checkpoints import write
 from tests.support.engines import ask
+from tests.support.reference import FAULTS, skip_before
 
 ANY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl", "glm4v")
 """Architectures whose towers take pictures of any size."""
@@ -119,6 +120,7 @@ class Decoder:
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The visual tokens and DeepStack levels of a vision encoder. patches: in merge order."""
         if self.model.config.model_type == "paddleocr_vl":
+            skip_before(*FAULTS["paddleocr_vl"])
             output = self.model.model.get_image_features(in_raster_order(patches, grid), torch.tensor([grid]))
             return torch.cat(output.pooler_output), []
         output = self.model.model.visual(patches, grid_thw=torch.tensor([grid]))

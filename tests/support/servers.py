@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,9 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.forks import Fork
+from tests.support.programs import program
 
 BACKEND = Path(__file__).parents[2] / "benchmarks" / "gateway" / "backend.py"
 READY_S, STOP_S, POLL_S = 60.0, 10.0, 0.02
@@ -34,18 +32,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def program(name: str) -> str:
-    """The path of a program: beside the interpreter, in PATH or in /usr/sbin.
-
-    Skips the test if it is missing.
-    """
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin"])
-    found = shutil.which(name, path=places)
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
 
 
 @contextlib.contextmanager

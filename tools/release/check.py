@@ -1,8 +1,7 @@
 """Check that a release is consistent: `make release-check`, or `make release-check TAG=v1.2.3`.
 
 The version stands in three places: pyproject.toml, fovea.__version__ and the newest section of CHANGELOG.md.
-The extra `page` must name the version of packages/page. With a tag, the section must have a date, and the tag
-must be the version.
+With a tag, the section must have a date, and the tag must be the version.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ def problems(root: Path, tag: str = "") -> Iterator[str]:
     root: folder of the repository.
     tag: its tag, such as v1.2.3; "": it has none yet.
     """
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    version = project["version"]
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     if not _VERSION.fullmatch(version):
         yield f"pyproject.toml: the version is {version}; accepted: 1.2.3, 1.2.3a1, 1.2.3b1, 1.2.3rc1"
     code = re.search(r'^__version__ = "([^"]+)"$', (root / "src/fovea/__init__.py").read_text(), re.MULTILINE)
@@ -41,9 +39,6 @@ def problems(root: Path, tag: str = "") -> Iterator[str]:
     names = [name for name, _ in sections]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"CHANGELOG.md: two sections are of {name}"
-    page = tomllib.loads((root / "packages/page/pyproject.toml").read_text())["project"]["version"]
-    if (wanted := f"fovea-page=={page}") not in project["optional-dependencies"]["page"]:
-        yield f"pyproject.toml: the extra page does not name {wanted}, the version of packages/page"
     if "Reporting a vulnerability" not in (root / "SECURITY.md").read_text():
         yield "SECURITY.md: it does not say how to report a vulnerability"
     if tag:

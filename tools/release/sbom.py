@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tools import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parents[2]
 HIGHWAY = ROOT / "src/fovea/kernels/native/highway/hwy/base.h"
 
@@ -53,12 +55,12 @@ def complete_bom(bom: dict[str, Any]) -> dict[str, Any]:
     Raises ValueError if Fovea is not among the packages.
     """
     packages = bom.get("components", [])
-    own = next((each for each in packages if each["name"].lower() == "fovea"), None)
+    own = next((each for each in packages if each["name"].lower() == DISTRIBUTION), None)
     if own is None:
-        raise ValueError("fovea is not installed in the environment")
+        raise ValueError(f"{DISTRIBUTION} is not installed in the environment")
     own = {**own, "type": "application"}
     parts = bundled(own["version"])
-    others = [each for each in packages if each["name"].lower() not in ("fovea", "pip", "setuptools")]
+    others = [each for each in packages if each["name"].lower() not in (DISTRIBUTION, "pip", "setuptools")]
     known = {each["bom-ref"] for each in (own, *others, *parts)}
     depends = []
     for each in bom.get("dependencies", []):

@@ -16,10 +16,13 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from tools import DISTRIBUTION
 from tools.wheels.check import WheelError, check
 from tools.wheels.install import check_install
 from tools.wheels.platforms import PLATFORMS, Platform
 
+NAME = DISTRIBUTION.replace("-", "_")
+"""The distribution's name as file names have it."""
 ZIG = Path(__file__).with_name("zig.py")
 
 
@@ -27,12 +30,12 @@ def main() -> int:
     args = _arguments()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (*folder.glob("fovea-*.whl"), *folder.glob("fovea-*.tar.gz")):
+    for old in (*folder.glob(f"{NAME}-*.whl"), *folder.glob(f"{NAME}-*.tar.gz")):
         old.unlink()
     try:
         with tempfile.TemporaryDirectory() as scratch:
             _build(Path.cwd(), "--sdist", "--outdir", str(folder))
-            source = _unpack(next(folder.glob("fovea-*.tar.gz")), Path(scratch))
+            source = _unpack(next(folder.glob(f"{NAME}-*.tar.gz")), Path(scratch))
             for each in PLATFORMS:
                 if not args.only or each.name in args.only:
                     wheel = build_wheel(each, source, folder)
@@ -56,7 +59,7 @@ def build_wheel(target: Platform, source: Path, folder: Path) -> Path:
     options = ["wheel.cmake=true", f"wheel.tags=py3-none-{target.tag}"]
     options += [f"cmake.define.{name}={value}" for name, value in defines.items()]
     _build(source, "--wheel", "--outdir", str(folder), *(f"-C{option}" for option in options))
-    return next(folder.glob(f"fovea-*-{target.tag}.whl"))
+    return next(folder.glob(f"{NAME}-*-{target.tag}.whl"))
 
 
 def _build(source: Path, *options: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fovea.bench.run import WorkloadResult
+from fovea.core.distribution import install_command
 from fovea.core.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise Unavailable(
-            "charts need matplotlib, which is not installed here; install it with: pip install matplotlib",
+            f"charts need matplotlib, which is not installed: {install_command('bench')}",
             code="plot_unavailable",
         ) from error
     return Figure(figsize=(width, height), layout="constrained", dpi=110)

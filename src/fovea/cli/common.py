@@ -226,22 +226,17 @@ def keys_of(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tup
     return tuple(key.strip() for key in keys)
 
 
-def load_engine(
-    args: argparse.Namespace, file: Mapping[str, Any], *, default: str = DEFAULT_MODEL, **fixed: Any
-) -> Engine:
+def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Engine:
     """Load the engine that flags, environment and file configure.
 
-    default: the model if they name none. fixed: settings that the command sets itself.
+    fixed: settings that the command sets itself.
     """
-    return engine_loader(args, file, default=default, **fixed)()
+    return engine_loader(args, file, **fixed)()
 
 
-def engine_loader(
-    args: argparse.Namespace, file: Mapping[str, Any], *, default: str = DEFAULT_MODEL, **fixed: Any
-) -> Callable[[], Engine]:
+def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Callable[[], Engine]:
     """Return a function that loads the engine. The settings are read and checked now.
 
-    default: the model if flags, environment and file name none.
     fixed: settings that the command sets itself.
     Raises ConfigError.
     """
@@ -250,7 +245,7 @@ def engine_loader(
     config = options.settings(EngineConfig, args, file, **fixed)
     from fovea.engine.engine import Engine
 
-    name = str(model[0]) if model else default
+    name = str(model[0]) if model else DEFAULT_MODEL
     return lambda: Engine.from_pretrained(name, config=config, chat_template=template)
 
 

@@ -23,67 +23,47 @@ from fovea.cli.common import (
     run_and_close,
     visual_tokens,
 )
-from fovea.cli.questions import (
-    MAX_ANSWER,
-    MAX_DOCUMENT_ANSWER,
-    CaseRunner,
-    check_data,
-    default_model,
-    document_kinds,
-    progress,
-    requested_kinds,
-    set_longest_answer,
-)
+from fovea.cli.questions import CaseRunner, check_data, progress, requested_kinds
 from fovea.cli.sweep.command import add_sweep_options, check_no_sweep
 from fovea.cli.sweep.command import run as run_sweep
-from fovea.core.bundled import PAGE, TINY
 from fovea.core.image import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOTION, Case, read_jsonl, scene_cases
-from fovea.evaluation.documents.held_out import document_cases
-from fovea.evaluation.documents.questions import KINDS as DOCUMENT_KINDS
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, TASK_KINDS
 from fovea.evaluation.score import Result, Row, report
+
+MAX_ANSWER = 96
 
 
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "eval",
-        help="score a model on scenes, on documents or on your own questions",
-        description=f"{__doc__} Without --data and --documents it asks about generated scenes, whose "
-        "right answers are known. Exit code 1: some cases could not be asked; they count as wrong.",
+        help="score a model on scenes or on your own questions",
+        description=f"{__doc__} Without --data the questions are about generated scenes, whose right answers "
+        "are known. Exit code 1: some cases could not be asked; they count as wrong.",
         usage="fovea eval [OPTIONS] [MODEL]",
     )
     parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help=f"a folder, a hub id, or {TINY} (default; with --documents: {PAGE})",
+        "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
     )
     parser.add_argument(
         "--data", type=Path, metavar="FILE.jsonl", help="your own images, questions and answers"
     )
     parser.add_argument(
-        "--documents",
-        action="store_true",
-        help=f"questions about held-out pages: invoices, forms, tables, charts (installed with {PAGE})",
-    )
-    parser.add_argument(
-        "--count", type=count, default=50, metavar="N", help="questions per kind (default: 50)"
+        "--count", type=count, default=50, metavar="N", help="generated scenes per kind (default: 50)"
     )
     parser.add_argument(
         "--kinds",
         metavar="A,B",
         help=f"kinds of scenes: {', '.join(KINDS)} (default: all of these), {', '.join(DETAIL_KINDS)} "
         f"in large images (with --sweep by default, too), and {', '.join(TASK_KINDS)}: tools to call, and "
-        f"JSON of a given schema. With --documents: {', '.join(DOCUMENT_KINDS)} (default: all)",
+        "JSON of a given schema",
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=HELD_OUT_SEED,
         metavar="N",
-        help="seed of the scenes; seeds from 1000000000 on are held out from training (default: 1000000000). "
-        "With --documents it chooses the questions",
+        help="seed of the scenes; seeds from 1000000000 on are held out from training (default: 1000000000)",
     )
     parser.add_argument(
         "--video",
@@ -96,8 +76,9 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--max-tokens",
         type=count,
+        default=MAX_ANSWER,
         metavar="N",
-        help=f"longest answer (default: {MAX_ANSWER}; with --documents: {MAX_DOCUMENT_ANSWER})",
+        help=f"longest answer (default: {MAX_ANSWER})",
     )
     add_image_options(parser)
     add_reduction_options(parser)
@@ -111,13 +92,12 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    set_longest_answer(args)
     if args.sweep:
         return run_sweep(args)
     check_no_sweep(args)
     file, budget = config_file(args), pixel_budget(args, visual_tokens(args))
     cases = _cases(args)
-    with load_engine(args, file, default=default_model(args), **SINGLE_USER) as engine:
+    with load_engine(args, file, **SINGLE_USER) as engine:
         runner = CaseRunner(engine, args.max_tokens)
         name = engine.info.name
         results = asyncio.run(run_and_close(engine, _run_all(runner, cases, budget, args.concurrency)))
@@ -153,8 +133,6 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     if args.data:
         check_data(args)
         return read_jsonl(args.data)
-    if args.documents:
-        return list(document_cases(args.count, document_kinds(args), args.seed))
     return list(scene_cases(args.count, requested_kinds(args, KINDS), args.seed, args.video))
 
 

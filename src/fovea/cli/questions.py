@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from fovea.cli.common import names
 from fovea.core.answer import AnswerBuilder
 from fovea.core.answer_format import AnswerFormat
-from fovea.core.bundled import PAGE, TINY
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.core.tools import Tool
@@ -28,14 +27,11 @@ from fovea.core.types import (
 )
 from fovea.core.video import Video
 from fovea.evaluation.datasets import MOTION, Case
-from fovea.evaluation.documents.questions import KINDS as DOCUMENT_KINDS
 from fovea.evaluation.score import Result
 
 if TYPE_CHECKING:
     from fovea.engine.engine import Engine
 
-MAX_ANSWER, MAX_DOCUMENT_ANSWER = 96, 384
-"""Tokens of the longest answer by default: about scenes, and about documents, whose JSON is longer."""
 SHOWN_FAILURES = 10
 Visual = Sequence[Image | Video]
 """The decoded images or videos of a case."""
@@ -114,26 +110,6 @@ def check_data(args: argparse.Namespace) -> None:
         raise InvalidRequest("--kinds is for generated scenes; a file of --data has its own", param="kinds")
     if args.video:
         raise InvalidRequest("--video is for generated scenes; a file of --data has images", param="video")
-    if args.documents:
-        raise InvalidRequest("--documents has questions of its own; give it or --data", param="documents")
-
-
-def set_longest_answer(args: argparse.Namespace) -> None:
-    """Set the longest answer if --max-tokens does not."""
-    if args.max_tokens is None:
-        args.max_tokens = MAX_DOCUMENT_ANSWER if args.documents else MAX_ANSWER
-
-
-def default_model(args: argparse.Namespace) -> str:
-    """Return the model that is scored if none is named."""
-    return PAGE if args.documents else TINY
-
-
-def document_kinds(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the kinds of questions about documents. Raises InvalidRequest if --video is given."""
-    if args.video:
-        raise InvalidRequest("--video is for generated scenes; --documents has pages", param="video")
-    return names(args.kinds) if args.kinds else tuple(DOCUMENT_KINDS)
 
 
 def requested_kinds(args: argparse.Namespace, default: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fovea.core.bundled import BUNDLED, bundled_model
+from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
@@ -76,14 +76,14 @@ class LoadedModel:
 
 
 def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
-    """Return a checkpoint's folder: of a bundled model, of a local path, or of a download from the hub.
+    """Return a checkpoint's folder: of the bundled model, of a local path, or of a download from the hub.
 
     revision: branch, tag or commit on the hub; "": its main branch.
     download: whether files that are not in the local cache are downloaded.
     Raises CheckpointError if the name is none of these, or if the download fails; ConfigError for a revision
     of a folder.
     """
-    path = bundled_model(name) if name in BUNDLED else Path(name).expanduser()
+    path = bundled_model() if name == BUNDLED else Path(name).expanduser()
     if path.is_dir():
         if revision:
             raise ConfigError(
@@ -93,10 +93,8 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
             )
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise CheckpointError(
-            f"{name!r} is neither a folder, a hub id (owner/name) nor one of {', '.join(BUNDLED)}"
-        )
-    from huggingface_hub import snapshot_download
+        raise CheckpointError(f"{name!r} is neither a folder, a hub id (owner/name) nor {BUNDLED!r}")
+    from huggingface_hub import is_offline_mode, snapshot_download
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
     try:
@@ -106,7 +104,8 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
                 revision=revision or None,
                 allow_patterns=patterns,
                 ignore_patterns=f"{ORIGINAL_NAME}*.safetensors",
-                local_files_only=not download,
+                # huggingface_hub 1.33 asks the hub about a commit offline, too, unless it is told not to.
+                local_files_only=not download or is_offline_mode(),
             )
         )
     except Exception as error:
@@ -123,7 +122,7 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
 def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
     """Load a checkpoint.
 
-    name: a folder, a hub id, or the name of a bundled model.
+    name: a folder, a hub id, or the name of the bundled model.
     settings: device, type, kernels, quantization and compilation.
     chat_template: a Jinja template that replaces the checkpoint's own.
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
@@ -298,9 +297,9 @@ def build_model(folder: Path, config: Any, device: torch.device, dtype: torch.dt
 
 
 def served_name(name: str) -> str:
-    """Return the name for clients: a folder's last part; a hub id and a bundled model as they are."""
+    """Return the name for clients: a folder's last part; a hub id and the bundled model as they are."""
     path = Path(name).expanduser()
-    return path.resolve().name if name not in BUNDLED and path.is_dir() else name
+    return path.resolve().name if name != BUNDLED and path.is_dir() else name
 
 
 def _trim_memory() -> None:

@@ -18,7 +18,6 @@ from typing import Any
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_lines import parse_object
 from fovea.evaluation.scenes import ALL_KINDS, HELD_OUT_SEED, KINDS, Sample, generate
-from fovea.evaluation.scenes.scene import Box
 
 MOTION = "motion"
 """The kind whose images are the frames of a video, in order."""
@@ -33,15 +32,12 @@ class Exchange:
 
     role: who says the question: user, or tool for the result of a call.
     schema: JSON Schema that the answer has to follow; None: any text.
-    focus: boxes of the first image that contain the answer and the labels that tell what it is, in its
-        pixels; () if they are not known.
     """
 
     question: str
     accepted: tuple[str, ...]
     role: str = "user"
     schema: Mapping[str, Any] | None = None
-    focus: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,6 @@ class Case:
     facts: numbers that reports select cases by, such as the length of the text to read.
     video: whether the images are sent as the frames of one video.
     tools: definitions of the tools that the model is offered, in OpenAI's form.
-    parts: names of further rows of the report in which the case counts, whatever its kind.
     """
 
     id: str
@@ -65,7 +60,6 @@ class Case:
     facts: Mapping[str, int] = field(default_factory=dict)
     video: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
-    parts: tuple[str, ...] = ()
 
 
 def scene_cases(
@@ -91,9 +85,7 @@ def scene_cases(
 
 
 def _scene_case(sample: Sample, video: bool) -> Case:
-    exchanges = tuple(
-        Exchange(turn.question, turn.accepted, turn.role, turn.schema, turn.focus) for turn in sample.turns
-    )
+    exchanges = tuple(Exchange(turn.question, turn.accepted, turn.role, turn.schema) for turn in sample.turns)
     facts = dict(sample.facts)
     return Case(sample.id, sample.kind, tuple(sample.images), exchanges, facts, video, sample.tools)
 

@@ -91,8 +91,7 @@ def wilson(correct: int, cases: int) -> tuple[float, float]:
 def report(results: Sequence[Result]) -> list[Row]:
     """Rows of the report: each kind in order of appearance, with its SLICES below it, and last all cases.
 
-    Before the last row come the `parts` that cases name, by name. If no case names a kind or a part, there is
-    only the last row.
+    If no case names a kind, there is only the last row.
     """
     rows = []
     kinds = list(dict.fromkeys(result.case.kind for result in results))
@@ -103,8 +102,6 @@ def report(results: Sequence[Result]) -> list[Row]:
             part = [result for result in mine if whole == kind and belongs(result.case)]
             if part and len(part) < len(mine):
                 rows.append(_row(name, part))
-    for name in sorted({name for result in results for name in result.case.parts}):
-        rows.append(_row(name, [result for result in results if name in result.case.parts]))
     rows.append(_row("all", results))
     return rows
 

@@ -113,6 +113,14 @@ class Kernels(Protocol):
         """Whether everything is torch with plain weights, so that torch can compile the layers."""
         ...
 
+    @property
+    def groups_experts(self) -> bool:
+        """Whether torch's grouped_mm multiplies the plain weights of all experts of a layer in one call.
+
+        Otherwise each expert gets its own `product`, if the kernels have one.
+        """
+        ...
+
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:

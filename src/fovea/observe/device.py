@@ -16,6 +16,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from fovea.core.distribution import install_command
 from fovea.observe.table import DEVICE_COUNTERS, DEVICE_GAUGES, DEVICE_LABEL
 
 FRESH_S = 1.0
@@ -33,7 +34,7 @@ def load_nvml() -> Any | None:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
     except ImportError:
-        log.info("there are no metrics of GPUs: nvidia-ml-py is not installed (fovea[nvml])")
+        log.info("there are no metrics of GPUs: nvidia-ml-py is not installed (%s)", install_command("nvml"))
         return None
     except Exception as error:  # noqa: BLE001 - NVML's errors are known only if the module is
         log.info("there are no metrics of GPUs: %s", error)

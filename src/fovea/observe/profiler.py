@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fovea.core.distribution import install_command
 from fovea.core.errors import EngineError, InvalidRequest, NotFound, Overloaded
 
 FORMATS = {
@@ -106,7 +107,7 @@ def find_program() -> str:
     if program is None:
         raise ProfilerUnavailable(
             "profiles need py-spy, which is not installed; install the extra profiling: "
-            "pip install 'fovea[profiling]'"
+            f"{install_command('profiling')}"
         )
     return program
 

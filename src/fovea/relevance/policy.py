@@ -110,33 +110,6 @@ def attend(
     return Allocation(Layout(grid, (first, *views)), *division, relevance.size)
 
 
-def keep_native(relevance: Map, content: Mask, total: int) -> Allocation:
-    """Lay out an image whose regions are all encoded at native resolution: the most relevant cells are kept.
-
-    There is no view of the whole. All cells with content come before the first blank one.
-
-    relevance, content: of each cell, (rows, columns).
-    total: tokens, at least one and at most one per cell.
-    """
-    grid = relevance.shape[0], relevance.shape[1]
-    best = view_at(whole(*grid), grid, total, np.where(content, relevance, relevance - 2))
-    kept = np.zeros(grid, bool)
-    kept.flat[list(best.token_indices)] = True
-    regions = partition(content)
-    views = (
-        View(region, (region.rows, region.columns), tuple(np.flatnonzero(kept[region.cells]).tolist()))
-        for region in regions
-    )
-    return Allocation(
-        Layout(grid, tuple(view for view in views if view.tokens)),
-        regions,
-        tuple(score(relevance[region.cells]) for region in regions),
-        tuple(int(content[region.cells].sum()) for region in regions),
-        tuple(int(kept[region.cells].sum()) for region in regions),
-        relevance.size,
-    )
-
-
 def _divide(
     regions: tuple[Region, ...], relevance: Map, content: Mask, total: int, policy: str | attending.Policy
 ) -> _Division:

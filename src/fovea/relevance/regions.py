@@ -58,11 +58,6 @@ def partition(content: Mask, side: int = SIDE) -> tuple[Region, ...]:
     )
 
 
-def filled(content: Mask) -> list[Region]:
-    """The regions of `partition` that have content, in reading order."""
-    return [region for region in partition(content) if content[region.cells].any()]
-
-
 def cut_out(region: Region, relevance: Map, content: Mask, cells: int) -> tuple[Region, ...]:
     """Cut a region into a rectangle around its most relevant cell with content, and what is left beside it.
 

@@ -17,7 +17,8 @@ from typing import Any
 from fovea.deploy.front import Front
 from fovea.deploy.machine import Server
 from fovea.deploy.targets import envoy, haproxy, nginx
-from tests.support.servers import folder, free_port, program, started
+from tests.support.programs import program
+from tests.support.servers import folder, free_port, started
 
 PATIENCE_S = 120.0
 CHAT = "/v1/chat/completions"

@@ -15,7 +15,8 @@ from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis, Stop
 from fovea.deploy.write import write
 from tests.deploy.integration.fleet import Load, soon
-from tests.support.servers import free_port, program
+from tests.support.programs import program
+from tests.support.servers import free_port
 
 
 def stack(base: int) -> DeploySpec:

@@ -14,9 +14,9 @@ from fovea.core.errors import ConfigError
 from fovea.core.types import ChatPrompt
 from fovea.engine.execute.graphs import PaddedDecodes, _Batch
 from fovea.engine.schedule import shares
-from fovea.kernels.native.build import library
 from tests.support.checkpoints import parts, write
 from tests.support.engines import all_at_once, ask, assert_idle, picture
+from tests.support.programs import need_kernels
 
 pytestmark = pytest.mark.kernels
 
@@ -66,8 +66,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 
 def test_padding_changes_no_answer(sizes: list[tuple[int, bool]]) -> None:
     """On the CPU's kernels, which give bit-identical results in every batch."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     plain = answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16")
     assert not sizes
     assert answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16", decode_graphs="padded") == plain
@@ -80,8 +79,7 @@ def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
     sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padded decodes share prefixes from as few rows on as unpadded ones: the kernels set that number."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     monkeypatch.setattr(shares.find_shares, "__kwdefaults__", {"least_tokens": 8})
     plain = answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4)
     assert (
@@ -120,8 +118,7 @@ def test_padding_needs_kernels_that_read_pages_in_place(tmp_path: Path) -> None:
 
 
 def test_padding_leaves_the_pool_as_large_as_before() -> None:
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     counts = []
     for graphs in ("off", "padded"):
         with Engine.from_pretrained(

@@ -26,10 +26,10 @@ from fovea.engine.load import build_model, load_model
 from fovea.engine.models.targets import assign
 from fovea.engine.vision.processor.base import VisualPlan
 from fovea.engine.vision.sam import relative_table
-from fovea.kernels.native.build import library
 from tests.support import published
 from tests.support.checkpoints import write
 from tests.support.engines import SETTINGS, ask, picture, shared_model
+from tests.support.programs import need_kernels
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 
@@ -265,8 +265,7 @@ def test_int8_in_bfloat16_answers(folder: Path) -> None:
 @torch.inference_mode()
 def test_the_cpu_kernels_compute_the_features(folder: Path) -> None:
     """In bfloat16, Fovea's own kernels are as close to float32 as torch's are."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     image = picture(3, 130, 90)
     plan = shared_model(folder).processor.plan(130, 90, PixelBudget())
     processed = shared_model(folder).processor.process(image, plan)

@@ -21,11 +21,11 @@ from fovea.engine.layers.mixers import QueryKeyValue
 from fovea.engine.load import build_model, read_config
 from fovea.engine.models.registry import build
 from fovea.engine.request.inputs import to_image, to_video
-from fovea.kernels.native.build import library
 from tests.support import published
 from tests.support.checkpoints import write
 from tests.support.clips import clip
 from tests.support.engines import SETTINGS, ask, picture
+from tests.support.programs import need_kernels
 from tests.support.reference import Reference
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
@@ -202,8 +202,7 @@ def first_logits(engine: Engine, seed: int) -> torch.Tensor:
 
 
 def test_the_cpu_kernels_are_as_close_to_float32_as_torch(folder: Path) -> None:
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     kinds = {"exact": ("float32", "torch"), "torch": ("bfloat16", "torch"), "native": ("bfloat16", "native")}
     rows = {}
     for name, (dtype, kernels) in kinds.items():

@@ -160,7 +160,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "vocabulary of lists": (vocabulary(lambda c: c["model"].update(vocab=[[]])), "has no usable tokenizer"),
     "vocabulary far outside": (
         vocabulary(lambda c: c["model"]["vocab"].update(huge=2**32 - 1)),
-        "token 'huge' has id 4294967295",
+        "token 'huge' has id 4294967295|has no usable tokenizer",
     ),
     "ids that are no numbers": (
         vocabulary(lambda c: c["model"]["vocab"].update(huge=2**70)),

@@ -32,10 +32,11 @@ from fovea.engine.vision.vit import ViTConfig
 from fovea.engine.vision.windows import nested_coordinates
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
-from fovea.kernels.native.build import library
 from tests.support.checkpoints import write
 from tests.support.clips import clip
 from tests.support.engines import SETTINGS, ask, picture, shared_model
+from tests.support.programs import need_kernels
+from tests.support.reference import FAULTS, skip_before, skip_before_mode_4x
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 PAD = "<|image_pad|>"
@@ -68,6 +69,7 @@ def with_mode(folder: Path, target: Path, mode: str) -> Path:
 
 
 def their_features(folder: Path, image: Image) -> torch.Tensor:
+    skip_before(*FAULTS["minicpmv4_6"])
     model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     pixels = PILImage.frombytes("RGB", (image.width, image.height), image.rgb)
     inputs = MiniCPMV4_6ImageProcessorPil.from_pretrained(folder)(images=pixels, return_tensors="pt")
@@ -80,6 +82,8 @@ def their_features(folder: Path, image: Image) -> torch.Tensor:
 def test_features_are_those_of_transformers(
     folder: Path, tmp_path: Path, mode: str, size: tuple[int, int]
 ) -> None:
+    if mode == "4x":
+        skip_before_mode_4x()
     checkpoint = with_mode(folder, tmp_path, mode)
     loaded = load_model(str(checkpoint), EngineConfig.of(**SETTINGS))
     image = picture(3, *size)
@@ -152,8 +156,7 @@ def published_tower(dtype: torch.dtype) -> MergingViT:
 @torch.inference_mode()
 def test_the_cpu_kernels_compute_the_published_widths() -> None:
     """In bfloat16, Fovea's own kernels are as close to float32 as torch's are."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     random = torch.Generator().manual_seed(1)
     patches, grid = torch.randn(2, 8 * 12, 588, generator=random).bfloat16(), (8, 12)
     expected = run_to_end(published_tower(torch.bfloat16).float().slices(patches.float(), grid))

@@ -29,13 +29,14 @@ from fovea.engine.vision.slices import run_to_end
 from fovea.engine.vision.vit import ViTConfig
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
-from fovea.kernels.native.build import library
 from fovea.relevance.realizing import View, patch_fractions
 from fovea.relevance.regions import Region
 from tests.support.checkpoints import write
 from tests.support.clips import clip
 from tests.support.engines import SETTINGS, ask, picture, shared_model
+from tests.support.programs import need_kernels
 from tests.support.reduced import in_raster_order
+from tests.support.reference import FAULTS, skip_before
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 GRID = (1, 6, 10)
@@ -176,6 +177,7 @@ def test_what_the_tower_cannot_compute_is_refused(folder: Path) -> None:
 @torch.inference_mode()
 def test_taps_are_the_attention_of_transformers(folder: Path) -> None:
     """The mean over heads, queries and a token's patches of transformers' own attention in the last layer."""
+    skip_before(*FAULTS["paddleocr_vl"])
     model = shared_model(folder).model
     theirs = hf.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
     last = theirs.model.visual.vision_model.encoder.layers[-1].self_attn
@@ -235,8 +237,7 @@ def published_tower(dtype: torch.dtype) -> NaViT:
 @torch.inference_mode()
 def test_the_cpu_kernels_compute_the_published_widths() -> None:
     """In bfloat16, Fovea's own kernels are as close to float32 as torch's are."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     random = torch.Generator().manual_seed(1)
     patches, grid = torch.randn(14 * 22, 588, generator=random).bfloat16(), (1, 14, 22)
     exact = published_tower(torch.bfloat16).float()

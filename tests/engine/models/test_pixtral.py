@@ -27,6 +27,7 @@ from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.request.inputs import to_image
 from fovea.kernels.native.build import library
 from tests.support.checkpoints import write
+from tests.support.programs import need_kernels
 from tests.support.reference import Reference
 
 FAMILY = ("pixtral", "mistral3", "lighton_ocr")
@@ -171,8 +172,7 @@ def test_ministral3_scales_queries_by_their_position(original: int, tmp_path: Pa
 
 def test_queries_are_scaled_when_layers_are_one_call(tmp_path: Path) -> None:
     """Layers in one call compute steps before the first scale, the layers one by one those after it."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     folder = ministral3(tmp_path, 24)
     config = hf.AutoConfig.from_pretrained(folder)
     config.text_config.head_dim = 32

@@ -22,9 +22,9 @@ from fovea.engine.sequence import ImageSpan
 from fovea.engine.step.positions import mrope_positions
 from fovea.engine.vision.features import VisualFeatures
 from fovea.kernels.attention import AttentionPlan, Chunk
-from fovea.kernels.native.build import library
 from fovea.kernels.reference import rotate
 from tests.support.checkpoints import write
+from tests.support.programs import need_kernels
 
 pytestmark = pytest.mark.kernels
 
@@ -145,8 +145,7 @@ def test_fastv_finds_the_token_that_the_question_is_about(model: VisionLanguageM
 
 
 def test_the_native_kernels_give_the_same_probe(tmp_path: Path) -> None:
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     folder = write("qwen3_vl", tmp_path)
     ours, torchs = load(folder, "bfloat16", "native"), load(folder, "bfloat16")
     visual = features(ours)

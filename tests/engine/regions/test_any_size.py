@@ -25,11 +25,11 @@ from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.slices import run_to_end
-from fovea.kernels.native.build import library
 from fovea.relevance.pipeline import Realization
 from fovea.relevance.realizing import View
 from fovea.relevance.regions import Region, partition
 from tests.support.engines import all_at_once, assert_idle, engine
+from tests.support.programs import need_kernels
 from tests.support.reduced import (
     ANY_SIZE,
     GREEDY,
@@ -247,8 +247,7 @@ def ids_and_logprobs(done: Completion) -> list[tuple[int, float]]:
 
 def test_an_answer_is_equal_to_the_last_bit_alone_and_with_others() -> None:
     """On our own kernels, an answer depends neither on batches nor on the content of caches."""
-    if library() is None:
-        pytest.skip("this machine cannot run the C++ kernels")
+    need_kernels()
     width, height = (700, 1000) if is_thorough() else (420, 600)
     page, *others = (patchy_page(seed, width, height) for seed in (31, 33, 34))
     prompts = [

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fovea.core.answer import AnswerBuilder
-from fovea.core.bundled import bundled_model
+from fovea.core.distribution import bundled_model
 from fovea.core.errors import (
     DeadlineExceeded,
     EngineError,

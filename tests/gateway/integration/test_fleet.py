@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import shutil
 import ssl
 import subprocess
 import tomllib
@@ -20,6 +19,7 @@ from fovea.core.errors import ConfigError
 from fovea.gateway.backends import discover
 from fovea.gateway.config import DiscoverConfig, Tables, read_tables
 from tests.gateway.support import FakeEngine, Plan, Running, resilience, running, soon, words
+from tests.support.programs import program
 
 
 async def names(gateway: Running) -> set[str]:
@@ -317,13 +317,10 @@ class Cluster:
 @contextlib.asynccontextmanager
 async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     """A cluster in which this process is a pod, as environment and account folder tell."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("openssl is not installed")
     words_ = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=api"
     files = ["-keyout", str(folder / "key"), "-out", str(folder / "ca.crt")]
     subprocess.run(
-        [program, *words_.split(), "-addext", "subjectAltName=IP:127.0.0.1", *files],
+        [program("openssl"), *words_.split(), "-addext", "subjectAltName=IP:127.0.0.1", *files],
         check=True,
         capture_output=True,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.core.bundled import BUNDLED, bundled_model
+from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.engine.vision.token_rules import folder_rule, known_rule
 from fovea.engine.vision.token_rules.rule import ProcessorRule
@@ -40,7 +40,7 @@ def find_model(name: str, visual_tokens: int = 0) -> PlannedModel:
     Raises ConfigError for an unknown name, CheckpointError or UnsupportedModel for a folder.
     """
     folder = Path(name).expanduser()
-    if name not in BUNDLED and (folder / "config.json").is_file():
+    if name != BUNDLED and (folder / "config.json").is_file():
         return _from_folder(name, folder, visual_tokens)
     shape_or_none = find(name)
     if shape_or_none is None and (cached := _downloaded(name)) is not None:
@@ -82,7 +82,7 @@ def _downloaded(name: str) -> Path | None:
 
 
 def _known(name: str) -> ProcessorRule | None:
-    return folder_rule(bundled_model(name)) if name in BUNDLED else known_rule(name)
+    return folder_rule(bundled_model()) if name == BUNDLED else known_rule(name)
 
 
 def _count(shape: ModelShape, rule: ProcessorRule | None, visual_tokens: int) -> TokenCount:

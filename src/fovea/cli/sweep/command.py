@@ -21,20 +21,13 @@ from fovea.cli.common import (
     pixel_budget,
     run_and_close,
 )
-from fovea.cli.questions import (
-    CaseRunner,
-    check_data,
-    default_model,
-    document_kinds,
-    requested_kinds,
-)
+from fovea.cli.questions import CaseRunner, check_data, requested_kinds
 from fovea.cli.sweep.measure import SAME_FOR_ALL, SweepRun
 from fovea.cli.sweep.plot import draw
 from fovea.cli.sweep.report import markdown
 from fovea.core.errors import InvalidRequest
 from fovea.engine.visual_budget.methods import METHODS, find_method
 from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
-from fovea.evaluation.documents.held_out import LARGE_PAGES, document_cases, large_pages
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.sweep import SHARES, Setting, settings
 
@@ -103,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_plot(args.plot)
         check_writable(args.plot)
-    with load_engine(args, file, default=default_model(args), **SINGLE_USER, **SAME_FOR_ALL) as engine:
+    with load_engine(args, file, **SINGLE_USER, **SAME_FOR_ALL) as engine:
         name, runner = engine.info.name, CaseRunner(engine, args.max_tokens)
         sweep_run = SweepRun(engine, runner, chosen, budget, concurrency=args.concurrency)
         work = sweep_run.run(cases.cases, cases.total, cases.timed, cases.timed_on)
@@ -149,21 +142,13 @@ def _shares(text: str | None) -> tuple[float, ...]:
 
 
 def _cases(args: argparse.Namespace) -> SweepCases:
-    """Return the questions of a file, about held-out pages, or about generated scenes.
-
-    Raises InvalidRequest, and CheckpointError if there are no pages.
-    """
+    """Return the questions of a file, or generated scenes. Raises InvalidRequest."""
     timed_count = args.timed or TIMED
     if args.data:
         check_data(args)
         cases = read_jsonl(args.data)
         timed = cases[:timed_count]
         return SweepCases(cases, len(cases), timed, f"the first {len(timed)} of the file")
-    if args.documents:
-        kinds = document_kinds(args)
-        pages = document_cases(args.count, kinds, args.seed)
-        large = large_pages(timed_count, args.seed)
-        return SweepCases(pages, args.count * len(kinds), large, LARGE_PAGES)
     if args.seed < HELD_OUT_SEED:
         raise InvalidRequest(
             f"--seed is {args.seed}; a sweep takes held-out scenes: accepted are {HELD_OUT_SEED} and above",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.layers.shape import DecoderConfig, KVGroup
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.schedule.padding import Padding, padded_sizes
+
+log = logging.getLogger("fovea.engine")
 
 CPU_SHARE, CPU_CEILING = 0.25, 4096 * MIB
 CUDA_SHARE = 0.8
@@ -139,6 +142,21 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
     return slots
 
 
+def _reads_more_than_kv(model: VisionLanguageModel) -> bool:
+    """Whether decodes read other memory than the KV of all tokens before them."""
+    decoder = model.decoder.config
+    return decoder.stateful or decoder.window is not None or bool(decoder.cross_layers)
+
+
+def graph_obstacle(model: VisionLanguageModel) -> str | None:
+    """Return why the model's decode steps cannot be recorded as CUDA graphs; None: they can."""
+    if _reads_more_than_kv(model):
+        return "the model has states, sliding windows or cross-attention"
+    if not model.kernels.attends_in_place(model.decoder.config.attention_heads.dim):
+        return "these kernels group decodes by length"
+    return model.decoder.wait
+
+
 def decode_padding(
     config: EngineConfig, model: VisionLanguageModel, blocks: int, max_context: int
 ) -> Padding | None:
@@ -148,24 +166,30 @@ def decode_padding(
     Raises ConfigError when padding is configured and the kernels do not allow it.
     """
     mode, decoder = config.model.decode_graphs, model.decoder.config
-    heads = decoder.attention_heads
-    in_place = model.kernels.attends_in_place(heads.dim)
-    if decoder.stateful or decoder.window is not None or decoder.cross_layers:
-        if mode == "padded":
+    if mode == "off" or (mode == "auto" and model.device.type != "cuda"):
+        return None
+    if mode == "padded":
+        if _reads_more_than_kv(model):
             raise ConfigError(
                 "decode_graphs is 'padded'; models with states, sliding windows or cross-attention accept "
                 "auto and off",
                 param="decode_graphs",
             )
+        if not model.kernels.attends_in_place(decoder.attention_heads.dim):
+            raise ConfigError(
+                "decode_graphs is 'padded', and these kernels group decodes by length; "
+                "accepted with triton, flashinfer and native kernels",
+                param="decode_graphs",
+            )
+        if model.device.type == "cuda" and (wait := model.decoder.wait):
+            raise ConfigError(
+                f"decode_graphs is 'padded', but {wait}; accepted for this model: auto and off",
+                param="decode_graphs",
+            )
+    elif obstacle := graph_obstacle(model):
+        log.info("decode steps are not recorded as CUDA graphs: %s", obstacle)
         return None
-    if mode == "off" or (mode == "auto" and not (in_place and model.device.type == "cuda")):
-        return None
-    if not in_place:
-        raise ConfigError(
-            "decode_graphs is 'padded', and these kernels group decodes by length; "
-            "accepted with triton, flashinfer and native kernels",
-            param="decode_graphs",
-        )
+    heads = decoder.attention_heads
     return Padding(
         sizes=padded_sizes(config.schedule.max_running),
         width=-(-max_context // config.kv.block_size),

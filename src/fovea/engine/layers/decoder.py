@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fovea.engine.layers.config import Attention, CrossAttention, Dense, Experts
 from fovea.engine.layers.cross import CrossLayer
-from fovea.engine.layers.experts import ExpertsBlock
+from fovea.engine.layers.experts import ExpertLinear, ExpertsBlock
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import Embedding, Linear
 from fovea.engine.layers.memory import DecoderMemory
@@ -49,7 +49,8 @@ class Decoder(nn.Module):
         x: Tensor = self.embed_tokens(ids)
         scale = self.config.embedding_scale
         # The factor is rounded to the model's type, as it was in training.
-        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+        # It stays on the host: a copy to a GPU would wait for all work before it.
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
 
     def layer_embeddings(self, ids: Tensor, x: Tensor, visual_rows: Tensor | None) -> Tensor | None:
         """Per-layer embeddings of rows, see `PerLayerEmbeddings`; None: the decoder has none."""
@@ -131,6 +132,12 @@ class Decoder(nn.Module):
         if shape is not None and (on_cpu or self.config.query_scaling is None):
             layers = cast("Sequence[Layer]", self.layers)
             self._stack = kernels.stack(shape, [layer.stack_layer() for layer in layers])
+
+    @property
+    def wait(self) -> str | None:
+        """Why a step of the layers waits for the device; None: it does not, so a CUDA graph can record it."""
+        waits = (layer.wait for layer in self.modules() if isinstance(layer, ExpertLinear))
+        return next((wait for wait in waits if wait), None)
 
     def _joins_experts(self) -> bool:
         """Whether the experts of every layer are one call, and no layer has one that all rows use."""

@@ -16,11 +16,27 @@ from fovea.kernels.activation import finish
 from fovea.kernels.base import Kernels, Mixture, Product
 from fovea.kernels.quantize import Format
 
+GROUPED_GPUS = (9, 10)
+"""Major compute capabilities on which torch's grouped_mm of bfloat16 is one launch: Hopper and Blackwell."""
+GROUPED_BYTES = 16
+"""grouped_mm takes rows whose size is a multiple of this many bytes."""
+
+
+def grouped_mm_waits(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch's grouped_mm reads the numbers of rows on the host, so that it waits for the device.
+
+    torch 2.11 and newer then multiply one expert after the other.
+    """
+    if device.type != "cuda":
+        return False
+    return dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device)[0] not in GROUPED_GPUS
+
 
 class ExpertLinear(Linear):
     """One linear map per expert, without bias: weight (experts, out, in).
 
     name: the tensor's name in checkpoints.
+    products: the product of each expert; empty: the plain weights of all experts are multiplied in one call.
     """
 
     def __init__(
@@ -60,6 +76,9 @@ class ExpertLinear(Linear):
     def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
         if self.products:
             return
+        row_bytes = self.in_features * self.weight.dtype.itemsize
+        if format is None and kernels.groups_experts and row_bytes % GROUPED_BYTES == 0:
+            return
         self.format = format
         details = None, self.activation, self.gated
         for weight in self.weight.data:
@@ -73,6 +92,19 @@ class ExpertLinear(Linear):
             self.products.append(product)
         if not keep:
             self.weight.data = self.weight.data.new_empty(0)
+
+    @property
+    def wait(self) -> str | None:
+        """Why a call waits for the device; None: it does not."""
+        if self.products:
+            return "experts are multiplied one by one, which reads their numbers of rows on the host"
+        if grouped_mm_waits(self.weight.dtype, self.weight.device):
+            name = str(self.weight.dtype).removeprefix("torch.")
+            return (
+                f"torch multiplies experts in {name} one by one on this GPU, which reads their numbers of "
+                "rows on the host; in bfloat16 on compute capability 9 or 10 it does not"
+            )
+        return None
 
     @property
     def weight_bytes(self) -> int:

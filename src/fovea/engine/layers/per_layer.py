@@ -35,8 +35,8 @@ class PerLayerEmbeddings(nn.Module):
             ids = ids.index_fill(0, visual_rows, self.config.padding)
         shape = (len(ids), self.layers, self.config.width)
         of_tokens: Tensor = self.table(ids).view(shape)
-        # As for the input embeddings, the factor is rounded to the model's type.
-        of_tokens = of_tokens * torch.tensor(self.config.width**0.5, dtype=x.dtype, device=x.device)
+        # As for the input embeddings, the factor is rounded to the model's type and stays on the host.
+        of_tokens = of_tokens * torch.tensor(self.config.width**0.5, dtype=x.dtype)
         of_rows = self.norm((self.projection(x) * x.shape[1] ** -0.5).view(shape))
         return (of_rows + of_tokens) * 0.5**0.5  # type: ignore[no-any-return]
 

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.core.errors import CheckpointError
-from fovea.relevance import reading
 
 Head = dict[str, NDArray[np.float32]]
 PATH = Path("fovea") / "relevance.safetensors"
 """Path of the head, relative to the checkpoint's folder."""
 LAYERS = ("image", "words", "query", "hidden", "coupling")
-"""Layers of a head that couples with a small view of the image; others are those of its optional networks."""
+"""Layers that every head has; others are those of its optional networks."""
 MOST_BYTES = 64 << 20
 """Largest file of a head, in bytes; heads have less than one MiB."""
 OLD_NAME = "relevance.safetensors"
@@ -55,17 +54,13 @@ def check_head(head: Head, path: Path) -> None:
 
     Raises CheckpointError.
     """
-    layers = reading.LAYERS if reading.reads(head) else LAYERS
-    names = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    names = {f"{layer}.{part}" for layer in LAYERS for part in ("weight", "bias")}
     if missing := sorted(names - head.keys()):
         raise CheckpointError(f"{path} has no tensor {missing[0]!r}; accepted: {', '.join(sorted(names))}")
     width, depth = head["image.weight"].shape[-1], head["image.weight"].shape[0]
-    if reading.reads(head):
-        expected = reading.shapes(width, depth)
-    else:
-        hidden = head["hidden.weight"].shape[0]
-        expected = {"image": (depth, width), "words": (depth, width), "query": (depth, depth)}
-        expected |= {"hidden": (hidden, 3 * depth), "coupling": (1, hidden)}
+    hidden = head["hidden.weight"].shape[0]
+    expected = {"image": (depth, width), "words": (depth, width), "query": (depth, depth)}
+    expected |= {"hidden": (hidden, 3 * depth), "coupling": (1, hidden)}
     for name, array in head.items():
         layer, _, part = name.rpartition(".")
         weight = head.get(f"{layer}.weight")

@@ -20,7 +20,6 @@ from torch import Tensor
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.reduce.base import unit_rows
 from fovea.engine.reduce.dpp import cells, choose_by_bands, dpp_kernel
-from fovea.engine.regions.joining import full_grid, join
 from fovea.engine.regions.pieces import Cutter, Piece
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.any_size import AnySizeTower
@@ -31,9 +30,8 @@ from fovea.engine.vision.slices import Slices, UpcomingImages, cuts, slice_rows
 from fovea.engine.visual_budget.methods import METHODS
 from fovea.relevance.balancing import Tensions
 from fovea.relevance.pipeline import Realization, Survey
-from fovea.relevance.policy import Allocation, attend, content_mask, first_view, keep_native
+from fovea.relevance.policy import Allocation, attend, first_view
 from fovea.relevance.realizing import Shape, View, patch_fractions, whole
-from fovea.relevance.regions import Region, filled
 from fovea.relevance.texture import Map, Mask
 
 Array = NDArray[np.float32]
@@ -58,10 +56,6 @@ class _SurveyedImage:
     survey: Survey
     tensions: Tensions
     first: View
-
-    def filled_regions(self) -> list[Region]:
-        """The regions with content."""
-        return filled(content_mask(self.survey.propositional, self.survey.perspectival))
 
 
 class AnySizeRegionEncoder:
@@ -102,8 +96,6 @@ class AnySizeRegionEncoder:
         ahead: images whose views may fill up a batch.
         """
         surveyed = self._prepare(image)
-        if self._relevance.reads:
-            return (yield from self._read(surveyed, ahead))
         if surveyed.first.native:
             first = yield from self._whole(image)
         else:
@@ -117,7 +109,7 @@ class AnySizeRegionEncoder:
                 f"{views[0].shape}"
             )
         rest = yield from self._encode(self._region_pieces(surveyed, realization), ahead)
-        return join(views, [first, *rest], realization.allocation.layout.places())
+        return _join(views, [first, *rest], realization.allocation.layout.places())
 
     def _prepare(self, image: ProcessedImage) -> _SurveyedImage:
         """Compute what needs no encoder output: survey, tensions and first view."""
@@ -141,41 +133,6 @@ class AnySizeRegionEncoder:
                 relevance, content, total, surveyed.tensions.compress, first.embeds
             ),
         )
-
-    def _read(self, surveyed: _SurveyedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
-        """Encode all regions with content at native resolution, then keep the tokens that matter.
-
-        The question decides only which tokens are kept, so another question about the image finds all of its
-        regions in the region cache.
-
-        ahead: see `slices`.
-        """
-        realization = self._relevance.reuse_realization(surveyed.reduction.key)
-        if realization is None:
-            filled = surveyed.filled_regions()
-            pieces = [self._native_piece(surveyed, region) for region in filled]
-            encoded = yield from self._encode(pieces, ahead)
-            features, held = full_grid(surveyed.survey.grid, filled, encoded)
-            realization = self._relevance.realize(
-                surveyed.survey,
-                surveyed.reduction,
-                surveyed.image.plan.tokens,
-                surveyed.tensions,
-                self._relevance.read(surveyed.survey, surveyed.reduction, features, held),
-                keep_native,
-            )
-            known = dict(zip(filled, encoded, strict=True))
-        else:
-            known = {}
-        layout = realization.allocation.layout
-        missing = [view for view in layout.views if view.region not in known]
-        rest = yield from self._encode([self._native_piece(surveyed, view.region) for view in missing], ahead)
-        known |= dict(zip((view.region for view in missing), rest, strict=True))
-        return join(layout.views, [known[view.region] for view in layout.views], layout.places())
-
-    def _native_piece(self, surveyed: _SurveyedImage, region: Region) -> Piece:
-        view = View(region, (region.rows, region.columns), ())
-        return self._cutter.piece(surveyed.image, surveyed.survey.grid, view, 1.0)
 
     def _region_pieces(
         self, surveyed: _SurveyedImage, realization: Realization, shape: Shape | None = None
@@ -255,10 +212,6 @@ class AnySizeRegionEncoder:
         if reduction is None or not METHODS[reduction.method].by_region:
             return []
         surveyed = self._prepare(image)
-        if self._relevance.reads:
-            filled = (one for one in surveyed.filled_regions() if (one.rows, one.columns) == shape)
-            pieces = [self._native_piece(surveyed, region) for region in filled]
-            return [piece for piece in pieces if self.regions.peek(piece.name) is None]
         if surveyed.first.native:
             return []
         name = self._cutter.cached_name(image, surveyed.first)
@@ -295,3 +248,18 @@ def attend_with_diversity(
     indices = tuple(sorted(numbers.tolist()))
     layout = replace(allocation.layout, views=(replace(view, token_indices=indices),))
     return replace(allocation, layout=layout)
+
+
+def _join(
+    views: Sequence[View], features: Sequence[VisualFeatures], places: NDArray[np.int64]
+) -> VisualFeatures:
+    """Concatenate the kept tokens of all views. places: rows and columns in the full grid, (tokens, 2)."""
+    device = features[0].embeds.device
+    kept_rows = [torch.tensor(view.token_indices, device=device) for view in views]
+    embeds = torch.cat([one.embeds[rows] for one, rows in zip(features, kept_rows, strict=True)])
+    deepstack = tuple(
+        torch.cat([one.deepstack[level][rows] for one, rows in zip(features, kept_rows, strict=True)])
+        for level in range(len(features[0].deepstack))
+    )
+    created_at = min(one.created_at for one in features)
+    return VisualFeatures(embeds, deepstack, created_at, torch.from_numpy(places.astype(np.int32)).to(device))

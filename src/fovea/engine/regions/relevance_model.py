@@ -17,9 +17,8 @@ from fovea.engine.vision.processor.base import Reduction
 from fovea.relevance import coupling
 from fovea.relevance.balancing import Balancer, Tensions
 from fovea.relevance.pipeline import Chooser, Realization, Survey, realize
-from fovea.relevance.reading import couple_by_reading, reads
 from fovea.relevance.realizing import Shape
-from fovea.relevance.texture import Map, Mask
+from fovea.relevance.texture import Map
 
 Array = NDArray[np.floating[Any]]
 WordEmbeddings = Callable[[Sequence[int]], Tensor]
@@ -54,11 +53,6 @@ class RelevanceModel:
         tensions = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
         return tensions.under(reduction.load)
 
-    @property
-    def reads(self) -> bool:
-        """Whether the head reads native tokens of all content (`relevance/reading.py`)."""
-        return reads(self._head)
-
     def realize(
         self,
         survey: Survey,
@@ -68,10 +62,10 @@ class RelevanceModel:
         participatory: Map,
         choose: Chooser,
     ) -> Realization:
-        """Decide which tokens of an image are used, and remember the decision under the reduction's key.
+        """Decide which views of an image are encoded, and remember the decision under the reduction's key.
 
         total: tokens to be chosen.
-        participatory: from `couple` or `read`.
+        participatory: from `couple`.
         choose: lays out the image.
         """
         realization = realize(
@@ -90,21 +84,10 @@ class RelevanceModel:
         if words is None:
             return survey.keyword_map(reduction.question)
         features = embeds.float().cpu().numpy()
-        if self._head is None or self.reads:
+        if self._head is None:
             keywords = survey.keyword_map(reduction.question)
             return coupling.couple_without_head(features, words, shape, keywords)
         return coupling.resample(coupling.couple(self._head, features, words), shape, survey.grid)
-
-    def read(self, survey: Survey, reduction: Reduction, features: Array, held: Mask) -> Map:
-        """The coupling of each cell to the question, by what the encoder has read there, (rows, columns).
-
-        features: (rows, columns, D) at native resolution. held: which cells were encoded, (rows, columns).
-        """
-        words = self._word_embeddings(reduction)
-        if words is None:
-            return survey.keyword_map(reduction.question)
-        assert self._head is not None
-        return couple_by_reading(self._head, features, held, words)
 
     def recent_realization(self, key: str) -> Realization | None:
         """The realization of the image with this key, if it is remembered. Thread-safe."""

@@ -14,7 +14,7 @@ from typing import Any
 import jinja2.sandbox
 from tokenizers import AddedToken, Tokenizer
 
-from fovea.core.bundled import bundled_model
+from fovea.core.distribution import bundled_model
 from fovea.core.image import VisualTokens
 from fovea.engine.files import read_json
 from fovea.engine.request.prompt import PromptBuilder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fovea.core.distribution import install_command
 from fovea.core.errors import ConfigError
 from fovea.gateway.cache.cache import ResponseCache
 from fovea.gateway.cache.layered import LayeredStore
@@ -36,7 +37,7 @@ def open_cache(settings: ResponseCacheSettings, redis_url: str = "") -> Response
             most_bytes=settings.response_cache_redis_mib * MIB,
         )
     except ImportError:
-        raise ConfigError("Redis needs its client library: pip install 'fovea[redis]'") from None
+        raise ConfigError(f"Redis needs its client library: {install_command('redis')}") from None
     except ValueError as error:
         raise ConfigError(f"the URL of Redis: {error}; accepted: redis://HOST:PORT/DB") from None
     return ResponseCache(LayeredStore(near, far, settings.response_cache_near_ttl_s), settings)

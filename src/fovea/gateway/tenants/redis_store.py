@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fovea.core.distribution import install_command
 from fovea.core.errors import ConfigError
 from fovea.gateway.amounts import Amounts
 from fovea.gateway.tenants.account import Adjustment, Counters
@@ -26,7 +27,7 @@ try:
     from fovea.gateway.tenants.redis_batch import Batches, Script
 except ImportError as error:
     raise ConfigError(
-        "accounts in Redis need the package redis; install it with: pip install fovea[redis]",
+        f"accounts in Redis need the package redis; install it with: {install_command('redis')}",
         param="accounts",
     ) from error
 

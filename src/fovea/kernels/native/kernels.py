@@ -76,6 +76,10 @@ class NativeKernels:
     def plain(self) -> bool:
         return False
 
+    @property
+    def groups_experts(self) -> bool:
+        return False
+
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:

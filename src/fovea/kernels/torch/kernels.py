@@ -32,6 +32,10 @@ class TorchKernels:
     def plain(self) -> bool:
         return not self._pack
 
+    @property
+    def groups_experts(self) -> bool:
+        return not self._pack
+
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:

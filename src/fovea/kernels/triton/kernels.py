@@ -59,6 +59,10 @@ class TritonKernels:
     def plain(self) -> bool:
         return False
 
+    @property
+    def groups_experts(self) -> bool:
+        return True
+
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from fovea.core.distribution import DISTRIBUTION
 from fovea.core.errors import Forbidden
 from fovea.media.fetch.address import is_public
 from fovea.media.fetch.arrivals import Arrivals
@@ -50,7 +51,7 @@ _MAX_ADDRESSES = 3
 def _user_agent() -> str:
     # Not `fovea.__version__`: the package `fovea` imports the engine, which this floor must not import.
     try:
-        return f"fovea/{metadata.version('fovea')}"
+        return f"fovea/{metadata.version(DISTRIBUTION)}"
     except metadata.PackageNotFoundError:  # run from a source tree that is not installed
         return "fovea"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fovea.core.distribution import install_command
 from fovea.core.errors import InvalidMedia, InvalidRequest, Unavailable
 
 MAGIC = b"%PDF-"
@@ -135,6 +136,6 @@ def _pdfium() -> Any:
         import pypdfium2
     except ImportError as error:
         raise Unavailable(
-            "PDF files need the package pypdfium2 at the server: pip install 'fovea[pdf]'", code=UNAVAILABLE
+            f"PDF files need the package pypdfium2 at the server: {install_command('pdf')}", code=UNAVAILABLE
         ) from error
     return pypdfium2

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fovea.core.distribution import install_command
 from fovea.core.errors import FoveaError, InvalidVideo, Unavailable
 from fovea.core.image import content_identity
 from fovea.core.video import Abandoned, FrameSource, Video
@@ -238,7 +239,7 @@ def _av() -> Any:
         import av
     except ImportError as error:
         raise Unavailable(
-            "videos need PyAV, which is not installed here; install it with: pip install av",
+            f"videos need PyAV, which is not installed here; install it with: {install_command('video')}",
             code=VIDEO_UNAVAILABLE,
         ) from error
     return av

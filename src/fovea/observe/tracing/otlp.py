@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fovea.core.distribution import install_command
 from fovea.core.errors import ConfigError
 from fovea.observe.tracing.names import SCHEMA_URL
 from fovea.observe.tracing.span import Span
@@ -44,7 +45,7 @@ class OtlpExporter:
             from fovea.observe.tracing.answers import session
         except ImportError as error:
             raise ConfigError(
-                "traces need OpenTelemetry's packages; install the extra otel: pip install 'fovea[otel]'",
+                f"traces need OpenTelemetry's packages; install the extra otel: {install_command('otel')}",
                 param="otlp_endpoint",
             ) from error
         # Fovea says once that a collector is gone; the exporter would say it with every batch.

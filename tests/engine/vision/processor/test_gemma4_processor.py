@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.reference import skip_before
 from transformers.models.gemma4.image_processing_pil_gemma4 import (
     Gemma4ImageProcessorPil,
     get_aspect_ratio_preserving_size,
 )
-from transformers.models.gemma4.processing_gemma4 import Gemma4Processor as TheirProcessor
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.image import PixelBudget
@@ -57,6 +57,9 @@ def theirs(**changes: Any) -> Gemma4ImageProcessorPil:
 
 
 def their_text(tokens: int) -> str:
+    skip_before("5.21", "needs torchvision to import Gemma4Processor")
+    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor as TheirProcessor
+
     stub = SimpleNamespace(boi_token="<|image>", eoi_token="<image|>", image_token="<|image|>")
     counts = {"num_soft_tokens_per_image": [tokens]}
     return TheirProcessor.replace_image_token(stub, counts, 0)  # type: ignore[arg-type]

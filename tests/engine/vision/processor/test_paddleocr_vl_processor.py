@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.reference import skip_before
 from tests.support.thorough import examples
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
@@ -94,6 +95,8 @@ def test_bit_exact(limits, size, make_image, reference, run):
 )
 def test_settings_are_honoured(change, make_image, reference, run):
     config = {**PUBLISHED, **change}
+    if config["size"] is None:
+        skip_before("5.18", "takes the sizes of processors made before for those of its class")
     image = make_image(301, 203)
     result = run(build("paddleocr_vl", config, {}), image)
     expected = reference(theirs(config), image)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.core.bundled import bundled_model
+from fovea.core.distribution import bundled_model
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.image import PixelBudget
 from fovea.engine.load import build_processors, read_config

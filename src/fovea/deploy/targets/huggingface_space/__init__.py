@@ -81,8 +81,8 @@ RUN useradd --create-home --uid 1000 user
 USER 1000
 ENV HOME=/home/user PATH=/home/user/.local/bin:$PATH PYTHONUNBUFFERED=1
 WORKDIR /home/user/app
-COPY --chown=1000 requirements.txt fovea-*.whl ./
-RUN pip install --no-cache-dir -r requirements.txt ./fovea-*.whl
+COPY --chown=1000 requirements.txt fovea_vlm-*.whl ./
+RUN pip install --no-cache-dir -r requirements.txt ./fovea_vlm-*.whl
 COPY --chown=1000 app.py fovea.toml start.sh ./
 EXPOSE 7860
 CMD ["sh", "start.sh"]

@@ -149,11 +149,11 @@ def _ensemble() -> str:
 def _dockerfile() -> str:
     return f"""\
 # Triton with Fovea. Build it in a folder that holds this file, the scripts, models/ and Fovea's wheel:
-#   cp dist/fovea-*.whl triton/ && docker build -t fovea-triton triton
+#   cp dist/fovea_vlm-*.whl triton/ && docker build -t fovea-triton triton
 FROM {TRITON}
-COPY fovea-*.whl /tmp/
+COPY fovea_vlm-*.whl /tmp/
 # The wheel's own pins hold: each release of it names the versions that it was tested with.
-RUN pip install --no-cache-dir /tmp/fovea-*.whl && rm /tmp/fovea-*.whl
+RUN pip install --no-cache-dir /tmp/fovea_vlm-*.whl && rm /tmp/fovea_vlm-*.whl
 COPY models /models
 COPY --chmod=755 start.sh openai.sh /usr/local/bin/
 USER 1000

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fovea.core.bundled import BUNDLED, bundled_model
+from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, FoveaError
 from fovea.core.protocols import VisualTokenRule
 from fovea.engine.files import read_json
@@ -30,7 +30,7 @@ def rule_for(name_or_folder: str, *, honours_detail: bool = True) -> VisualToken
 
     name_or_folder: a folder with the settings files of a checkpoint; a known hub id, also under another
         owner and with endings such as "-AWQ", "-FP8", "-GGUF" or ":free" (see `core.model_names.canonical`);
-        a bundled model's name; "openai-tiles" or "estimate" (see `media.token_rules`). The file system is
+        the bundled model's name; "openai-tiles" or "estimate" (see `media.token_rules`). The file system is
         read, so the text must come from the operator or from a backend, never from a client.
     honours_detail: see `ProcessorRule`.
 
@@ -74,8 +74,8 @@ def folder_rule(folder: Path, *, name: str = "", honours_detail: bool = True) ->
 
 def _folder(name: str) -> Path | None:
     """Return the checkpoint's folder that a text names; None: it names none."""
-    if name in BUNDLED:
-        return bundled_model(name)
+    if name == BUNDLED:
+        return bundled_model()
     try:
         folder = Path(name).expanduser()
         return folder if name and (folder / "config.json").is_file() else None

@@ -1,0 +1,194 @@
+"""Run the test suite in Debian systems that have nothing but what is declared: `make test-fresh`.
+
+    python3 -m tools.fresh [bare] [no-compiler] [servers] [--suite TARGET]
+
+    bare         python3, make and g++
+    no-compiler  python3 and make
+    servers      as bare, and then `make servers`
+
+A system is a folder that mmdebstrap fills with the packages of its line and what Debian itself needs. Its
+home is empty, and it has no font, no program and no file of this machine. The tracked files are copied into
+it, as they are now, and `make TARGET` (default: test) runs there as root, in a process and mount namespace of
+its own, so that no process is left behind. What pip is told on this machine (mirrors, certificates, folders
+of wheels) holds there, too. The exit status is that of the first suite that failed, and 77 if this machine
+cannot make such a system; the reason is printed.
+
+The last lines name the processor time of each part, children included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import os
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "out/fresh"
+SUITE = "bookworm"
+PACKAGES = ("ca-certificates", "make", "python3", "python3-venv")
+SYSTEMS = {"bare": ("g++",), "no-compiler": (), "servers": ("g++",)}
+"""Packages beside PACKAGES. Only the last one runs `make servers`."""
+VARIABLES = ("TORCH_INDEX", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+"""Variables of this machine that hold in the system: where torch is, and what the processor can do."""
+CANNOT = 77
+
+
+def reason_against() -> str:
+    """Return why this machine cannot make a system; "": it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "it needs Linux and root"
+    if missing := [name for name in ("mmdebstrap", "unshare", "chroot") if shutil.which(name) is None]:
+        return f"{missing[0]} is not installed (Debian: apt-get install mmdebstrap util-linux coreutils)"
+    namespaces = ["unshare", "--mount", "--pid", "--fork", "true"]
+    if (done := subprocess.run(namespaces, capture_output=True, text=True, check=False)).returncode:
+        return f"no namespaces of its own are allowed here: {done.stderr.strip()}"
+    return ""
+
+
+def make_base(packages: tuple[str, ...]) -> Path:
+    """Return a folder with these packages and what they depend on. It is made once."""
+    base = FOLDER / "-".join(("base", *packages))
+    if not base.is_dir():
+        unfinished = base.with_suffix(".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        included = f"--include={','.join(packages)}"
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", included, SUITE, str(unfinished)]
+        subprocess.run(command, check=True)
+        unfinished.rename(base)
+    return base
+
+
+def make_system(name: str) -> Path:
+    """Return the folder of a system with the tracked files of this repository, as they are now."""
+    base = make_base((*PACKAGES, *SYSTEMS[name]))
+    system = FOLDER / name
+    shutil.rmtree(system, ignore_errors=True)
+    subprocess.run(["cp", "--archive", "--reflink=auto", str(base), str(system)], check=True)
+    target = system / "fovea"
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    for file in filter(None, listing.decode().split("\0")):
+        if (ROOT / file).is_file():
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, target / file, follow_symlinks=False)
+    for file in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt"):
+        if Path(file).exists():
+            shutil.copyfile(file, system / file.lstrip("/"))
+    return system
+
+
+def settings_of_pip() -> dict[str, str]:
+    """Return what pip is told on this machine, by files and variables, without the names of the sections."""
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    found = {}
+    for line in listing.splitlines():
+        name, _, value = line.partition("=")
+        found[name.rpartition(".")[2]] = value.strip("'\"").replace("\\n", "\n")
+    return found
+
+
+def mounts(system: Path) -> str:
+    """Return shell commands that mount in a system what the kernel offers, and what pip reads.
+
+    They run in a namespace of their own, so that the mounts end with it.
+    """
+    lines = ["set -e", "mount -t proc proc proc", "mount --rbind /sys sys", "mount --rbind /dev dev"]
+    settings = settings_of_pip()
+    words = {word.removeprefix("file://") for value in settings.values() for word in value.split()}
+    # An index in a folder refers to files beside it.
+    for path in {word.removesuffix("/simple") for word in words}:
+        place = system / path.lstrip("/")
+        if not path.startswith("/") or not Path(path).exists() or place.exists():
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if Path(path).is_dir():
+            place.mkdir()
+        else:
+            place.touch()
+        lines.append(f"mount --bind {shlex.quote(path)} {shlex.quote(str(place))}")
+    parser = configparser.ConfigParser(interpolation=None)
+    parser["global"] = settings
+    with (system / "etc/pip.conf").open("w") as file:
+        parser.write(file)
+    return "\n".join(lines)
+
+
+def run_inside(system: Path, command: str) -> int:
+    """Run a shell command in a system, in the repository's folder. Returns its exit status."""
+    variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    variables |= {
+        "HOME": "/root",
+        "LANG": "C.UTF-8",
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin",
+    }
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    inside = shlex.join(["chroot", ".", "env", "-i", *assignments, "sh", "-c", f"cd /fovea && {command}"])
+    script = f"{mounts(system)}\nexec {inside}\n"
+    namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+    return subprocess.run([*namespaces, "sh", "-c", script], cwd=system, check=False).returncode
+
+
+def processor_seconds() -> float:
+    """Return the processor time of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_system(name: str, target: str) -> tuple[int, list[str]]:
+    """Run the suite in a system. Returns the exit status, and a line with the processor time of each part."""
+    system = make_system(name)
+    parts = {
+        "installation": "make .venv/.installed-dev",
+        "checks": "make check",
+        target: f"make {target} ROOMS=1",
+    }
+    if name == "servers":
+        parts = {"servers": "make servers", **parts}
+    used, lines, status = [], [f"{name}: "], 0
+    for part, command in parts.items():
+        before = processor_seconds()
+        status = run_inside(system, command)
+        used.append(processor_seconds() - before)
+        lines.append(f"{part} {used[-1]:.0f} s")
+        if status:
+            lines.append(f"failed with exit status {status}")
+            break
+    total = f"{sum(used):.0f} s of processor time"
+    shutil.rmtree(system, ignore_errors=True)
+    return status, [f"{lines[0]}{total} ({', '.join(lines[1:])})"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "systems", nargs="*", metavar="SYSTEM", help=f"of {', '.join(SYSTEMS)} (default: all)"
+    )
+    parser.add_argument(
+        "--suite", default="test", metavar="TARGET", help="target of the Makefile (default: test)"
+    )
+    args = parser.parse_args()
+    if unknown := [name for name in args.systems if name not in SYSTEMS]:
+        parser.error(f"{unknown[0]!r} is no system; accepted: {', '.join(SYSTEMS)}")
+    if reason := reason_against():
+        print(f"test-fresh is skipped: {reason}", file=sys.stderr)
+        return CANNOT
+    status, summary = 0, []
+    for name in args.systems or SYSTEMS:
+        ended, lines = test_system(name, args.suite)
+        status, summary = status or ended, [*summary, *lines]
+    print("\n".join(summary))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

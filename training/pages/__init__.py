@@ -1,1 +1,0 @@
-"""Training of fovea-page, a model that reads pages."""
