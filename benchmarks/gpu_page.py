@@ -161,18 +161,24 @@ def numbers_page(title: str, about: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def correctness_page(
-    title: str, about: str, end: str, collected: Sequence[str], results: Sequence[dict[str, str]]
+    title: str, about: str, end: str, collected: Sequence[str], lines_of_results: Sequence[dict[str, str]]
 ) -> str:
     """The page of the tests: counts, tests without a result, and the text of each failure.
 
     end: how pytest ended.
-    results: "test", "outcome" and "text" of each test.
+    lines_of_results: "test", "outcome" and "text". A test may have two, if it fails when it is cleaned up, or
+        if its process ends. Then a failure counts.
     """
+    by_test: dict[str, dict[str, str]] = {}
+    for line in lines_of_results:
+        if by_test.get(line["test"], {}).get("outcome") != "failed":
+            by_test[line["test"]] = line
+    results = list(by_test.values())
     counts = {
         outcome: sum(result["outcome"] == outcome for result in results)
         for outcome in ("passed", "failed", "skipped")
     }
-    missing = [name for name in collected if name not in {result["test"] for result in results}]
+    missing = [name for name in collected if name not in by_test]
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     lines = [f"# {title}", "", about, "", f"Tests: {told}, {len(missing)} without a result; {end}"]
     lines += ["", *(f"- no result: {name}" for name in missing)] if missing else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -126,7 +127,9 @@ def test_packages_of_the_caller_stay_importable(monkeypatch: pytest.MonkeyPatch)
 def test_the_page_of_tests_counts_results_and_shows_failures() -> None:
     results = [
         {"test": "a", "outcome": "passed", "text": ""},
+        {"test": "b", "outcome": "passed", "text": ""},
         {"test": "b", "outcome": "failed", "text": "E assert 1 == 2"},
+        {"test": "b", "outcome": "failed", "text": "worker 'gw0' crashed"},
         {"test": "c", "outcome": "skipped", "text": "Skipped: no NVML"},
     ]
     text = correctness_page("A GPU", "versions", "the time ran out", ["a", "b", "c", "d"], results)
@@ -160,6 +163,32 @@ def test_each_result_is_written_when_the_test_ends(tmp_path: Path) -> None:
     assert "assert 1 == 2" in first["text"]
     assert "a figure" in first["text"]
     assert second["outcome"] == "passed"
+
+
+@pytest.mark.slow
+def test_a_process_whose_gpu_no_longer_answers_is_replaced(tmp_path: Path) -> None:
+    """The first test leaves such a process behind. Both have a result, from two processes."""
+    results, tests = tmp_path / "results.jsonl", tmp_path / "test_two.py"
+    tests.write_text(
+        "import os, torch\n"
+        "def refuse():\n    raise RuntimeError('CUDA error')\n"
+        "def test_breaks():\n"
+        "    torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, refuse\n"
+        "    assert 1 == 2\n"
+        "def test_next():\n    assert not torch.cuda.is_initialized()\n"
+        "def test_last():\n    assert not torch.cuda.is_initialized()\n"
+    )
+    (tmp_path / "none.ini").write_text("[pytest]\n")
+    command = ["-q", "-n", "1", "-p", "tests.support.gpu_results", "-p", "no:cacheprovider"]
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", *command, "-c", str(tmp_path / "none.ini"), str(tests)],
+        env=os.environ | {"FOVEA_GPU_RESULTS": str(results), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        check=False,
+    )
+    assert process.returncode == 1
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    outcomes = {line["test"].rpartition("::")[2]: line["outcome"] for line in lines if "test" in line}
+    assert outcomes == {"test_breaks": "failed", "test_next": "passed", "test_last": "passed"}
 
 
 def test_without_a_gpu_the_commands_for_one_are_printed(tmp_path: Path) -> None:
