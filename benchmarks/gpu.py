@@ -17,6 +17,7 @@ import datetime
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
 
-from gpu_page import STEPS, Outcome, Step, correctness_page, numbers_page
+from gpu_page import IN_MEMORY, STEPS, Outcome, Step, correctness_page, numbers_page
 
 ROOT = Path(__file__).resolve().parent.parent
 REHEARSAL = os.environ.get("FOVEA_GPU_REHEARSAL") == "1"
@@ -202,7 +203,10 @@ def numbers(out: Path, deadline: float, variables: dict[str, str]) -> int:
     log, results = out / "gpu-speed.txt", out / "gpu-numbers.jsonl"
     for file in (log, results):
         file.unlink(missing_ok=True)
-    outcomes = run_steps(STEPS, deadline, log, results, variables)
+    try:
+        outcomes = run_steps(STEPS, deadline, log, results, variables)
+    finally:
+        shutil.rmtree(IN_MEMORY, ignore_errors=True)
     text = numbers_page(*titles(), outcomes)
     (out / "gpu-numbers.md").write_text(text)
     print(text)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+IN_MEMORY = Path("/dev/shm/fovea-bench")
+"""Folder of the checkpoint if it is written to memory. It is removed after the measurement."""
 NOT_MEASURED = "not yet measured"
 FAILURE_CHARACTERS = 8000
 """Longest text of failures on the page. The files with results have all of it."""
