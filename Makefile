@@ -192,6 +192,8 @@ $(GPU_REHEARSAL)/.installed: tests/gpu/requirements.txt
 
 gpu-rehearsal: $(GPU_REHEARSAL)/.installed
 	$(PYTHON) -m tools.gpu_wheels
+	mkdir -p $(OUT)/gpu-rehearsed
+	PYTHONPATH=src:. $(GPU_REHEARSAL)/bin/python -m tests.support.compile_triton > $(OUT)/gpu-rehearsed/compiled.json
 	FOVEA_GPU_REHEARSAL=1 OUT=$(OUT)/gpu-rehearsed $(GPU_REHEARSAL)/bin/python benchmarks/gpu.py correctness --workers 2 --seconds 900
 	FOVEA_GPU_REHEARSAL=1 OUT=$(OUT)/gpu-rehearsed $(GPU_REHEARSAL)/bin/python benchmarks/gpu.py numbers --seconds 900
 

@@ -140,24 +140,28 @@ def test_the_page_of_tests_counts_results_and_shows_failures() -> None:
 
 
 def test_each_result_is_written_when_the_test_ends(tmp_path: Path) -> None:
-    """The second test reads the result of the first."""
+    """The second test reads the result of the first. A file that cannot be imported is a failed test."""
     results, tests = tmp_path / "results.jsonl", tmp_path / "test_two.py"
+    broken = tmp_path / "test_broken.py"
+    broken.write_text("import no_such_module")
     tests.write_text(
         "import pathlib\n"
         "def test_first():\n    print('a figure')\n    assert 1 == 2\n"
         "def test_second():\n"
-        f"    assert 'test_first' in pathlib.Path({str(results)!r}).read_text().splitlines()[1]\n"
+        f"    assert 'test_first' in pathlib.Path({str(results)!r}).read_text().splitlines()[2]\n"
     )
     code = (
         "import sys, pytest\n"
-        "sys.exit(pytest.main(['-q', '-p', 'tests.support.gpu_results', '-p', 'no:cacheprovider', '-c', "
-        f"{str(tmp_path / 'none.ini')!r}, {str(tests)!r}]))"
+        "sys.exit(pytest.main(['--continue-on-collection-errors', '-p', 'tests.support.gpu_results', '-p', "
+        f"'no:cacheprovider', '-c', {str(tmp_path / 'none.ini')!r}, {str(broken)!r}, {str(tests)!r}]))"
     )
     (tmp_path / "none.ini").write_text("[pytest]\n")
     process = Fork(code, [], os.environ | {"FOVEA_GPU_RESULTS": str(results), "PYTHONPATH": str(ROOT)})
     out, _ = process.communicate()
     assert process.returncode == 1, out
-    collected, first, second = map(json.loads, results.read_text().splitlines())
+    error, collected, first, second = map(json.loads, results.read_text().splitlines())
+    assert error["outcome"] == "failed"
+    assert "No module named 'no_such_module'" in error["text"]
     assert [name.rpartition("::")[2] for name in collected["collected"]] == ["test_first", "test_second"]
     assert first["outcome"] == "failed"
     assert "assert 1 == 2" in first["text"]

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fovea import Engine
-from fovea.core.bundled import bundled_model
+from fovea.core.distribution import bundled_model
 from fovea.core.types import ChatPrompt
 from fovea.engine.request.inputs import to_prompt
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
@@ -51,7 +51,7 @@ def prompt_logits(engine: Engine, prompt: ChatPrompt) -> Tensor:
 
 
 def test_the_bundled_model_is_as_exact_as_bfloat16_allows(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(bundled_model("fovea-tiny"), tmp_path / "model"))
+    folder = Path(shutil.copytree(bundled_model(), tmp_path / "model"))
     weights = load_file(folder / "model.safetensors")
     save_file(
         {name: tensor.bfloat16() for name, tensor in weights.items()},

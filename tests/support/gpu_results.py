@@ -3,7 +3,8 @@
     FOVEA_GPU_RESULTS=results.jsonl pytest -p tests.support.gpu_results ...
 
 Each line is JSON: first the names of all tests ("collected"), then one line for each result: "test",
-"outcome", "seconds", and "text", the traceback or the reason. With pytest-xdist the main process writes.
+"outcome", "seconds", and "text", the traceback or the reason. A file that cannot be imported is a failed
+test. With pytest-xdist the main process writes.
 
 A GPU refuses every further call of a process in which a kernel has failed. A worker of pytest-xdist in this
 state ends, and a new one takes over.
@@ -40,6 +41,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
     if node.gateway.id == "gw0":
         _write(collected=list(ids))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed and not _is_worker():
+        _write(test=report.nodeid, outcome="failed", seconds=0.0, text=report.longreprtext)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
