@@ -65,12 +65,24 @@ def make_base(packages: tuple[str, ...]) -> Path:
     return base
 
 
+def reason_against_making(systems: list[str]) -> str:
+    """Return why the folders that the systems begin with cannot be made; "": they are there."""
+    try:
+        for name in systems:
+            make_base((*PACKAGES, *SYSTEMS[name]))
+    except subprocess.CalledProcessError as error:
+        return f"mmdebstrap ended with exit status {error.returncode}"
+    return ""
+
+
 def make_system(name: str) -> Path:
     """Return the folder of a system with the tracked files of this repository, as they are now."""
     base = make_base((*PACKAGES, *SYSTEMS[name]))
     system = FOLDER / name
     shutil.rmtree(system, ignore_errors=True)
-    subprocess.run(["cp", "--archive", "--reflink=auto", str(base), str(system)], check=True)
+    subprocess.run(
+        ["cp", "--archive", "--reflink=auto", "--no-target-directory", str(base), str(system)], check=True
+    )
     target = system / "fovea"
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for file in filter(None, listing.decode().split("\0")):
@@ -179,11 +191,12 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := [name for name in args.systems if name not in SYSTEMS]:
         parser.error(f"{unknown[0]!r} is no system; accepted: {', '.join(SYSTEMS)}")
-    if reason := reason_against():
+    systems = args.systems or [*SYSTEMS]
+    if reason := reason_against() or reason_against_making(systems):
         print(f"test-fresh is skipped: {reason}", file=sys.stderr)
         return CANNOT
     status, summary = 0, []
-    for name in args.systems or SYSTEMS:
+    for name in systems:
         ended, lines = test_system(name, args.suite)
         status, summary = status or ended, [*summary, *lines]
     print("\n".join(summary))

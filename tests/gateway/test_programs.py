@@ -103,7 +103,7 @@ def test_a_program_that_ends_at_once_is_an_error_with_its_output(tmp_path: Path)
 
 
 def test_a_missing_program_skips_the_test() -> None:
-    with pytest.raises(pytest.skip.Exception, match="fovea-has-no-such-program is not installed"):
+    with pytest.raises(pytest.skip.Exception, match="not installed: fovea-has-no-such-program"):
         program("fovea-has-no-such-program")
 
 

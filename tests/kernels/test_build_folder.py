@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,3 +117,35 @@ def test_a_link_in_the_place_of_the_library_is_replaced(cache: Path, tmp_path: P
     library.symlink_to(tmp_path / "elsewhere.so")
     assert answer(build._build(PLAIN)) == 1
     assert (tmp_path / "elsewhere.so").read_bytes() == EVIL
+
+
+def test_processes_that_start_together_compile_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers of one server once compiled the same kernels at the same time, for 20 seconds each."""
+    compile_kernels, calls = build.compile_kernels, []
+
+    def compile_slowly(*arguments: Any) -> Path:
+        calls.append(arguments)
+        time.sleep(0.3)
+        return compile_kernels(*arguments)
+
+    monkeypatch.setattr(build, "compile_kernels", compile_slowly)
+    with ThreadPoolExecutor(3) as pool:
+        libraries = [*pool.map(build._build, [PLAIN] * 3)]
+    assert len(calls) == len(set(libraries)) == 1
+    assert answer(libraries[0]) == 1
+
+
+def test_a_process_that_was_stopped_holds_nobody_up(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = build._build(PLAIN)
+    library.unlink()
+    monkeypatch.setattr(build, "BUILD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(build, "compile_kernels", partial(compile_within, build.compile_kernels))
+    with build._lock(library.with_suffix(".lock")):
+        assert answer(build._build(PLAIN)) == 1
+
+
+def compile_within(compile_kernels: Callable[..., Path], *arguments: Any) -> Path:
+    """Compile with the usual limit, which the test has made too short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "BUILD_TIMEOUT_S", 60)
+        return compile_kernels(*arguments)

@@ -1,1 +1,1 @@
-"""What a release needs beside its wheels: checks of its version, and a bill of materials."""
+"""Checks of a release, and its bill of materials."""

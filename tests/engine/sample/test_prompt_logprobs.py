@@ -53,3 +53,18 @@ def test_log_probabilities_of_a_prompt() -> None:
             assert values == pytest.approx(best.values.tolist(), abs=1e-3)
             assert len(entry.top) == (0 if scored is own else TOP)
     assert first == again
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("step", [16, 512], ids=["in_pieces", "in_one_step"])
+def test_log_probabilities_of_a_prompt_in_bf16(step: int) -> None:
+    """The C++ kernels compute bf16, and in the last layer only the rows that are read, scored ones, too."""
+    with Engine.from_pretrained("fovea-tiny", dtype="bfloat16", max_step_tokens=step, threads=1) as engine:
+        ids = engine.tokenizer.encode(TEXT)
+        scored, _ = ask(engine, "scored", ids, scores=0)
+    model = hf.AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        theirs = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
+    ours = [entry.logprob for entry in scored if entry is not None]
+    expected = [theirs[place, token].item() for place, token in enumerate(ids[1:])]
+    assert ours == pytest.approx(expected, abs=0.5)

@@ -9,7 +9,9 @@ no other user can change; otherwise it is compiled into a folder of this process
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -18,6 +20,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,6 +37,7 @@ BUILT = Path(__file__).parent / "lib"
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_TIMEOUT_S = 600
 LONGEST_FAILURE = 300
+LOCK_POLL_S = 0.1
 _failures: list[str] = []
 
 
@@ -85,17 +90,40 @@ def _build(instructions: InstructionSet) -> Path:
         digest.update(file.name.encode() + file.read_bytes())
     folder = _cache_folder()
     target = folder / f"{instructions.name}-{digest.hexdigest()[:20]}.so"
-    if not _is_complete(target):
+    if _is_complete(target):
+        return target
+    with _lock(target.with_suffix(".lock")):
+        if _is_complete(target):  # another process has compiled it meanwhile
+            return target
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             output = compile_kernels(flags, Path(scratch))
             checksum = Path(scratch) / "checksum"
             checksum.write_text(_digest(output.read_bytes()))
             output.chmod(0o700)
             checksum.chmod(0o600)
-            # Renaming is atomic. Several processes may build at once, and each of them finds complete files.
+            # Renaming is atomic: a process that does not wait for the lock finds complete files, or none.
             output.rename(target)
             checksum.rename(_checksum_file(target))
     return target
+
+
+@contextlib.contextmanager
+def _lock(file: Path) -> Iterator[None]:
+    """Hold a lock between processes, so that engines that start together do not all compile the same kernels.
+
+    The lock of a process that ends is free again. After BUILD_TIMEOUT_S the block begins without it, because
+    the other process may have been stopped.
+    """
+    with file.open("a") as handle:
+        file.chmod(0o600)
+        give_up = time.monotonic() + BUILD_TIMEOUT_S
+        while time.monotonic() < give_up:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOCK_POLL_S)
+        yield
 
 
 def _is_complete(library: Path) -> bool:
