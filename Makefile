@@ -23,6 +23,8 @@
 #             CHAOS_MINUTES=60 for an hour)
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
 # make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
+# make gpu    test and measure on a machine with CUDA (10 minutes); on another it prints what to run on one
+# make gpu-rehearsal  both parts of `make gpu` without a GPU, in Triton's interpreter (5 minutes)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +33,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack chaos fuzz gpu wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack chaos fuzz gpu gpu-rehearsal wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -86,6 +88,7 @@ test-arm: $(VENV)/.installed-dev
 
 test-all: check
 	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile --hypothesis-profile=thorough
+	$(MAKE) gpu-rehearsal
 
 # The clients need many packages, and other versions of some, so they get an environment of their own.
 CLIENTS := .venv-clients
@@ -178,5 +181,21 @@ test-otel: $(VENV)/.installed-dev $(OTEL)/.installed
 gpu:
 	OUT=$(OUT) $(PYTHON) benchmarks/gpu.py
 
+# The environment is like that of a GPU machine without a network, so it lacks what such a machine lacks.
+GPU_REHEARSAL := $(OUT)/gpu-rehearsal
+$(GPU_REHEARSAL)/.installed: tests/gpu/requirements.txt
+	$(PYTHON) -m venv --clear $(GPU_REHEARSAL)
+	$(GPU_REHEARSAL)/bin/python -m pip --disable-pip-version-check install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(GPU_REHEARSAL)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	$(GPU_REHEARSAL)/bin/python -m pip uninstall --quiet --yes pydantic pydantic-core
+	@touch $@
+
+gpu-rehearsal: $(GPU_REHEARSAL)/.installed
+	$(PYTHON) -m tools.gpu_wheels
+	mkdir -p $(OUT)/gpu-rehearsed
+	PYTHONPATH=src:. $(GPU_REHEARSAL)/bin/python -m tests.support.compile_triton > $(OUT)/gpu-rehearsed/compiled.json
+	FOVEA_GPU_REHEARSAL=1 OUT=$(OUT)/gpu-rehearsed $(GPU_REHEARSAL)/bin/python benchmarks/gpu.py correctness --workers 2 --seconds 900
+	FOVEA_GPU_REHEARSAL=1 OUT=$(OUT)/gpu-rehearsed $(GPU_REHEARSAL)/bin/python benchmarks/gpu.py numbers --seconds 900
+
 clean:
-	rm -rf $(VENV) $(OUT) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OUT) .gpu-wheels dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

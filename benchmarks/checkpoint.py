@@ -1,6 +1,7 @@
 """Write checkpoints with random weights for measuring speed.
 
-One has the shape of a small Qwen2.5-VL with 0.5 B parameters, the other that of Qwen2.5-VL-7B.
+One has the shape of a small Qwen2.5-VL with 0.5 B parameters, one that of Qwen2.5-VL-7B. One is tiny, to
+rehearse a measurement.
 """
 
 from __future__ import annotations
@@ -48,6 +49,15 @@ LARGE_VISION: dict[str, Any] = {
     "out_hidden_size": 3584, "fullatt_block_indexes": [7, 15, 23, 31],
 }  # fmt: skip
 """The shape of Qwen2.5-VL-7B, with about 8 B parameters."""
+TINY_TEXT: dict[str, Any] = {
+    **TEXT, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+}  # fmt: skip
+TINY_VISION: dict[str, Any] = {
+    **VISION, "depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 64,
+    "fullatt_block_indexes": [1],
+}  # fmt: skip
+SHAPES = {"small": (TEXT, VISION), "7b": (LARGE_TEXT, LARGE_VISION), "tiny": (TINY_TEXT, TINY_VISION)}
 
 
 def _words(models: Any, alphabet: list[str], count: int) -> Any:
@@ -77,12 +87,13 @@ def _words(models: Any, alphabet: list[str], count: int) -> Any:
     return models.BPE(vocab={text: number for number, text in enumerate(texts)}, merges=merges)
 
 
-def write_checkpoint(folder: Path, *, large: bool = False, device: str = "cpu") -> Path:
-    """Write a checkpoint in bf16 (about 1 GB; large: 17 GB), unless the folder holds a complete one.
+def write_checkpoint(folder: Path, *, shape: str = "small", device: str = "cpu") -> Path:
+    """Write a checkpoint in bf16, unless the folder holds a complete one.
 
+    shape: one of SHAPES; "small" takes about 1 GB, "7b" 17 GB, "tiny" 5 MB.
     device: the device on which the weights are drawn.
     """
-    text, vision = (LARGE_TEXT, LARGE_VISION) if large else (TEXT, VISION)
+    text, vision = SHAPES[shape]
     marker = folder / "complete"
     if marker.exists():
         return folder
@@ -106,7 +117,8 @@ def write_checkpoint(folder: Path, *, large: bool = False, device: str = "cpu") 
     }  # fmt: skip
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    config = hf.Qwen2_5_VLConfig(vision_config=vision, text_config=text, tie_word_embeddings=not large, **ids)
+    tied = text["tie_word_embeddings"]
+    config = hf.Qwen2_5_VLConfig(vision_config=vision, text_config=text, tie_word_embeddings=tied, **ids)
     with torch.device(device):
         model = hf.Qwen2_5_VLForConditionalGeneration(config)
     torch.set_default_dtype(torch.float32)

@@ -1,13 +1,58 @@
-"""Floors, targets and the Markdown page of `benchmarks/gpu.py`.
+"""Steps, floors, targets and the Markdown pages of `benchmarks/gpu.py`.
 
 It does not import torch, so tests run anywhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+IN_MEMORY = Path("/dev/shm/fovea-bench")
+"""Folder of the checkpoint if it is written to memory. It is removed after the measurement."""
 NOT_MEASURED = "not yet measured"
+FAILURE_CHARACTERS = 8000
+"""Longest text of failures on the page. The files with results have all of it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of the measurement.
+
+    name: name of the step, as in gpu_speed.py.
+    seconds: time after which it is ended.
+    """
+
+    name: str
+    seconds: float
+
+
+STEPS = (
+    Step("limits", 40), Step("checkpoint", 90), Step("engine", 90), Step("decode", 40), Step("crowd", 40),
+    Step("prefill", 40), Step("transformers", 110), Step("transformers_32", 60), Step("chunks", 20),
+)  # fmt: skip
+"""In order of worth: if the time ends, the last ones are missing."""
+
+
+@dataclass
+class Outcome:
+    """The end of a step.
+
+    step: its name.
+    seconds: how long it took.
+    error: reason why it gave no figures; empty: it did.
+    measured: its figures.
+    shape: fields of Shape, if the step knows them.
+    ended: its process ended, too, so that the next step needs a new one.
+    """
+
+    step: str
+    seconds: float = 0.0
+    error: str = ""
+    measured: dict[str, float] = field(default_factory=dict)
+    shape: dict[str, int] = field(default_factory=dict)
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,29 +118,35 @@ def prefill_operations(shape: Shape, lengths: list[int]) -> float:
     return 2.0 * shape.linear * sum(lengths) + attention + 2.0 * shape.head * len(lengths)
 
 
-def figures(shape: Shape, measured: dict[str, float]) -> dict[str, float]:
-    """The ratios that targets refer to.
+def figures(shape: Shape | None, measured: dict[str, float]) -> dict[str, float]:
+    """The ratios that targets refer to, as far as the steps for them gave figures.
 
     measured: bandwidth (bytes/s), peak (operations/s), decode_tok_s at about `context` tokens, prefill_s of
-        `prompts` prompts of `prompt_tokens` tokens, tok_s_32; if transformers was measured, also
-        transformers_tok_s and transformers_32_tok_s.
+        `prompts` prompts of `prompt_tokens` tokens, tok_s_32, transformers_tok_s and transformers_32_tok_s.
     """
-    floor = decode_seconds(shape, int(measured["context"]), measured["bandwidth"])
-    lengths = [int(measured["prompt_tokens"])] * int(measured["prompts"])
-    ratios = {
-        "decode_of_floor": measured["decode_tok_s"] * floor,
-        "prefill_of_peak": prefill_operations(shape, lengths) / measured["prefill_s"] / measured["peak"],
-    }
-    if "transformers_tok_s" in measured:
-        ratios["against_transformers"] = measured["tok_s_32"] / measured["transformers_tok_s"]
-    if "transformers_32_tok_s" in measured:
-        ratios["against_batch"] = measured["tok_s_32"] / measured["transformers_32_tok_s"]
+    ratios = {}
+    if shape and measured.keys() >= {"bandwidth", "decode_tok_s"}:
+        floor = decode_seconds(shape, int(measured["context"]), measured["bandwidth"])
+        ratios["decode_of_floor"] = measured["decode_tok_s"] * floor
+    if shape and measured.keys() >= {"peak", "prefill_s"}:
+        lengths = [int(measured["prompt_tokens"])] * int(measured["prompts"])
+        operations = prefill_operations(shape, lengths)
+        ratios["prefill_of_peak"] = operations / measured["prefill_s"] / measured["peak"]
+    for name, theirs in (
+        ("against_transformers", "transformers_tok_s"),
+        ("against_batch", "transformers_32_tok_s"),
+    ):
+        if measured.keys() >= {"tok_s_32", theirs}:
+            ratios[name] = measured["tok_s_32"] / measured[theirs]
     return ratios
 
 
-def table(measured: dict[str, float], ratios: dict[str, float]) -> list[str]:
-    """The Markdown tables: targets first, then all measured figures."""
-    lines = ["| target | set | reached | |", "|---|---|---|---|"]
+def numbers_page(title: str, about: str, outcomes: Sequence[Outcome]) -> str:
+    """The page of the measurement: targets first, then all figures, and how each step ended."""
+    measured = {name: value for outcome in outcomes for name, value in outcome.measured.items()}
+    shape = next((Shape(**outcome.shape) for outcome in outcomes if outcome.shape), None)
+    ratios = figures(shape, measured)
+    lines = [f"# {title}", "", about, "", "| target | set | reached | |", "|---|---|---|---|"]
     for target in TARGETS:
         value = ratios.get(target.key)
         reached = NOT_MEASURED if value is None else f"{value:.2f}"
@@ -104,13 +155,40 @@ def table(measured: dict[str, float], ratios: dict[str, float]) -> list[str]:
     if "against_batch" in ratios:
         lines += ["", f"Against transformers with all 32 in one batch: {ratios['against_batch']:.2f}x."]
     lines += ["", "| measured | |", "|---|---|"]
-    return lines + [f"| {name} | {value:,.6g} |" for name, value in measured.items()]
+    lines += [f"| {name} | {value:,.6g} |" for name, value in measured.items()]
+    lines += ["", "| step | seconds | |", "|---|---|---|"]
+    for each in outcomes:
+        last_line = (each.error.strip() or "done").splitlines()[-1]
+        lines.append(f"| {each.step} | {each.seconds:.1f} | {last_line} |")
+    return "\n".join(lines) + "\n"
 
 
-def page(
-    title: str, about: str, tests: str, measured: dict[str, float], shape: Shape | None, note: str
+def correctness_page(
+    title: str, about: str, end: str, collected: Sequence[str], lines_of_results: Sequence[dict[str, str]]
 ) -> str:
-    """The whole page. shape: None if nothing was measured; then `note` gives the reason."""
-    ratios = {} if shape is None else figures(shape, measured)
-    lines = [f"# {title}", "", about, "", f"Tests: {tests}", "", *table(measured, ratios)]
-    return "\n".join([*lines, *(["", note] if note else [])]) + "\n"
+    """The page of the tests: counts, tests without a result, and the text of each failure.
+
+    end: how pytest ended.
+    lines_of_results: "test", "outcome" and "text". A test may have two, if it fails when it is cleaned up, or
+        if its process ends. Then a failure counts.
+    """
+    by_test: dict[str, dict[str, str]] = {}
+    for line in lines_of_results:
+        if by_test.get(line["test"], {}).get("outcome") != "failed":
+            by_test[line["test"]] = line
+    results = list(by_test.values())
+    counts = {
+        outcome: sum(result["outcome"] == outcome for result in results)
+        for outcome in ("passed", "failed", "skipped")
+    }
+    missing = [name for name in collected if name not in by_test]
+    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    lines = [f"# {title}", "", about, "", f"Tests: {told}, {len(missing)} without a result; {end}"]
+    lines += ["", *(f"- no result: {name}" for name in missing)] if missing else []
+    reasons = {result["text"] for result in results if result["outcome"] == "skipped"}
+    lines += ["", *(f"- skipped: {reason}" for reason in sorted(reasons))] if reasons else []
+    failures = [result for result in results if result["outcome"] == "failed"]
+    each = FAILURE_CHARACTERS // max(1, len(failures))
+    for result in failures:
+        lines += ["", f"## {result['test']}", "", "```", result["text"][-each:], "```"]
+    return "\n".join(lines) + "\n"

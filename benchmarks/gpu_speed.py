@@ -1,52 +1,76 @@
 """Measure Fovea on a GPU, against hardware limits and transformers with a compiled static cache.
 
-    python benchmarks/gpu_speed.py [--small] [--without-transformers] [--folder PATH]
+    python benchmarks/gpu_speed.py [STEP ...]      # all steps of gpu_page.py, or those named
 
-The checkpoint has random bf16 weights in the shape of Qwen2.5-VL-7B (--small: the 0.5 B shape of quick.py).
-The limits of the GPU are measured first: by reading weights, and by a large product. Prefill is timed from
-the submission of 8 requests, whose images are encoded already, to the first token of the last one, so the
-time includes everything around the products. The last line is JSON.
+The checkpoint has random bf16 weights in the shape of Qwen2.5-VL-7B. The limits of the GPU are measured by
+reading numbers, and by a large product. Prefill is timed from the submission of 8 requests, whose images are
+encoded already, to the first token of the last one, so the time includes everything around the products.
+Each step prints a line of JSON, an Outcome of gpu_page.py. With FOVEA_GPU_REHEARSAL=1 all steps run on a CPU,
+with a tiny model and the kernels in Triton's interpreter; the figures mean nothing then.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
+import os
+import shutil
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
+import quick
 from checkpoint import write_checkpoint
 from fovea.core.errors import ConfigError
-from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.core.types import ChatPrompt
 from fovea.engine.layers.linear import Linear
-from fovea.engine.request.inputs import to_image
+from fovea.kernels import calibrate
 from fovea.kernels.attention import Chunk, ChunkAttention, Heads, prefill_each
-from fovea.kernels.calibrate import PLAIN, calibrate
 from fovea.kernels.flash.attention import load
-from gpu_page import Shape
-from quick import ANSWER, Fovea, Transformers, question
+from fovea.kernels.torch.kernels import TorchKernels
+from gpu_page import IN_MEMORY, STEPS, Outcome, Shape
+from quick import Fovea, Transformers
 
-PREFILLS, SIDE, VISUAL = 8, 896, 1024
-CROWD, DECODED, REPEATS = 32, 256, 3
-SETTINGS = {
+REHEARSAL = os.environ.get("FOVEA_GPU_REHEARSAL") == "1"
+DEVICE = torch.device("cpu" if REHEARSAL else "cuda")
+PREFILLS, SIDE, VISUAL, QUESTION_SIDE = (2, 56, 4, 56) if REHEARSAL else (8, 896, 1024, 448)
+CROWD, DECODED, ANSWER, REPEATS = (2, 2, 2, 1) if REHEARSAL else (32, 256, 64, 3)
+SETTINGS: dict[str, Any] = {
     "max_running": CROWD, "max_step_tokens": 16384, "max_step_visual_tokens": 16384, "kv_cache_mib": 8192,
     "pace": 0.0, "embed_cache_mib": 1024, "pixel_pool_mib": 4096,
 }  # fmt: skip
+if REHEARSAL:  # Triton's interpreter cannot multiply bfloat16
+    SETTINGS |= {"kernels": "triton", "dtype": "float32", "kv_cache_mib": 16, "decode_graphs": "padded"}
+CHECKPOINT_BYTES = 40 << 30
+"""Free memory from which on the checkpoint, 17 GB, is written to memory instead of a disk."""
 
 
-def large_picture(seed: int) -> ChatPrompt:
-    pixels = np.random.default_rng(seed).integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
-    return ChatPrompt(
-        (Message("user", (ImagePart(to_image(Image.fromarray(pixels))), TextPart("What is it?"))),)
-    )
+def synchronize() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def checkpoint_folder() -> Path:
+    """Return the folder of the checkpoint: in memory if there is enough, because disks may be slow."""
+    name = "qwen2.5-vl-tiny-random" if REHEARSAL else "qwen2.5-vl-7b-random"
+    if (IN_MEMORY / name / "complete").exists():
+        return IN_MEMORY / name
+    memory = IN_MEMORY.parent
+    if not REHEARSAL and memory.is_dir() and shutil.disk_usage(memory).free >= CHECKPOINT_BYTES:
+        return IN_MEMORY / name
+    return Path(tempfile.gettempdir()) / "fovea-bench" / name
+
+
+def question(seed: int, side: int = QUESTION_SIDE) -> ChatPrompt:
+    return quick.question(seed, side=side)
 
 
 def shape_of(ours: Fovea) -> Shape:
@@ -67,106 +91,144 @@ def shape_of(ours: Fovea) -> Shape:
     )
 
 
-def measure_chunks(heads: Heads, device: torch.device) -> dict[str, float]:
-    """Milliseconds of one layer's attention: PREFILLS chunks of VISUAL tokens, each after VISUAL cached ones.
+class Measurement:
+    """The steps of the measurement. A step loads the engine or transformers' model if it is missing."""
 
-    Two ways are measured: over gathered keys, and by FlashInfer if it is installed.
-    """
-    ways: dict[str, ChunkAttention] = {"chunks_gathered_ms": prefill_each}
-    try:
-        ways["chunks_flashinfer_ms"] = load(heads, device, torch.bfloat16)
-    except ConfigError as error:
-        print(error)
-    blocks = 2 * VISUAL // 16
-    tables = torch.randperm(PREFILLS * blocks, device=device).view(PREFILLS, blocks)
-    kv, query = (
-        torch.randn(*shape, heads.dim, dtype=torch.bfloat16, device=device)
-        for shape in ((PREFILLS * blocks, 16, 2, heads.kv), (PREFILLS * VISUAL, heads.query))
-    )
-    chunks = tuple(Chunk(number * VISUAL, VISUAL, VISUAL, table) for number, table in enumerate(tables))
-    out, results = torch.empty_like(query), {}
-    for name, way in ways.items():
+    def __init__(self) -> None:
+        self._ours: Fovea | None = None
+        self._theirs: Transformers | None = None
+        self._ids = checkpoint_folder() / "question_ids.json"
+
+    def run(self, name: str) -> Outcome:
+        """Run a step. An exception becomes the error of its outcome."""
+        started = time.monotonic()
+        outcome = Outcome(name)
+        steps: dict[str, Callable[[Outcome], None]] = {
+            step.name: getattr(self, f"_{step.name}") for step in STEPS
+        }
+        try:
+            steps[name](outcome)
+        except Exception:  # noqa: BLE001 - it is reported, and the next step runs
+            outcome.error = traceback.format_exc()
+            try:
+                synchronize()
+            except RuntimeError:  # a GPU refuses further calls after a failed kernel
+                outcome.ended = True
+        outcome.seconds = time.monotonic() - started
+        return outcome
+
+    def _limits(self, outcome: Outcome) -> None:
+        machine = calibrate.calibrate(TorchKernels(), torch.bfloat16, DEVICE, (None,), 1 << 30)
+        outcome.measured = {"bandwidth": machine.bandwidth, "peak": machine.peaks[calibrate.PLAIN]}
+
+    def _checkpoint(self, outcome: Outcome) -> None:
+        write_checkpoint(checkpoint_folder(), shape="tiny" if REHEARSAL else "7b", device=str(DEVICE))
+        self._free()
+
+    def _engine(self, outcome: Outcome) -> None:
+        ours = self._fovea()
+        outcome.shape = asdict(shape_of(ours))
+        self._ids.write_text(json.dumps(ours.ids(question(0))))
+        ours.run([question(1)], 2)
+
+    def _decode(self, outcome: Outcome) -> None:
+        ours, prompt = self._fovea(), question(2)
+        rates = [ours.run([prompt], DECODED)[2][0] for _ in range(REPEATS)]
+        outcome.measured = {"decode_tok_s": max(rates), "context": len(ours.ids(prompt)) + DECODED / 2}
+
+    def _crowd(self, outcome: Outcome) -> None:
+        ours = self._fovea()
+        ours.run([question(100 + number) for number in range(CROWD)], 2)
+        spent = ours.run([question(200 + number) for number in range(CROWD)], ANSWER)[0]
+        outcome.measured = {"tok_s_32": CROWD * ANSWER / spent}
+
+    def _prefill(self, outcome: Outcome) -> None:
+        ours, prompts = self._fovea(), [question(10 + number, SIDE) for number in range(PREFILLS)]
         seconds = []
-        for _ in range(REPEATS + 1):  # the first run warms up and plans
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            way(query, kv, chunks, heads.dim**-0.5, out)
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
-        results[name] = 1000 * min(seconds[1:])
-    return results
+        for _ in range(REPEATS + 1):  # the first run encodes the images
+            seconds.append(max(ours.run(prompts, 1)[1]))
+            ours.engine.clear_caches("kv")
+        outcome.measured = {
+            "prefill_s": min(seconds[1:]),
+            "prompts": PREFILLS,
+            "prompt_tokens": len(ours.ids(prompts[0])),
+            "visual_tokens": VISUAL,
+        }
 
+    def _transformers(self, outcome: Outcome) -> None:
+        outcome.measured = {"transformers_tok_s": self._transformers_rate([300])}
 
-def measure(ours: Fovea) -> dict[str, float]:
-    model = ours.engine.runner.model
-    machine = calibrate(model.kernels, torch.bfloat16, model.device, (None,), 1 << 30)
-    results = {"bandwidth": machine.bandwidth, "peak": machine.peaks[PLAIN]}
-    results |= measure_chunks(model.decoder.config.attention_heads, model.device)
-    ours.run([question(1)], 8)
-    prompt = question(2)
-    rates = [ours.run([prompt], DECODED)[2][0] for _ in range(REPEATS)]
-    results |= {"decode_tok_s": max(rates), "context": len(ours.ids(prompt)) + DECODED / 2}
-    crowd = [large_picture(10 + number) for number in range(PREFILLS)]
-    seconds = []
-    for _ in range(REPEATS + 1):  # the first run encodes the images
-        seconds.append(max(ours.run(crowd, 1)[1]))
-        ours.engine.clear_caches("kv")
-    tokens = len(ours.ids(crowd[0]))
-    results |= {
-        "prefill_s": min(seconds[1:]),
-        "prompts": PREFILLS,
-        "prompt_tokens": tokens,
-        "visual_tokens": VISUAL,
-    }
-    ours.run([question(100 + number) for number in range(CROWD)], 8)
-    spent = ours.run([question(200 + number) for number in range(CROWD)], ANSWER)[0]
-    return results | {"tok_s_32": CROWD * ANSWER / spent}
+    def _transformers_32(self, outcome: Outcome) -> None:
+        seeds = list(range(400, 400 + CROWD))
+        outcome.measured = {"transformers_32_tok_s": self._transformers_rate(seeds)}
 
+    def _chunks(self, outcome: Outcome) -> None:
+        """Time one layer's attention of PREFILLS chunks of VISUAL tokens, each after VISUAL cached ones.
 
-def measure_transformers(folder: Path, ids: list[int]) -> dict[str, float]:
-    """Tokens per second of transformers, for one request and for a batch.
+        Two ways are measured: over gathered keys, and by FlashInfer if it is installed.
+        """
+        heads = Heads(28, 4, 128)
+        ways: dict[str, ChunkAttention] = {"chunks_gathered_ms": prefill_each}
+        try:
+            ways["chunks_flashinfer_ms"] = load(heads, DEVICE, torch.bfloat16)
+        except ConfigError as error:
+            print(error, flush=True)
+        blocks = -(-2 * VISUAL // 16)
+        tables = torch.randperm(PREFILLS * blocks, device=DEVICE).view(PREFILLS, blocks)
+        draw = partial(torch.randn, dtype=torch.bfloat16, device=DEVICE)
+        kv = draw(PREFILLS * blocks, 16, 2, heads.kv, heads.dim)
+        query = draw(PREFILLS * VISUAL, heads.query, heads.dim)
+        chunks = tuple(Chunk(number * VISUAL, VISUAL, VISUAL, table) for number, table in enumerate(tables))
+        out = torch.empty_like(query)
+        for name, way in ways.items():
+            seconds = []
+            for _ in range(REPEATS + 1):  # the first run warms up and plans
+                synchronize()
+                started = time.perf_counter()
+                way(query, kv, chunks, heads.dim**-0.5, out)
+                synchronize()
+                seconds.append(time.perf_counter() - started)
+            outcome.measured[name] = 1000 * min(seconds[1:])
 
-    Each runs once before, to compile.
-    """
-    theirs = Transformers(folder, "cuda", cache_implementation="static")
-    results = {}
-    for name, seeds in (
-        ("transformers_tok_s", [300]),
-        ("transformers_32_tok_s", list(range(400, 400 + CROWD))),
-    ):
-        theirs.run(ids, seeds, ANSWER)
-        results[name] = len(seeds) * ANSWER / theirs.run(ids, seeds, ANSWER)
-    return results
+    def _fovea(self) -> Fovea:
+        if self._ours is None:
+            self._theirs = None
+            self._free()
+            self._ours = Fovea(checkpoint_folder(), 8, str(DEVICE), **SETTINGS)
+        return self._ours
+
+    def _transformers_rate(self, seeds: list[int]) -> float:
+        """Tokens per second of transformers. It runs once before, to compile."""
+        if self._theirs is None:
+            if self._ours is not None:
+                self._ours.engine.shutdown()
+            self._ours = None
+            self._free()
+            self._theirs = Transformers(
+                checkpoint_folder(), str(DEVICE), QUESTION_SIDE, cache_implementation="static"
+            )
+        ids = json.loads(self._ids.read_text())
+        self._theirs.run(ids, seeds, ANSWER)
+        return len(seeds) * ANSWER / self._theirs.run(ids, seeds, ANSWER)
+
+    def _free(self) -> None:
+        gc.collect()
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--without-transformers", action="store_true")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fovea-bench")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
+    if DEVICE.type == "cuda" and not torch.cuda.is_available():
         print("benchmarks/gpu_speed.py: torch sees no CUDA device; nothing was measured", file=sys.stderr)
         return 2
-    started = time.monotonic()
-    name = "qwen2.5-vl-0.5b-random" if args.small else "qwen2.5-vl-7b-random"
-    folder = write_checkpoint(args.folder / name, large=not args.small, device="cuda")
-    torch.cuda.empty_cache()
-    ours = Fovea(folder, 8, "cuda", **SETTINGS)
-    shape, ids = shape_of(ours), ours.ids(question(0))
-    measured = measure(ours)
-    result = {"shape": asdict(shape), "measured": measured}
-    print(json.dumps(result), flush=True)  # gpu.py uses this line if the rest takes too long
-    ours.engine.shutdown()
-    del ours
-    gc.collect()
-    torch.cuda.empty_cache()
-    if not args.without_transformers:
-        measured |= measure_transformers(folder, ids)
-    print(f"{time.monotonic() - started:.0f} s")
-    print(json.dumps(result))
+    measurement = Measurement()
+    for name in sys.argv[1:] or [step.name for step in STEPS]:
+        outcome = measurement.run(name)
+        print(json.dumps(asdict(outcome)), flush=True)
+        if outcome.ended:
+            return 1
+    if not sys.argv[1:]:  # otherwise gpu.py removes it
+        shutil.rmtree(IN_MEMORY, ignore_errors=True)
     return 0
 
 

@@ -29,28 +29,28 @@ from fovea.core.answer import AnswerBuilder
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 
-ANSWER, CONCURRENT, TEXT_TOKENS = 64, 8, 32
+ANSWER, CONCURRENT, TEXT_TOKENS, SIDE = 64, 8, 32, 448
 TARGETS = {"decode": 3.0, "throughput_8": 1.8, "ttft": 0.85, "follow_up": 0.15}
 
 
-def picture(seed: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (448, 448, 3), dtype=np.uint8))
+def picture(seed: int, side: int = SIDE) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (side, side, 3), dtype=np.uint8))
 
 
-def question(seed: int, words: str = "") -> ChatPrompt:
-    return ChatPrompt(
-        (Message("user", (ImagePart(to_image(picture(seed))), TextPart("What is it?" + words))),)
-    )
+def question(seed: int, words: str = "", side: int = SIDE) -> ChatPrompt:
+    image = ImagePart(to_image(picture(seed, side)))
+    return ChatPrompt((Message("user", (image, TextPart("What is it?" + words))),))
 
 
 class Transformers:
     """transformers' `generate` as its documentation shows it.
 
     transformers' own processor makes the pixels; the token ids of the text are Fovea's.
+    side: side of the images, in pixels.
     options: further arguments of `generate`.
     """
 
-    def __init__(self, folder: Path, device: str, **options: Any) -> None:
+    def __init__(self, folder: Path, device: str, side: int = SIDE, **options: Any) -> None:
         import transformers as hf
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -58,13 +58,14 @@ class Transformers:
         model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16)
         self.model = model.to(device).eval()
         self.device = device
+        self.side = side
         self.options = options
         self.processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
 
     @torch.inference_mode()
     def run(self, ids: list[int], seeds: list[int], tokens: int) -> float:
         """Seconds for a batch with the same text and one image each, pixels included."""
-        images = [picture(seed) for seed in seeds]
+        images = [picture(seed, self.side) for seed in seeds]
         started = time.perf_counter()
         inputs = self.processor(images=images, return_tensors="pt")
         text = torch.tensor([ids] * len(seeds), device=self.device)

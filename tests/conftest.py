@@ -1,6 +1,7 @@
 """Setup before any test is imported.
 
-Triton decides at its first import whether kernels are compiled for a GPU or interpreted on the CPU.
+Triton decides at its first import whether kernels are compiled for a GPU or interpreted on the CPU. Without
+a GPU they are interpreted, unless TRITON_INTERPRET says otherwise.
 Hypothesis fails an example that takes longer than 200 ms, which can happen to any on a busy machine, so that
 limit is off. Its examples are the same in every default run, which judges a change; `make test-all` draws new
 ones. A shell makes background processes ignore Ctrl-C; their children, which tests interrupt, would
@@ -26,7 +27,7 @@ from tests.support.summary import Summary, processor_s
 from tests.support.thorough import DEFAULT, THOROUGH
 
 if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _STARTED = pytest.StashKey[float]()
 

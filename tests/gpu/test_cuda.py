@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,33 +13,52 @@ import torch
 from PIL import Image
 
 from fovea import Engine
+from fovea.core.types import Completion
 from fovea.engine.vision.stream import CudaStream
+from tests.support import gpu
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.reference import Reference
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = gpu.MARKS
+ON_CPU = {"device": "cpu", "kernels": "torch", "kv_cache_mib": 16}
+TIE = 1e-3
+"""Difference of log-probabilities below which rounding may decide between two tokens."""
+LONG_PROMPTS = ("deepseek_ocr2", "idefics3", "smolvlm")
+"""Families with hundreds of visual tokens even in a small image, too many for Triton's interpreter."""
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-def test_tokens_equal_transformers_on_cpu(architecture: str, tmp_path: Path) -> None:
-    """Float32 on the GPU against float32 on the CPU. TF32 is off, because it rounds differently."""
+def test_tokens_equal_those_on_the_cpu_and_transformers(architecture: str, tmp_path: Path) -> None:
+    """Float32 on the GPU against float32 on the CPU. TF32 is off, because it rounds differently.
+
+    If transformers cannot be compared with, the test is skipped after Fovea's own answers were compared.
+    """
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     folder = write(architecture, tmp_path)
-    noise = np.random.default_rng(0).integers(0, 255, (90, 130, 3), dtype=np.uint8)
-    image = Image.fromarray(noise)
-    with Engine.from_pretrained(str(folder), dtype="float32", device="cuda", kv_cache_mib=64) as engine:
-        request = engine.request("what is it?", [image], temperature=0, max_tokens=64, ignore_eos=True)
-        ids = engine._preparer.builder.build(request.prompt).ids
-        ours = [
-            list(engine.generate(request.prompt, sampling=request.sampling).token_ids[0]) for _ in range(2)
-        ]
+    kernels = gpu.either("auto", "torch" if architecture in LONG_PROMPTS else "triton")
+    size, tokens = gpu.either(((90, 130), 64), ((30, 60), 2))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8))
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+    with Engine.from_pretrained(str(folder), dtype="float32", **ON_CPU) as engine:
+        ids = engine._preparer.builder.build(engine.request("what is it?", [image]).prompt).ids
+        on_cpu = engine.generate("what is it?", [image], logprobs=True, top_logprobs=5, **options)
+    with gpu.engine_of(folder, dtype="float32", kernels=kernels) as engine:
+        first, second = (engine.generate("what is it?", [image], **options).token_ids[0] for _ in range(2))
         engine.check_integrity()
-    theirs = Reference(folder).generate(ids, [image], 64)
-    assert ours == [theirs, theirs]
+    assert second == first
+    assert_equal_or_tied(first, on_cpu)
+    theirs = Reference(folder).generate(ids, [image], tokens)
+    assert_equal_or_tied(theirs, on_cpu)
+
+
+def assert_equal_or_tied(tokens: Sequence[int], on_cpu: Completion) -> None:
+    """Assert that tokens are those of the CPU up to the first place where two are almost equally likely."""
+    for token, other in zip(tokens, on_cpu.logprobs[0], strict=True):
+        if token != other.id:
+            likely = {number: logprob for number, _, logprob in other.top}
+            assert likely.get(token, -np.inf) > other.logprob - TIE, (list(tokens), on_cpu.token_ids[0])
+            return
 
 
 def test_eight_requests_at_once_equal_one_by_one(tmp_path: Path) -> None:
@@ -45,9 +66,13 @@ def test_eight_requests_at_once_equal_one_by_one(tmp_path: Path) -> None:
 
     folder = write("qwen3_vl", tmp_path)
     rng = np.random.default_rng(1)
-    images = [Image.fromarray(rng.integers(0, 255, (64 + 32 * i, 96, 3), dtype=np.uint8)) for i in range(8)]
-    options = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
-    with Engine.from_pretrained(str(folder), dtype="float32", device="cuda", kv_cache_mib=64) as engine:
+    heights = [gpu.either(64, 32) + 32 * number for number in range(gpu.either(8, 2))]
+    images = [
+        Image.fromarray(rng.integers(0, 255, (side, gpu.either(96, 32), 3), dtype=np.uint8))
+        for side in heights
+    ]
+    options = {"temperature": 0, "max_tokens": gpu.either(32, 2), "ignore_eos": True}
+    with gpu.engine_of(folder, dtype="float32") as engine:
         alone = [engine.generate("what?", [image], **options).token_ids[0] for image in images]
         engine.clear_caches()
 
@@ -71,16 +96,16 @@ def test_images_are_encoded_beside_decodes(tmp_path: Path) -> None:
     """
     folder = write("qwen2_5_vl", tmp_path)
     rng = np.random.default_rng(2)
-    images = [Image.fromarray(rng.integers(0, 255, (448, 448, 3), dtype=np.uint8)) for _ in range(6)]
-    options = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
-    settings = {"dtype": "float32", "device": "cuda", "kv_cache_mib": 64, "prefix_cache": False}
-    with Engine.from_pretrained(str(folder), **settings) as engine:
+    side, count, long = gpu.either(448, 56), gpu.either(6, 2), gpu.either(200, 3)
+    images = [Image.fromarray(rng.integers(0, 255, (side, side, 3), dtype=np.uint8)) for _ in range(count)]
+    options = {"temperature": 0, "max_tokens": gpu.either(32, 2), "ignore_eos": True}
+    with gpu.engine_of(folder, dtype="float32", prefix_cache=False) as engine:
         assert isinstance(engine.runner._encoder._stream, CudaStream)
         alone = [engine.generate("what?", [image], **options).token_ids[0] for image in images]
-        text = engine.generate("tell", **{**options, "max_tokens": 200}).token_ids[0]
+        text = engine.generate("tell", **{**options, "max_tokens": long}).token_ids[0]
         engine.clear_caches()
         with ThreadPoolExecutor(7) as pool:
-            running = pool.submit(engine.generate, "tell", **{**options, "max_tokens": 200})
+            running = pool.submit(engine.generate, "tell", **{**options, "max_tokens": long})
             futures = [pool.submit(engine.generate, "what?", [image], **options) for image in images]
             assert [future.result().token_ids[0] for future in futures] == alone
             assert running.result().token_ids[0] == text
@@ -92,9 +117,9 @@ def test_slower_tiers_return_encoder_outputs_that_the_gpu_evicted(tmp_path: Path
     rng = np.random.default_rng(3)
     images = [Image.fromarray(rng.integers(0, 255, (96, 128, 3), dtype=np.uint8)) for _ in range(3)]
     options = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
-    settings = {"dtype": "bfloat16", "device": "cuda", "kv_cache_mib": 64, "prefix_cache": False}
-    with Engine.from_pretrained(
-        str(folder), embed_cache_mib=0, embed_host_mib=16, embed_disk_dir=str(tmp_path / "disk"), **settings
+    settings: dict[str, Any] = {"dtype": "bfloat16", "prefix_cache": False}
+    with gpu.engine_of(
+        folder, embed_cache_mib=0, embed_host_mib=16, embed_disk_dir=str(tmp_path / "disk"), **settings
     ) as engine:
         first = [engine.generate("what?", [image], **options).token_ids for image in images]
         assert engine._slower.flush(30)

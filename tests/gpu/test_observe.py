@@ -9,26 +9,24 @@ import pytest
 import torch
 from PIL import Image
 
-from fovea import Engine
 from fovea.observe.device import Devices, load_nvml
+from tests.support import gpu
 from tests.support.checkpoints import write
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = gpu.MARKS
 
 
 def test_the_projector_is_measured_within_the_encoder(tmp_path: Path) -> None:
     folder = write("qwen3_vl", tmp_path)
-    noise = np.random.default_rng(0).integers(0, 255, (256, 320, 3), dtype=np.uint8)
-    with Engine.from_pretrained(str(folder), device="cuda", kv_cache_mib=64) as engine:
-        request = engine.request("what is it?", [Image.fromarray(noise)], temperature=0, max_tokens=4)
+    noise = np.random.default_rng(0).integers(0, 255, (*gpu.either((256, 320), (64, 64)), 3), dtype=np.uint8)
+    with gpu.engine_of(folder, dtype="float32") as engine:
+        request = engine.request("what is it?", [Image.fromarray(noise)], temperature=0, max_tokens=2)
         engine.generate(request.prompt, sampling=request.sampling)
         stats = engine.stats()
     assert 0 < stats["image_project_seconds_sum"] <= stats["image_encode_seconds_sum"]
 
 
+@gpu.NEEDS_CUDA
 def test_nvml_reports_the_gpu_that_torch_sees() -> None:
     if load_nvml() is None:
         pytest.skip("nvidia-ml-py is not installed, or there is no driver")

@@ -9,12 +9,10 @@ import torch
 
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.visual_budget.methods import METHODS
+from tests.support import gpu
 from tests.support.reduction import reduction_input
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = gpu.MARKS
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.kind == "encoder"])
@@ -22,11 +20,10 @@ def test_the_same_tokens_as_on_the_cpu(name: str) -> None:
     image = reduction_input(12, 14, width=64)
     assert image.probe is not None
     fields = ("embeds", "query", "attention", "keys")
-    tensors = {field: getattr(image, field).cuda() for field in fields}
-    states = {field: getattr(image.probe, field).cuda() for field in ("hidden", "keys", "scores")}
+    tensors = {field: getattr(image, field).to(gpu.DEVICE) for field in fields}
+    states = {field: getattr(image.probe, field).to(gpu.DEVICE) for field in ("hidden", "keys", "scores")}
     gpu_image = replace(image, **tensors, probe=replace(image.probe, **states))
     on_cpu, on_gpu = reducer(name).reduce(image, 50), reducer(name).reduce(gpu_image, 50)
-    assert on_gpu.index.is_cuda
-    assert on_gpu.embeds.is_cuda
+    assert on_gpu.index.device.type == on_gpu.embeds.device.type == gpu.DEVICE.type
     assert on_gpu.index.tolist() == on_cpu.index.tolist()
     torch.testing.assert_close(on_gpu.embeds.cpu(), on_cpu.embeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -39,3 +40,20 @@ def test_best_takes_the_better_figures_of_two_measurements() -> None:
     first = Machine(10, {PLAIN: 5, "int8": 7}, 1, 2, "torch")
     second = Machine(9, {PLAIN: 6, "int8": 6}, 1, 2, "torch")
     assert first.best(second) == Machine(10, {PLAIN: 6, "int8": 7}, 1, 2, "torch")
+
+
+def test_products_and_streams_read_numbers_that_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On constant numbers a GPU is faster than on a model's, so the peak would be out of reach."""
+    read: list[torch.Tensor] = []
+    normal = module._normal
+
+    def remember(*arguments: Any) -> torch.Tensor:
+        read.append(normal(*arguments))
+        return read[-1]
+
+    monkeypatch.setattr(module, "_normal", remember)
+    calibrate(TorchKernels(), torch.float32, torch.device("cpu"), (None,), 100)
+    assert [tuple(numbers.shape) for numbers in read] == [
+        (64, 64), (2, 64), (4, 64), (64, MIN_STREAM_BYTES // 256), (256, 4096), (1, 4096),
+    ]  # fmt: skip
+    assert min(float(numbers.std()) for numbers in read) == pytest.approx(0.02, rel=0.1)

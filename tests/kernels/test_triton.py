@@ -6,7 +6,10 @@ Kernels with products are not tested in bfloat16, because the interpreter multip
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,8 +34,9 @@ from fovea.kernels.torch.kernels import PLAIN
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 from fovea.kernels.triton.kernels import TritonKernels
-from tests.support.forks import Fork
 
+HOPPER_SHARED_BYTES = 227 * 1024
+"""Shared memory that a Hopper GPU gives to one program at most."""
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 24)
 KERNELS = TritonKernels(CPU)
@@ -215,13 +219,29 @@ def test_triton_without_a_gpu_is_refused_with_the_reason(monkeypatch: pytest.Mon
     assert type(choose("auto", torch.device("cuda"), torch.float32, HEADS)) is type(PLAIN)
 
 
-def test_every_kernel_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
-    """The compiler refuses some code that the interpreter accepts. Compiling needs no GPU."""
+def test_every_launch_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
+    """The compiler refuses some code that the interpreter accepts. Compiling needs no GPU.
+
+    It runs in a new process, because in one that has imported Triton for its interpreter nothing compiles.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    code = "import runpy\nrunpy.run_module('tests.support.compile_triton', run_name='__main__')"
-    process = Fork(code, [], environment | {"TRITON_CACHE_DIR": str(tmp_path)}, Path(__file__).parents[2])
-    printed, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert [line.split(":")[0] for line in printed.splitlines()] == [
-        "norm", "add and norm", "silu", "rotate", "decode", "decode after a share", "share", "merge",
-    ]  # fmt: skip
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.support.compile_triton"],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    launches = json.loads(process.stdout)
+    kernels = ["_rms_norm", "_silu_mul", "_rotate_store", "_own_split", "_merge", "_shared_split"]
+    assert list(dict.fromkeys(launch["kernel"] for launch in launches)) == kernels
+    assert {launch["type"] for launch in launches if launch["kernel"] == "_own_split"} == {"*bf16", "*fp32"}
+    assert max(launch["shared_bytes"] for launch in launches) <= HOPPER_SHARED_BYTES
+    norm, odd = launches[0], launches[-2]
+    assert norm["hints"] == ["x", "delta", "weight", "total", "out", "width"]
+    assert norm["wide"] > 0, "without the hints no row is read 16 bytes at a time"
+    assert odd["kernel"] == "_own_split"
+    assert odd["ones"] == ["kv_heads"]
+    assert "dim" not in odd["hints"]

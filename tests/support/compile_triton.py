@@ -1,82 +1,119 @@
-"""Compile every Triton kernel for a Hopper GPU and print its name. This needs no GPU.
+"""Compile Triton's kernels for a Hopper GPU, exactly as launches there compile them. This needs no GPU.
 
-It runs as a separate process, because with TRITON_INTERPRET set, as in tests, kernels are never compiled.
+    python -m tests.support.compile_triton      # without TRITON_INTERPRET: interpreted kernels never compile
+
+The functions that launch kernels run here with tensors in the shapes of models. A stand-in for the driver
+names a Hopper GPU, and each launch ends after compiling. So Triton derives types, constants and hints from
+the arguments as on a GPU: an address or size that 16 divides is marked so, and a size of 1 becomes a
+constant. It prints JSON, one entry for each launch: the kernel; the type of its numbers; the
+arguments that 16 divides ("hints"); the arguments that are constants because they are 1 ("ones"); bytes of
+shared memory; and how many of the kernel's reads and writes take 16 bytes at once.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from unittest import mock
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
+from fovea.kernels.attention import Decodes, Shares
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 
-HOPPER = GPUTarget("cuda", 90, 32)
-TILES = {"GROUP": 7, "TILE": 64, "DIM": 128, "SPLITS": 4}
-KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    "norm": (
-        triton_rows._rms_norm,
-        "x delta weight total out:p width:i eps:f",
-        {"WIDTH": 4096, "ADDS": False},
-    ),
-    "add and norm": (
-        triton_rows._rms_norm,
-        "x delta weight total out:p width:i eps:f",
-        {"WIDTH": 4096, "ADDS": True},
-    ),
-    "silu": (triton_rows._silu_mul, "x out:p width:i", {"SIZE": 1024}),
-    "rotate": (
-        triton_rows._rotate_store,
-        "qkv:p cos sin:w query_weight key_weight query kv:p slots:l heads kv_heads dim:i eps:f",
-        {"DIM": 128, "NORMS": True},
-    ),
-    "decode": (
-        triton_decode._own_split,
-        "query kv:p tables lengths starts:l sums logs:w scale:f heads kv_heads dim block_size width:i",
-        {**TILES, "M": 16, "SHARES": False},
-    ),
-    "decode after a share": (
-        triton_decode._own_split,
-        "query kv:p tables lengths starts:l sums logs:w scale:f heads kv_heads dim block_size width:i",
-        {**TILES, "M": 16, "SHARES": True},
-    ),
-    "share": (
-        triton_decode._shared_split,
-        "query kv:p tables members prefixes:l sums logs:w scale:f heads kv_heads dim block_size width:i",
-        {**TILES, "PADDED_GROUP": 8, "ROWS": 8, "M": 64},
-    ),
-    "merge": (triton_decode._merge, "sums logs:w out:p dim:i", {"SLOTS": 8, "DIM": 128}),
-}  # fmt: skip
-"""For each kernel: the function, its arguments, and its constants.
+SHAPES = (
+    ((28, 4, 128), torch.bfloat16),
+    ((28, 4, 128), torch.float32),
+    ((6, 1, 72), torch.bfloat16),
+)
+"""Query heads, KV heads, size of a head, and type of numbers.
 
-Arguments are names; `:` and a letter of TYPES gives the type of that name and of the names before it without
-one.
+They are those of a 7 B model, and of one with a size that 16 does not divide.
 """
-TYPES = {"p": "*bf16", "w": "*fp32", "l": "*i64", "i": "i32", "f": "fp32"}
+ROWS, SIZE, BLOCKS, TABLE, PROCESSORS = 8, 16, 64, 32, 132
 
 
-def signature(arguments: str) -> dict[str, str]:
-    types, names = {}, []
-    for word in arguments.split():
-        name, _, kind = word.partition(":")
-        names.append(name)
-        if kind:
-            types |= dict.fromkeys(names, TYPES[kind])
-            names = []
-    return types
+class HopperDriver:
+    """The part of Triton's driver that a launch asks before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Call every function that launches a kernel, as decoder layers do.
+
+    Attention runs for one row alone, and for eight rows that share a prefix.
+    """
+    heads, kv_heads, dim = shape
+    width = heads * dim
+    x, weight = torch.empty(ROWS, width, dtype=dtype), torch.empty(width, dtype=dtype)
+    triton_rows.rms_norm(x, weight, 1e-6)
+    triton_rows.add_rms_norm(x, x, weight, 1e-6)
+    triton_rows.silu_mul(torch.empty(ROWS, 8 * width, dtype=dtype))
+    kv = torch.empty(BLOCKS, SIZE, 2, kv_heads, dim, dtype=dtype)
+    qkv = torch.empty(ROWS, heads + 2 * kv_heads, dim, dtype=dtype)
+    angle, slots = torch.empty(ROWS, 1, dim), torch.zeros(ROWS, dtype=torch.long)
+    norms = torch.empty(dim, dtype=dtype), torch.empty(dim, dtype=dtype)
+    triton_rows.rotate_store(qkv, heads, angle, angle, None, 1e-6, kv, slots)
+    query = triton_rows.rotate_store(qkv, heads, angle, angle, norms, 1e-6, kv, slots)
+    members = torch.zeros(1, triton_decode.shared_rows(heads // kv_heads), dtype=torch.long)
+    for rows, shares in ((1, None), (ROWS, Shares(slots, members, slots[:1]))):
+        tables = torch.zeros(rows, TABLE, dtype=torch.long)
+        decodes = Decodes(0, tables, slots[:rows], TABLE * SIZE, None, shares)
+        count = triton_decode.splits(rows, kv_heads, PROCESSORS)
+        triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, count, torch.empty_like(query[:rows]))
 
 
 def main() -> None:
-    for title, (kernel, arguments, constants) in KERNELS.items():
-        types = signature(arguments) | dict.fromkeys(constants, "constexpr")
-        ordered = {name: types[name] for name in kernel.arg_names}
-        source = ASTSource(kernel, signature=ordered, constexprs=constants)
-        kernel_binary = triton.compile(source, target=HOPPER)
-        assert kernel_binary.asm["cubin"]
-        print(f"{title}: {kernel_binary.metadata.shared} bytes of shared memory")
+    do_compile, run = JITFunction._do_compile, JITFunction.run
+    launches: list[dict[str, Any]] = []
+
+    def compile_and_note(
+        kernel: JITFunction[Any], key: Any, signature: dict[str, str], device: int, constants: dict[Any, Any],
+        options: Any, hints: dict[tuple[int, ...], Any], warmup: bool,
+    ) -> Any:  # fmt: skip
+        binary = do_compile(kernel, key, signature, device, constants, options, hints, warmup)
+        code = binary.asm["ptx"]
+        params = {param.name: param for param in kernel.params}
+        launches.append(
+            {
+                "kernel": kernel.__name__.rpartition(".")[2],
+                "type": next(iter(signature.values())),
+                "hints": [kernel.arg_names[at] for (at,), hint in hints.items() if hint],
+                "ones": [
+                    name
+                    for name, kind in signature.items()
+                    if kind == "constexpr" and not params[name].is_constexpr
+                ],
+                "shared_bytes": binary.metadata.shared,
+                "wide": sum(line.count("global.") for line in code.splitlines() if ".v4.b32" in line),
+            }
+        )
+        assert binary.asm["cubin"]
+        return binary
+
+    def launch_nothing(kernel: JITFunction[Any], *args: Any, **kwargs: Any) -> Any:
+        return run(kernel, *args, **{**kwargs, "warmup": True})
+
+    triton.runtime.driver.set_active(HopperDriver())
+    with (
+        mock.patch.object(JITFunction, "_do_compile", compile_and_note),
+        mock.patch.object(JITFunction, "run", launch_nothing),
+    ):
+        for shape, dtype in SHAPES:
+            launch_all(shape, dtype)
+    print(json.dumps(launches))
 
 
 if __name__ == "__main__":

@@ -86,25 +86,25 @@ def calibrate(
 
 def _bandwidth(kernels: Kernels, dtype: torch.dtype, device: torch.device, size: int) -> float:
     """Return the better rate of two readers: a sum, and a product of one row with a packed weight."""
-    numbers = torch.ones(size // 4, device=device)
+    numbers = _normal(64, size // 256, torch.float32, device).flatten()
     best = size / _seconds(lambda: numbers.sum(), device)
     side = 4096
     rows = min(size, MAX_WEIGHT_BYTES) // (side * dtype.itemsize)
     if rows:
-        weight = _weight(rows, side, dtype, device)
+        weight = _normal(rows, side, dtype, device)
         product = _product(kernels, weight, None)
         weight_bytes = getattr(product, "nbytes", weight.nbytes)
-        x = torch.ones(1, side, dtype=dtype, device=device)
+        x = _normal(1, side, dtype, device)
         best = max(best, weight_bytes / _seconds(lambda: product(x, None), device))
     return best
 
 
 def _peak(kernels: Kernels, dtype: torch.dtype, device: torch.device, format: Format | None) -> float:
     rows, side = CUDA_PRODUCT if device.type == "cuda" else CPU_PRODUCT
-    product = _product(kernels, _weight(side, side, dtype, device), format)
+    product = _product(kernels, _normal(side, side, dtype, device), format)
     best = 0.0
     for count in (rows,) if device.type == "cuda" else CPU_ROWS:
-        x = torch.ones(count, side, dtype=dtype, device=device)
+        x = _normal(count, side, dtype, device)
         seconds = _seconds(lambda x=x: product(x, None), device)  # type: ignore[misc]
         best = max(best, 2.0 * count * side * side / seconds)
     return best
@@ -117,10 +117,15 @@ def _product(kernels: Kernels, weight: Tensor, format: Format | None) -> Product
     return packed or (lambda x, residual: functional.linear(x, weight))
 
 
-def _weight(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return normally distributed rows that repeat. Drawing all of them would take longer than measuring."""
-    few = torch.randn(64, columns, generator=torch.Generator().manual_seed(0)).mul_(0.02)
-    return few.to(device, dtype).repeat(-(-rows // 64), 1)[:rows]
+def _normal(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return normally distributed numbers, because a GPU computes faster on constant ones than on a model's.
+
+    Switching fewer bits takes less power, so its clock stays higher. On a CPU the rows repeat after 64:
+    drawing all of them would take longer than measuring.
+    """
+    drawn = rows if device.type == "cuda" else min(rows, 64)
+    few = torch.randn(drawn, columns, generator=torch.Generator(device).manual_seed(0), device=device)
+    return few.mul_(0.02).to(dtype).repeat(-(-rows // drawn), 1)[:rows]
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
