@@ -21,7 +21,7 @@ from fovea.core.types import ChatPrompt, Completion, GenerationRequest
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 from tests.support.thorough import is_thorough
 
-TOKENS = 16
+TOKENS = 10
 PROMPTS: dict[str, ChatPrompt] = {
     "text": ask("the red circle is left of the blue square"),
     "picture": ask("What is in the image?", picture(1)),
@@ -45,6 +45,12 @@ def together(machine: Engine, names: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 FOLDERS = ("qwen", "tiled", "hybrid", "windowed", "crossing")
+two_models = pytest.mark.parametrize(
+    "folder",
+    [pytest.param(n, marks=[] if n in ("qwen", "hybrid") else pytest.mark.slow) for n in FOLDERS],
+    indirect=True,
+)
+"""The default tests try what depends on caches with attention, and with states that checkpoints restore."""
 
 
 @pytest.fixture(scope="module", params=FOLDERS)
@@ -86,7 +92,7 @@ STATES: dict[str, dict[str, Any]] = {
 """Settings of the states of recurrent layers, which only one of the models has."""
 
 
-FEW = ("chunks that end inside images", "blocks of five tokens")
+FEW = ("chunks that end inside images",)
 """The settings that the default tests try with every model. They try the others with the first model."""
 CASES = [
     pytest.param(
@@ -103,8 +109,8 @@ def test_answers_in_batches_and_repeated_under_any_setting(
 ) -> None:
     names = [*PROMPTS, *reversed(PROMPTS)]
     with engine(folder, **config) as machine:
-        for _ in range(2):
-            assert together(machine, names) == [truth[name] for name in names]
+        for asked in (names, [*PROMPTS]):
+            assert together(machine, asked) == [truth[name] for name in asked]
         assert_idle(machine)
 
 
@@ -138,6 +144,7 @@ def blocks_for(folder: Path, names: Sequence[str]) -> int:
         return max(len(asyncio.run(machine.tokenize(PROMPTS[name]))) for name in names) // 2 + 4
 
 
+@two_models
 def test_answers_from_cold_and_filled_caches(folder: Path, truth: Answers) -> None:
     with engine(folder) as machine:
         assert one(machine, "picture") == truth["picture"]
@@ -150,11 +157,7 @@ def test_answers_from_cold_and_filled_caches(folder: Path, truth: Answers) -> No
         assert machine.stats()["images_encoded"] == 1, "a cached image was encoded again"
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [pytest.param(n, marks=[] if n in ("qwen", "hybrid") else pytest.mark.slow) for n in FOLDERS],
-    indirect=True,
-)
+@two_models
 def test_caches_cleared_at_any_moment(folder: Path, truth: Answers) -> None:
     rng = random.Random(5)
     names = [rng.choice(list(PROMPTS)) for _ in range(16 if is_thorough() else 10)]
@@ -167,6 +170,7 @@ def test_caches_cleared_at_any_moment(folder: Path, truth: Answers) -> None:
         assert_idle(machine)
 
 
+@two_models
 def test_two_images_share_nothing_and_one_image_from_two_sources_is_shared(
     folder: Path, truth: Answers
 ) -> None:
@@ -185,6 +189,7 @@ def test_two_images_share_nothing_and_one_image_from_two_sources_is_shared(
         assert shared < again.usage.image, "the prefix that two images share extends into the image"
 
 
+@two_models
 def test_salts_share_nothing(folder: Path, truth: Answers) -> None:
     with engine(folder) as machine:
         for salt in ("a", "b", "a"):
@@ -255,6 +260,7 @@ def test_answers_beside_cancelled_requests_in_a_small_pool(
         assert ids == expected
 
 
+@two_models
 def test_choices_share_one_prompt_and_are_equal_when_greedy(folder: Path, truth: Answers) -> None:
     with engine(folder) as machine:
         answer: Completion = machine.generate(PROMPTS["picture"], **GREEDY, n=3)
@@ -264,6 +270,7 @@ def test_choices_share_one_prompt_and_are_equal_when_greedy(folder: Path, truth:
         assert_idle(machine)
 
 
+@two_models
 def test_a_seed_gives_the_same_text_in_every_batch(folder: Path) -> None:
     params: dict[str, Any] = {**GREEDY, "temperature": 1.0, "seed": 11}
     names = ["picture", "other", "again"] * 3

@@ -27,7 +27,7 @@ def test_a_model_gives_the_answers_of_torchs_kernels(tmp_path: Path, monkeypatch
     """A model that normalises queries and keys, and adds features of the image after layers."""
     monkeypatch.setattr(parts, "TEXT_LAYERS", 2)
     folder = str(write("qwen3_vl", tmp_path))
-    prompts = [ask("what is it?", picture(1, 64, 64)), ask("the red circle")]
+    prompts = [ask("what is it?", picture(1, 32, 32)), ask("the red circle")]
     answers = {}
     for kernels in ("torch", "triton"):
         with Engine.from_pretrained(folder, **SETTINGS, kernels=kernels) as engine:
@@ -36,6 +36,7 @@ def test_a_model_gives_the_answers_of_torchs_kernels(tmp_path: Path, monkeypatch
     assert answers["triton"] == answers["torch"]
 
 
+@pytest.mark.slow
 def test_a_model_gives_the_same_answers_with_flashinfers_prompt_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +46,7 @@ def test_a_model_gives_the_same_answers_with_flashinfers_prompt_attention(
     monkeypatch.setattr(flash, "WORKSPACE_BYTES", 16)
     monkeypatch.setattr(parts, "TEXT_LAYERS", 2)
     settings: dict[str, Any] = {**SETTINGS, "dtype": "float16", "max_step_tokens": 8}
-    folder, prompt, answers = str(write("qwen3_vl", tmp_path)), ask("what is it?", picture(1, 64, 64)), {}
+    folder, prompt, answers = str(write("qwen3_vl", tmp_path)), ask("what is it?", picture(1, 32, 32)), {}
     for kernels in ("triton", "flashinfer"):
         with Engine.from_pretrained(folder, **settings, kernels=kernels) as engine:
             answers[kernels] = say(engine, prompt)

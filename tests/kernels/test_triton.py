@@ -219,6 +219,7 @@ def test_triton_without_a_gpu_is_refused_with_the_reason(monkeypatch: pytest.Mon
     assert type(choose("auto", torch.device("cuda"), torch.float32, HEADS)) is type(PLAIN)
 
 
+@pytest.mark.slow
 def test_every_launch_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
     """The compiler refuses some code that the interpreter accepts. Compiling needs no GPU.
 

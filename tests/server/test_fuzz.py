@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ def http(fuzzed: Server) -> Iterator[httpx.Client]:
         yield client
 
 
-schemathesis.serializer.alias("application/pdf", "application/octet-stream")
+PDF_BODIES = 'schemathesis.serializer.alias("application/pdf", "application/octet-stream")'
+exec(PDF_BODIES)
 DESCRIPTION = create_app(Script()).openapi()
 OPERATIONS = [
     (path, method)
@@ -101,13 +103,15 @@ def test_openapi_description(schema: schemathesis.BaseSchema, fuzzed: Server, pa
 def test_every_request_that_schemathesis_makes(fuzzed: Server, tmp_path: Path, phase: str) -> None:
     """More random requests, and one for each limit and type of each field."""
     checks = ",".join(check.__name__ for check in CHECKS)
+    (tmp_path / "hooks.py").write_text(f"import schemathesis\n{PDF_BODIES}\n")
     done = subprocess.run(
         [
             Path(sys.executable).with_name("schemathesis"), "run", f"{fuzzed.url}/openapi.json",
             f"--checks={checks}", f"--phases={phase}", "--max-examples=100", "--seed=1",
             "--continue-on-failure", "--suppress-health-check=all", "--no-color",
         ],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -89,6 +89,7 @@ def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
     assert (2, True) in sizes
 
 
+@pytest.mark.slow
 def test_padding_changes_no_answer_on_tritons_kernels(
     tmp_path: Path, sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from tests.support.thorough import examples
 WARM_UP = 30
 NOISE = NoiseSettings(noise=0.15, stalls=0.005)
 COST = CostModel()
-LOAD = Workload(requests=150, images=60, visual_tokens=(64, 256, 1024), prompt_tokens=80, output_tokens=40)
+LOAD = Workload(requests=100, images=40, visual_tokens=(64, 256, 1024), prompt_tokens=80, output_tokens=40)
 
 
 def busy_trace(load: Workload, share: float, cost: CostModel) -> Trace:
