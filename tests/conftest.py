@@ -28,6 +28,7 @@ from tests.support.thorough import DEFAULT, THOROUGH
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch: other tests run beside each test
 
 _STARTED = pytest.StashKey[float]()
 
