@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -55,6 +56,17 @@ SUMMARY = Summary()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rooms", action="store_true", help="print the processor time of each folder of tests")
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run files, and tests in them, in another order"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest then puts tests together that share a fixture with parameters
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("shuffle")) is not None:
+        random = Random(seed)
+        places = {file: random.random() for file in sorted({item.path for item in items})}
+        items.sort(key=lambda item: (places[item.path], random.random()))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -177,6 +177,20 @@ def test_graphs_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert answers[0] == answers[1] == answers[2]
 
 
+@gpu.NEEDS_HOPPER
+@pytest.mark.parametrize("architecture", ["qwen3_vl_moe", "deepseek_ocr2"])
+def test_experts_are_recorded_in_bf16_and_launched_in_float16(architecture: str, tmp_path: Path) -> None:
+    """Experts once read their numbers of rows on the host, within the part that is recorded."""
+    kernels()
+    folder, answers = write(architecture, tmp_path), []
+    for dtype, graphs in (("bfloat16", "auto"), ("bfloat16", "off"), ("float16", "auto")):
+        with gpu.engine_of(folder, dtype=dtype, decode_graphs=graphs) as engine:
+            answer = engine.generate(ask("what?", picture(1)), temperature=0, max_tokens=16, ignore_eos=True)
+            assert (engine.runner._padded is not None) == ((dtype, graphs) == ("bfloat16", "auto"))
+        answers.append(answer.token_ids)
+    assert answers[0] == answers[1]
+
+
 def test_a_batch_draws_the_tokens_that_its_rows_draw_alone() -> None:
     rows = torch.randn(64, 150_000, generator=torch.Generator().manual_seed(1)).mul(4).to(DEVICE)
     params = [

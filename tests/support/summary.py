@@ -44,7 +44,8 @@ class Summary:
     def lines(self, *, rooms: bool) -> Iterable[str]:
         """Lines for the end of the run. rooms: with a table of the processor time of each folder."""
         slowest = sorted(self._seconds.items(), key=lambda each: -each[1])[:SLOWEST]
-        yield f"The {SLOWEST} slowest tests, in seconds of processor time:"
+        if slowest:
+            yield f"The {SLOWEST} slowest tests, in seconds of processor time:"
         yield from (f"{seconds:6.1f}  {name}" for name, seconds in slowest)
         if rooms:
             yield from self._table()
