@@ -55,10 +55,8 @@ SUMMARY = Summary()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rooms", action="store_true", help="print the processor time of each folder of tests")
-    parser.addoption(
-        "--shuffle", type=int, metavar="SEED", help="run files, and tests in them, in another order"
-    )
+    parser.addoption("--rooms", action="store_true", help="print the processor time of each folder")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in another order")
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest then puts tests together that share a fixture with parameters
