@@ -1,9 +1,9 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
-# make test   set up, check and test (minutes); ROOMS=1 adds a table of the processor time of each folder,
-#             SHUFFLE=7 runs files, and tests in them, in another order
+# make test   set up, check and test (minutes); FOLDERS=1 adds a table of the processor time of each folder,
+#             SHUFFLE=7 runs files, and tests in them, in another order, which the number chooses
 # make test-fresh  the same in three Debian systems that have only what is declared: with a compiler, without one, and
 #             after `make servers` (as root, needs mmdebstrap; half an hour); FRESH="bare servers" chooses
-# make servers  Debian's Redis, nginx, HAProxy, Prometheus, Alertmanager, Chromium and ShellCheck, which some tests run
+# make servers  Debian's Redis, nginx, HAProxy, Prometheus, Alertmanager, Chromium, ShellCheck and faketime, which some tests run
 #             (as root; without them these tests are skipped)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
@@ -68,7 +68,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 test: check
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile $(if $(ROOMS),--rooms) $(if $(SHUFFLE),--shuffle $(SHUFFLE))
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile $(if $(FOLDERS),--folders) $(if $(SHUFFLE),--shuffle $(SHUFFLE))
 
 test-fresh:
 	$(PYTHON) -m tools.fresh $(FRESH)

@@ -40,18 +40,19 @@ WHEELS = ROOT / ".gpu-wheels"
 LIMITS = {"correctness": 190, "numbers": 390}
 """Seconds of each command."""
 RELOAD = 60
-"""Seconds that a step gets on top in a new process, which has to load the model again."""
+"""Additional seconds for a step in a new process, which has to load the model again."""
 RESERVE = 15
 """Seconds of each command for its start and its page."""
 FILES = ("kernels", "structured", "logits", "cuda", "reduce", "observe")
-"""Test files in order of worth."""
-COMMANDS = """torch sees no CUDA device here. Copy this tree to a machine with CUDA and run `make gpu` there.
+"""Test files, the most important first."""
+COMMANDS = """torch sees no CUDA device here. Copy this tree to a machine with CUDA.
+`make gpu` runs both parts there.
 
-If that machine has no network, gather here the packages that it lacks, and copy the folder .gpu-wheels along:
+If that machine has no network, download llguidance here, and copy the folder .gpu-wheels along:
 
     python3 -m tools.gpu_wheels
 
-Then run these in the tree there. They write into the folder $OUT:
+To run the parts one at a time, run these in the tree there. They write into the folder $OUT:
 
 {commands}
 """

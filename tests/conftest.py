@@ -2,13 +2,16 @@
 
 Triton decides at its first import whether kernels are compiled for a GPU or interpreted on the CPU. Without
 a GPU they are interpreted, unless TRITON_INTERPRET says otherwise.
-Hypothesis fails an example that takes longer than 200 ms, which can happen to any on a busy machine, so that
-limit is off. Its examples are the same in every default run, which judges a change; `make test-all` draws new
-ones. A shell makes background processes ignore Ctrl-C; their children, which tests interrupt, would
-ignore it, too.
 
-Garbage collections leave out what imports and the collection of tests made. It stays to the end, and there is
-so much of it that each visit takes a second.
+Hypothesis fails an example that takes longer than 200 ms, which can happen to any on a busy machine, so that
+limit is off. Its examples are the same in every default run, so that a failure comes from the change and not
+from new examples; `make test-all` draws new ones.
+
+A shell makes background processes ignore Ctrl-C, and their children would ignore it, too. Tests interrupt
+children, so SIGINT gets Python's default handler again.
+
+Objects of imports and of the collection of tests are frozen (`gc.freeze`), because each garbage collection
+would take a second to visit them.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ SUMMARY = Summary()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rooms", action="store_true", help="print the processor time of each folder")
+    parser.addoption("--folders", action="store_true", help="print the processor time of each folder")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in another order")
 
 
@@ -86,7 +89,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for line in SUMMARY.lines(rooms=config.getoption("rooms")):
+    for line in SUMMARY.lines(folders=config.getoption("folders")):
         terminalreporter.write_line(line)
 
 

@@ -24,7 +24,7 @@ ANOTHER = (
     re.compile(r"pip3? install [^\n`]*?(?<![\w./=@-])['\"]?fovea(?![\w/.\[-])"),
     re.compile(r"(?<![\w./-])fovea(==|>=|~=)\d"),
 )
-"""What would install the project that has the name `fovea` on PyPI."""
+"""Commands that would install PyPI's `fovea`, which is another project."""
 
 
 def files(folder: Path = ROOT) -> Iterator[Path]:
@@ -42,7 +42,7 @@ FILES = tuple(files())
 
 
 def test_large_files_are_assets_of_the_package() -> None:
-    """Weights in training/ and packages/ once made 52 MB of a checkout, for a model that could not read."""
+    """Weights in training/ and pictures in packages/ once were 52 MB, for a model that could not read."""
     outside = [path for path in FILES if not path.is_relative_to(ASSETS)]
     assert len(outside) > 1000
     assert [str(path) for path in outside if path.stat().st_size > MIB] == []
@@ -50,12 +50,12 @@ def test_large_files_are_assets_of_the_package() -> None:
 
 
 def test_the_checkout_is_small() -> None:
-    """A machine for tests on GPUs takes 64 MiB, wheels included."""
+    """A machine for tests on GPUs takes 64 MiB; wheels are up to 24 of them."""
     assert sum(path.stat().st_size for path in FILES) < 36 * MIB
 
 
 def test_every_hint_installs_this_project_and_not_its_namesake() -> None:
-    """Errors and pages once said `pip install 'fovea[redis]'`, which installs a stranger's package."""
+    """Errors and pages once said `pip install 'fovea[redis]'`, which installs another project's package."""
     hints = 0
     for path in FILES:
         if path.suffix not in TEXT or path == Path(__file__):
@@ -96,7 +96,7 @@ def test_one_name_is_everywhere() -> None:
 
 
 def test_every_extra_names_distributions_that_exist() -> None:
-    """An extra once named fovea-page, which was never published: whoever took the name got our users."""
+    """An extra once named fovea-page, which was never published: anyone could have taken that name."""
     pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().split()}
     for extra, requirements in PROJECT["optional-dependencies"].items():
         names = {re.split(r"[\[<>=; ]", each)[0].lower() for each in requirements}

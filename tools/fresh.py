@@ -2,16 +2,16 @@
 
     python3 -m tools.fresh [bare] [no-compiler] [servers] [--suite TARGET]
 
-    bare         python3, make and g++
-    no-compiler  python3 and make
+    bare         ca-certificates, make, python3, python3-venv, g++
+    no-compiler  the same without g++
     servers      as bare, and then `make servers`
 
-A system is a folder that mmdebstrap fills with the packages of its line and what Debian itself needs. Its
+A system is a folder that mmdebstrap fills with the packages listed for it and what Debian itself needs. Its
 home is empty, and it has no font, no program and no file of this machine. The tracked files are copied into
-it, as they are now, and `make TARGET` (default: test) runs there as root, in a process and mount namespace of
-its own, so that no process is left behind. What pip is told on this machine (mirrors, certificates, folders
-of wheels) holds there, too. The exit status is that of the first suite that failed, and 77 if this machine
-cannot make such a system; the reason is printed.
+it, as they are now (`git add` new ones first). Installation, checks and `make TARGET` (default: test) run
+there as root, in process and mount namespaces of their own, so that no process is left behind. What pip is
+told on this machine (mirrors, certificates, folders of wheels) holds there, too. The exit status is that of
+the first part that failed, and 77 if this machine cannot make such a system; the reason is printed.
 
 The last lines name the processor time of each part, children included.
 """
@@ -35,7 +35,7 @@ PACKAGES = ("ca-certificates", "make", "python3", "python3-venv")
 SYSTEMS = {"bare": ("g++",), "no-compiler": (), "servers": ("g++",)}
 """Packages beside PACKAGES. Only the last one runs `make servers`."""
 VARIABLES = ("TORCH_INDEX", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-"""Variables of this machine that hold in the system: where torch is, and what the processor can do."""
+"""Variables that are passed into the system: where torch is, and what the processor can do."""
 CANNOT = 77
 
 
@@ -160,7 +160,7 @@ def test_system(name: str, target: str) -> tuple[int, list[str]]:
     parts = {
         "installation": "make .venv/.installed-dev",
         "checks": "make check",
-        target: f"make {target} ROOMS=1",
+        target: f"make {target} FOLDERS=1",
     }
     if name == "servers":
         parts = {"servers": "make servers", **parts}
@@ -190,7 +190,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     if unknown := [name for name in args.systems if name not in SYSTEMS]:
-        parser.error(f"{unknown[0]!r} is no system; accepted: {', '.join(SYSTEMS)}")
+        parser.error(f"{unknown[0]!r} is not a system; accepted: {', '.join(SYSTEMS)}")
     systems = args.systems or [*SYSTEMS]
     if reason := reason_against() or reason_against_making(systems):
         print(f"test-fresh is skipped: {reason}", file=sys.stderr)

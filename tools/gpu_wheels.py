@@ -1,9 +1,9 @@
-"""Gather the packages that a GPU machine without a network lacks, as wheels in .gpu-wheels.
+"""Download packages for a GPU machine without a network, as wheels into .gpu-wheels.
 
     python3 -m tools.gpu_wheels [PACKAGE ...] [--python 3.12]
 
-The default is llguidance, which structured output needs. Versions are those of constraints.txt. Without the
-packages that a wheel needs itself: name each that is missing there. `benchmarks/gpu.py` unpacks the folder on
+The default is llguidance, which structured output needs. Versions are those of constraints.txt. Dependencies
+are not downloaded: name each one that the GPU machine lacks. `benchmarks/gpu.py` unpacks the folder on
 the other machine (Linux, x86-64), which must have Python of that version, torch with CUDA and transformers.
 """
 
@@ -22,7 +22,7 @@ FOLDER = ROOT / ".gpu-wheels"
 PACKAGES = ("llguidance",)
 GLIBC = (39, 35, 34, 31, 28, 27, 24, 17)
 """Minor versions of glibc whose wheels are accepted, newest first. pip wants each named."""
-MAX_MIB = 32
+MAX_MIB = 24
 """Largest size of the folder, so that the tree stays small enough to copy."""
 
 

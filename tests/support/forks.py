@@ -1,9 +1,8 @@
-"""Processes that start without their imports: one process imports torch and Fovea once, and forks for every
-command.
+"""Starts commands quickly: one process imports torch and Fovea once, and forks for every command.
 
 A fork is a process of its own, with its own streams, signals and exit status, and its interpreter ends as
-any other. It skips only what takes two seconds each time: importing. What a process does before that is
-tested with real ones.
+any other. It skips only what takes two seconds each time: importing. How a process starts before that is
+tested with real processes.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ def _server() -> socket.socket:
         env=os.environ | ONE_THREAD,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the tests, which end it by ending
+        start_new_session=True,  # it gets no Ctrl-C; it ends when the tests close the link
     )
     _PROCESSES.append(process)
     theirs.close()
@@ -219,7 +218,7 @@ if __name__ == "__main__":
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["env"])
-    before = sys.stdout, sys.stderr  # open as long as the process: their numbers are those of the new ones
+    before = sys.stdout, sys.stderr  # keep them: to close them would close descriptors 1 and 2
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv = ["-c", *job["arguments"]]

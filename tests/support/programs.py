@@ -1,6 +1,6 @@
 """Programs and compiled kernels that tests need beside Python.
 
-A test whose program is missing is skipped, and the last line of a run counts such tests for each program
+A test whose program is missing is skipped, and a line at the end of a run counts such tests for each program
 (`tests.support.summary`).
 """
 
@@ -37,8 +37,8 @@ def need_compiler() -> None:
 
 
 def need_kernels() -> None:
-    """Skip the test if the C++ kernels cannot be used: without a compiler, or without an instruction set."""
+    """Skip the test if the C++ kernels cannot be used here. The reason says why."""
     if build.library() is None:
         if build.chosen() is not None:
             need_compiler()
-        pytest.skip("this machine cannot run the C++ kernels")
+        pytest.skip(build.build_failure() or "the CPU has none of the instruction sets of the C++ kernels")

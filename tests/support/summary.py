@@ -41,17 +41,17 @@ class Summary:
             else:
                 self._other += 1
 
-    def lines(self, *, rooms: bool) -> Iterable[str]:
-        """Lines for the end of the run. rooms: with a table of the processor time of each folder."""
+    def lines(self, *, folders: bool) -> Iterable[str]:
+        """Lines for the end of the run. folders: with a table of the processor time of each folder."""
         slowest = sorted(self._seconds.items(), key=lambda each: -each[1])[:SLOWEST]
         if slowest:
             yield f"The {SLOWEST} slowest tests, in seconds of processor time:"
         yield from (f"{seconds:6.1f}  {name}" for name, seconds in slowest)
-        if rooms:
+        if folders:
             yield from self._table()
         if self._missing:
             names = ", ".join(f"{name} ({count})" for name, count in sorted(self._missing.items()))
-            yield f"Skipped, because a program is missing (see `make servers`): {names}"
+            yield f"Skipped, because a program is missing (see docs/testing.md): {names}"
         if self._other:
             yield f"Skipped for other reasons (shown by -rs): {self._other}"
 

@@ -132,7 +132,10 @@ class ExpertBank(nn.Module):
         self.down = ExpertLinear("down_proj", config.count, config.intermediate, hidden)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Apply its expert to each row of x (T, hidden), sorted by expert. counts: rows of each expert."""
+        """Compute each row of x (T, hidden) with its expert.
+
+        The rows are sorted by expert. counts: rows of each expert.
+        """
         return self.down(self.gate_up(x, counts), counts)  # type: ignore[no-any-return]
 
     def mix(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -153,7 +156,7 @@ class ExpertBank(nn.Module):
 class ExpertsBlock(nn.Module):
     """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts.
 
-    mixture: the experts as one call of the kernels; None: they are called one by one.
+    mixture: the experts as one call of the kernels; None: `Experts.mix` computes them.
     """
 
     def __init__(self, hidden: int, config: Experts) -> None:

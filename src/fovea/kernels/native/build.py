@@ -111,8 +111,8 @@ def _build(instructions: InstructionSet) -> Path:
 def _lock(file: Path) -> Iterator[None]:
     """Hold a lock between processes, so that engines that start together do not all compile the same kernels.
 
-    The lock of a process that ends is free again. After BUILD_TIMEOUT_S the block begins without it, because
-    the other process may have been stopped.
+    The lock of a process that ends is free again. After BUILD_TIMEOUT_S the caller continues without it,
+    because the other process may have been stopped.
     """
     with file.open("a") as handle:
         file.chmod(0o600)
