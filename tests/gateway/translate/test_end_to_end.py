@@ -81,8 +81,15 @@ async def post(engine: Script, path: str, body: Json) -> httpx.Response:
         return await client.post(path, json=body)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize(("reason", "stop"), [("stop", None), ("length", None), ("stop", "END")])
+@pytest.mark.parametrize(
+    ("name", "reason", "stop"),
+    [
+        pytest.param(name, reason, stop, marks=[] if quick else pytest.mark.slow)
+        for name in SCRIPTS
+        for reason, stop in (("stop", None), ("length", None), ("stop", "END"))
+        for quick in [reason == "stop" and not stop or name in ("text", "cut off")]
+    ],
+)
 @pytest.mark.parametrize("api", APIS)
 async def test_translated_answers_equal_native_ones(
     api: Api, name: str, reason: FinishReason, stop: str | None
