@@ -242,7 +242,12 @@ def test_a_pixtral_without_a_chat_template_does_not_get_llavas(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [("4.50.0", ["Hello", "World"]), ("5.2.0", ["HelloWorld"])], ids=str
+    ("version", "words"),
+    [
+        ("4.50.0", ["Hello", "World"]),
+        pytest.param("5.2.0", ["HelloWorld"], marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_the_faulty_pattern_of_mistrals_old_tokenizers_is_replaced(
     version: str, words: list[str], tmp_path: Path

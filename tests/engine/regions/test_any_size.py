@@ -54,7 +54,7 @@ LOWER = 0.22
 USUAL = [name for name in ANY_SIZE if name != "qwen2_vl"]
 """Architectures of the default run. Qwen2-VL has the tower of Qwen2.5-VL without windows."""
 ONE = pytest.mark.parametrize("architecture", others_slow(ANY_SIZE, ["qwen3_vl"]), indirect=True)
-"""For tests of what does not depend on the tower. The list has the order of the fixture, which is made once."""
+"""For tests of what does not depend on the tower. With the fixture's order, nothing is made twice."""
 
 
 @pytest.fixture(scope="module", params=others_slow(ANY_SIZE, USUAL))

@@ -48,7 +48,7 @@ WITHOUT_TOWER = [name for name in ENCODER_METHODS if not METHODS[name].needs & {
 USUAL = [name for name in ANY_SIZE if name != "qwen2_vl"]
 """Architectures of the default run. Qwen2-VL has the tower of Qwen2.5-VL without windows."""
 ONE = pytest.mark.parametrize("pair", others_slow(ANY_SIZE, ["qwen3_vl"]), indirect=True)
-"""For tests of what does not depend on the tower. The list has the order of the fixture, which is made once."""
+"""For tests of what does not depend on the tower. With the fixture's order, nothing is made twice."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def test_positions_do_not_depend_on_chunks(checkpoint: Checkpoints) -> None:
         assert_idle(machine)
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("prefix_cache", others_slow([True, False], [True]))
 def test_a_sequence_that_is_preempted_within_an_image_continues_at_its_position(
     checkpoint: Checkpoints, prefix_cache: bool
 ) -> None:

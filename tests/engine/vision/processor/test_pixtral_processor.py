@@ -136,8 +136,15 @@ def assert_same_pixels(processor: PixtralProcessor, result: Any, expected: Any) 
     assert np.array_equal(picture, pixels[:, : picture.shape[1], : picture.shape[2]])
 
 
-@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        pytest.param(kind, size, id=f"{kind}-{size[0]}x{size[1]}", marks=[] if quick else pytest.mark.slow)
+        for kind in KINDS
+        for size in SIZES
+        for quick in [size in (QUICK[2:4] if " by " in kind else QUICK)]
+    ],
+)
 def test_bit_exact(kind, size, make_image, reference, run):
     image = make_image(*size)
     processor = ours(kind)
