@@ -61,8 +61,8 @@ def samples() -> list[Sample]:
     return [*single, *generate(HELD_OUT_SEED, 2, ["compare", "motion"])]
 
 
-QUICK = ("json", "listing", "compare")
-"""Kinds of the default run: two sizes of one image, and two images."""
+QUICK = ("json", "compare")
+"""Kinds of the default run: one image, and two images."""
 
 
 KINDS = ["colour", "json", "reading", "listing", "describe"]

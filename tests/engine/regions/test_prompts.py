@@ -124,8 +124,18 @@ def test_keep_everything_shares_every_cache_with_it(pair: Pair) -> None:
         assert after[name] == before[name], name
 
 
-@pytest.mark.parametrize("method", ENCODER_METHODS)
+@ONE
+@pytest.mark.parametrize("method", WITHOUT_TOWER)
 def test_methods_that_reduce_the_encoders_output(pair: Pair, method: str) -> None:
+    assert_reduces(pair, method)
+
+
+@pytest.mark.parametrize("method", [name for name in ENCODER_METHODS if name not in WITHOUT_TOWER])
+def test_methods_that_use_the_tower_reduce_its_output(pair: Pair, method: str) -> None:
+    assert_reduces(pair, method)
+
+
+def assert_reduces(pair: Pair, method: str) -> None:
     """The number of tokens is as planned, DeepStack has the same index, and the answer is transformers'."""
     prepared, (features,) = assert_as_transformers(
         pair, reduced_prompt("what is it?", SMALL, method=method, keep=0.4)
