@@ -157,7 +157,7 @@ async def running(*backends: RawBackend, **settings: Any) -> AsyncIterator[Runni
     try:
         await soon(lambda: server.started or task.done())
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False
+            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False, verify=False
         ) as client:
             yield Running(gateway, client, port)
     finally:

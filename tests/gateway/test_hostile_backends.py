@@ -37,9 +37,7 @@ QUICK = TimeoutSettings(connect_s=1, first_byte_s=1, idle_s=0.3, total_s=1)
 SECRET = b"the-text-of-an-answer"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+NO_ANSWERS = [
         b"", b"\r\n\r\n", b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 5000 + b"\r\n",
         b"HTTP/1.1 200 OK\r\na: " + b"b" * 1_000_000, b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n{}",
@@ -53,9 +51,18 @@ SECRET = b"the-text-of-an-answer"
         b"HTTP/1.1 304 X\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, SECRET * 100,
         answer({"error": {"message": "Incorrect API key provided: sk-ab***"}}, 401),
         answer(ANSWER, 200, "content-encoding: gzip"), b"HTTP/1.1 200 OK\r\n\x00: a\r\n\r\n{}",
+]  # fmt: skip
+
+
+# The kind of the request matters only after the head of the answer.
+@pytest.mark.parametrize(
+    ("data", "stream"),
+    [
+        pytest.param(data, stream, marks=pytest.mark.slow if stream and number % 3 else [])
+        for stream in (False, True)
+        for number, data in enumerate(NO_ANSWERS)
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("stream", [False, True])
+)
 async def test_what_is_no_answer_becomes_an_error(data: bytes, stream: bool, caplog: Any) -> None:
     """Whatever a backend sends instead of an answer: an error soon, and nothing of it in message or log."""
     caplog.set_level(logging.INFO, "fovea")

@@ -130,7 +130,7 @@ async def test_a_slow_head_ends_with_the_timeout() -> None:
 )
 async def test_a_handshake_without_end(unit: bytes, fragment: str) -> None:
     """A TLS handshake is not part of the response, and has a timeout of its own."""
-    limits = MediaLimits(allow_private_hosts=True, connect_timeout_s=1, fetch_timeout_s=60)
+    limits = MediaLimits(allow_private_hosts=True, connect_timeout_s=0.3, fetch_timeout_s=60)
     net = Internet({"images.example": ["127.0.0.1"]})
     with flood(b"", unit) as server:
         async with heartbeat() as beat:

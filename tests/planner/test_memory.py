@@ -35,7 +35,7 @@ from fovea.planner.shape import Maps, ModelShape
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engines import picture, shared_model
 from tests.support.programs import need_kernels
-from tests.support.thorough import is_thorough
+from tests.support.thorough import is_thorough, others_slow
 
 STORAGE = {"torch": "plain", "onednn": "onednn", "native": "panels"}
 """Layout of each set of kernels."""
@@ -58,6 +58,13 @@ SIDES = {
     "encoder": ("patches", "encoder", "merged", "projector"),
 }
 """The planner's parts on each side of the engine's model. A tied table is the head's and the decoder's."""
+
+
+USUAL = ("qwen3_vl", "qwen3_5_moe", "gemma4", "mllama", "idefics3", "deepseek_ocr2", "minicpmv4_6")
+"""Architectures whose caches the default run measures.
+
+They have levels of DeepStack, states, two kinds of blocks, states of images, and images with text in them.
+"""
 
 
 def chosen() -> Iterator[Any]:
@@ -90,7 +97,7 @@ def test_weights_take_the_bytes_that_were_planned(
     assert sides == allocated(loaded.model)
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", others_slow(sorted(ARCHITECTURES), USUAL))
 def test_caches_take_the_bytes_that_were_planned(
     architecture: str, checkpoint: Callable[[str], Path], planned: Callable[[str], ModelShape]
 ) -> None:

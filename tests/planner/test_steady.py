@@ -160,7 +160,7 @@ def test_longer_prompts_and_answers_are_never_cheaper(cost: CostModel, load: Loa
 @pytest.mark.parametrize(
     ("cost", "load", "clients", "factor"),
     [
-        (QWEN, IMAGE, 8, 1.8),
+        pytest.param(QWEN, IMAGE, 8, 1.8, marks=pytest.mark.slow),
         pytest.param(TINY, TEXT, 32, 1.25, marks=pytest.mark.slow),
         (QWEN, IMAGE, 32, 1.25),
     ],
@@ -182,7 +182,8 @@ def test_small_chunks_of_a_model_with_experts_do_not_stop_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "load", "share"), [(TINY, TEXT, 0.3), (QWEN, IMAGE, 0.3), (QWEN, IMAGE, 0.7)]
+    ("cost", "load", "share"),
+    [pytest.param(TINY, TEXT, 0.3, marks=pytest.mark.slow), (QWEN, IMAGE, 0.3), (QWEN, IMAGE, 0.7)],
 )
 def test_latency_of_independent_arrivals_agrees_with_the_simulator(
     cost: CostModel, load: Load, share: float

@@ -13,6 +13,10 @@ from fovea.relevance.knowing import STROKE_NOISE, keywords, perspectival, propos
 from fovea.relevance.policy import content_mask
 from fovea.relevance.texture import Texture, texture
 from tests.relevance.pictures import cells_touching, held_out_questions, picture, ranks
+from tests.support.thorough import is_thorough
+
+SCENES = 60 if is_thorough() else 25
+"""Held-out scenes of each kind."""
 
 SHAPES = [
     ("blue", "square", 90.0, 90.0, 60.0),
@@ -155,10 +159,10 @@ def test_faint_text_is_above_its_background(grain: int) -> None:
 
 
 def test_key_words_find_small_texts() -> None:
-    """In 60 held-out scenes, the cells with the answer rank above nearly all others."""
+    """In held-out scenes, the cells with the answer rank above nearly all others."""
     places = [
         ranks(keywords(image, turn.question))[inside].mean()
-        for image, turn, inside in held_out_questions("small_text", 60)
+        for image, turn, inside in held_out_questions("small_text", SCENES)
     ]
     assert np.mean(places) > 0.9
     assert np.median(places) > 0.93
@@ -171,7 +175,7 @@ def test_small_objects_stand_out() -> None:
             content_cells(image)[inside].mean(),
             content_cells(image).mean(),
         )
-        for image, _, inside in held_out_questions("small_object", 40)
+        for image, _, inside in held_out_questions("small_object", SCENES)
     ]
     place, kept, share = np.mean(result, axis=0)
     assert place > 0.95

@@ -24,7 +24,7 @@ from tests.support.thorough import is_thorough
 
 pytestmark = pytest.mark.kernels
 
-TOKENS = 64 if is_thorough() else 32
+TOKENS = 64 if is_thorough() else 16
 MEGABYTE = 1_000_000
 
 
@@ -61,6 +61,10 @@ def samples() -> list[Sample]:
     return [*single, *generate(HELD_OUT_SEED, 2, ["compare", "motion"])]
 
 
+QUICK = ("json", "compare")
+"""Kinds of the default run: one image, and two images."""
+
+
 KINDS = ["colour", "json", "reading", "listing", "describe"]
 
 
@@ -73,7 +77,9 @@ def answer(engine: Engine, sample: Sample) -> tuple[list[int], Completion]:
 
 
 @pytest.mark.parametrize(
-    "sample", samples(), ids=lambda s: f"{s.kind}-{s.images[0].width}x{s.images[0].height}"
+    "sample",
+    [pytest.param(sample, marks=[] if sample.kind in QUICK else [pytest.mark.slow]) for sample in samples()],
+    ids=lambda s: f"{s.kind}-{s.images[0].width}x{s.images[0].height}",
 )
 def test_tokens_equal(
     engine: Engine,

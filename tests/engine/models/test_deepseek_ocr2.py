@@ -30,6 +30,7 @@ from tests.support import published
 from tests.support.checkpoints import write
 from tests.support.engines import SETTINGS, ask, picture, shared_model
 from tests.support.programs import need_kernels
+from tests.support.thorough import others_slow
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 
@@ -68,7 +69,12 @@ def their_features(model: Any, folder: Path, image: Image, **options: Any) -> to
 
 @pytest.mark.parametrize(
     ("size", "detail", "tiles"),
-    [((60, 70), "high", 0), ((130, 90), "high", 2), ((60, 400), "high", 3), ((200, 90), "low", 0)],
+    [
+        pytest.param((60, 70), "high", 0, marks=pytest.mark.slow),
+        ((130, 90), "high", 2),
+        pytest.param((60, 400), "high", 3, marks=pytest.mark.slow),
+        pytest.param((200, 90), "low", 0, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 @torch.inference_mode()
@@ -87,8 +93,8 @@ def test_features_are_those_of_transformers(
 
 def test_slices_of_any_length_give_equal_features(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices that are cut by groups and heads, and slices that are cut by rows of the picture."""
-    loaded, image = shared_model(folder), picture(3, 130, 90)
-    processed = loaded.processor.process(image, loaded.processor.plan(130, 90, PixelBudget()))
+    loaded, image = shared_model(folder), picture(3, 60, 70)
+    processed = loaded.processor.process(image, loaded.processor.plan(60, 70, PixelBudget()))
     with torch.inference_mode():
         whole = loaded.model.encode(processed).embeds
         monkeypatch.setattr("fovea.engine.vision.sam.PAIRS_PER_ROW", 10**6)
@@ -98,7 +104,7 @@ def test_slices_of_any_length_give_equal_features(folder: Path, monkeypatch: pyt
         monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 10)
         rows = sum(1 for _ in loaded.model.encode_slices(processed))
         parts = loaded.model.encode(processed).embeds
-    assert groups < 200 < 1000 < rows
+    assert groups < 70 < 350 < rows
     torch.testing.assert_close(joined, whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
 
@@ -110,7 +116,7 @@ def test_relative_positions_are_resampled_as_in_transformers() -> None:
         torch.testing.assert_close(relative_table(table, side), expected)
 
 
-@pytest.mark.parametrize("size", [(60, 70), (60, 400)], ids=str)
+@pytest.mark.parametrize("size", others_slow([(60, 70), (60, 400)], [(60, 70)]), ids=str)
 @torch.inference_mode()
 def test_the_shape_counts_what_is_computed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
@@ -266,8 +272,8 @@ def test_int8_in_bfloat16_answers(folder: Path) -> None:
 def test_the_cpu_kernels_compute_the_features(folder: Path) -> None:
     """In bfloat16, Fovea's own kernels are as close to float32 as torch's are."""
     need_kernels()
-    image = picture(3, 130, 90)
-    plan = shared_model(folder).processor.plan(130, 90, PixelBudget())
+    image = picture(3, 60, 70)
+    plan = shared_model(folder).processor.plan(60, 70, PixelBudget())
     processed = shared_model(folder).processor.process(image, plan)
     expected = shared_model(folder).model.encode(processed).embeds
     errors = {}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.targets import Assignment, assign
 from tests.support import published
 
+Build = Callable[[str], VisionLanguageModel]
 UNSUPPORTED = {
     "allenai__Molmo2-8B",
     "deepseek-ai__DeepSeek-OCR",
@@ -43,10 +46,18 @@ def config_of(repository: str, folder: Path) -> Any:
     return read_config(published.write(repository, folder))
 
 
-def build(repository: str, folder: Path) -> VisionLanguageModel:
-    config = config_of(repository, folder)
-    untie_own_head(config, (entry.name for entry in published.entries(repository)))
-    return build_model(folder, config, torch.device("meta"), torch.bfloat16)
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """A function from a repository to its model, which is built once."""
+
+    @cache
+    def build_once(repository: str) -> VisionLanguageModel:
+        folder = tmp_path_factory.mktemp(repository)
+        config = config_of(repository, folder)
+        untie_own_head(config, (entry.name for entry in published.entries(repository)))
+        return build_model(folder, config, torch.device("meta"), torch.bfloat16)
+
+    return build_once
 
 
 def assignment(repository: str, model: VisionLanguageModel) -> Assignment:
@@ -56,9 +67,9 @@ def assignment(repository: str, model: VisionLanguageModel) -> Assignment:
 
 
 @every_repository
-def test_every_published_tensor_has_its_place(repository: str, tmp_path: Path) -> None:
+def test_every_published_tensor_has_its_place(repository: str, build: Build) -> None:
     entries = published.entries(repository)
-    found = assignment(repository, build(repository, tmp_path))
+    found = assignment(repository, build(repository))
     assert [str(problem) for problem in found.problems if problem.kind != "missing"] == []
     assert len(found.fills) + len(found.ignored) == len(entries)
     if published.is_whole(repository):
@@ -67,11 +78,11 @@ def test_every_published_tensor_has_its_place(repository: str, tmp_path: Path) -
 
 
 @every_repository
-def test_the_decoder_has_the_published_sizes(repository: str, tmp_path: Path) -> None:
+def test_the_decoder_has_the_published_sizes(repository: str, build: Build) -> None:
     """Settings have moved between versions of transformers. One that is lost is replaced by a default."""
     config = published.facts(repository)["config"]
     text = config.get("text_config") or config.get("llm_config") or config
-    decoder = build(repository, tmp_path).decoder.config
+    decoder = build(repository).decoder.config
     attention = next(layer.mixer for layer in decoder.layers if isinstance(layer.mixer, Attention))
     actual = {
         "hidden_size": decoder.hidden,

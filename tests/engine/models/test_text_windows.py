@@ -28,6 +28,7 @@ from tests.engine.models.test_parity import TOKENS, assert_same, chat, picture
 from tests.support.checkpoints import write
 from tests.support.engines import all_at_once, assert_idle
 from tests.support.reference import Reference
+from tests.support.thorough import others_slow
 
 WINDOW = 12
 KINDS = {"full": "full_attention", "sliding": "sliding_attention"}
@@ -80,10 +81,7 @@ def logprobs_agree(engine: Engine, reference: Reference, prompt: ChatPrompt, ima
 
 @pytest.mark.parametrize(
     "architecture",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("mistral3", "qwen2_5_vl") else [])
-        for name in CASES
-    ],
+    others_slow(CASES, ["pixtral", "qwen2_vl", "llava_onevision"]),
 )
 def test_answers_equal_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     change, expected = CASES[architecture]
@@ -113,7 +111,7 @@ def test_batches_chunks_and_preemption_change_no_answer(architecture: str, tmp_p
     prompts = [chat(("user", [picture(100, 60, n)], "the red circle?")) for n in range(4)]
 
     def answer(engine: Engine, prompt: ChatPrompt) -> tuple[int, ...]:
-        return engine.generate(prompt, temperature=0, max_tokens=24, ignore_eos=True).token_ids[0]
+        return engine.generate(prompt, temperature=0, max_tokens=16, ignore_eos=True).token_ids[0]
 
     with load(folder, prefix_cache=False, max_running=1) as alone:
         truth = [answer(alone, prompt) for prompt in prompts] * 2

@@ -25,11 +25,12 @@ from tests.support import video_reference as oracle
 from tests.support.checkpoints import write
 from tests.support.clips import noise
 from tests.support.reference import Reference
-from tests.support.thorough import examples
+from tests.support.thorough import examples, is_thorough, others_slow
 
-TOKENS = 32
+TOKENS = 32 if is_thorough() else 8
 # frames, width, height, frames per second
 CLIPS = [(8, 130, 90, 2.0), (7, 60, 200, 2.0), (2, 100, 100, 1.0), (1, 64, 64, 2.0), (12, 96, 96, 0.5)]
+QUICK = [CLIPS[1], CLIPS[4]]
 
 
 NEWEST = ("qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
@@ -67,7 +68,7 @@ def whole_grid(prepared: PreparedPrompt) -> tuple[int, int, int]:
     return len(video.plan.groups), rows, columns
 
 
-@pytest.mark.parametrize("shape", CLIPS, ids=lambda c: f"{c[0]}x{c[1]}x{c[2]}")
+@pytest.mark.parametrize("shape", others_slow(CLIPS, QUICK), ids=lambda c: f"{c[0]}x{c[1]}x{c[2]}")
 def test_one_video(pair: tuple[Engine, Reference], shape: tuple[int, int, int, float]) -> None:
     engine, reference = pair
     count, width, height, fps = shape

@@ -24,8 +24,8 @@ from tests.support.thorough import is_thorough
 
 Checkpoints = Callable[[str], Path]
 Grid = tuple[int, int, int]
-SMALL, LARGE = picture(21, 190, 130), patchy_page(22, 700, 1000)
-MEDIUM = patchy_page(23, 420, 600)
+SMALL, LARGE = picture(21, 190, 130), patchy_page(22, 600, 880)
+MEDIUM = patchy_page(23, 320, 480)
 
 
 @pytest.fixture
@@ -246,8 +246,15 @@ def test_a_salt_shares_nothing_with_another(machine: Engine, passes: list[Grid],
     assert answers[0].token_ids == answers[1].token_ids == answers[2].token_ids
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
-@pytest.mark.parametrize("method", ["dpp_query", "relevance"])
+@pytest.mark.parametrize(
+    ("tier", "method"),
+    [
+        ("host", "relevance"),
+        ("disk", "dpp_query"),
+        pytest.param("host", "dpp_query", marks=pytest.mark.slow),
+        pytest.param("disk", "relevance", marks=pytest.mark.slow),
+    ],
+)
 def test_slower_tiers_keep_the_places_of_tokens(
     checkpoint: Checkpoints, passes: list[Grid], tmp_path: Path, tier: str, method: str
 ) -> None:

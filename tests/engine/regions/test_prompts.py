@@ -37,12 +37,18 @@ from tests.support.reduced import (
     tokens_of,
     true_positions,
 )
+from tests.support.thorough import is_thorough, others_slow
 
 Checkpoints = Callable[[str], Path]
 SMALL, LARGE = picture(1, 190, 130), patchy_page(2, 700, 1000)
 ENCODER_METHODS = [name for name, method in METHODS.items() if method.kind == "encoder"]
 DROPPING = [name for name in ENCODER_METHODS if not METHODS[name].merges]
 WITHOUT_TOWER = [name for name in ENCODER_METHODS if not METHODS[name].needs & {"attention", "keys"}]
+
+USUAL = [name for name in ANY_SIZE if name != "qwen2_vl"]
+"""Architectures of the default run. Qwen2-VL has the tower of Qwen2.5-VL without windows."""
+ONE = pytest.mark.parametrize("pair", others_slow(ANY_SIZE, ["qwen3_vl"]), indirect=True)
+"""For tests of what does not depend on the tower. With the fixture's order, nothing is made twice."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Pair:
     decoder: Decoder
 
 
-@pytest.fixture(scope="module", params=ANY_SIZE)
+@pytest.fixture(scope="module", params=others_slow(ANY_SIZE, USUAL))
 def pair(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Iterator[Pair]:
     folder = checkpoint(request.param)
     with engine(folder, kv_blocks=128) as machine:
@@ -90,6 +96,7 @@ def their_features(pair: Pair, image: Image) -> tuple[torch.Tensor, list[torch.T
     return pair.decoder.encode(torch.from_numpy(processed.arrays["pixel_values"]), planned.plan.grid)
 
 
+@ONE
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_keep_everything_is_the_plain_path(pair: Pair, method: str) -> None:
     plain = prepared_prompt(pair.engine, ask("what is it?", SMALL))
@@ -102,6 +109,7 @@ def test_keep_everything_is_the_plain_path(pair: Pair, method: str) -> None:
         ]
 
 
+@ONE
 def test_keep_everything_shares_every_cache_with_it(pair: Pair) -> None:
     image = picture(11, 190, 130)
     plain = pair.engine.generate(ask("what is it?", image), **GREEDY)
@@ -116,8 +124,18 @@ def test_keep_everything_shares_every_cache_with_it(pair: Pair) -> None:
         assert after[name] == before[name], name
 
 
-@pytest.mark.parametrize("method", ENCODER_METHODS)
+@ONE
+@pytest.mark.parametrize("method", WITHOUT_TOWER)
 def test_methods_that_reduce_the_encoders_output(pair: Pair, method: str) -> None:
+    assert_reduces(pair, method)
+
+
+@pytest.mark.parametrize("method", [name for name in ENCODER_METHODS if name not in WITHOUT_TOWER])
+def test_methods_that_use_the_tower_reduce_its_output(pair: Pair, method: str) -> None:
+    assert_reduces(pair, method)
+
+
+def assert_reduces(pair: Pair, method: str) -> None:
     """The number of tokens is as planned, DeepStack has the same index, and the answer is transformers'."""
     prepared, (features,) = assert_as_transformers(
         pair, reduced_prompt("what is it?", SMALL, method=method, keep=0.4)
@@ -146,8 +164,15 @@ def test_merged_tokens_average_every_level_over_the_same_members(pair: Pair) -> 
         torch.testing.assert_close(ours, theirs.mean(0, keepdim=True), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("image", [SMALL, LARGE], ids=["one region", "regions"])
-@pytest.mark.parametrize("wish", [{"keep": 0.5}, {"budget": 7}, {"budget": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("image", "wish"),
+    [
+        pytest.param(image, wish, id=f"{wish}-{label}", marks=[] if quick else pytest.mark.slow)
+        for label, image in (("one region", SMALL), ("regions", LARGE))
+        for wish in ({"keep": 0.5}, {"budget": 7}, {"budget": 1})
+        for quick in [(wish == {"budget": 7}) is (image is LARGE)]
+    ],
+)
 def test_relevance(pair: Pair, image: Image, wish: dict[str, float]) -> None:
     prepared, (features,) = assert_as_transformers(pair, reduced_prompt("read the small text", image, **wish))
     (span,) = prepared.spans
@@ -167,7 +192,8 @@ def test_resize_is_a_smaller_picture(pair: Pair) -> None:
     """There are never more tokens than the budget, and the image is plain, as with `max_pixels`."""
     for image in (SMALL, LARGE, picture(3, 600, 40)):
         full = prepared_prompt(pair.engine, ask("?", image)).image_tokens
-        for budget in {full - 1, full // 2, 9}:
+        # In the default run, the largest picture is asked for with the fewest tokens only.
+        for budget in {full - 1, full // 2, 9} if image is SMALL or is_thorough() else {9}:
             prepared, _ = assert_as_transformers(
                 pair, reduced_prompt("?", image, method="resize", budget=budget)
             )
@@ -213,7 +239,7 @@ def test_positions_do_not_depend_on_chunks(checkpoint: Checkpoints) -> None:
         assert_idle(machine)
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("prefix_cache", others_slow([True, False], [True]))
 def test_a_sequence_that_is_preempted_within_an_image_continues_at_its_position(
     checkpoint: Checkpoints, prefix_cache: bool
 ) -> None:
@@ -244,6 +270,7 @@ def test_a_sequence_that_is_preempted_within_an_image_continues_at_its_position(
         assert_idle(machine)
 
 
+@ONE
 def test_choices_of_one_prompt(pair: Pair) -> None:
     prompt = reduced_prompt("what is it?", SMALL, method="dart", keep=0.5)
     one = pair.engine.generate(prompt, **GREEDY)
@@ -344,7 +371,7 @@ def test_models_with_tiles_support_methods_after_the_encoder(
         assert_idle(machine)
 
 
-@pytest.mark.parametrize("architecture", ["idefics3", "smolvlm"])
+@pytest.mark.parametrize("architecture", others_slow(["idefics3", "smolvlm"], ["idefics3"]))
 @pytest.mark.parametrize("method", ["uniform", "visionzip", "resize", "relevance"])
 def test_text_between_tiles_is_never_left_out(
     checkpoint: Checkpoints, architecture: str, method: str
@@ -364,6 +391,7 @@ def test_the_preset_fast_has_a_fallback(llava: Pair) -> None:
     )
 
 
+@ONE
 def test_presets(pair: Pair) -> None:
     full = prepared_prompt(pair.engine, ask("?", SMALL)).image_tokens
     for name, preset in PRESETS.items():
@@ -372,6 +400,7 @@ def test_presets(pair: Pair) -> None:
         assert done.usage.image == -(-full * int(100 * preset.keep) // 100)
 
 
+@ONE
 def test_a_preset_refuses_other_numbers(pair: Pair) -> None:
     """`method` may name a preset.
 

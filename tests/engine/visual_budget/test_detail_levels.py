@@ -17,14 +17,14 @@ from fovea.engine.visual_budget.detail import LevelDecision
 from tests.support.engines import SETTINGS, ask, assert_idle, engine, picture, shared_model
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
-LARGE = picture(3, 960, 640)
+LARGE = picture(3, 672, 512)
 
 
 BUNDLED = Path("fovea-tiny")
 """It has up to some thousand tokens per image. The random checkpoint has too few for several levels."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def by_keywords() -> Iterator[Engine]:
     with engine(BUNDLED, detail_policy="keywords") as machine:
         yield machine

@@ -15,7 +15,7 @@ from fovea.gateway.experiments.verdict import verdict
 assert support.OLD.name == "old"
 
 
-@pytest.mark.parametrize("runs", [500, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_at_most_5_percent_of_all_runs_have_a_false_statement_at_any_look(runs: int) -> None:
     found = equal_arms(runs=runs, requests=2000, every=50, seed=0)
     assert found["looks"] == 40

@@ -183,7 +183,7 @@ async def test_two_workers_from_their_start_to_their_end(tmp_path: Path) -> None
 
 
 async def _reaches(gateway: Command, wanted: set[str]) -> bool:
-    return await gateway.backends_of(16) == wanted
+    return await gateway.backends_of(8) == wanted
 
 
 async def _replaced(gateway: Command, before: set[int]) -> bool:

@@ -14,7 +14,7 @@ from fairness import SCENARIOS, compare
 from fovea.gateway.queue.settings import QueueSettings
 from tests.support.thorough import is_thorough
 
-SECONDS = 600.0 if is_thorough() else 300.0
+SECONDS = 600.0 if is_thorough() else 200.0
 """Length of a simulation."""
 
 

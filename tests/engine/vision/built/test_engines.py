@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,10 +75,16 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write("qwen3_vl", tmp_path_factory.mktemp("built") / "one")
 
 
+@cache
+def plain_model(checkpoint: Path) -> LoadedModel:
+    """The model without built encoders. It is loaded once, and no test changes it."""
+    return load_model(str(checkpoint), CONFIG)
+
+
 def build(
     checkpoint: Path, out: Path, format: str = "aot", blocks: int = 1, size: tuple[int, int] = SIZE
 ) -> Manifest:
-    loaded = load_model(str(checkpoint), CONFIG)
+    loaded = plain_model(checkpoint)
     encoder = loaded.model.static_encoder()
     assert encoder is not None
     grid = loaded.processor.plan(*size, PixelBudget()).grid
@@ -98,7 +105,7 @@ def processed(loaded: LoadedModel, size: tuple[int, int] = SIZE) -> ProcessedIma
 
 def compare(checkpoint: Path, engines: Path, size: tuple[int, int] = SIZE) -> float:
     """Largest difference between the built and the eager encoder, over all tokens and DeepStack features."""
-    plain, fast = load_model(str(checkpoint), CONFIG), loaded_with(checkpoint, engines)
+    plain, fast = plain_model(checkpoint), loaded_with(checkpoint, engines)
     with torch.inference_mode():
         expected, actual = (
             plain.model.encode(processed(plain, size)),
@@ -109,8 +116,14 @@ def compare(checkpoint: Path, engines: Path, size: tuple[int, int] = SIZE) -> fl
     return max(largest_difference(a, b) for a, b in zip(actual.tensors, expected.tensors, strict=True))
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 99])
-@pytest.mark.parametrize("size", [SIZE, (280, 140)])
+@pytest.mark.parametrize(
+    ("blocks", "size"),
+    [
+        *((blocks, SIZE) for blocks in (1, 2, 99)),
+        (2, (280, 140)),
+        *(pytest.param(blocks, (280, 140), marks=pytest.mark.slow) for blocks in (1, 99)),
+    ],
+)
 def test_all_segments_together_equal_the_tower(
     checkpoint: Path, tmp_path: Path, eager: Eager, blocks: int, size: tuple[int, int]
 ) -> None:
@@ -167,11 +180,11 @@ def test_the_grid_alone_chooses_the_encoder(one: Path, tmp_path: Path, eager: Ea
         assert stats["images_encoded"] == 2  # the third is a cache hit
 
 
-def test_answers_are_those_of_the_eager_encoder(checkpoint: Path, tmp_path: Path, eager: Eager) -> None:
-    build(checkpoint, tmp_path)
+def test_answers_are_those_of_the_eager_encoder(one: Path, tmp_path: Path, eager: Eager) -> None:
+    build(one, tmp_path)
 
     def answer(engines: str) -> tuple[int, ...]:
-        with Engine.from_pretrained(str(checkpoint), **SETTINGS, encoder_engines=engines) as engine:
+        with Engine.from_pretrained(str(one), **SETTINGS, encoder_engines=engines) as engine:
             prompt = ask("What is it?", picture(3, *SIZE))
             done = engine.generate(prompt, temperature=0, max_tokens=8, ignore_eos=True)
             assert engine.stats()["encoder_engine_hits"] == (engines != "off")

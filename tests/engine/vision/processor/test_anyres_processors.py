@@ -10,6 +10,7 @@ import PIL.Image
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.thorough import others_slow
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_next.modeling_llava_next import unpad_image
@@ -68,6 +69,8 @@ SIZES = [
     (640, 480), (477, 641), (1000, 97), (97, 1003), (1344, 672),
     (1024, 768), (1300, 1999), (2400, 300), (900, 7),
 ]  # fmt: skip
+QUICK = ((1, 1), (385, 383), (477, 641), (97, 1003))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 
 
 def their_next(config: dict[str, Any], processor: dict[str, Any] = NEXT_PROCESSOR) -> Any:
@@ -91,7 +94,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_bit_exact(kind, size, make_image, reference, run):
     config, model, processor, stub = KINDS[kind]

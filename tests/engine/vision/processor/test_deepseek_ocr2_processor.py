@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.reference import skip_before
+from tests.support.thorough import others_slow
 from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import DeepseekOcr2ImageProcessorPil
 from transformers.models.deepseek_ocr2.processing_deepseek_ocr2 import DeepseekOcr2Processor
 
@@ -46,6 +47,7 @@ SIDE: dict[str, Any] = {"patch_size": 16, "downsample_ratio": 4}
 TILE, VIEW = 768**2, 1024**2
 SMALL: dict[str, Any] = {**PUBLISHED, "size": {"height": 128, "width": 128}, "tile_size": 96}
 """The settings for a model with patches of 2 pixels, whose pictures are small enough for many tests."""
+SIZES = [(1, 1), (768, 500), (769, 768), (1700, 2200), (3000, 40)]
 SMALL_SIZES = [
     (1, 1), (3, 2), (95, 96), (96, 96), (97, 96), (96, 97), (128, 128), (1, 97), (192, 96), (130, 90),
     (60, 200), (333, 250), (97, 1003), (600, 3), (3, 600), (193, 97),
@@ -83,7 +85,11 @@ def assert_same_pixels(result: Any, expected: Any) -> None:
     assert rows * columns == int(expected["num_local_patches"][0])
 
 
-@pytest.mark.parametrize("size", [(1, 1), (768, 500), (769, 768), (1700, 2200), (3000, 40)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    others_slow(SIZES, [(768, 500), (769, 768)]),
+    ids=str,
+)
 def test_bit_exact(size, make_image, reference, run):
     image = make_image(*size)
     result, expected = run(ours(), image), reference(theirs(), image)

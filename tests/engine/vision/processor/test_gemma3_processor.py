@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.thorough import others_slow
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
@@ -34,6 +35,8 @@ SIZES = [
     (1, 1), (2, 3), (1, 200), (200, 1), (3000, 2), (55, 57), (56, 56), (112, 112), (231, 57), (640, 480),
     (481, 641), (97, 1003), (1920, 1080), (5000, 16),
 ]  # fmt: skip
+QUICK = ((1, 1), (55, 57), (481, 641), (97, 1003))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 
 
 def theirs(**changes: Any) -> Any:
@@ -56,7 +59,7 @@ def their_text(output: Any, count: int = 256) -> str:
     return text
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 def test_bit_exact(size, make_image, reference, run):
     image = make_image(*size)
     result, expected = run(ours(**SMALL), image), reference(theirs(**SMALL), image)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.reference import skip_before
+from tests.support.thorough import others_slow
 from transformers.models.gemma4.image_processing_pil_gemma4 import (
     Gemma4ImageProcessorPil,
     get_aspect_ratio_preserving_size,
@@ -41,6 +42,8 @@ SIZES = [
     (1, 1), (3, 2), (48, 48), (47, 49), (1, 400), (9000, 9),
     (640, 480), (477, 1023), (768, 768), (3100, 40), (816, 768),
 ]  # fmt: skip
+QUICK = ((1, 1), (47, 49), (477, 1023), (3100, 40))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 edges = st.integers(1, 9000)
 
 
@@ -76,7 +79,7 @@ def assert_same(result: Any, expected: Any) -> None:
     assert result.plan.text == their_text(result.plan.tokens)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 @pytest.mark.parametrize("tokens", [70, 280])
 def test_bit_exact(tokens, size, make_image, reference, run):
     image = make_image(*size)
@@ -95,7 +98,7 @@ def test_bit_exact(tokens, size, make_image, reference, run):
         {"do_normalize": None, "image_mean": 0.4},
         {"rescale_factor": 1 / 127.5},
         {"max_soft_tokens": 140},
-        {"max_soft_tokens": 1120},
+        pytest.param({"max_soft_tokens": 1120}, marks=pytest.mark.slow),
         {"size": {"height": 224, "width": 224}},
     ],
     ids=str,

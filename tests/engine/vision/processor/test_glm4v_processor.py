@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.thorough import examples
+from tests.support.thorough import examples, others_slow
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as their_smart_resize
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
@@ -36,13 +36,15 @@ SIZES = [
     (1, 1), (1, 2), (3, 2), (5, 27), (27, 29), (28, 28), (70, 42), (199, 1), (1, 200), (27, 1),
     (640, 480), (477, 1023), (1600, 90), (333, 1999), (896, 896), (13, 2600),
 ]  # fmt: skip
+QUICK = ((1, 1), (27, 29), (477, 1023), (1, 200))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 
 
 def theirs(config: dict[str, Any]) -> Glm4vImageProcessorPil:
     return Glm4vImageProcessorPil(**{key: value for key, value in config.items() if value is not None})
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 @pytest.mark.parametrize("limits", [{}, SMALL], ids=["published", "small"])
 def test_bit_exact(limits, size, make_image, reference, run):
     image, config = make_image(*size), PUBLISHED | limits

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.thorough import others_slow
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
     get_all_supported_aspect_ratios,
@@ -73,6 +74,8 @@ SIZES = [
     (1, 1), (3, 2), (448, 448), (449, 447), (896, 448), (640, 480), (481, 641), (1344, 900), (97, 1003),
     (2400, 300), (1500, 9), (1, 400), (900, 1900),
 ]  # fmt: skip
+QUICK = ((1, 1), (449, 447), (481, 641), (97, 1003))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 OPTIONS = ("do_normalize", "do_rescale", "image_mean", "image_std", "max_patches", "min_patches", "resample",
            "rescale_factor", "size")  # fmt: skip
 
@@ -101,7 +104,7 @@ def original(**changes: Any) -> Any:
     return build("internvl_chat", ORIGINAL, {**MODEL, **TILING, **changes})
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 def test_bit_exact(size, make_image, reference, run):
     image = make_image(*size)
     result = run(ours(), image)
@@ -135,7 +138,7 @@ def test_the_original_layout_has_the_same_pixels_and_text(size, make_image, run)
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [(300, 411), (900, 130)], ids=str)
+@pytest.mark.parametrize("size", others_slow([(300, 411), (900, 130)], [(300, 411)]), ids=str)
 def test_settings_are_honoured(change, size, make_image, reference, run):
     config = {**PUBLISHED, **change}
     image = make_image(*size)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support import lfm2_reference as reference
+from tests.support.thorough import others_slow
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.image import PixelBudget
@@ -36,6 +37,8 @@ SIZES = [
     (1, 1), (3, 2), (200, 1), (1, 200), (33, 47), (256, 256), (512, 512), (640, 480), (481, 641), (724, 724),
     (725, 725), (1024, 1024), (1344, 900), (97, 1003), (2400, 300), (3000, 16), (900, 1900), (1500, 1500),
 ]  # fmt: skip
+QUICK = ((1, 1), (512, 512), (725, 725), (481, 641), (97, 1003))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 SMALL_SIZES = [
     (1, 1), (5, 3), (60, 60), (64, 64), (91, 90), (130, 90), (60, 200), (231, 57), (129, 128), (400, 390),
     (8, 240), (640, 480),
@@ -83,7 +86,7 @@ def check(make_image: Any, run: Any, size: tuple[int, int], **changes: Any) -> N
     assert_equal_text(result.plan, expected, **changes)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 def test_published_settings(size, make_image, run):
     check(make_image, run, size)
 
@@ -108,7 +111,9 @@ def test_small_tiles(size, resample, make_image, run):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [(300, 411), (90, 43), (20, 300)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(300, 411), pytest.param((90, 43), marks=pytest.mark.slow), (20, 300)], ids=str
+)
 def test_settings_are_honoured(change, size, make_image, run):
     check(make_image, run, size, **{**SMALL, **change})
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.thorough import others_slow
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava.processing_llava import LlavaProcessor
@@ -47,9 +48,11 @@ SIZES = [
     (640, 480), (481, 641), (100, 20), (20, 100), (1500, 90),
     (90, 1501), (1024, 768), (1999, 1333), (7, 1400),
 ]  # fmt: skip
+QUICK = ((1, 1), (337, 335), (481, 641), (20, 100))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 def test_bit_exact(size, make_image, reference, run):
     image = make_image(*size)
     result = run(build("llava", CLIP, MODEL, PROCESSOR), image)
@@ -61,7 +64,12 @@ def test_bit_exact(size, make_image, reference, run):
 
 
 @pytest.mark.parametrize(
-    "size", [(64, 64), (640, 481), (333, 517), (1, 9), (1200, 31), (31, 1201), (3, 600)], ids=str
+    "size",
+    others_slow(
+        [(64, 64), (640, 481), (333, 517), (1, 9), (1200, 31), (31, 1201), (3, 600)],
+        [(64, 64), (333, 517), (1200, 31)],
+    ),
+    ids=str,
 )
 @pytest.mark.parametrize("do_pad", [True, False])
 def test_own_class_pads_to_a_square(size, do_pad, make_image, reference, run):
@@ -90,7 +98,7 @@ def test_own_class_pads_to_a_square(size, do_pad, make_image, reference, run):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [(640, 480), (211, 503), (400, 400)], ids=str)
+@pytest.mark.parametrize("size", others_slow([(640, 480), (211, 503), (400, 400)], [(211, 503)]), ids=str)
 def test_settings_are_honoured(change, size, make_image, reference, run):
     config = {**CLIP, **change}
     image = make_image(*size)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.reference import skip_before_mode_4x
+from tests.support.thorough import others_slow
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 
@@ -43,6 +44,8 @@ SIZES = [
     (1, 1), (3, 2), (200, 1), (1, 200), (448, 448), (449, 447), (448, 449), (640, 480), (481, 641),
     (1344, 900), (97, 1003), (2400, 300), (3000, 16), (900, 1900), (1500, 1500),
 ]  # fmt: skip
+QUICK = ((1, 1), (449, 447), (481, 641), (97, 1003))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 
 
 def theirs(**changes: Any) -> Any:
@@ -101,7 +104,7 @@ def assert_equal_pixels(result: Any, expected: Any, merges: int = 2) -> None:
         assert np.array_equal(mine, in_nested_order(their, *grid, merges))
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 def test_bit_exact(size, make_image, reference, run):
     image = make_image(*size)
     result, expected = run(ours(), image), reference(theirs(), image)
@@ -130,7 +133,7 @@ def test_bit_exact(size, make_image, reference, run):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [(300, 411), (900, 430)], ids=str)
+@pytest.mark.parametrize("size", others_slow([(300, 411), (900, 430)], [(300, 411)]), ids=str)
 def test_settings_are_honoured(change, size, make_image, reference, run):
     image = make_image(*size)
     small = change.get("downsample_mode") == "4x"

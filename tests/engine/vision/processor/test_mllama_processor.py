@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.thorough import others_slow
 from transformers.models.mllama.image_processing_pil_mllama import (
     MllamaImageProcessorPil,
     get_all_supported_aspect_ratios,
@@ -49,6 +50,8 @@ SIZES = [
     (1, 1), (3, 2), (112, 112), (113, 111), (111, 113), (224, 112), (160, 120), (120, 161), (448, 112),
     (112, 448), (336, 225), (97, 1003), (600, 75), (1500, 9), (1, 400), (400, 1), (225, 475), (1900, 1100),
 ]  # fmt: skip
+QUICK = ((1, 1), (113, 111), (120, 161), (97, 1003))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 
 
 def theirs(config: dict[str, Any] = PUBLISHED) -> Any:
@@ -72,7 +75,7 @@ def expect_equal(result: Any, expected: Any) -> None:
     assert result.plan.states == tiles * TILE_STATES
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 def test_bit_exact(size, make_image, reference, run):
     image = make_image(*size)
     result = run(ours(), image)
@@ -94,7 +97,7 @@ def test_bit_exact(size, make_image, reference, run):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [(300, 411), (900, 130)], ids=str)
+@pytest.mark.parametrize("size", others_slow([(300, 411), (900, 130)], [(300, 411)]), ids=str)
 def test_settings_are_honoured(change, size, make_image, reference, run):
     config, image = {**PUBLISHED, **change}, make_image(*size)
     model = {"vision_config": {**MODEL["vision_config"], "max_num_tiles": config["max_image_tiles"]}}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.reference import skip_before
-from tests.support.thorough import examples
+from tests.support.thorough import examples, others_slow
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -47,6 +47,8 @@ SIZES = [
     (1, 1), (1, 2), (3, 2), (5, 27), (27, 29), (28, 28), (70, 42), (199, 1), (1, 200), (27, 1),
     (640, 480), (477, 1023), (1600, 90), (333, 1999), (896, 896), (13, 2600),
 ]  # fmt: skip
+QUICK = ((1, 1), (27, 29), (477, 1023), (1, 200))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 LARGEST = 40 * 28 * 28
 
 
@@ -61,7 +63,7 @@ def in_merge_order(rows: Any, grid: Any, merge: int = 2) -> np.ndarray:
     return np.asarray(blocks.reshape(height * width, -1))
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 @pytest.mark.parametrize("limits", [{}, SMALL], ids=["published", "small"])
 def test_bit_exact(limits, size, make_image, reference, run):
     """Patches are those of Hugging Face's, in merge order; the token count is that of its processor class."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.thorough import examples
+from tests.support.thorough import examples, others_slow
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as their_smart_resize
 
@@ -46,13 +46,15 @@ SIZES = [
     (1, 200), (640, 480), (477, 1023), (1600, 90), (333, 1999),
     (896, 896), (1365, 1024),
 ]  # fmt: skip
+QUICK = ((1, 1), (27, 29), (477, 1023), (1, 200))
+"""Sizes of the default run: the smallest, a side beside a limit, a usual one, and a long one."""
 
 
 def theirs(config: dict[str, Any]) -> Qwen2VLImageProcessorPil:
     return Qwen2VLImageProcessorPil(**{key: value for key, value in config.items() if value is not None})
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", others_slow(SIZES, QUICK), ids=lambda size: "x".join(map(str, size)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_bit_exact(kind, size, make_image, reference, run):
     image = make_image(*size)
