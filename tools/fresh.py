@@ -36,6 +36,7 @@ SYSTEMS = {"bare": ("g++",), "no-compiler": (), "servers": ("g++",)}
 """Packages beside PACKAGES. Only the last one runs `make servers`."""
 VARIABLES = ("TORCH_INDEX", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 """Variables that are passed into the system: where torch is, and what the processor can do."""
+PROGRAMS = ("mmdebstrap", "setpriv", "unshare", "chroot")
 CANNOT = 77
 
 
@@ -43,7 +44,7 @@ def reason_against() -> str:
     """Return why this machine cannot make a system; "": it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "it needs Linux and root"
-    if missing := [name for name in ("mmdebstrap", "unshare", "chroot") if shutil.which(name) is None]:
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         return f"{missing[0]} is not installed (Debian: apt-get install mmdebstrap util-linux coreutils)"
     namespaces = ["unshare", "--mount", "--pid", "--fork", "true"]
     if (done := subprocess.run(namespaces, capture_output=True, text=True, check=False)).returncode:
@@ -144,8 +145,9 @@ def run_inside(system: Path, command: str) -> int:
     assignments = [f"{name}={value}" for name, value in variables.items()]
     inside = shlex.join(["chroot", ".", "env", "-i", *assignments, "sh", "-c", f"cd /fovea && {command}"])
     script = f"{mounts(system)}\nexec {inside}\n"
-    namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
-    return subprocess.run([*namespaces, "sh", "-c", script], cwd=system, check=False).returncode
+    namespaces = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    command_line = [*namespaces, "--propagation", "private", "sh", "-c", script]
+    return subprocess.run(command_line, cwd=system, check=False).returncode
 
 
 def processor_seconds() -> float:
