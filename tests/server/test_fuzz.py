@@ -88,7 +88,7 @@ def test_openapi_description(schema: schemathesis.BaseSchema, fuzzed: Server, pa
     if operation.body:
         requests |= operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
 
-    @settings(BOUNDED, max_examples=examples(16))
+    @settings(BOUNDED, max_examples=examples(9))
     @given(requests)
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
@@ -228,7 +228,7 @@ def test_unspoiled_bodies_are_accepted(http: httpx.Client, kind: str, body: Any)
     assert http.post(PATHS[kind], json=body).status_code == 200
 
 
-@settings(BOUNDED, max_examples=examples(400))
+@settings(BOUNDED, max_examples=examples(240))
 @given(spoiled_bodies())
 def test_spoiled_bodies(fuzzed: Server, http: httpx.Client, case: tuple[str, Any]) -> None:
     kind, body = case
