@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fovea import Engine
+from fovea.cli.main import build_parser
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.kernels.native.instruction_sets import VARIABLE
 from tests.cli.support import Caller
 from tests.support.checkpoints import SPECIALS, write
+from tests.support.decoders import kept_decoders
+from tests.support.http_clients import one_tls_context
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +32,12 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOVEA_KV_CACHE_MIB", "16")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cheap_clients_and_decoders() -> Iterator[None]:
+    with one_tls_context(), kept_decoders():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +78,24 @@ def _weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return _LOADED[key]
 
     monkeypatch.setattr("fovea.engine.engine.load_model", load)
+
+
+@cache
+def _parser(*_: tuple[str, str]) -> argparse.ArgumentParser:
+    return build_parser()
+
+
+@pytest.fixture(autouse=True)
+def _parser_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that run in this process share the parser of all flags, which takes 30 ms each time.
+
+    Defaults come from variables, so it is another one with other variables.
+    """
+
+    def parser() -> argparse.ArgumentParser:
+        return _parser(*(pair for pair in sorted(os.environ.items()) if pair[0].startswith("FOVEA_")))
+
+    monkeypatch.setattr("fovea.cli.main.build_parser", parser)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from tests.support.reduced import patchy_page, roomy
 
 FEW = ("--max-tokens", "4")
 ROOT = Path(__file__).resolve().parents[2]
-FULL = 600
-"""Visual tokens of page.png: 30x20."""
+FULL = 240
+"""Visual tokens of page.png: 20x12."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with small images, a page, the page turned by EXIF orientation, and a video."""
-    page = patchy_page(5, 640, 960)
+    page = patchy_page(5, 384, 640)
     picture = PIL.Image.frombytes("RGB", (page.width, page.height), page.rgb)
     picture.save(folder / "page.png")
     exif = PIL.Image.Exif()
@@ -42,11 +42,11 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("flags", "kept", "method"),
     [
-        (("--budget", "0.5"), 300, "relevance"),
-        pytest.param(("--budget", "300"), 300, "relevance", marks=pytest.mark.slow),
+        (("--budget", "0.5"), 120, "relevance"),
+        pytest.param(("--budget", "120"), 120, "relevance", marks=pytest.mark.slow),
         (("--budget", "2"), 2, "relevance"),
-        (("--budget", "0.25", "--method", "dart"), 150, "dart"),
-        pytest.param(("--method", "uniform"), 300, "uniform", marks=pytest.mark.slow),
+        (("--budget", "0.25", "--method", "dart"), 60, "dart"),
+        pytest.param(("--method", "uniform"), 120, "uniform", marks=pytest.mark.slow),
         pytest.param(("--budget", "1"), FULL, None, marks=pytest.mark.slow),
         (("--budget", "1e9"), FULL, None),
         ((), FULL, None),
@@ -78,12 +78,12 @@ def test_regions_are_drawn(fovea: Caller, model: Path, here: Path, name: str, ki
         "ask", "page.png", "read it", "--budget", "0.3", "--show", name, "--json", "--model", model, *FEW
     )
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.json["images"][0]["relevance"]["tokens"] == 180
+    assert outcome.json["images"][0]["relevance"]["tokens"] == 72
     with PIL.Image.open(name) as drawn_image:
         assert drawn_image.format == kind
-        assert drawn_image.width == 640
-        assert drawn_image.height > 960, "the legend is below the image"
-        shown = np.asarray(drawn_image.convert("RGB"))[:960].astype(int)
+        assert drawn_image.width == 384
+        assert drawn_image.height > 640, "the legend is below the image"
+        shown = np.asarray(drawn_image.convert("RGB"))[:640].astype(int)
     with PIL.Image.open("page.png") as page:
         assert (abs(shown - np.asarray(page).astype(int)).mean(axis=2) > 8).any()
 
@@ -95,10 +95,10 @@ def test_the_first_image_is_drawn_with_its_own_number_of_tokens(
         "ask", "clip.mp4", "page.png", "a.png", "?", "--show", "heat.png", "--json", "--model", model, *FEW
     )
     kept = [image["visual_tokens"] for image in outcome.json["images"]]
-    assert 1 < kept[0] < outcome.json["images"][0]["of"] == 600
+    assert 1 < kept[0] < outcome.json["images"][0]["of"] == FULL
     assert 1 <= kept[1] <= 6
     with PIL.Image.open("heat.png") as drawn_image:
-        assert drawn_image.width == 640
+        assert drawn_image.width == 384
 
 
 def test_a_turned_image_is_drawn_upright(fovea: Caller, model: Path, here: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_is_wrong_is_told_in_a_line(
 
 
 def test_several_images_share_a_budget(fovea: Caller, model: Path, here: Path) -> None:
-    words = ("--method", "views", "--budget", "620", "--json", "--model", model, *FEW)
+    words = ("--method", "views", "--budget", "260", "--json", "--model", model, *FEW)
     for question, close in (("what is in the first image?", 0), ("read the last picture", 1)):
         outcome = fovea("ask", "page.png", "turned.png", question, *words)
         assert (outcome.code, outcome.err) == (0, "")

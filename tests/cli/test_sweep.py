@@ -79,7 +79,7 @@ def test_the_bundled_model_by_every_method(fovea: Caller, tmp_path: Path) -> Non
     """The default sweep, with few questions."""
     chart = tmp_path / "sweep.png"
     words = ("--sweep", "--count", 1, "--timed", 1, "--kinds", "colour", "--shares", "0.5", "--plot", chart)
-    words += ("--max-pixels", 60_000)  # large images are timed, too
+    words += ("--max-pixels", 30_000)  # large images are timed, too
     outcome = fovea("eval", *words)
     result = body(outcome)
     assert [setting["method"] for setting in result["settings"]] == [

@@ -24,6 +24,7 @@ from fovea.deploy.write import write
 from tests.deploy.specs import FULL, SMALL
 from tests.deploy.strategies import specs
 from tests.support.programs import MISSING, program
+from tests.support.thorough import examples
 
 NAMES = ("docker", "compose", "local", "systemd", "nginx", "haproxy", "envoy")
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "compose-spec.json").read_text())
@@ -43,7 +44,7 @@ def read(path: str, text: str) -> Any:
     return json.loads(text) if path.endswith(".json") else text
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs())
 def test_every_spec_is_rendered_for_every_target_and_can_be_read(spec: DeploySpec) -> None:
     for name in NAMES:
@@ -54,7 +55,7 @@ def test_every_spec_is_rendered_for_every_target_and_can_be_read(spec: DeploySpe
             read(path, text)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(specs())
 def test_scripts_are_valid_and_settings_arrive_unchanged(spec: DeploySpec) -> None:
     files = render(spec, ["local"])
@@ -69,7 +70,7 @@ def test_scripts_are_valid_and_settings_arrive_unchanged(spec: DeploySpec) -> No
         assert len(values["backend"]) == len(engines(spec))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(specs())
 def test_a_compose_stack_follows_the_specification_and_has_few_rights(spec: DeploySpec) -> None:
     stack = load(render(spec, ["compose"])["docker-compose.yaml"])

@@ -19,6 +19,8 @@ from fovea.server.bodies.settings import BodySettings
 from fovea.server.settings import ServerSettings
 from tests.server.support import Server, picture, running
 from tests.support.checkpoints import write
+from tests.support.decoders import kept_decoders
+from tests.support.http_clients import one_tls_context
 
 MAX_BODY_MIB = 2
 MAX_IMAGE_BYTES = 1024 * 1024
@@ -32,6 +34,12 @@ def _no_regular_collections() -> Iterator[None]:
     """Servers would collect garbage every two seconds because tests/conftest.py freezes objects."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fovea.server.garbage.EVERY_S", 3600.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cheap_clients_and_decoders() -> Iterator[None]:
+    with one_tls_context(), kept_decoders():
         yield
 
 

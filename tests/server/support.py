@@ -18,7 +18,6 @@ import numpy as np
 import uvloop
 from fastapi import FastAPI
 from PIL import Image
-from prometheus_client.parser import text_string_to_metric_families
 
 from fovea import Engine
 from fovea.core.protocols import CacheStage, EngineStatus
@@ -89,10 +88,9 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """All metrics without labels, by name."""
-        families = text_string_to_metric_families(self.get("/metrics").text)
-        return {
-            sample.name: sample.value for family in families for sample in family.samples if not sample.labels
-        }
+        lines = self.get("/metrics").text.splitlines()
+        pairs = (line.split(" ") for line in lines if "{" not in line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from tests.server.bad_images import CHAT, GOOD, IMAGES, Case
 from tests.server.bad_requests import CROWDS, MALFORMED, PARAMETERS, SIZES
 from tests.server.conftest import MAX_BODY_MIB
 from tests.server.support import Server, chat, image, until, user
+from tests.support.thorough import is_thorough
 
 CASES = IMAGES + MALFORMED + PARAMETERS + SIZES + CROWDS
 
@@ -129,10 +130,11 @@ def test_unannounced_body_over_the_limit_is_refused_while_it_arrives(server: Ser
 
 
 def test_server_works_after_all_refused_requests(client: httpx.Client, server: Server) -> None:
-    """All cases again, eight requests at a time, and then a valid request."""
+    """Many cases again, eight requests at a time, and then a valid request."""
+    cases = CASES if is_thorough() else CASES[::4]
     with ThreadPoolExecutor(8) as pool:
-        statuses = list(pool.map(lambda case: send(client, case, server).status_code, CASES))
-    assert statuses == [case.status for case in CASES]
+        statuses = list(pool.map(lambda case: send(client, case, server).status_code, cases))
+    assert statuses == [case.status for case in cases]
     answer = client.post(CHAT, json=chat(user(image(GOOD), "what is it?")))
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 4

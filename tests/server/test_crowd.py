@@ -17,7 +17,7 @@ from tests.server.support import Server, chat, data_url, image, picture, running
 from tests.support.thorough import is_thorough
 
 CHAT = "/v1/chat/completions"
-REQUESTS = 36 if is_thorough() else 24
+REQUESTS = 36 if is_thorough() else 18
 DISCONNECT_EVERY = 3
 """Every third client disconnects early."""
 
@@ -26,7 +26,7 @@ DISCONNECT_EVERY = 3
 def crowded(checkpoint: Path, files: Path) -> Iterator[Server]:
     with (
         Engine.from_pretrained(
-            str(checkpoint), dtype="float32", threads=1, kv_blocks=20, max_running=6, max_step_tokens=48
+            str(checkpoint), dtype="float32", threads=1, kv_blocks=16, max_running=6, max_step_tokens=48
         ) as engine,
         running(engine, ServerSettings(), files) as server,
     ):
@@ -40,7 +40,7 @@ def bodies() -> list[dict[str, Any]]:
     return [
         chat(
             user(image(urls[i % 4]), texts[i % 3], *([image(urls[(i + 1) % 4])] if i % 5 == 0 else [])),
-            max_tokens=40,
+            max_tokens=28,
         )
         for i in range(12)
     ]
@@ -61,7 +61,7 @@ def test_answers_under_load_equal_answers_alone(crowded: Server) -> None:
     def visit(number: int) -> tuple[int, str | None]:
         which = number % len(questions)
         if number % DISCONNECT_EVERY == 0:
-            disconnect_early(crowded, questions[which], draw.randrange(1, 30))
+            disconnect_early(crowded, questions[which], draw.randrange(1, 24))
             return which, None
         answer: httpx.Response = crowded.post(CHAT, questions[which])
         return which, answer.json()["choices"][0]["message"]["content"]

@@ -30,7 +30,7 @@ from fovea.server.bodies.settings import BodySettings
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import Server, data_url, image, picture, running, until, user
-from tests.support.thorough import examples
+from tests.support.thorough import examples, is_thorough
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 BOUNDED = settings(
@@ -90,7 +90,7 @@ def test_openapi_description(schema: schemathesis.BaseSchema, fuzzed: Server, pa
     if operation.body:
         requests |= operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
 
-    @settings(BOUNDED, max_examples=examples(16))
+    @settings(BOUNDED, max_examples=16 if is_thorough() else 3)
     @given(requests)
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
@@ -232,7 +232,7 @@ def test_unspoiled_bodies_are_accepted(http: httpx.Client, kind: str, body: Any)
     assert http.post(PATHS[kind], json=body).status_code == 200
 
 
-@settings(BOUNDED, max_examples=examples(400))
+@settings(BOUNDED, max_examples=400 if is_thorough() else 80)
 @given(spoiled_bodies())
 def test_spoiled_bodies(fuzzed: Server, http: httpx.Client, case: tuple[str, Any]) -> None:
     kind, body = case

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from fovea.core.errors import InvalidRequest, NotFound, Overloaded
 from fovea.observe import profiler
 from fovea.observe.profiler import ProfileOptions, Profiler, ProfilerUnavailable
 from tests.support.programs import program
-from tests.support.servers import folder, fovea_gateway, free_port, started
+from tests.support.servers import folder, forked, fovea_gateway, free_port
 
 KEY = {"authorization": "Bearer admin"}
 
@@ -25,9 +24,8 @@ KEY = {"authorization": "Bearer admin"}
 @contextlib.contextmanager
 def simulated() -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-m", "fovea.cli.main", "serve", "--simulate", "--port", str(port),
-               "--admin-key", "admin", "--lame-duck-s", "0"]  # fmt: skip
-    with folder("serve") as home, started(command, [port], home / "log"):
+    words = ["serve", "--simulate", "--port", str(port), "--admin-key", "admin", "--lame-duck-s", "0"]
+    with folder("serve") as home, forked(words, port, home / "log"):
         yield f"http://127.0.0.1:{port}"
 
 

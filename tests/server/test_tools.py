@@ -19,6 +19,7 @@ from fovea.evaluation.scenes.tools import LOOK_UP, POINT_AT, SAVE_COUNT, TOOLS
 from fovea.server.app import create_app
 from tests.server.scripted import Script
 from tests.server.support import Json, Server, chat, data_url, image, user
+from tests.support.thorough import examples
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHAPES = data_url((EXAMPLES / "shapes.png").read_bytes())
@@ -188,7 +189,7 @@ def test_results_may_come_in_another_order_than_the_calls(client: openai.OpenAI)
 
 def test_required_calls_follow_the_schema_at_any_temperature(client: openai.OpenAI) -> None:
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
-    for seed in range(20):
+    for seed in range(examples(20)):
         answer = ask(client, SAVE, tool_choice="required", temperature=1.2, seed=seed, max_tokens=400)
         for name, arguments in calls(answer):
             jsonschema.validate(arguments, schemas[name])
@@ -201,7 +202,7 @@ def test_auto_beside_a_schema_gives_a_call_or_json(client: openai.OpenAI) -> Non
     written = ask(client, user(image(SHAPES), question), response_format=COUNT)
     assert json.loads(written.choices[0].message.content) == {"count": 1}
     assert written.choices[0].finish_reason == "stop"
-    for seed in range(10):
+    for seed in range(examples(10)):
         answer = ask(client, SAVE, response_format=COUNT, temperature=1.2, seed=seed, max_tokens=400)
         if answer.choices[0].finish_reason == "stop":
             jsonschema.validate(json.loads(answer.choices[0].message.content), COUNT_SCHEMA)

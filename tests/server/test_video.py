@@ -146,7 +146,7 @@ def test_too_many_videos(client: openai.OpenAI) -> None:
 
 def test_too_long_prompt_names_the_video(client: openai.OpenAI) -> None:
     """The length follows from the video's header, so nothing is decoded."""
-    long = video(clip(2500, rate=100, width=256, height=256), fps=90, max_frames=2500, max_pixels=256 * 256)
+    long = video(clip(2500, rate=100), fps=90, max_frames=2500)
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, long, "what moved?")
     error: Any = caught.value.body

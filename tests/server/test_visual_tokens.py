@@ -23,13 +23,13 @@ from tests.support.engines import SETTINGS
 from tests.support.reduced import patchy_page, roomy
 
 Json = dict[str, Any]
-FULL = 600
-"""Number of visual tokens of the page: 30x20."""
+FULL = 240
+"""Number of visual tokens of the page: 20x12."""
 
 
 @cache
-def page(seed: int = 0) -> str:
-    image = patchy_page(seed, 640, 960)
+def page(seed: int = 0, width: int = 384, height: int = 640) -> str:
+    image = patchy_page(seed, width, height)
     out = io.BytesIO()
     PIL.Image.frombytes("RGB", (image.width, image.height), image.rgb).save(out, "PNG")
     return data_url(out.getvalue())
@@ -99,13 +99,13 @@ def test_every_method(server: Server, method: str) -> None:
 @pytest.mark.parametrize(
     ("wish", "kept", "method"),
     [
-        ({"keep": 0.5}, 300, "relevance"),
-        ({"keep": 0.25}, 150, "relevance"),
+        ({"keep": 0.5}, 120, "relevance"),
+        ({"keep": 0.25}, 60, "relevance"),
         ({"budget": 40}, 40, "relevance"),
         ({"method": "dart", "budget": 7}, 7, "dart"),
-        ({"method": "uniform"}, 300, "uniform"),
-        ({"preset": "fast"}, 300, "relevance"),
-        ({"preset": "general"}, 450, "dpp"),
+        ({"method": "uniform"}, 120, "uniform"),
+        ({"preset": "fast"}, 120, "relevance"),
+        ({"preset": "general"}, 180, "dpp"),
         ({"preset": "document"}, FULL, None),
         ({"keep": 1}, FULL, None),
         ({"budget": FULL}, FULL, None),
@@ -170,10 +170,12 @@ def test_views_share_one_budget(server: Server) -> None:
         "/tokenize",
         {
             "messages": [user(*parts, "and in the last picture?")],
-            "visual_tokens": {"method": "views", "budget": 650},
+            "visual_tokens": {"method": "views", "budget": FULL + 50},
         },
     )
-    body = ask(server, *parts, "and in the last picture?", visual_tokens={"method": "views", "budget": 650})
+    body = ask(
+        server, *parts, "and in the last picture?", visual_tokens={"method": "views", "budget": FULL + 50}
+    )
     assert tokenized.json()["count"] == body["usage"]["prompt_tokens"]
     messages = [user(*parts, "which?")]
     reply = server.post(
@@ -224,7 +226,7 @@ def test_explanation_adds_up(server: Server) -> None:
     body = ask(server, image(page(2)), "read the small text", visual_tokens={"keep": 0.5, "explain": True})
     (report,) = image_reports(body)
     explanation = report["relevance"]
-    assert (explanation["tokens"], explanation["of"], explanation["grid"]) == (FULL // 2, FULL, [30, 20])
+    assert (explanation["tokens"], explanation["of"], explanation["grid"]) == (FULL // 2, FULL, [20, 12])
     regions = explanation["regions"]
     assert explanation["thumbnail_tokens"] + sum(region["tokens"] for region in regions) == FULL // 2
     assert sum(region["of"] for region in regions) == FULL
@@ -232,7 +234,7 @@ def test_explanation_adds_up(server: Server) -> None:
         (right - left) * (low - top) for left, top, right, low in (region["box"] for region in regions)
     )
     assert area == pytest.approx(1, abs=0.01)
-    assert [len(line) for line in explanation["map"]] == [20] * 30
+    assert [len(line) for line in explanation["map"]] == [12] * 20
     assert set(explanation["tensions"]) == set(TENSIONS)
     for region in regions:
         for name in ("propositional", "perspectival", "participatory", "relevance"):
@@ -286,7 +288,8 @@ def test_errors_name_the_wrong_field(
 
 
 def test_relevance_metrics(server: Server) -> None:
-    ask(server, image(page(3)), "read it", visual_tokens={"keep": 0.5})
+    large = image(page(3, 640, 960))  # large enough for regions that are kept
+    ask(server, large, "read it", visual_tokens={"keep": 0.5})
     samples = server.metrics()
     for name in RELEVANCE_GAUGES:
         assert name.startswith("arr_coc_")
@@ -297,11 +300,11 @@ def test_relevance_metrics(server: Server) -> None:
     text = server.get("/metrics").text
     for tension in TENSIONS:
         assert f'{TENSION_GAUGE}{{tension="{tension}"}} 0.' in text
-    ask(server, image(page(3)), "read it", visual_tokens={"method": "dart"})
+    ask(server, large, "read it", visual_tokens={"method": "dart"})
     assert server.metrics()["arr_coc_lod_allocation_time_ms_count"] == before, (
         "the method dart does not use relevance"
     )
-    ask(server, image(page(3)), "where is it?", visual_tokens={"keep": 0.5})
+    ask(server, large, "where is it?", visual_tokens={"keep": 0.5})
     after = server.metrics()
     assert after["arr_coc_lod_allocation_time_ms_count"] == before + 1
     assert after["arr_coc_token_allocation_sum"] > samples["arr_coc_token_allocation_sum"]

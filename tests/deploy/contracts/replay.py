@@ -19,9 +19,12 @@ import httpx
 import fovea
 from fovea.deploy.spec import DeploySpec, Pool, Stop
 from tests.support import servers
+from tests.support.forks import Fork
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 READY_S = 120.0
+KEPT = ("HOME", "FOVEA_NATIVE_KERNELS")
+"""Variables of the tests that the command needs, too."""
 SPEC = DeploySpec(
     pools=(Pool(name="tiny", settings={"threads": 1, "kv_cache_mib": 64}),),
     max_body_mib=1,
@@ -44,7 +47,7 @@ def question(text: str, *images: str, **fields: Any) -> Json:
 
 CIRCLES = question("How many circles are there?", "shapes")
 PAIR = question("Which colour is in both pictures?", "pair-1", "pair-2", max_tokens=8)
-LONG = question("Describe the image.", "shapes", stream=True, max_tokens=600, ignore_eos=True)
+LONG = question("Describe the image.", "shapes", stream=True, max_tokens=200, ignore_eos=True)
 ANSWER = "There is 1 circle."
 
 
@@ -66,12 +69,39 @@ class Record:
 
 
 @contextlib.contextmanager
+def forked(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Iterator[Fork]:
+    """Run an entry point with the variables of its cloud up to the command that it becomes. A fork runs that.
+
+    The command is noted by a `fovea` that stands before the real one, and must not be a child of the shell.
+    """
+    noted = log.with_name("noted")
+    (log.parent / "bin").mkdir()
+    fake = log.parent / "bin" / "fovea"
+    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" $$ "$@" > {noted}\nenv -0 > {noted}.env\n')
+    fake.chmod(0o755)
+    paths = os.pathsep.join((str(fake.parent), str(Path(sys.executable).parent), "/usr/bin", "/bin"))
+    with log.open("wb") as output:
+        shell = subprocess.Popen(command, env={"PATH": paths, **variables}, stdout=output, stderr=output)
+        assert shell.wait(READY_S) == 0, log.read_text()
+    number, *words = noted.read_text().splitlines()
+    assert int(number) == shell.pid
+    told = dict(pair.split("=", 1) for pair in Path(f"{noted}.env").read_text().split("\0") if pair)
+    shared = {name: os.environ[name] for name in KEPT if name in os.environ}
+    process = Fork(servers.INTO_A_FILE, [str(log), *words], {**told, **shared})
+    try:
+        yield process
+    finally:
+        servers.stop(process)
+        process.communicate()
+
+
+@contextlib.contextmanager
 def started(
     command: Sequence[str], variables: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run an entry point with the variables of its cloud. Its `fovea` is the one under test."""
     paths = os.pathsep.join((str(Path(sys.executable).parent), "/usr/bin", "/bin"))
-    shared = {name: os.environ[name] for name in ("HOME", "FOVEA_NATIVE_KERNELS") if name in os.environ}
+    shared = {name: os.environ[name] for name in KEPT if name in os.environ}
     variables = {"PATH": paths, "PYTHONPATH": str(Path(fovea.__file__).parents[1]), **shared, **variables}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -89,7 +119,11 @@ def started(
 
 
 def replay(
-    process: subprocess.Popen[bytes], port: int, health: str, path: str, calls: Mapping[str, Json | bytes]
+    process: subprocess.Popen[bytes] | Fork,
+    port: int,
+    health: str,
+    path: str,
+    calls: Mapping[str, Json | bytes],
 ) -> Record:
     """Wait for health, send the calls, and end the process during a stream."""
     record = Record()
@@ -109,7 +143,7 @@ def replay(
     return record
 
 
-def _wait(process: subprocess.Popen[bytes], client: httpx.Client, health: str, record: Record) -> None:
+def _wait(process: subprocess.Popen[bytes] | Fork, client: httpx.Client, health: str, record: Record) -> None:
     deadline = time.monotonic() + READY_S
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):

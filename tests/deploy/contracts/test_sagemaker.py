@@ -16,6 +16,7 @@ from tests.deploy.contracts.replay import (
     PAIR,
     SPEC,
     Record,
+    forked,
     replay,
     started,
 )
@@ -29,8 +30,8 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sagemaker"
 
 
-@pytest.fixture(scope="module")
-def record(container: Path) -> Record:
+@pytest.fixture(scope="module", params=[forked, pytest.param(started, marks=pytest.mark.slow)])
+def record(request: pytest.FixtureRequest, container: Path) -> Record:
     port = servers.free_port()
     variables = {"SAGEMAKER_BIND_TO_PORT": str(port), "SM_MODEL_DIR": str(resolve("fovea-tiny", ""))}
     calls = {
@@ -42,7 +43,7 @@ def record(container: Path) -> Record:
         "no JSON": b"{",
         "oversize": b" " * (SPEC.max_body_mib * 1024 * 1024 + 1),
     }
-    with started([str(container / "entrypoint.sh"), "serve"], variables, container / "log") as process:
+    with request.param([str(container / "entrypoint.sh"), "serve"], variables, container / "log") as process:
         return replay(process, port, "/ping", "/invocations", calls)
 
 

@@ -22,6 +22,7 @@ from tests.deploy.contracts.replay import (
     PAIR,
     SPEC,
     Record,
+    forked,
     question,
     replay,
     started,
@@ -91,8 +92,8 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "vertex"
 
 
-@pytest.fixture(scope="module")
-def record(container: Path, bucket: str) -> Record:
+@pytest.fixture(scope="module", params=[forked, pytest.param(started, marks=pytest.mark.slow)])
+def record(request: pytest.FixtureRequest, container: Path, bucket: str) -> Record:
     port = servers.free_port()
     variables = {
         "AIP_HTTP_PORT": str(port),
@@ -113,7 +114,7 @@ def record(container: Path, bucket: str) -> Record:
         "bad image": {"instances": [CIRCLES, question("?", "shapes", temperature=9)]},
         "oversize": b" " * (SPEC.max_body_mib * 1024 * 1024 + 1),
     }
-    with started([str(container / "entrypoint.sh")], variables, container / "log") as process:
+    with request.param([str(container / "entrypoint.sh")], variables, container / "log") as process:
         return replay(process, port, "/ready", "/v1/predict", calls)
 
 

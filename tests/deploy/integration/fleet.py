@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +15,9 @@ from typing import Any
 from fovea.deploy.front import Front
 from fovea.deploy.machine import Server
 from fovea.deploy.targets import envoy, haproxy, nginx
+from tests.support.forks import Fork
 from tests.support.programs import program
-from tests.support.servers import folder, free_port, started
+from tests.support.servers import folder, forked, free_port, started
 
 PATIENCE_S = 120.0
 CHAT = "/v1/chat/completions"
@@ -31,7 +30,7 @@ class Engine:
     """One `fovea serve` process."""
 
     port: int
-    process: subprocess.Popen[bytes]
+    process: Fork
 
     def running(self) -> int:
         """Return the number of answers that it is writing."""
@@ -52,9 +51,9 @@ class Fleet:
 def engine(home: Path, name: str, options: Sequence[str]) -> Iterator[Engine]:
     """Start an engine."""
     port = free_port()
-    command = [sys.executable, "-m", "fovea.cli.main", "serve", "--port", str(port), "--lame-duck-s",
-               str(LAME_DUCK_S), "--trusted-proxies", "127.0.0.1", *options]  # fmt: skip
-    with started(command, [port], home / f"{name}.log") as process:
+    words = ["serve", "--port", str(port), "--lame-duck-s", str(LAME_DUCK_S), "--trusted-proxies",
+             "127.0.0.1", *options]  # fmt: skip
+    with forked(words, port, home / f"{name}.log") as process:
         yield Engine(port, process)
 
 

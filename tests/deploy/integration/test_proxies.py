@@ -29,6 +29,7 @@ from tests.deploy.integration.fleet import (
     soon,
     two_engines,
 )
+from tests.support.programs import program
 
 MIB = 1024 * 1024
 
@@ -36,6 +37,8 @@ MIB = 1024 * 1024
 @pytest.fixture(scope="module")
 def place() -> Iterator[dict[str, Fleet]]:
     """All three proxies in front of the same two engines, for tests that harm none of them."""
+    for name in PROXIES:
+        program(name)
     with two_engines() as engines, contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(proxy(name, engines)) for name in PROXIES}
 

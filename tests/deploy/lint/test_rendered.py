@@ -10,6 +10,7 @@ from fovea.deploy.lint.run import lint
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.write import write
 from tests.deploy import manifests
+from tests.support.thorough import examples
 
 
 @pytest.mark.parametrize("spec", manifests.SPECS)
@@ -28,7 +29,7 @@ def test_routes_fit_the_services_of_the_deployment() -> None:
         assert lint(files, applied, "gateway-api/inference-pool") == []
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(manifests.specs())
 def test_random_specs_have_no_fault(spec: DeploySpec) -> None:
     files = manifests.rendered(spec)
