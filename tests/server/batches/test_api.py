@@ -93,7 +93,7 @@ def test_file_is_stored_listed_and_deleted(client: openai.OpenAI) -> None:
     assert (file.object, file.filename, file.bytes, file.purpose) == ("file", "in.jsonl", 10, "batch")
     assert client.files.retrieve(file.id) == file
     assert client.files.content(file.id).read() == b"some bytes"
-    assert [entry.id for entry in client.files.list(purpose="batch").data][0] == file.id
+    assert client.files.list(purpose="batch").data[0].id == file.id, "the newest of this second comes first"
     assert {file.id, other.id} <= {entry.id for entry in client.files.list().data}
     assert client.files.delete(file.id).deleted
     for read in (client.files.retrieve, client.files.content, client.files.delete):
