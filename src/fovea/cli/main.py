@@ -37,16 +37,23 @@ COMMANDS = (
     "profile",
     "build",
 )
+"""The commands, by the names of their modules."""
+_MODULES = {"eval": "evaluate"}
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, with all commands."""
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    command: the command that is given. Only its module is imported, because all of them take half a second.
+        With "", or a text that is no command, the parser has all commands.
+    """
     parser = argparse.ArgumentParser(
         prog="fovea", description="Serve vision-language models: seeing more where it matters."
     )
     parser.add_argument("--version", action="version", version=f"fovea {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    module = _MODULES.get(command, command)
+    for name in (module,) if module in COMMANDS else COMMANDS:
         importlib.import_module(f"fovea.cli.{name}").register(commands)
     return parser
 
@@ -81,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = build_parser()
+    parser = build_parser(argv[0] if argv else "")
     if not argv:
         parser.print_help(sys.stderr)
         return 2

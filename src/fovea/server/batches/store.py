@@ -317,8 +317,8 @@ def _find(records: dict[str, Record], name: str, owner: str, noun: str, param: s
 
 def _newest(records: dict[str, Record], owner: str) -> list[Record]:
     mine = [record for record in records.values() if record[OWNER] == owner]
-    # Times are whole seconds; within one, the record that was added last comes first.
-    return sorted(reversed(mine), key=lambda record: -int(record["created_at"]))
+    mine.reverse()  # times are whole seconds; within one, the record that was added last comes first
+    return sorted(mine, key=lambda record: -int(record["created_at"]))
 
 
 def _drop_cut_line(path: Path) -> None:
