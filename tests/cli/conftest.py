@@ -34,7 +34,7 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def _cheap_clients_and_decoders() -> Iterator[None]:
     with one_tls_context(), kept_decoders():
         yield

@@ -10,7 +10,7 @@ from tests.support.decoders import kept_decoders
 from tests.support.http_clients import one_tls_context
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def _cheap_clients_and_decoders() -> Iterator[None]:
     with one_tls_context(), kept_decoders():
         yield

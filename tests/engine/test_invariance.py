@@ -141,7 +141,7 @@ def tight(folder: Path, names: Sequence[str]) -> dict[str, Any]:
 def blocks_for(folder: Path, names: Sequence[str]) -> int:
     """Blocks of four tokens for two of the longest of these prompts and a little more."""
     with engine(folder) as machine:
-        return max(len(asyncio.run(machine.tokenize(PROMPTS[name]))) for name in names) // 2 + 4
+        return max(len(asyncio.run(machine.tokenize(PROMPTS[name]))) for name in names) // 2 + 2
 
 
 @two_models

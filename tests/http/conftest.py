@@ -9,7 +9,7 @@ import pytest
 from tests.support.http_clients import one_tls_context
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def _cheap_clients() -> Iterator[None]:
     with one_tls_context():
         yield

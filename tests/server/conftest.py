@@ -37,7 +37,7 @@ def _no_regular_collections() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def _cheap_clients_and_decoders() -> Iterator[None]:
     with one_tls_context(), kept_decoders():
         yield

@@ -17,7 +17,7 @@ from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidR
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
-from fovea.engine.config import EngineConfig
+from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.files import check_folder, read_json
 from fovea.engine.models import internvl_chat
 from fovea.engine.models.base import VisionLanguageModel
@@ -52,6 +52,8 @@ from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.threads import bind_threads
 
 log = logging.getLogger("fovea.engine")
+TRIM_BYTES = 64 * MIB
+"""Size of a checkpoint from which memory is returned after loading: to look for it takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     packer.pack_rest()
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
-    _trim_memory()
+    if sum(file.stat().st_size for file in files) >= TRIM_BYTES:
+        _trim_memory()
     tokenizer = load_tokenizer(folder, config, template=chat_template, dialect=settings.model.dialect)
     processor, videos = build_processors(folder, config)
     info = ModelInfo(
