@@ -117,6 +117,7 @@ def test_table_and_chart(outcome: Outcome, files: Path) -> None:
     assert (files / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("outcome")  # which writes the file
 def test_trace_is_nested_complete_events(files: Path) -> None:
     """Spans of one track are disjoint or nested, never overlapping: viewers need this to stack them."""
     trace = json.loads((files / "trace.json").read_text())
