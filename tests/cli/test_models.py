@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from fovea.cli.models import markdown
 from fovea.engine.models.registry import ARCHITECTURES
 from fovea.engine.vision.token_rules import known_models
-from tests.cli.support import Caller, start
+from tests.cli.support import FORKED, Caller
 from tests.support.checkpoints import ARCHITECTURES as TESTED
+from tests.support.forks import Fork
 
+WAIT_FOR_FILE = """import os, time
+while not os.path.exists(os.environ["CLOSED"]):
+    time.sleep(0.01)"""
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
 
@@ -50,12 +55,14 @@ def test_one_form_at_a_time(fovea: Caller) -> None:
     assert "not allowed with argument --json" in outcome.err
 
 
-def test_a_closed_pipe() -> None:
+def test_a_closed_pipe(tmp_path: Path) -> None:
     """`fovea models | true`: buffered output is dropped without a message."""
-    process = start("models", "--json")
+    closed = tmp_path / "closed"
+    process = Fork(f"{WAIT_FOR_FILE}\n{FORKED}", ["models", "--json"], {**os.environ, "CLOSED": str(closed)})
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
+    closed.touch()
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait() == 1
