@@ -3,7 +3,7 @@
 #             SHUFFLE=7 runs files, and tests in them, in another order, which the number chooses
 # make test-fresh  the same in three Debian systems that have only what is declared: with a compiler, without one, and
 #             after `make servers` (as root, needs mmdebstrap; half an hour); FRESH="bare servers" chooses
-# make servers  Debian's Redis, nginx, HAProxy, Prometheus, Alertmanager, Chromium, ShellCheck and faketime, which some tests run
+# make servers  Debian's Redis, nginx, HAProxy, Prometheus, Alertmanager, Chromium, ShellCheck, faketime and curl, which some tests run
 #             (as root; without them these tests are skipped)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
@@ -75,7 +75,7 @@ test-fresh:
 
 servers:
 	DEBIAN_FRONTEND=noninteractive apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light haproxy prometheus prometheus-alertmanager chromium shellcheck faketime
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light haproxy prometheus prometheus-alertmanager chromium shellcheck faketime curl
 
 # FOVEA_NATIVE_KERNELS is for Fovea's own decisions, the others are for those of torch and oneDNN.
 test-portable: check
