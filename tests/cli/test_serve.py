@@ -169,14 +169,17 @@ def test_the_error_for_a_wrong_setting_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("model", "flags", "message"),
     [
-        (("--keys-file", "/no/such"), "keys file /no/such cannot be read"),
-        (("--tls-cert", "/no/such", "--tls-key", "/no/such"), "/no/such"),
-        (("--access-log", "/no/such/log"), "/no/such/log"),
+        pytest.param(model, flags, message, marks=[] if model == quick else pytest.mark.slow)
+        for flags, message, quick in (
+            (("--keys-file", "/no/such"), "keys file /no/such cannot be read", "fovea-tiny"),
+            (("--tls-cert", "/no/such", "--tls-key", "/no/such"), "/no/such", "--simulate"),
+            (("--access-log", "/no/such/log"), "/no/such/log", "--simulate"),
+        )
+        for model in ("fovea-tiny", "--simulate")
     ],
 )
-@pytest.mark.parametrize("model", ["fovea-tiny", "--simulate"])
 def test_a_server_that_does_not_start_announces_no_address(
     model: str, flags: tuple[str, ...], message: str
 ) -> None:
@@ -264,7 +267,7 @@ def test_a_wrong_port_in_the_file(value: str, fovea: Caller, folder: Path) -> No
     assert outcome.error_line.startswith("fovea: port in the configuration file")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_ending_while_the_model_loads(number: signal.Signals, tiny: Path) -> None:
     port = free_port()
     process = start("serve", tiny, "--port", port)
