@@ -46,7 +46,7 @@ class Server:
 @contextlib.contextmanager
 def serving(*words: object, **variables: str) -> Iterator[Server]:
     port = free_port()
-    process = start("serve", *words, "--port", port, **variables)
+    process = start("serve", *words, "--port", port, whole_end=True, **variables)
     server = Server(process, f"http://127.0.0.1:{port}")
     try:
         until(server.ready)
@@ -270,7 +270,7 @@ def test_a_wrong_port_in_the_file(value: str, fovea: Caller, folder: Path) -> No
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_ending_while_the_model_loads(number: signal.Signals, tiny: Path) -> None:
     port = free_port()
-    process = start("serve", tiny, "--port", port)
+    process = start("serve", tiny, "--port", port, whole_end=True)
     until(lambda: process.poll() is not None or _answers(port))
     process.send_signal(number)
     ended = finish(process)
