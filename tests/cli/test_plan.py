@@ -82,7 +82,8 @@ def test_json_has_the_simulation_and_everything_else(fovea: Caller, tmp_path: Pa
     path = tmp_path / "shop.toml"
     # Short answers, because the simulation makes every step of every answer.
     path.write_text(WORKLOAD.replace("[[request]]", "[[request]]\nanswer = 4"), encoding="utf-8")
-    plan = fovea("plan", MODEL, "--workload", path, "--hardware", "H100-SXM", "--json").json
+    words = ("--workload", path, "--hardware", "H100-SXM", "--devices", "1,2", "--json")
+    plan = fovea("plan", MODEL, *words).json
     assert plan["simulated"]["requests"] >= 200
     assert {saving["name"] for saving in plan["savings"]} == {"encoder cache", "prefix cache"}
     assert plan["split"]["encoders"] >= 1

@@ -39,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcome(files: Path) -> Outcome:
     """One run for all tests, in a process of its own, so that calibration and engine have all its threads."""
     words = (
-        "profile", "--side", 300, "--tokens", 12, "--repeats", 1, "--requests", 4, "--concurrency", 2,
+        "profile", "--side", 300, "--tokens", 12, "--repeats", 2, "--requests", 4, "--concurrency", 2,
         "--threads", 1, "--json", "--trace", files / "trace.json", "--plot", files / "bars.png",
     )  # fmt: skip
     variables = os.environ | SHORT | {"FOVEA_KV_CACHE_MIB": "16"}
@@ -122,7 +122,7 @@ def test_trace_is_nested_complete_events(files: Path) -> None:
             assert not open_ends or end <= open_ends[-1] + 0.002
             open_ends.append(end)
     requests = [event["name"] for event in trace["traceEvents"] if event["ph"] == "b"]
-    assert requests == [f"alone {n}" for n in range(3)] + [f"load {n}" for n in range(4)]
+    assert requests == [f"alone {n}" for n in range(2)] + [f"load {n}" for n in range(4)]
 
 
 def test_text_alone(fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*words: object, **variables: str) -> Iterator[Server]:
+def serving(*words: object, whole_end: bool = False, **variables: str) -> Iterator[Server]:
     port = free_port()
-    process = start("serve", *words, "--port", port, whole_end=True, **variables)
+    process = start("serve", *words, "--port", port, whole_end=whole_end, **variables)
     server = Server(process, f"http://127.0.0.1:{port}")
     try:
         until(server.ready)
@@ -68,7 +68,7 @@ def ask(client: openai.OpenAI, model: str, picture: Path, **extra: Any) -> Any:
 def test_a_named_and_locked_server(tiny: Path, folder: Path, engine: Engine) -> None:
     """--served-model-name, --api-key twice and over FOVEA_API_KEY, a stream, SIGTERM."""
     words = (tiny, "--served-model-name", "eyes", "--api-key", "first", "--api-key", "second")
-    with serving(*words, FOVEA_API_KEY="third") as server:
+    with serving(*words, whole_end=True, FOVEA_API_KEY="third") as server:
         expected = engine.generate("what?", images=[folder / "a.png"], max_tokens=6).text
         for key in ("first", "second"):
             with server.client(key) as client:
