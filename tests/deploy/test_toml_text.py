@@ -14,7 +14,7 @@ KEYS = st.from_regex(r"[a-z_]{1,12}", fullmatch=True)
 VALUES = st.dictionaries(KEYS, SCALARS | st.lists(TEXTS))
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(36))
 @given(VALUES, st.lists(VALUES), st.sampled_from(["", "one\n\ntwo"]))
 def test_written_values_are_read_again(
     values: dict[str, Any], tables: list[dict[str, Any]], comment: str
