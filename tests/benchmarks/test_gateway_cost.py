@@ -43,7 +43,7 @@ def gateway() -> Iterator[SimpleNamespace]:
 SPIN = """
 import os, sys, time
 children = [os.fork() for _ in range(1)]
-while time.process_time() < 0.25:
+while time.process_time() < 0.1:
     pass
 print("ready", flush=True)
 time.sleep(600)
@@ -61,7 +61,7 @@ def test_processor_time_counts_the_whole_family(gateway: SimpleNamespace) -> Non
             for pid in reversed(gateway.processor_time.family(process.pid)):
                 os.kill(pid, signal.SIGKILL)
     assert usage.processes == usage.threads == len(family) == 2
-    assert 0.5 <= usage.clock_s < 1.0
+    assert 0.2 <= usage.clock_s < 0.7
     assert abs(usage.clock_s - usage.stat_s) <= 4 * gateway.processor_time.TICK_S
     assert usage.resident_mib > 1
 
@@ -193,7 +193,7 @@ def test_a_proxy_that_does_not_start_is_an_error_with_its_output(gateway: Simple
 
 def test_a_comparison_measures_every_kind(gateway: SimpleNamespace) -> None:
     """Real backends, a real load generator and the bare proxy in one short round; no figure is asserted."""
-    plan = gateway.cost.Plan([gateway.proxies.load("bare")], ["text", "image", "burst"], 1, 0.1, [], [])
+    plan = gateway.cost.Plan([gateway.proxies.load("bare")], ["text", "image", "burst"], 1, 0.05, [], [])
     results = gateway.cost.compare(plan)
     assert not results["missing"]
     assert [(row.proxy, row.kind) for row in results["rows"]] == [

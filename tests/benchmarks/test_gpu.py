@@ -156,7 +156,13 @@ def test_each_result_is_written_when_the_test_ends(tmp_path: Path) -> None:
         f"'no:cacheprovider', '-c', {str(tmp_path / 'none.ini')!r}, {str(broken)!r}, {str(tests)!r}]))"
     )
     (tmp_path / "none.ini").write_text("[pytest]\n")
-    process = Fork(code, [], os.environ | {"FOVEA_GPU_RESULTS": str(results), "PYTHONPATH": str(ROOT)})
+    process = Fork(
+        code,
+        [],
+        os.environ
+        | {"FOVEA_GPU_RESULTS": str(results), "PYTHONPATH": str(ROOT)}
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
     out, _ = process.communicate()
     assert process.returncode == 1, out
     error, collected, first, second = map(json.loads, results.read_text().splitlines())
@@ -205,7 +211,11 @@ def test_without_a_gpu_the_commands_for_one_are_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["gpu.py", "correctness"], ["gpu.py", "numbers"], ["gpu_speed.py"]], ids=" ".join
+    "command",
+    [
+        pytest.param(command, id=" ".join(command), marks=pytest.mark.slow if "numbers" in command else [])
+        for command in (["gpu.py", "correctness"], ["gpu.py", "numbers"], ["gpu_speed.py"])
+    ],
 )
 def test_without_a_gpu_a_part_ends_at_once_with_the_reason(command: list[str], tmp_path: Path) -> None:
     script = ROOT / "benchmarks" / command[0]

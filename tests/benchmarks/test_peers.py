@@ -247,9 +247,9 @@ def test_instructions_are_told_apart_by_their_first_bytes(code: str, expected: s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_the_instruction_of_a_stopped_process_is_found_and_a_waiting_one_does_not_count() -> None:
-    def seen(code: str) -> dict[str, int]:
+    def seen(code: str, start_s: float) -> dict[str, int]:
         with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
-            time.sleep(0.5)
+            time.sleep(start_s)
             samples = Samples()
             for _ in range(5):
                 process.send_signal(signal.SIGSTOP)
@@ -259,8 +259,8 @@ def test_the_instruction_of_a_stopped_process_is_found_and_a_waiting_one_does_no
             process.kill()
         return samples.seen()["kinds"]
 
-    assert sum(seen("while True: pass").values()) >= 3
-    assert seen("import time; time.sleep(60)") == {}
+    assert sum(seen("while True: pass", 0.05).values()) >= 3
+    assert seen("import time; time.sleep(60)", 0.5) == {}
 
 
 def test_the_files_of_instructions_beyond_avx2_are_counted() -> None:

@@ -66,9 +66,13 @@ SHORT = {"OMP_NUM_THREADS": "1", "FOVEA_LAME_DUCK_S": "0"}
 """Variables of commands that start and end quickly."""
 
 
-def start(*words: object, **variables: str) -> Fork:
-    """Start the command in a process that has already imported everything. Its input is empty."""
-    return Fork(FORKED, [str(word) for word in words], os.environ | SHORT | variables)
+def start(*words: object, whole_end: bool = False, **variables: str) -> Fork:
+    """Start the command in a process that has already imported everything. Its input is empty.
+
+    whole_end: its interpreter ends as any other, see `tests.support.forks`.
+    """
+    environment = os.environ | SHORT | variables
+    return Fork(FORKED, [str(word) for word in words], environment, whole_end=whole_end)
 
 
 def interrupt(process: Fork) -> Outcome:

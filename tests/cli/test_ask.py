@@ -268,11 +268,11 @@ def test_a_closed_pipe_is_no_error(tiny: Path, folder: Path) -> None:
 
 
 def test_characters_that_the_locale_cannot_write_are_escaped(tiny: Path, folder: Path) -> None:
-    words = ("ask", folder / "a.png", "what?", "--model", tiny, "--max-tokens", 200, "--json")
+    words = ("ask", folder / "a.png", "what?", "--model", tiny, "--max-tokens", 100, "--json")
     outcome = finish(Fork(IN_ASCII + FORKED, [str(word) for word in words], os.environ | SHORT))
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.isascii()
-    assert json.loads(outcome.out)["usage"]["completion_tokens"] == 200
+    assert json.loads(outcome.out)["usage"]["completion_tokens"] == 100
 
 
 class _Terminal(io.StringIO):

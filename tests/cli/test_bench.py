@@ -16,7 +16,7 @@ from tests.bench.support import Scripted, scripted
 from tests.cli.support import Caller, free_port, interrupt, start, until, write_lines
 
 SMALL = ("--visual-tokens", 16, "--token-side", 32, "--output-tokens", 6, "--concurrency", 2, "--repeats", 1)
-LOAD = ("--visual-tokens", "4,16", "--token-side", 32, "--output-tokens", 4, "--requests", 12, "--images", 3)
+LOAD = ("--visual-tokens", "4,16", "--token-side", 32, "--output-tokens", 4, "--requests", 6, "--images", 3)
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_loads_targets_files_and_ratios(fovea: Caller, url: str, tmp_path: Path)
     names = [result["name"] for result in last(outcome.out)["results"]]
     assert names == ["open 40/s", "open 80/s", "chat"]
     written = json.loads(out.read_text())
-    assert [len(result["requests"]) for result in written["results"]] == [12, 12, 12]
+    assert [len(result["requests"]) for result in written["results"]] == [6, 6, 6]
     assert chart.stat().st_size > 1000
     again = fovea("bench", url, "--rate", 40, *LOAD, "--against", out)
     against = last(again.out)["against"]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
+from fovea.engine.vision.built.format import RunSegment
 from fovea.engine.vision.built.manifest import Manifest
+from fovea.engine.vision.built.onnx import Onnx
 from tests.cli.support import Caller
 from tests.support.checkpoints import write
 
@@ -24,9 +28,32 @@ def a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fovea.engine.vision.built.aot.compiler", lambda: ["c++"])
 
 
-def test_resolutions_and_levels_become_grids(fovea: Caller, tiny: Path, out: Path) -> None:
+@pytest.fixture(params=["stand-in", pytest.param("onnx", marks=pytest.mark.slow)])
+def onnx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format "onnx", or a stand-in for it that exports nothing and runs the module itself."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    if request.param == "onnx":
+        return
+
+    def build(self: Onnx, segment: nn.Module, x: Tensor, path: Path) -> None:
+        path.write_text(str(tuple(x.shape)))
+
+    def load(self: Onnx, path: Path, segment: nn.Module) -> RunSegment:
+        def run(x: Tensor) -> tuple[Tensor, ...]:
+            assert path.read_text() == str(tuple(x.shape))
+            return segment(x)  # type: ignore[no-any-return]
+
+        return run
+
+    monkeypatch.setattr(Onnx, "check", lambda self, device: None)
+    monkeypatch.setattr(Onnx, "build", build)
+    monkeypatch.setattr(Onnx, "load", load)
+
+
+@pytest.mark.usefixtures("onnx")
+def test_resolutions_and_levels_become_grids(fovea: Caller, tiny: Path, out: Path) -> None:
     outcome = fovea(
         "build", tiny, "--resolutions", "96x64", "100x60", "--levels", "low", "high", "--format", "onnx",
         "--blocks-per-part", 3, "--device", "cpu", "--out", out,

@@ -44,6 +44,14 @@ def simulated(*words: str, **variables: str) -> Iterator[str]:
             process.communicate()
 
 
+@pytest.fixture(scope="module")
+def careless() -> Iterator[str]:
+    """A server that is open to all, fetches from everywhere and may be used by every page."""
+    words = ("--allow-private-hosts", "true", "--cors-origins", "*", "--fetch-timeout-s", "1")
+    with simulated(*words) as url:
+        yield url
+
+
 def verdicts(outcome: Outcome) -> dict[str, tuple[str, str]]:
     """The status and all words of each check, by its path."""
     return {
@@ -55,7 +63,7 @@ def verdicts(outcome: Outcome) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_a_guarded_server_and_a_careless_one(fovea: Caller, tmp_path: Path) -> None:
+def test_a_guarded_server_and_a_careless_one(fovea: Caller, careless: str, tmp_path: Path) -> None:
     """One server has keys, the other fetches from everywhere, and its settings are examined, too."""
     with simulated(FOVEA_API_KEY=KEY, FOVEA_ADMIN_KEY=ADMIN) as url:
         words = ("doctor", url, "--json", "--api-key", KEY, "--admin-key", ADMIN, "--metrics-key", ADMIN)
@@ -79,14 +87,13 @@ def test_a_guarded_server_and_a_careless_one(fovea: Caller, tmp_path: Path) -> N
 
     config = tmp_path / "fovea.toml"
     config.write_text("max_queue = 0\ndrain_seconds = 0\n")
-    with simulated("--allow-private-hosts", "true", "--cors-origins", "*") as url:
-        names = ("exposure", "limits/queue", "limits/drain-time", "limits/slow-log")
-        bad = fovea(
-            "doctor", url, "--json", "--config", config, *(w for name in names for w in ("--only", name))
-        )
-        strict = [
-            fovea("doctor", url, "--only", "exposure/browsers", *extra) for extra in ((), ("--strict",))
-        ]
+    names = ("exposure", "limits/queue", "limits/drain-time", "limits/slow-log")
+    bad = fovea(
+        "doctor", careless, "--json", "--config", config, *(w for name in names for w in ("--only", name))
+    )
+    strict = [
+        fovea("doctor", careless, "--only", "exposure/browsers", *extra) for extra in ((), ("--strict",))
+    ]
     found = verdicts(bad)
     assert bad.code == 1
     assert found["exposure/private-images"][0] == "fail"
@@ -97,14 +104,15 @@ def test_a_guarded_server_and_a_careless_one(fovea: Caller, tmp_path: Path) -> N
     assert [outcome.code for outcome in strict] == [0, 1]
 
 
-def test_a_live_server_gets_load_and_faults_only_if_that_is_asked_for(fovea: Caller, tmp_path: Path) -> None:
+def test_a_live_server_gets_load_and_faults_only_if_that_is_asked_for(
+    fovea: Caller, careless: str, tmp_path: Path
+) -> None:
     sla = tmp_path / "sla.toml"
     sla.write_text("[targets]\nend_to_end_p50_ms = 0.001\n")
-    short = ("--load-seconds", "0.3", "--max-clients", "4", "--output-tokens", "8", "--image-tokens", "64")
+    short = ("--load-seconds", "0.1", "--max-clients", "2", "--output-tokens", "4", "--image-tokens", "16")
     groups = ("--only", "load", "--only", "faults", "--json")
-    with simulated("--allow-private-hosts", "true", "--fetch-timeout-s", "1") as url:
-        spared = verdicts(fovea("doctor", url, *groups, *short))
-        tried = verdicts(fovea("doctor", url, *groups, *short, "--destructive", "--sla", sla))
+    spared = verdicts(fovea("doctor", careless, *groups, *short))
+    tried = verdicts(fovea("doctor", careless, *groups, *short, "--destructive", "--sla", sla))
     assert {path for path, (status, _) in spared.items() if status != "not applicable"} == {"load/warm-up"}
     assert tried["load/saturation"][0] in ("pass", "warn")
     assert "requests/s" in tried["load/saturation"][1]

@@ -12,12 +12,19 @@ from fovea.planner.known import find, known_models
 from tests.cli.support import Caller
 from tests.support.checkpoints import write
 from tests.support.hub import hub_cache
+from tests.support.thorough import others_slow
 
 FAST = ("--no-simulation", "--no-advice", "--hardware", "H100-SXM", "--devices", "1,8")
 MODEL = "Qwen/Qwen3-VL-8B-Instruct"
 ONE_PER_FAMILY = sorted(
     {shape.family: name for name in known_models() if (shape := find(name)) and known_rule(name)}.values()
 )
+CHOSEN = (
+    "LiquidAI/LFM2-VL-450M", "OpenGVLab/InternVL3_5-8B", "Qwen/Qwen3-VL-30B-A3B-Thinking", "Qwen/Qwen3.8-27B",
+    "google/gemma-3-4b-it", "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+    "meta-llama/Llama-3.2-11B-Vision-Instruct",
+)  # fmt: skip
+"""Families whose decoders, images or memory differ in kind."""
 
 WORKLOAD = """
 rate = 2.0
@@ -37,7 +44,7 @@ images = [[640, 480]]
 """
 
 
-@pytest.mark.parametrize("model", ONE_PER_FAMILY)
+@pytest.mark.parametrize("model", others_slow(ONE_PER_FAMILY, CHOSEN))
 def test_every_family_has_a_plan(fovea: Caller, model: str) -> None:
     outcome = fovea("plan", model, "--image", "1024x768", "--json", *FAST)
     assert outcome.code == 0, outcome.err
@@ -74,8 +81,9 @@ def test_tables_of_a_workload_file_fit_a_terminal(
 def test_json_has_the_simulation_and_everything_else(fovea: Caller, tmp_path: Path) -> None:
     path = tmp_path / "shop.toml"
     # Short answers, because the simulation makes every step of every answer.
-    path.write_text(WORKLOAD.replace("[[request]]", "[[request]]\nanswer = 16"), encoding="utf-8")
-    plan = fovea("plan", MODEL, "--workload", path, "--hardware", "H100-SXM", "--json").json
+    path.write_text(WORKLOAD.replace("[[request]]", "[[request]]\nanswer = 4"), encoding="utf-8")
+    words = ("--workload", path, "--hardware", "H100-SXM", "--devices", "1,2", "--json")
+    plan = fovea("plan", MODEL, *words).json
     assert plan["simulated"]["requests"] >= 200
     assert {saving["name"] for saving in plan["savings"]} == {"encoder cache", "prefix cache"}
     assert plan["split"]["encoders"] >= 1

@@ -44,9 +44,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*words: object, **variables: str) -> Iterator[Server]:
+def serving(*words: object, whole_end: bool = False, **variables: str) -> Iterator[Server]:
     port = free_port()
-    process = start("serve", *words, "--port", port, **variables)
+    process = start("serve", *words, "--port", port, whole_end=whole_end, **variables)
     server = Server(process, f"http://127.0.0.1:{port}")
     try:
         until(server.ready)
@@ -68,7 +68,7 @@ def ask(client: openai.OpenAI, model: str, picture: Path, **extra: Any) -> Any:
 def test_a_named_and_locked_server(tiny: Path, folder: Path, engine: Engine) -> None:
     """--served-model-name, --api-key twice and over FOVEA_API_KEY, a stream, SIGTERM."""
     words = (tiny, "--served-model-name", "eyes", "--api-key", "first", "--api-key", "second")
-    with serving(*words, FOVEA_API_KEY="third") as server:
+    with serving(*words, whole_end=True, FOVEA_API_KEY="third") as server:
         expected = engine.generate("what?", images=[folder / "a.png"], max_tokens=6).text
         for key in ("first", "second"):
             with server.client(key) as client:
@@ -169,14 +169,17 @@ def test_the_error_for_a_wrong_setting_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("model", "flags", "message"),
     [
-        (("--keys-file", "/no/such"), "keys file /no/such cannot be read"),
-        (("--tls-cert", "/no/such", "--tls-key", "/no/such"), "/no/such"),
-        (("--access-log", "/no/such/log"), "/no/such/log"),
+        pytest.param(model, flags, message, marks=[] if model == quick else pytest.mark.slow)
+        for flags, message, quick in (
+            (("--keys-file", "/no/such"), "keys file /no/such cannot be read", "fovea-tiny"),
+            (("--tls-cert", "/no/such", "--tls-key", "/no/such"), "/no/such", "--simulate"),
+            (("--access-log", "/no/such/log"), "/no/such/log", "--simulate"),
+        )
+        for model in ("fovea-tiny", "--simulate")
     ],
 )
-@pytest.mark.parametrize("model", ["fovea-tiny", "--simulate"])
 def test_a_server_that_does_not_start_announces_no_address(
     model: str, flags: tuple[str, ...], message: str
 ) -> None:
@@ -264,10 +267,10 @@ def test_a_wrong_port_in_the_file(value: str, fovea: Caller, folder: Path) -> No
     assert outcome.error_line.startswith("fovea: port in the configuration file")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_ending_while_the_model_loads(number: signal.Signals, tiny: Path) -> None:
     port = free_port()
-    process = start("serve", tiny, "--port", port)
+    process = start("serve", tiny, "--port", port, whole_end=True)
     until(lambda: process.poll() is not None or _answers(port))
     process.send_signal(number)
     ended = finish(process)

@@ -118,7 +118,9 @@ def test_flags_of_a_started_server_beside_a_url(flags: tuple[str, ...], named: s
     assert outcome.error_line.startswith(f"fovea: {named} is for a server that this command starts")
 
 
-@pytest.mark.parametrize("words", [("--simulate",), ("--model", "TINY", "--admin")])
+@pytest.mark.parametrize(
+    "words", [pytest.param(("--simulate",), marks=pytest.mark.slow), ("--model", "TINY", "--admin")]
+)
 def test_a_started_server_is_ready_when_its_page_is_shown(words: tuple[str, ...], tiny: Path) -> None:
     """It listens on loopback at a free port, also if settings for `fovea serve` say otherwise."""
     words = tuple(str(tiny) if word == "TINY" else word for word in words)

@@ -24,7 +24,7 @@ from fovea.deploy.write import write
 from tests.deploy.specs import FULL, SMALL
 from tests.deploy.strategies import specs
 from tests.support.programs import MISSING, program
-from tests.support.thorough import examples
+from tests.support.thorough import examples, others_slow
 
 NAMES = ("docker", "compose", "local", "systemd", "nginx", "haproxy", "envoy")
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "compose-spec.json").read_text())
@@ -44,7 +44,7 @@ def read(path: str, text: str) -> Any:
     return json.loads(text) if path.endswith(".json") else text
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs())
 def test_every_spec_is_rendered_for_every_target_and_can_be_read(spec: DeploySpec) -> None:
     for name in NAMES:
@@ -203,9 +203,10 @@ MUTATIONS = {
     "a broken rule": ("compose", "prometheus/alerts.yml", "expr: ", "expr: (("),
 }
 """A target, a file, a text in it, and what takes its place."""
+ONE_PER_TARGET = {mutation[0]: fault for fault, mutation in reversed(MUTATIONS.items())}.values()
 
 
-@pytest.mark.parametrize("fault", MUTATIONS)
+@pytest.mark.parametrize("fault", others_slow(MUTATIONS, ONE_PER_TARGET))
 def test_a_file_with_a_fault_fails_its_check(fault: str, tmp_path: Path) -> None:
     name, *change = MUTATIONS[fault]
     path, old, new = change
@@ -219,7 +220,7 @@ STACKS: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fault", STACKS)
+@pytest.mark.parametrize("fault", others_slow(STACKS, ["a misspelt key"]))
 def test_a_compose_file_with_a_fault_is_not_accepted_by_the_schema(fault: str) -> None:
     old, new = STACKS[fault]
     text = render(FULL, ["compose"])["docker-compose.yaml"]

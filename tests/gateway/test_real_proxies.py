@@ -1,6 +1,7 @@
 """A proxy passes everything on, in time: nginx, Envoy and Fovea's gateway in front of simulated engines.
 
-All tests run with nginx and Envoy, too, so that they ask for nothing that a good proxy does not do.
+All tests run with nginx and Envoy, too, so that they ask for nothing that a good proxy does not do. Those
+cases, which do not test the gateway, are slow.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 
 from fovea.cli.main import COMMANDS
 from tests.support.servers import envoy_proxy, fovea_gateway, nginx_proxy, simulated_backends
+from tests.support.thorough import others_slow
 
 PATIENCE_S = 20.0
 Start = Callable[[Sequence[str]], AbstractContextManager[str]]
@@ -76,7 +78,10 @@ def posting(url: str, path: str, body: bytes) -> Iterator[http.client.HTTPRespon
         connection.close()
 
 
-@pytest.fixture(scope="module", params=[*PROXIES, *CHAINS])
+@pytest.fixture(
+    scope="module",
+    params=others_slow([*PROXIES, *CHAINS], {"gateway", "envoy, gateway"} & {*PROXIES, *CHAINS}),
+)
 def running(request: pytest.FixtureRequest) -> Iterator[Place]:
     start = {**PROXIES, **CHAINS}[request.param]
     with simulated_backends(2, "--digest") as engines, start(engines) as url:
@@ -90,10 +95,17 @@ def place(running: Place) -> Place:
     return running
 
 
-@pytest.fixture(params=PROXIES)
-def failing(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A place for one test, whose engines fail."""
-    with simulated_backends(2) as engines, PROXIES[request.param](engines) as url:
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Sequence[str]]:
+    """Engines that fail as each test tells them."""
+    with simulated_backends(2) as urls:
+        yield urls
+
+
+@pytest.fixture(params=others_slow(PROXIES, {"gateway"} & {*PROXIES}))
+def failing(request: pytest.FixtureRequest, engines: Sequence[str]) -> Iterator[Place]:
+    """A proxy for one test, because it may remember failures."""
+    with PROXIES[request.param](engines) as url:
         yield Place(url, engines)
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import httpx
 import pytest
 import uvloop
 
-from fovea.core.errors import EngineError, Unavailable
+from fovea.core.errors import Unavailable
 from fovea.core.sampling import SamplingParams
-from fovea.core.types import Delta, GenerationRequest, TokenPrompt
+from fovea.core.types import GenerationRequest, TokenPrompt
 from fovea.server.app import create_app
 from fovea.server.background import serving
 from fovea.server.open_answers import OpenAnswers
 from fovea.server.run import EngineWatch
+from tests.http.hanging import Hanging
 from tests.http.support import LAST, Wire, get, hosting, post, soon
 from tests.server.scripted import Script
 from tests.server.support import PATIENCE, chat
@@ -34,7 +35,7 @@ sys.path.insert(0, sys.argv[1])
 from fovea.server.app import create_app
 from fovea.server.run import serve
 from fovea.server.settings import ServerSettings
-from tests.http.test_ending import Hanging
+from tests.http.hanging import Hanging
 engine = Hanging()
 app = create_app(engine, ServerSettings.of(**json.loads(sys.argv[3])))
 if sys.argv[4] == "dies":
@@ -43,32 +44,15 @@ sys.exit(serve(app, "127.0.0.1", int(sys.argv[2]), on_start=lambda: print("up", 
 """
 
 
-class Hanging(Script):
-    """An engine that sends one delta of each answer and then nothing, or that dies.
-
-    dies_after_s: seconds after the first delta; None: it lives.
-    """
-
-    dies_after_s: float | None = None
-
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        try:
-            if request.sampling.max_tokens != 1:
-                yield Delta(0, "so", (1,))
-            await asyncio.sleep(PATIENCE if self.dies_after_s is None else self.dies_after_s)
-            self.status = "stopped"
-            raise EngineError("the device is lost")
-        finally:
-            self.closed_streams += 1
-
-
 @contextlib.contextmanager
-def process(mode: str = "lives", **settings: Any) -> Iterator[tuple[Fork, tuple[str, int]]]:
+def process(
+    mode: str = "lives", *, whole_end: bool = False, **settings: Any
+) -> Iterator[tuple[Fork, tuple[str, int]]]:
     """A server in a process of its own."""
     with contextlib.closing(Wire.free_port()) as free:
         port = free.getsockname()[1]
     arguments = [ROOT, str(port), json.dumps({"lame_duck_s": 0, **settings}), mode]
-    child = Fork(CHILD, arguments, os.environ | {"PYTHONPATH": ROOT})
+    child = Fork(CHILD, arguments, os.environ | {"PYTHONPATH": ROOT}, whole_end=whole_end)
     try:
         assert child.stdout.readline() == "up\n"
         yield child, ("127.0.0.1", port)
@@ -169,7 +153,7 @@ def test_third_signal_kills() -> None:
 
 def test_process_ends_when_its_engine_has_died() -> None:
     """The engine ended itself after ten failed steps, and the process stayed up and answered 503 forever."""
-    with process("dies") as (child, address):
+    with process("dies", whole_end=True) as (child, address):
         wire = stream_of(address)
         events = wire.read_all().decode()
         assert "the device is lost" in events

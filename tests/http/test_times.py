@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -119,7 +120,7 @@ def test_time_in_which_the_server_does_not_read_is_not_the_clients() -> None:
                 read += len(part)
             return read
 
-        size = 40_000_000
+        size = 20_000_000
         wire = host.connect(f"POST /slow HTTP/1.1\r\nHost: test\r\nContent-Length: {size}\r\n\r\n")
         wire.send(b"a" * size)
         assert wire.answer().body == b"%d" % size
@@ -205,6 +206,7 @@ def test_client_that_reads_a_byte_now_and_then() -> None:
             try:
                 if not wire.sock.recv(1000):
                     break
+                time.sleep(0.01)
             except TimeoutError:
                 continue
             except ConnectionError:
@@ -225,7 +227,7 @@ def test_client_that_reads_at_a_good_rate_is_left_alone() -> None:
 def test_client_that_does_not_read_a_complete_answer() -> None:
     """The answer is complete, but stays in the write buffer: closing the connection must not wait for it."""
     with hosting(Script(LAST), **QUICK) as host:
-        host.app.get("/large")(lambda: "x" * 30_000_000)
+        host.app.get("/large")(lambda: "x" * 15_000_000)
         for header in ("Connection: close", "X: y"):
             host.connect(get("/large", header), receive_buffer=4096)
             soon(lambda: host.open_connections() == 1)

@@ -9,7 +9,7 @@ from fovea.observe.metrics import MOST_HISTOGRAMS, Metrics
 from fovea.observe.metrics import MOST_SERIES as MOST_SERVER_SERIES
 from fovea.observe.request_table import SPREADS, TOTALS
 
-FLOOD = 3000
+FLOOD = 2600
 
 
 def series(metrics: Metrics | GatewayMetrics) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -51,7 +51,8 @@ def test_a_gateway_bounds_every_label_and_their_combinations() -> None:
         for name, row in COUNTERS.items():
             metrics.count(name, *(f"{label}-{number * 7 % 2999}" for label in row.labels))
         for name, row in HISTOGRAMS.items():
-            metrics.observe(name, 0.1, *(f"{label}-{number}" for label in row.labels))
+            if number < 1200:
+                metrics.observe(name, 0.1, *(f"{label}-{number}" for label in row.labels))
         # Each part is allowed: the bound is on the combinations.
         parts = (
             f"model-{number % MOST_NAMES}",
@@ -79,7 +80,8 @@ def test_when_names_are_used_up_the_status_is_still_told() -> None:
     metrics.count("requests", "chat", "model-1", "tenant-99", "503")
     text = metrics.exposition().body.decode()
     assert 'requests_total{api="chat",model="other",status="503",tenant="other"} 1.0' in text
-    assert 'requests_total{api="chat",model="other",status="200",tenant="other"} 1000.0' in text
+    others = float(FLOOD - MOST_SERIES)
+    assert f'requests_total{{api="chat",model="other",status="200",tenant="other"}} {others}' in text
 
 
 def test_gauges_of_many_queues_add_up_under_one_name() -> None:

@@ -1,12 +1,16 @@
 """Starts commands quickly: one process imports torch and Fovea once, and forks for every command.
 
-A fork is a process of its own, with its own streams, signals and exit status, and its interpreter ends as
-any other. It skips only what takes two seconds each time: importing. How a process starts before that is
-tested with real processes.
+A fork is a process of its own, with its own streams, signals and exit status. It skips what takes two
+seconds each time: importing. How a process starts before that is tested with real processes.
+
+Its end waits for threads and calls what is registered with `atexit`, as any other. It skips what follows,
+which takes a quarter of a second: the interpreter takes all modules apart, and C++ its own objects. Tests
+of the end itself ask for a `whole_end`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -17,6 +21,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -35,16 +40,26 @@ class Fork:
     """
 
     def __init__(
-        self, code: str, arguments: Sequence[str], env: Mapping[str, str], folder: Path | None = None
+        self,
+        code: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        folder: Path | None = None,
+        *,
+        whole_end: bool = False,
     ) -> None:
         """code: the Python program to run.
 
-        arguments: sys.argv[1:]. env: the whole environment. folder: it runs there.
+        arguments: sys.argv[1:]. env: the whole environment. folder: it runs there. whole_end: the interpreter
+        ends as any other, see above.
         """
         self.args = list(arguments)
         self.returncode: int | None = None
         (out, out_end), (err, err_end), (self._ended, ended_end) = os.pipe(), os.pipe(), os.pipe()
-        job = {"code": code, "arguments": self.args, "env": dict(env), "folder": str(folder or Path.cwd())}
+        job = {
+            "code": code, "arguments": self.args, "env": dict(env), "folder": str(folder or Path.cwd()),
+            "whole_end": whole_end,
+        }  # fmt: skip
         request = json.dumps(job).encode()
         ends = [out_end, err_end, ended_end]
         socket.send_fds(_server(), [len(request).to_bytes(8, "little")], ends)
@@ -212,6 +227,16 @@ def _tell_who_ended(waiting: dict[int, int]) -> None:
         os.close(waiting.pop(child))
 
 
+def _end(code: int) -> None:
+    """End the process, without what the interpreter does after `atexit`. Returns if a stream is broken."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code & 0xFF)
+
+
 if __name__ == "__main__":
     _import_everything()
     job = _serve(socket.socket(fileno=int(sys.argv[1])))
@@ -222,4 +247,11 @@ if __name__ == "__main__":
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv = ["-c", *job["arguments"]]
-    exec(compile(job["code"], "<string>", "exec"), {"__name__": "__main__"})
+    status: object = None
+    try:
+        exec(compile(job["code"], "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        status = end.code
+    if not job["whole_end"] and (status is None or isinstance(status, int)):
+        _end(int(status or 0))
+    sys.exit(status)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def question(text: str, *images: str, **fields: Any) -> Json:
 
 CIRCLES = question("How many circles are there?", "shapes")
 PAIR = question("Which colour is in both pictures?", "pair-1", "pair-2", max_tokens=8)
-LONG = question("Describe the image.", "shapes", stream=True, max_tokens=200, ignore_eos=True)
+LONG = question("Describe the image.", "shapes", stream=True, max_tokens=120, ignore_eos=True)
 ANSWER = "There is 1 circle."
 
 

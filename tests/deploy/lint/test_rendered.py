@@ -29,7 +29,7 @@ def test_routes_fit_the_services_of_the_deployment() -> None:
         assert lint(files, applied, "gateway-api/inference-pool") == []
 
 
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(manifests.specs())
 def test_random_specs_have_no_fault(spec: DeploySpec) -> None:
     files = manifests.rendered(spec)

@@ -19,10 +19,12 @@ from PIL import Image
 
 from fovea.core.image import content_identity
 from tests.gateway.support import CHAT, PATIENCE_S, chat, words
+from tests.support.programs import needs
 from tests.support.servers import envoy_proxy, folder, forked, free_port, nginx_proxy
+from tests.support.thorough import others_slow
 
-SIDE = 840
-"""Three PNGs of noise with this side have about 8.5 MiB as base64."""
+SIDES = (840, 360)
+"""Three PNGs of noise with these sides have about 8.5 and 1.5 MiB as base64."""
 
 
 @contextlib.contextmanager
@@ -40,12 +42,11 @@ def chain(urls: Sequence[str]) -> Iterator[str]:
         yield nginx
 
 
-@pytest.fixture
-def pngs() -> list[bytes]:
+def pngs_of(side: int) -> list[bytes]:
     """Three images that no coder makes smaller."""
     found = []
     for seed in range(3):
-        noise = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+        noise = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
         out = io.BytesIO()
         Image.fromarray(noise).save(out, "PNG", compress_level=0)
         found.append(out.getvalue())
@@ -59,9 +60,12 @@ def wait_until_ready(url: str) -> None:
         time.sleep(0.1)
 
 
+@needs("nginx", "envoy")
+@pytest.mark.parametrize("side", others_slow(SIDES, [360]))
 def test_three_large_images_arrive_and_have_the_same_identities_on_both_sides(
-    pngs: list[bytes], tmp_path: Path
+    side: int, tmp_path: Path
 ) -> None:
+    pngs = pngs_of(side)
     audit = tmp_path / "audit"
     with (
         command("serve", "--simulate") as engine,
@@ -79,11 +83,11 @@ def test_three_large_images_arrive_and_have_the_same_identities_on_both_sides(
         ]
         content = [*images, {"type": "text", "text": "What differs?"}]
         body = chat(model=model, messages=[{"role": "user", "content": content}], max_tokens=8)
-        assert len(json.dumps(body)) > 8 << 20
+        assert len(json.dumps(body)) > 12 * side * side
         with httpx.Client(base_url=front, timeout=3 * PATIENCE_S, trust_env=False, verify=False) as client:
             complete = client.post(CHAT, json=body)
             stream = client.post(CHAT, json={**body, "stream": True})
-        identities = [content_identity("image/png", SIDE, SIDE, png) for png in pngs]
+        identities = [content_identity("image/png", side, side, png) for png in pngs]
         for answer in (complete, stream):
             assert answer.status_code == 200, answer.text[:500]
             assert answer.headers["x-fovea-images"].split(",") == identities
@@ -96,6 +100,6 @@ def test_three_large_images_arrive_and_have_the_same_identities_on_both_sides(
             said = sdk.chat.completions.create(**body)
         assert said.choices[0].message.content == complete.json()["choices"][0]["message"]["content"]
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
-    logged = [[SIDE, SIDE, identity[:16]] for identity in identities]
+    logged = [[side, side, identity[:16]] for identity in identities]
     assert [(line["images"], line["image_list"]) for line in lines] == [(3, logged)] * 3
     assert os.path.getsize(audit) < 10_000, "identities are logged, not images"

@@ -80,17 +80,17 @@ async def test_backends_are_asked_in_their_own_way_and_a_wish_of_the_client_stay
 
 
 async def test_a_flood_ends_and_nothing_hangs() -> None:
-    """300 requests at once against room for 4 and a queue of 50: each is answered or refused."""
-    queue = QueueSettings(queue_length=50, queue_length_per_tenant=50)
+    """120 requests at once against room for 4 and a queue of 20: each is answered or refused."""
+    queue = QueueSettings(queue_length=20, queue_length_per_tenant=20)
     async with (
         FakeEngine("e", plan=Plan(wait_s=0.01)) as engine,
         running(engine, route=ROUTE, queue=queue) as gateway,
     ):
-        answers = await asyncio.gather(*(gateway.ask(str(n), stream=n % 2 == 0) for n in range(300)))
+        answers = await asyncio.gather(*(gateway.ask(str(n), stream=n % 2 == 0) for n in range(120)))
         counts = dict.fromkeys((200, 429), 0)
         for answer in answers:
             counts[answer.status_code] += 1
-        assert counts[200] >= 54
+        assert counts[200] >= 24
         assert counts[200] == len(engine.received)
         await soon(lambda: _taken(gateway, 0))
         assert (await gateway.backend("e"))["requests"] == 0

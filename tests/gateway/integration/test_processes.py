@@ -62,7 +62,7 @@ class Command:
             )  # fmt: skip
         try:
             async with asyncio.timeout(60):
-                while len(await self.pids()) < 2:
+                while len(children(self.process.pid)) < 2 or len(await self.pids()) < 2:
                     assert self.process.returncode is None, self.log.read_text()
                     await asyncio.sleep(0.1)
         except BaseException:
@@ -187,8 +187,9 @@ async def _reaches(gateway: Command, wanted: set[str]) -> bool:
 
 
 async def _replaced(gateway: Command, before: set[int]) -> bool:
-    now = await gateway.pids()
-    return len(now) == 2 and now != before
+    """Whether both workers live and answer, not all of them those of before."""
+    found = {pid for pid in children(gateway.process.pid) if _is_worker(pid)}
+    return len(found) == 2 and found != before and await gateway.pids() == found
 
 
 async def test_workers_share_a_tenants_day_and_end_with_their_parent(tmp_path: Path) -> None:

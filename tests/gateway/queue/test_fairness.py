@@ -12,13 +12,13 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "gateway"))
 from fairness import SCENARIOS, compare
 
 from fovea.gateway.queue.settings import QueueSettings
-from tests.support.thorough import is_thorough
+from tests.support.thorough import is_thorough, others_slow
 
 SECONDS = 600.0 if is_thorough() else 200.0
 """Length of a simulation."""
 
 
-@pytest.mark.parametrize("title", SCENARIOS)
+@pytest.mark.parametrize("title", others_slow(SCENARIOS, ["usual", "bursts", "large", "few", "slowdown"]))
 def test_a_flood_costs_another_tenant_little(title: str) -> None:
     runs = compare(SCENARIOS[title]._replace(seconds=SECONDS), 7, QueueSettings().queue_headroom)
     alone, fair = runs["alone"]["p95_s"], runs["order and headroom"]["p95_s"]

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
 from fovea import Engine
 from fovea.api import sse
@@ -65,18 +66,37 @@ SCRIPTS = {
 }
 
 
-def script(text: str, reason: FinishReason, stop: str | None) -> Script:
-    """An engine whose answer comes letter by letter."""
+class Switch(Script):
+    """An engine that answers as the test wants that runs, so that all share a server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(talker("").info, name="m")
+
+    def play(self, *steps: Delta) -> None:
+        self._steps = steps
+
+
+@pytest.fixture(scope="module")
+def switch() -> Switch:
+    return Switch()
+
+
+@pytest.fixture(scope="module")
+def app(switch: Switch) -> FastAPI:
+    return create_app(switch)
+
+
+def script(text: str, reason: FinishReason, stop: str | None) -> list[Delta]:
+    """The steps of an answer that comes letter by letter."""
     last = Delta(
         0, "", (), finish_reason=reason, usage=Usage(5, len(text), 2, 1, 1), timings=StageTimings(), stop=stop
     )
-    engine = Script(*(Delta(0, letter, (1,)) for letter in text), last)
-    engine.info = replace(talker("").info, name="m")
-    return engine
+    return [*(Delta(0, letter, (1,)) for letter in text), last]
 
 
-async def post(engine: Script, path: str, body: Json) -> httpx.Response:
-    transport = httpx.ASGITransport(create_app(engine), raise_app_exceptions=False)
+async def post(app: FastAPI, path: str, body: Json) -> httpx.Response:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.post(path, json=body)
 
@@ -92,15 +112,15 @@ async def post(engine: Script, path: str, body: Json) -> httpx.Response:
 )
 @pytest.mark.parametrize("api", APIS)
 async def test_translated_answers_equal_native_ones(
-    api: Api, name: str, reason: FinishReason, stop: str | None
+    app: FastAPI, switch: Switch, api: Api, name: str, reason: FinishReason, stop: str | None
 ) -> None:
     tools = DEFINITIONS if api == "messages" else FUNCTIONS
-    text = SCRIPTS[name]
+    switch.play(*script(SCRIPTS[name], reason, stop))
     for stream in (False, True):
         body = {**HELLO[api], "tools": tools, "stream": stream}
-        native = await post(script(text, reason, stop), PATHS[api], body)
+        native = await post(app, PATHS[api], body)
         chat = to_chat(api, body)
-        answer = await post(script(text, reason, stop), CHAT, chat.body)
+        answer = await post(app, CHAT, chat.body)
         assert native.status_code == answer.status_code == 200
         if not stream:
             assert plain(chat.answer(200, answer.json())) == plain(native.json())
@@ -115,9 +135,9 @@ async def test_failed_streams_equal_native_ones() -> None:
     steps = [Delta(0, "Hello", (1,)), RuntimeError("defect")]
     for api in APIS:
         body = {**HELLO[api], "stream": True}
-        native = await post(Script(*steps), PATHS[api], {**body, "model": None})
+        native = await post(create_app(Script(*steps)), PATHS[api], {**body, "model": None})
         chat = to_chat(api, {**body, "model": None})
-        answer = await post(Script(*steps), CHAT, chat.body)
+        answer = await post(create_app(Script(*steps)), CHAT, chat.body)
         translator = chat.translator()
         found = events(translator.feed(answer.content) + translator.close())
         check(api, found, failed=True)
