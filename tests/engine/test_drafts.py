@@ -17,6 +17,7 @@ from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.native.build import library
 from tests.support.engines import all_at_once, assert_idle
 from tests.support.programs import need_kernels
+from tests.support.thorough import is_thorough, others_slow
 
 pytestmark = pytest.mark.kernels
 
@@ -88,7 +89,7 @@ class Guesses:
             result.drafts[seq.id] = guess
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", others_slow(KINDS, ["describe", "json"]))
 def test_verified_drafts_have_the_bits_of_single_steps(
     engine: Engine, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,11 +109,12 @@ def test_verified_drafts_have_the_bits_of_single_steps(
 def test_forced_tokens_change_neither_text_nor_logprobs(engine: Engine) -> None:
     form = AnswerFormat.json_schema(OBJECTS)
     answers, steps = [], []
+    kinds = KINDS if is_thorough() else KINDS[::2]
     for drafts in (16, 0):
         engine.clear_caches()
         engine.runner.sampler._most_drafts = drafts
         before = engine.stats()["engine_steps"]
-        answers.append([ask(engine, kind, format=form) for kind in KINDS])
+        answers.append([ask(engine, kind, format=form) for kind in kinds])
         steps.append(engine.stats()["engine_steps"] - before)
     engine.runner.sampler._most_drafts = 16
     forced, single = answers
@@ -126,16 +128,16 @@ def test_an_answer_with_a_form_is_the_same_alone_and_in_company(engine: Engine) 
     from concurrent.futures import ThreadPoolExecutor
 
     form = AnswerFormat.json_schema(OBJECTS)
-    forms = [form, None, form, None]
+    forms, most = [form, None, form, None], 60 if is_thorough() else 32
     alone = []
     for kind, wanted in zip(KINDS, forms, strict=True):
         engine.clear_caches()
-        alone.append(written(engine, ask(engine, kind, format=wanted)))
+        alone.append(written(engine, ask(engine, kind, format=wanted, max_tokens=most)))
     engine.clear_caches()
     with ThreadPoolExecutor(4) as pool, all_at_once(engine, 4):
         together = list(
             pool.map(
-                lambda job: written(engine, ask(engine, job[0], format=job[1])),
+                lambda job: written(engine, ask(engine, job[0], format=job[1], max_tokens=most)),
                 zip(KINDS, forms, strict=True),
             )
         )

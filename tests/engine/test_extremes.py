@@ -47,7 +47,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": HUGE},
     {"max_tokens": 10**400},
     {"max_tokens": 0},
-    {"max_tokens": None, "min_tokens": HUGE},
+    pytest.param({"max_tokens": None, "min_tokens": HUGE}, marks=pytest.mark.slow),
     {"max_tokens": None, "min_tokens": HUGE, "ignore_eos": True, "stop": ("a",)},
     {"min_tokens": 10**400},
     {"min_tokens": 4, "stop_token_ids": ALL_IDS[:64]},

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, GenerationRequest
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
-from tests.support.thorough import is_thorough
+from tests.support.thorough import is_thorough, others_slow
 
 TOKENS = 10
 PROMPTS: dict[str, ChatPrompt] = {
@@ -94,9 +94,14 @@ STATES: dict[str, dict[str, Any]] = {
 
 FEW = ("chunks that end inside images",)
 """The settings that the default tests try with every model. They try the others with the first model."""
+ELSEWHERE = ("blocks of five tokens", "no prefix cache", "no encoder-output cache")
+"""Settings that the default tests leave out. Others, also of test_losing_caches, are nearly the same."""
 CASES = [
     pytest.param(
-        model, config, id=f"{model}-{name}", marks=[] if model == "qwen" or name in FEW else pytest.mark.slow
+        model,
+        config,
+        id=f"{model}-{name}",
+        marks=[] if name in FEW or (model == "qwen" and name not in ELSEWHERE) else pytest.mark.slow,
     )
     for model in FOLDERS
     for name, config in SETTINGS.items()
@@ -239,8 +244,9 @@ def small(folder: Path) -> Iterator[Engine]:
         yield machine
 
 
+@pytest.mark.parametrize("folder", others_slow(FOLDERS, [n for n in FOLDERS if n != "tiled"]), indirect=True)
 @settings(
-    max_examples=settings.default.max_examples // 6,
+    max_examples=settings.default.max_examples // 6 if is_thorough() else 4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

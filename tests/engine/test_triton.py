@@ -15,6 +15,7 @@ from fovea.kernels.flash import attention as flash
 from tests.support import fake_flashinfer
 from tests.support.checkpoints import parts, write
 from tests.support.engines import ask, assert_idle, picture
+from tests.support.thorough import is_thorough
 
 pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -27,7 +28,9 @@ def test_a_model_gives_the_answers_of_torchs_kernels(tmp_path: Path, monkeypatch
     """A model that normalises queries and keys, and adds features of the image after layers."""
     monkeypatch.setattr(parts, "TEXT_LAYERS", 2)
     folder = str(write("qwen3_vl", tmp_path))
-    prompts = [ask("what is it?", picture(1, 32, 32)), ask("the red circle")]
+    prompts = [ask("what is it?", picture(1, 32, 32))]
+    if is_thorough():
+        prompts.append(ask("the red circle"))
     answers = {}
     for kernels in ("torch", "triton"):
         with Engine.from_pretrained(folder, **SETTINGS, kernels=kernels) as engine:

@@ -232,7 +232,7 @@ def test_unspoiled_bodies_are_accepted(http: httpx.Client, kind: str, body: Any)
     assert http.post(PATHS[kind], json=body).status_code == 200
 
 
-@settings(BOUNDED, max_examples=400 if is_thorough() else 80)
+@settings(BOUNDED, max_examples=400 if is_thorough() else 48)
 @given(spoiled_bodies())
 def test_spoiled_bodies(fuzzed: Server, http: httpx.Client, case: tuple[str, Any]) -> None:
     kind, body = case

@@ -17,6 +17,7 @@ from fovea.server.settings import ServerSettings
 from tests.server.support import Json, Server, chat, data_url, image, picture, running, user
 from tests.support.collector import Collector, SeenSpan, collecting
 from tests.support.servers import fovea_gateway
+from tests.support.thorough import is_thorough
 
 CALLER = "00f067aa0ba902b7"
 SECRET = "the secret of the prompt"
@@ -60,7 +61,7 @@ def children(spans: list[SeenSpan], parent: SeenSpan) -> list[SeenSpan]:
 def test_one_trace_from_the_client_through_gateway_and_engine(traced: Server, collector: Collector) -> None:
     with fovea_gateway([traced.url], "--otlp-endpoint", collector.url) as gateway:
         shares = []
-        for number in range(1, 6):
+        for number in range(1, 6 if is_thorough() else 4):
             body = question(f"What is it, number {number}?", stream=True)
             answer = httpx.post(
                 f"{gateway}/v1/chat/completions", json=body, headers=header(number), timeout=60

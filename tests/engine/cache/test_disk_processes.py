@@ -22,6 +22,7 @@ from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
 from tests.support import disk_workers as workers
 from tests.support.disks import arrays_of, value_of
+from tests.support.thorough import is_thorough
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -50,7 +51,9 @@ def answers(target: Callable[..., None], *each: tuple[object, ...]) -> list[Any]
 
 def test_several_processes_use_one_folder_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "features"
-    results = answers(workers.hammer, *((str(folder), seed, 1.5) for seed in range(3)))
+    results = answers(
+        workers.hammer, *((str(folder), seed, 1.5 if is_thorough() else 0.6) for seed in range(3))
+    )
     assert [(wrong, off) for wrong, _, _, off in results] == [(0, None)] * 3
     assert all(hits > 10 and writes > 10 for _, hits, writes, _ in results), results
     store = DiskStore(folder, workers.CAPACITY)

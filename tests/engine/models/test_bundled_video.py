@@ -11,7 +11,7 @@ from tests.support.thorough import is_thorough
 
 pytestmark = pytest.mark.kernels
 
-COUNT = 40 if is_thorough() else 12
+COUNT = 40 if is_thorough() else 8
 
 
 def test_motion_is_mostly_recognized() -> None:

@@ -28,7 +28,7 @@ from tests.engine.models.test_parity import TOKENS, assert_same, chat, picture
 from tests.support.checkpoints import write
 from tests.support.engines import all_at_once, assert_idle
 from tests.support.reference import Reference
-from tests.support.thorough import others_slow
+from tests.support.thorough import is_thorough, others_slow
 
 WINDOW = 12
 KINDS = {"full": "full_attention", "sliding": "sliding_attention"}
@@ -120,7 +120,7 @@ def test_batches_chunks_and_preemption_change_no_answer(architecture: str, tmp_p
     small = {"block_size": 4, "kv_blocks": longest // 2 + 4, "max_step_tokens": 13, "kv_cache_mib": 0}
     for settings in ({}, small):
         with load(folder, **settings) as engine:
-            for _ in range(2):
+            for _ in range(2 if is_thorough() or not settings else 1):
                 with ThreadPoolExecutor(8) as pool, all_at_once(engine, 8):
                     assert list(pool.map(lambda prompt: answer(engine, prompt), prompts * 2)) == truth
             assert engine.stats()["preemptions"] > 0 or not settings

@@ -258,7 +258,9 @@ def test_an_answer_is_equal_to_the_last_bit_alone_and_with_others() -> None:
     """On our own kernels, an answer depends neither on batches nor on the content of caches."""
     need_kernels()
     width, height = (700, 1000) if is_thorough() else (360, 500)
-    page, *others = (patchy_page(seed, width, height) for seed in (31, 33, 34))
+    page, *others = (
+        patchy_page(seed, width, height) for seed in ((31, 33, 34) if is_thorough() else (31, 33))
+    )
     prompts = [
         *(
             reduced_prompt(words, page, keep=0.5)

@@ -24,8 +24,10 @@ from tests.support.thorough import is_thorough
 
 Checkpoints = Callable[[str], Path]
 Grid = tuple[int, int, int]
-SMALL, LARGE = picture(21, 190, 130), patchy_page(22, 600, 880)
+SMALL, LARGE = picture(21, 190, 130), patchy_page(22, 440, 640)
 MEDIUM = patchy_page(23, 320, 480)
+LARGER = patchy_page(22, 600, 880)
+"""Large enough for views beside that of the whole, with few tokens or a share of them."""
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_a_second_question_encodes_only_new_views(machine: Engine, bare: Engine,
     The same question again encodes nothing.
     """
     first, second = (
-        reduced_prompt(words, LARGE, keep=0.5) for words in ("read the small text", "what colour is it?")
+        reduced_prompt(words, LARGER, keep=0.5) for words in ("read the small text", "what colour is it?")
     )
     truth = [generate(bare, prompt).token_ids for prompt in (first, second)]
     passes.clear()
@@ -91,7 +93,7 @@ def test_a_second_question_encodes_only_new_views(machine: Engine, bare: Engine,
 
 def test_without_room_regions_are_encoded_again_and_counted(bare: Engine, passes: list[Grid]) -> None:
     """Before, an empty cache was treated as no cache, and its counters stayed zero."""
-    prompt = reduced_prompt("read it", LARGE, budget=100)
+    prompt = reduced_prompt("read it", LARGER, budget=100)
     for _ in range(2):
         generate(bare, prompt)
     stats = bare.stats()
@@ -101,7 +103,7 @@ def test_without_room_regions_are_encoded_again_and_counted(bare: Engine, passes
 
 def test_the_ceiling_is_reported_while_the_cache_is_empty(machine: Engine) -> None:
     assert machine.stats()["region_cache_capacity_bytes"] == 64 * 1024**2
-    generate(machine, reduced_prompt("read it", LARGE, budget=100))
+    generate(machine, reduced_prompt("read it", LARGER, budget=100))
     assert machine.stats()["region_cache_bytes"] > 0
     machine.clear_caches("regions")
     stats = machine.stats()

@@ -40,7 +40,7 @@ from tests.support.reduced import (
 from tests.support.thorough import is_thorough, others_slow
 
 Checkpoints = Callable[[str], Path]
-SMALL, LARGE = picture(1, 190, 130), patchy_page(2, 700, 1000)
+SMALL, LARGE = picture(1, 190, 130), patchy_page(2, 560, 800)
 ENCODER_METHODS = [name for name, method in METHODS.items() if method.kind == "encoder"]
 DROPPING = [name for name in ENCODER_METHODS if not METHODS[name].merges]
 WITHOUT_TOWER = [name for name in ENCODER_METHODS if not METHODS[name].needs & {"attention", "keys"}]

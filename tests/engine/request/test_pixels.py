@@ -149,6 +149,7 @@ def test_the_next_claim_of_an_image_takes_its_cached_pixels(slow: SlowProcessor)
     processor: Any = slow
     store = PixelStore(processor, 1, PixelPool(1000, cache_capacity=500))
     for _ in range(3):
+        gc.freeze()  # so that the collection below visits only the objects of this test
         task = store.task(planned("cat"))
         claim = store.pool.claim([task])
         task.start().result(20)
@@ -157,6 +158,7 @@ def test_the_next_claim_of_an_image_takes_its_cached_pixels(slow: SlowProcessor)
         assert store.pool.stats().bytes == PIXEL_BYTES
         del task, claim
         gc.collect()
+        gc.unfreeze()
         assert len(store._tasks) == 0, "the cache does not hold the decoded image"
     assert slow.processed == ["cat"]
     assert (store.pool.stats().hits, store.pool.stats().misses) == (2, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers as hf
@@ -13,6 +15,7 @@ from fovea.engine.simulate.bundled import FOLDER
 
 TEXT = "<|im_start|>user\nHow many red circles are in the image? Answer with a number.<|im_end|>\n" * 3
 TOP = 2
+POOL: dict[str, Any] = {"device": "cpu", "kv_cache_mib": 16}
 
 
 def ask(engine: Engine, name: str, ids: list[int], *, scores: int | None) -> tuple[PromptLogprobs, int]:
@@ -25,7 +28,9 @@ def ask(engine: Engine, name: str, ids: list[int], *, scores: int | None) -> tup
 
 def test_log_probabilities_of_a_prompt() -> None:
     """Also in steps of 16 tokens, and of a prompt whose prefix another request has left in the cache."""
-    with Engine.from_pretrained("fovea-tiny", dtype="float32", max_step_tokens=16, threads=1) as engine:
+    with Engine.from_pretrained(
+        "fovea-tiny", dtype="float32", max_step_tokens=16, threads=1, **POOL
+    ) as engine:
         ids = engine.tokenizer.encode(TEXT)
         nothing, _ = ask(engine, "without", ids, scores=None)
         first, _ = ask(engine, "first", ids, scores=TOP)
@@ -56,10 +61,14 @@ def test_log_probabilities_of_a_prompt() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("step", [16, 512], ids=["in_pieces", "in_one_step"])
+@pytest.mark.parametrize(
+    "step", [pytest.param(16, id="in_pieces"), pytest.param(512, id="in_one_step", marks=pytest.mark.slow)]
+)
 def test_log_probabilities_of_a_prompt_in_bf16(step: int) -> None:
     """The C++ kernels compute bf16, and in the last layer only the rows that are read, scored ones, too."""
-    with Engine.from_pretrained("fovea-tiny", dtype="bfloat16", max_step_tokens=step, threads=1) as engine:
+    with Engine.from_pretrained(
+        "fovea-tiny", dtype="bfloat16", max_step_tokens=step, threads=1, **POOL
+    ) as engine:
         ids = engine.tokenizer.encode(TEXT)
         scored, _ = ask(engine, "scored", ids, scores=0)
     model = hf.AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32).eval()

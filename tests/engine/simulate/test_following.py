@@ -13,7 +13,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.run import Next, simulate, simulated_records
 from fovea.planner.composition import Composition
 from fovea.planner.cost import CostModel
-from tests.support.thorough import examples
+from tests.support.thorough import is_thorough
 
 COST = CostModel(
     step_s=0.01, decode_s=0.001, context_s=0, token_s=1e-4, chunk_s=0, pair_s=0, between_s=0,
@@ -60,7 +60,7 @@ def test_a_client_goes_on_after_a_request_that_was_refused() -> None:
     assert [record.reason for record in records] == ["refused", "length"]
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=40 if is_thorough() else 8, deadline=None)
 @given(
     clients=st.lists(
         st.lists(st.tuples(st.integers(1, 400), st.integers(1, 12), st.booleans()), min_size=1, max_size=4),

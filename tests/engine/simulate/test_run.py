@@ -16,7 +16,7 @@ from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.planner.composition import Composition
 from fovea.planner.cost import CostModel
-from tests.support.thorough import examples
+from tests.support.thorough import is_thorough
 
 COST = CostModel(
     step_s=0.01, decode_s=0.001, context_s=0, token_s=1e-4, chunk_s=0, pair_s=0, between_s=0,
@@ -102,8 +102,9 @@ def test_the_same_trace_gives_the_same_report() -> None:
 
 
 def test_thousands_of_requests_share_their_steps() -> None:
-    report = simulate(generate(Workload(requests=2000, rate=60, output_tokens=16)), FREE, CostModel())
-    assert report.classes["all"].finished == 2000
+    number = 2000 if is_thorough() else 1000
+    report = simulate(generate(Workload(requests=number, rate=60, output_tokens=16)), FREE, CostModel())
+    assert report.classes["all"].finished == number
     assert report.steps < report.tokens_per_s * report.seconds / 2, "requests did not run together"
 
 
@@ -158,7 +159,7 @@ CONFIG = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=examples(150))
+@settings(deadline=None, max_examples=150 if is_thorough() else 30)
 @given(requests=st.lists(REQUEST, min_size=1, max_size=25), config=CONFIG)
 def test_under_any_policy_every_request_is_served_and_none_is_passed_too_often(
     requests: list[TraceRequest], config: dict[str, Any]

@@ -17,7 +17,7 @@ from fovea.engine.simulate.report import ClassReport, Report
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.planner.composition import Composition
 from fovea.planner.cost import CostModel
-from tests.support.thorough import examples
+from tests.support.thorough import is_thorough
 
 WARM_UP = 30
 NOISE = NoiseSettings(noise=0.15, stalls=0.005)
@@ -41,8 +41,15 @@ def served(trace: Trace, cost: CostModel, oracle: Oracle | None = None, **target
     return simulate(trace, config, cost, bounds=bounds, noise=NOISE, oracle=oracle, warm_up=WARM_UP)
 
 
-@pytest.mark.parametrize("arrivals", ["poisson", "burst"])
-@pytest.mark.parametrize("share", [0.5, 1.5])
+@pytest.mark.parametrize(
+    ("share", "arrivals"),
+    [
+        pytest.param(0.5, "poisson", marks=pytest.mark.slow),
+        (0.5, "burst"),
+        (1.5, "poisson"),
+        pytest.param(1.5, "burst", marks=pytest.mark.slow),
+    ],
+)
 def test_the_asked_share_of_gaps_and_first_tokens_is_in_time(arrivals: str, share: float) -> None:
     trace = busy_trace(replace(LOAD, arrivals=arrivals), share, COST)
     report = served(trace, COST, target_itl_ms=10, target_ttft_ms=1000)
@@ -93,7 +100,7 @@ COSTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=examples(12))
+@settings(deadline=None, max_examples=12 if is_thorough() else 2)
 @given(
     cost=COSTS,
     arrivals=st.sampled_from(["poisson", "burst", "ramp"]),
