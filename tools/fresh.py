@@ -111,7 +111,8 @@ def settings_of_pip() -> dict[str, str]:
 def mounts(system: Path) -> str:
     """Return shell commands that mount in a system what the kernel offers, and what pip reads.
 
-    They run in a namespace of their own, so that the mounts end with it.
+    It also makes the places for the mounts, and writes pip's settings into the system, so it is called once.
+    The commands run for each part, in a namespace of its own, so that the mounts end with it.
     """
     lines = ["set -e", "mount -t proc proc proc", "mount --rbind /sys sys", "mount --rbind /dev dev"]
     settings = settings_of_pip()
@@ -134,8 +135,11 @@ def mounts(system: Path) -> str:
     return "\n".join(lines)
 
 
-def run_inside(system: Path, command: str) -> int:
-    """Run a shell command in a system, in the repository's folder. Returns its exit status."""
+def run_inside(system: Path, mounting: str, command: str) -> int:
+    """Run a shell command in a system, in the repository's folder. Returns its exit status.
+
+    mounting: from `mounts`.
+    """
     variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     variables |= {
         "HOME": "/root",
@@ -144,7 +148,7 @@ def run_inside(system: Path, command: str) -> int:
     }
     assignments = [f"{name}={value}" for name, value in variables.items()]
     inside = shlex.join(["chroot", ".", "env", "-i", *assignments, "sh", "-c", f"cd /fovea && {command}"])
-    script = f"{mounts(system)}\nexec {inside}\n"
+    script = f"{mounting}\nexec {inside}\n"
     namespaces = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
     command_line = [*namespaces, "--propagation", "private", "sh", "-c", script]
     return subprocess.run(command_line, cwd=system, check=False).returncode
@@ -156,9 +160,10 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_system(name: str, target: str) -> tuple[int, list[str]]:
+def test_system(name: str, target: str) -> tuple[int, str]:
     """Run the suite in a system. Returns the exit status, and a line with the processor time of each part."""
     system = make_system(name)
+    mounting = mounts(system)
     parts = {
         "installation": "make .venv/.installed-dev",
         "checks": "make check",
@@ -166,18 +171,17 @@ def test_system(name: str, target: str) -> tuple[int, list[str]]:
     }
     if name == "servers":
         parts = {"servers": "make servers", **parts}
-    used, lines, status = [], [f"{name}: "], 0
+    details, status, begin = [], 0, processor_seconds()
     for part, command in parts.items():
         before = processor_seconds()
-        status = run_inside(system, command)
-        used.append(processor_seconds() - before)
-        lines.append(f"{part} {used[-1]:.0f} s")
+        status = run_inside(system, mounting, command)
+        details.append(f"{part} {processor_seconds() - before:.0f} s")
         if status:
-            lines.append(f"failed with exit status {status}")
+            details.append(f"failed with exit status {status}")
             break
-    total = f"{sum(used):.0f} s of processor time"
+    total = processor_seconds() - begin
     shutil.rmtree(system, ignore_errors=True)
-    return status, [f"{lines[0]}{total} ({', '.join(lines[1:])})"]
+    return status, f"{name}: {total:.0f} s of processor time ({', '.join(details)})"
 
 
 def main() -> int:
@@ -199,8 +203,8 @@ def main() -> int:
         return CANNOT
     status, summary = 0, []
     for name in systems:
-        ended, lines = test_system(name, args.suite)
-        status, summary = status or ended, [*summary, *lines]
+        ended, line = test_system(name, args.suite)
+        status, summary = status or ended, [*summary, line]
     print("\n".join(summary))
     return status
 

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from tests.bench.support import Scripted, scripted
-from tests.cli.support import Caller, free_port, interrupt, start, until, write_lines
+from tests.cli.support import Caller, interrupt, start, until, write_lines
+from tests.support.servers import free_port
 
 SMALL = ("--visual-tokens", 16, "--token-side", 32, "--output-tokens", 6, "--concurrency", 2, "--repeats", 1)
 LOAD = ("--visual-tokens", "4,16", "--token-side", 32, "--output-tokens", 4, "--requests", 6, "--images", 3)

@@ -15,9 +15,10 @@ import pytest
 from fovea.cli.doctor.command import ended_by_signals
 from fovea.deploy.monitoring.files import alert_rules, prometheus_config, recording_rules
 from fovea.doctor.checks.all import CHECKS
-from tests.cli.support import Caller, Outcome, finish, free_port, start, until
+from tests.cli.support import Caller, Outcome, finish, start, until
 from tests.support import servers
 from tests.support.checkpoints import write
+from tests.support.servers import free_port
 
 KEY, ADMIN = "k" * 24, "a" * 24
 

@@ -19,8 +19,9 @@ import pytest
 from fovea import Engine
 from fovea.cli.serve import _keys_in_words
 from fovea.server.settings import ServerSettings
-from tests.cli.support import Caller, finish, free_port, start, until, write_lines
+from tests.cli.support import Caller, finish, start, until, write_lines
 from tests.support.forks import Fork
+from tests.support.servers import free_port
 
 
 @dataclass(frozen=True)

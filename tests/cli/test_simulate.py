@@ -17,7 +17,8 @@ import httpx
 import openai
 import pytest
 
-from tests.cli.support import TIMEOUT_S, Caller, free_port, start, until, write_lines
+from tests.cli.support import TIMEOUT_S, Caller, start, until, write_lines
+from tests.support.servers import free_port
 
 SMALL = ("--requests", 60, "--rate", 20, "--output-tokens", 8)
 LINE: dict[str, Any] = {"at": 0.0, "text": 5, "output": 3}

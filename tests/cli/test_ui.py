@@ -16,8 +16,9 @@ from fovea.core.errors import ConfigError
 from fovea.server.app import create_app
 from fovea.server.background import serving
 from fovea.server.settings import ServerSettings
-from tests.cli.support import Caller, finish, free_port, interrupt, start
+from tests.cli.support import Caller, finish, interrupt, start
 from tests.server.scripted import talker
+from tests.support.servers import free_port
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def together(machine: Engine, names: Sequence[str]) -> list[tuple[int, ...]]:
 FOLDERS = ("qwen", "tiled", "hybrid", "windowed", "crossing")
 two_models = pytest.mark.parametrize(
     "folder",
-    [pytest.param(n, marks=[] if n in ("qwen", "hybrid") else pytest.mark.slow) for n in FOLDERS],
+    others_slow(FOLDERS, ("qwen", "hybrid")),
     indirect=True,
 )
 """The default tests try what depends on caches with attention, and with states that checkpoints restore."""
@@ -121,7 +121,7 @@ def test_answers_in_batches_and_repeated_under_any_setting(
 
 @pytest.mark.parametrize(
     "folder",
-    [pytest.param(n, marks=[] if n == "hybrid" else pytest.mark.slow) for n in FOLDERS],
+    others_slow(FOLDERS, ("hybrid",)),
     indirect=True,
 )
 @pytest.mark.parametrize("config", STATES.values(), ids=STATES.keys())

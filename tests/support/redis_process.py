@@ -12,16 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import program
+from tests.support.servers import free_port
 
 START_S = 10.0
 """Longest time of a start in seconds."""
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 class RedisProcess:

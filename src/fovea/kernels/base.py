@@ -148,7 +148,7 @@ class Kernels(Protocol):
         ...
 
     def mixture(self, gate_up: Sequence[Product], down: Sequence[Product], active: int) -> Mixture | None:
-        """Return a function that computes a mixture of experts; None: the layer calls `Experts.mix`.
+        """Return a function that computes a mixture of experts; None: the layer computes it itself.
 
         gate_up: the product of each expert's gate and up, with a gated activation. down: its second product.
         active: number of experts per row.

@@ -31,12 +31,12 @@ def couple(weights: Mapping[str, Array], features: Array, words: Array) -> Array
     features: (n, D).
     words: (Q, D).
     """
-    image = linear(weights, "image", normalize(features))
-    query = np.maximum(linear(weights, "words", normalize(words)), 0).mean(0)
-    query = linear(weights, "query", query)
+    image = _linear(weights, "image", normalize(features))
+    query = np.maximum(_linear(weights, "words", normalize(words)), 0).mean(0)
+    query = _linear(weights, "query", query)
     both = np.concatenate((image, np.broadcast_to(query, image.shape), image * query), axis=1)
-    hidden = np.maximum(linear(weights, "hidden", both), 0)
-    return sigmoid(linear(weights, "coupling", hidden)[:, 0])
+    hidden = np.maximum(_linear(weights, "hidden", both), 0)
+    return sigmoid(_linear(weights, "coupling", hidden)[:, 0])
 
 
 def similarity(features: Array, words: Array) -> Array:
@@ -81,7 +81,7 @@ def couple_without_head(features: Array, words: Array, shape: tuple[int, int], k
     return (0.25 * similar + 0.75 * keyword_map).astype(np.float32)
 
 
-def linear(weights: Mapping[str, Array], name: str, x: Array) -> Array:
+def _linear(weights: Mapping[str, Array], name: str, x: Array) -> Array:
     """Apply the linear layer `name`: x (..., in) to (..., out)."""
     return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 

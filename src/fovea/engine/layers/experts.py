@@ -156,7 +156,7 @@ class ExpertBank(nn.Module):
 class ExpertsBlock(nn.Module):
     """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts.
 
-    mixture: the experts as one call of the kernels; None: `Experts.mix` computes them.
+    mixture: the experts as one call of the kernels; None: `ExpertBank.mix` computes them.
     """
 
     def __init__(self, hidden: int, config: Experts) -> None:
