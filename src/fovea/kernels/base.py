@@ -32,7 +32,7 @@ Stack = Callable[[Tensor, int, int, Tensor, Tensor, Tensor, AttentionPlan, Tenso
 (rows, hidden) for chosen rows. x is not changed.
 
 Arguments: x, first, last, cos and sin (T, 1, D) float32, kv (layers, blocks, block_size, 2, Hkv, D), plan,
-and the numbers of the rows whose results are returned, (rows,) int64, ascending; None: all T.
+and the numbers of the rows whose results are returned, (rows,) int64, in any order; None: all T.
 """
 
 Mixture = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -172,13 +172,10 @@ class Runner:
             for end, item in zip(ends, work, strict=True)
             for place in prompt_rows(item)
         ]
-        read = sorted(rows + [row for _, _, row in scored])  # the C++ kernels move rows up in this order
         with forward_stage(work):
-            hidden = self._forward(work, read)
+            hidden = self._forward(work, rows + [row for _, _, row in scored])
         if scored:
-            places = {row: place for place, row in enumerate(read)}
-            states = hidden[[places[row] for _, _, row in scored]]
-            hidden = hidden[[places[row] for row in rows]]
+            hidden, states = hidden[: len(rows)], hidden[len(rows) :]
             with stage("head", rows=len(scored)):
                 self._score_prompts([(item, place) for item, place, _ in scored], states, result)
         if rows:
@@ -252,7 +249,7 @@ class Runner:
         return self._prompts[job.holders[0]].inputs.pixels[job.span.key]()
 
     def _forward(self, work: list[Work], rows: list[int]) -> Tensor:
-        """Compute a step, and return the hidden states of `rows`, which ascend: (len(rows), hidden)."""
+        """Compute a step, and return the hidden states of `rows`: (len(rows), hidden)."""
         device = self.model.device
         ids = np.concatenate([self._prompts[item.seq.id].ids_of(item) for item in work])
         visual_rows, embeds, deepstack = self._visual(work)

@@ -81,8 +81,8 @@ class Decoder(nn.Module):
         visual_rows: numbers of the rows to which DeepStack features are added; None: there are none.
         deepstack: deepstack[i], (len(visual_rows), hidden), is added to these rows after layer i (DeepStack,
             arXiv 2406.04334).
-        read: numbers of the rows that are returned, ascending; None: all T. The last layer computes little
-            more than these: of a prompt only the last row is read.
+        read: numbers of the rows that are returned, in any order; None: all T. The last layer computes
+            little more than these: of a prompt only the last row is read.
         per_layer: (T, layers, width), what `layer_embeddings` returns.
         images: the rows that see image states.
         """

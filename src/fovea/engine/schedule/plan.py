@@ -38,14 +38,8 @@ class Work:
         return max(0, self.stop - self.seq.length)
 
     def split(self) -> tuple[Work, ...]:
-        """Return the work as one piece, and each token that is computed like a decode as another.
-
-        These are drafts, and tokens of the answer that are computed again after a preemption. The kernels of
-        decodes give their KV and logits the same bits whenever they are computed. If the model has layers
-        with a state, only drafts are apart: these layers take a run of known tokens as one.
-        """
-        known = len(self.seq.prompt_ids) if self.state is None else self.seq.length
-        first = min(max(known, self.start), self.stop)
+        """Return the known tokens as one piece, and each draft as another, because each draft is verified."""
+        first = min(max(self.seq.length, self.start), self.stop)
         if self.count == 1 or first == self.stop:
             return (self,)
         apart = tuple(self._piece(place, place + 1) for place in range(first, self.stop))

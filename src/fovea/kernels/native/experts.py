@@ -9,6 +9,7 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from fovea.kernels.native.border import ANY, BF16, address
 from fovea.kernels.native.product import NativeProduct
 
 
@@ -40,6 +41,11 @@ class NativeExperts:
     ) -> None:
         self._library = library
         self._products = gate_up, down  # their addresses are valid as long as they live
+        self._hidden = gate_up[0].weight.k
+        if not 0 < active <= len(gate_up) or len(gate_up) != len(down):
+            raise ValueError(
+                f"{active} of {len(gate_up)} experts cannot be active ({len(down)} have outputs)"
+            )
         self._tables = _addresses(gate_up), _addresses(down)
         first, second = map(ctypes.addressof, self._tables)
         self._struct = MixtureStruct(first, second, len(gate_up), active, gate_up[0].kind)
@@ -48,10 +54,10 @@ class NativeExperts:
     def __call__(self, x: Tensor, logits: Tensor, residual: Tensor | None) -> Tensor:
         x, logits = x.contiguous(), logits.contiguous()
         residual = None if residual is None else residual.contiguous()
-        out = torch.empty_like(x)
+        out, experts = torch.empty_like(x), len(self._products[0])
         self._library.fovea_experts(
-            self.address, x.data_ptr(), len(x), logits.data_ptr(),
-            None if residual is None else residual.data_ptr(), out.data_ptr(), torch.get_num_threads(),
+            self.address, address(x, BF16, ANY, self._hidden), len(x), address(logits, BF16, len(x), experts),
+            address(residual, BF16, *x.shape), out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 

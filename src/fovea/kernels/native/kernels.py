@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan
 from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.native.border import ANY, BF16, F32, I64, Checked, address, check_numbers
 from fovea.kernels.native.experts import NativeExperts
 from fovea.kernels.native.product import NativeProduct, fuses
 from fovea.kernels.native.stack import NativeStack, is_native, shares_struct
@@ -45,11 +46,6 @@ SIGNATURES = {
 }
 
 
-def address_of(tensor: Tensor | None) -> int | None:
-    """Address of a tensor's values; None: a null pointer."""
-    return None if tensor is None else tensor.data_ptr()
-
-
 class NativeKernels:
     """Implements `kernels.base.Kernels` for bfloat16 rows on a CPU.
 
@@ -63,6 +59,7 @@ class NativeKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._torch = TorchKernels(pack=True)
+        self._checked = Checked()
         self.library = library
         for name, signature in SIGNATURES.items():
             function = getattr(library, name)
@@ -83,7 +80,7 @@ class NativeKernels:
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:
-        if weight.dtype is not torch.bfloat16 or weight.shape[1] % 2:
+        if weight.dtype is not BF16 or weight.shape[1] % 2:
             return self._torch.product(weight, bias, activation, gated)
         packed = PackedWeight(self.library, weight, bias, gated=gated and fuses(activation, gated))
         return NativeProduct(self.library, packed, activation, gated)
@@ -91,7 +88,7 @@ class NativeKernels:
     def quantized_product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> TableProduct:
-        if weight.dtype is not torch.bfloat16:
+        if weight.dtype is not BF16:
             return self._torch.quantized_product(weight, bias, activation, gated, format)
         fused = gated and fuses(activation, gated)
         return NativeProduct(
@@ -117,23 +114,25 @@ class NativeKernels:
         return MAX_SHARED_ROWS
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
-        if x.dtype is not torch.bfloat16:
+        if x.dtype is not BF16:
             return self._torch.rms_norm(x, weight, eps, centered=centered)
         x = x.contiguous()
         out, width = torch.empty_like(x), x.shape[-1]
         self.library.fovea_rms_norm(
-            x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, centered, out.data_ptr(),
-            torch.get_num_threads(),
+            x.data_ptr(), x.numel() // width, width, address(weight, BF16, width), eps, centered,
+            out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
     def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
-        if x.dtype is not torch.bfloat16 or not x.is_contiguous():
+        if x.dtype is not BF16 or not x.is_contiguous():
             return self._torch.rotate(x, count, cos, sin)
         rows, heads, dim = x.shape
+        turns = [address(part.view(rows, dim), F32, rows, dim) for part in (cos, sin)]
         self.library.fovea_rotate(
-            x.data_ptr(), rows, heads, count, dim, cos.data_ptr(), sin.data_ptr(), torch.get_num_threads()
-        )
+            x.data_ptr(), rows, heads, count, dim, turns[0], turns[1],
+            torch.get_num_threads(),
+        )  # fmt: skip
         return x
 
     def rotate_store(
@@ -149,63 +148,73 @@ class NativeKernels:
         *,
         centered: bool = False,
     ) -> Tensor:
-        if qkv.dtype is not torch.bfloat16:
+        if qkv.dtype is not BF16:
             return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered)
         qkv = qkv.contiguous()
         rows, _, dim = qkv.shape
+        kv_heads, rotary = (qkv.shape[1] - heads) // 2, cos.shape[-1]
+        if rotary > dim:
+            raise ValueError(f"a rotation of {rotary} numbers does not fit into heads of {dim}")
         query_weight, key_weight = (
-            (None, None) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+            (None, None) if norms is None else (address(part, BF16, dim) for part in norms)
         )
+        turns = [address(part.view(rows, rotary), F32, rows, rotary) for part in (cos, sin)]
+        check_numbers("KV slots", slots, 0, kv.shape[0] * kv.shape[1] - 1)
         self.library.fovea_rotate_store(
-            qkv.data_ptr(), rows, heads, kv.shape[3], dim, cos.shape[-1], cos.data_ptr(), sin.data_ptr(),
-            query_weight, key_weight, eps, centered, kv.data_ptr(), slots.data_ptr(),
+            address(qkv, BF16, rows, heads + 2 * kv_heads, dim), rows, heads, kv_heads, dim, rotary,
+            turns[0], turns[1], query_weight, key_weight, eps,
+            centered, address(kv, BF16, ANY, ANY, 2, kv_heads, dim), address(slots, I64, rows),
             torch.get_num_threads(),
         )  # fmt: skip
         return qkv[:, :heads]
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         rows, heads, dim = query.shape
-        if query.dtype is not torch.bfloat16 or not self.attends_in_place(dim):
+        if query.dtype is not BF16 or not self.attends_in_place(dim):
             return self._torch.attend(query, kv, plan, scale)
         if query.stride(1) != dim or query.stride(2) != 1:
             query = query.contiguous()
         out = query.new_empty((rows, heads, dim))
-        address, stride, threads = query.data_ptr(), query.stride(0), torch.get_num_threads()
-        pages = kv.data_ptr(), kv.shape[1]
+        self._checked.attention(plan, rows, kv)
+        start, stride, threads = query.data_ptr(), query.stride(0), torch.get_num_threads()
+        kv_heads, block = kv.shape[3], kv.shape[1]
+        pages = address(kv, BF16, ANY, ANY, 2, kv_heads, dim)
         for group in plan.decodes:
             count, width = group.tables.shape
             shared = shares_struct(group)
             self.library.fovea_decode_attention(
-                address + 2 * group.row * stride, stride, count, heads, kv.shape[3], dim, *pages,
-                group.tables.data_ptr(), width, group.lengths.data_ptr(), address_of(group.firsts),
+                start + 2 * group.row * stride, stride, count, heads, kv_heads, dim, pages, block,
+                group.tables.data_ptr(), width, group.lengths.data_ptr(), address(group.firsts, I64, count),
                 ctypes.byref(shared) if shared else None, scale, out[group.row :].data_ptr(), threads,
             )  # fmt: skip
         for chunk in plan.chunks:
             self.library.fovea_chunk_attention(
-                address + 2 * chunk.row * stride, stride, chunk.count, chunk.first, heads, kv.shape[3], dim,
-                *pages, chunk.table.data_ptr(), address_of(chunk.limits), scale, out[chunk.row :].data_ptr(),
-                threads,
+                start + 2 * chunk.row * stride, stride, chunk.count, chunk.first, heads, kv_heads, dim, pages,
+                block, chunk.table.data_ptr(), address(chunk.limits, I64, chunk.count, 2), scale,
+                out[chunk.row :].data_ptr(), threads,
             )  # fmt: skip
         return out
 
     def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
         rows, _, dim = qkv.shape
-        if qkv.dtype is not torch.bfloat16 or dim % 2 or not (qkv.is_contiguous() and out.is_contiguous()):
+        if qkv.dtype is not BF16 or dim % 2 or not (qkv.is_contiguous() and out.is_contiguous()):
             return self._torch.attend_groups(qkv, groups, heads, part, out)
+        if rows % groups or not 0 <= part.start <= part.stop <= heads:
+            raise ValueError(f"{rows} rows cannot be {groups} groups, or heads {part} are not among {heads}")
         self.library.fovea_group_attention(
-            qkv.data_ptr(), groups, rows // groups, heads, part.start, part.stop, dim, dim**-0.5,
-            out.data_ptr(), torch.get_num_threads(),
+            address(qkv, BF16, rows, 3 * heads, dim), groups, rows // groups, heads, part.start, part.stop,
+            dim, dim**-0.5, address(out, BF16, rows, heads * dim), torch.get_num_threads(),
         )  # fmt: skip
         return None
 
     def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.dtype is not torch.bfloat16 or gate.stride(1) != 1:
+        if x.dtype is not BF16 or gate.dtype is not BF16 or gate.shape != x.shape or gate.stride(1) != 1:
             return self._torch.gated_norm(x, gate, weight, eps)
         x = x.contiguous()
         out = torch.empty_like(x)
         self.library.fovea_gated_norm(
-            x.data_ptr(), gate.data_ptr(), gate.stride(0), *x.shape, weight.data_ptr(), eps, out.data_ptr(),
-            torch.get_num_threads(),
+            x.data_ptr(), gate.data_ptr(), gate.stride(0), *x.shape, address(weight, BF16, x.shape[1]), eps,
+            out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -218,16 +227,17 @@ class NativeKernels:
         state: Tensor,
         plan: StatePlan,
     ) -> Tensor:
-        if x.dtype is not torch.bfloat16 or activation not in (None, "silu") or x.stride(1) != 1:
+        if x.dtype is not BF16 or activation not in (None, "silu") or x.stride(1) != 1:
             return self._torch.short_conv(x, weight, bias, activation, state, plan)
         rows, channels = x.shape
         out = x.new_empty((rows, channels))
-        table = plan.table
+        table, width = plan.table, weight.shape[0]
+        self._checked.states(table, rows, len(state))
         self.library.fovea_short_conv(
-            x.data_ptr(), x.stride(0), rows, channels, weight.shape[0], weight.data_ptr(),
-            None if bias is None else bias.data_ptr(), activation is not None, state.data_ptr(),
-            table.starts.data_ptr(), table.runs.data_ptr(), table.saves.data_ptr(), len(table.starts) - 1,
-            out.data_ptr(), torch.get_num_threads(),
+            x.data_ptr(), x.stride(0), rows, channels, width, address(weight, BF16, width, channels),
+            address(bias, BF16, channels), activation is not None,
+            address(state, BF16, ANY, width - 1, channels), table.starts.data_ptr(), table.runs.data_ptr(),
+            table.saves.data_ptr(), len(table.starts) - 1, out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -241,16 +251,19 @@ class NativeKernels:
         state: Tensor,
         plan: StatePlan,
     ) -> Tensor:
-        if qkv.dtype is not torch.bfloat16:
+        if qkv.dtype is not BF16:
             return self._torch.gated_delta(qkv, beta, step, rates, key_heads, state, plan)
         qkv, beta, step = qkv.contiguous(), beta.contiguous(), step.contiguous()
         heads, key_dim, value_dim = state.shape[1:]
-        out = qkv.new_empty((qkv.shape[0], heads * value_dim))
-        table = plan.table
+        table, rows = plan.table, len(qkv)
+        self._checked.states(table, rows, len(state))
+        out = qkv.new_empty((rows, heads * value_dim))
         self.library.fovea_gated_delta(
-            qkv.data_ptr(), qkv.shape[0], beta.data_ptr(), step.data_ptr(), rates[0].data_ptr(),
-            rates[1].data_ptr(), key_heads, heads, key_dim, value_dim, state.data_ptr(),
-            table.starts.data_ptr(), table.runs.data_ptr(), table.saves.data_ptr(), len(table.starts) - 1,
-            out.data_ptr(), torch.get_num_threads(),
+            address(qkv, BF16, rows, 2 * key_heads * key_dim + heads * value_dim), rows,
+            address(beta, F32, rows, heads), address(step, F32, rows, heads), address(rates[0], F32, heads),
+            address(rates[1], F32, heads), key_heads, heads, key_dim, value_dim,
+            address(state, F32, ANY, heads, key_dim, value_dim), table.starts.data_ptr(),
+            table.runs.data_ptr(), table.saves.data_ptr(), len(table.starts) - 1, out.data_ptr(),
+            torch.get_num_threads(),
         )  # fmt: skip
         return out

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fovea.kernels.activation import finish
+from fovea.kernels.native.border import BF16, address
 from fovea.kernels.native.weights import NativeWeight, weight_rows
 
 ACTIVATIONS = {
@@ -49,8 +50,8 @@ class NativeProduct:
         y = x.new_empty((*x.shape[:-1], self.width))
         fused = None if residual is None or self.kind is None else residual.contiguous()
         self._library.fovea_product(
-            self.weight.address, x.data_ptr(), self.weight.k, rows, self.kind or 0,
-            None if fused is None else fused.data_ptr(), y.data_ptr(), torch.get_num_threads(),
+            self.weight.address, address(x, BF16, *x.shape[:-1], self.weight.k), self.weight.k, rows,
+            self.kind or 0, address(fused, BF16, *y.shape), y.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return y if self.kind is not None else finish(y, self.activation, self.gated, residual)
 

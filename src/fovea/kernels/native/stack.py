@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Decodes
 from fovea.kernels.base import StackLayer, StackShape
+from fovea.kernels.native.border import ANY, BF16, F32, I64, address, check_numbers, check_plan
 from fovea.kernels.native.experts import NativeExperts
 from fovea.kernels.native.product import NativeProduct
 
@@ -89,7 +90,8 @@ class NativeStack:
         self._layers = (_Layer * len(parts))()
         for layer, part in zip(self._layers, parts, strict=True):
             norms = (part.input_norm, part.post_norm, part.q_norm, part.k_norm)
-            values: list[int | None] = [None if norm is None else norm.data_ptr() for norm in norms]
+            widths = shape.hidden, shape.hidden, shape.head_dim, shape.head_dim
+            values = [address(norm, BF16, width) for norm, width in zip(norms, widths, strict=True)]
             products = native_products(part)
             values += [product.weight.address for product in products]
             for field, value in zip(_Layer._fields_, values, strict=False):
@@ -111,9 +113,20 @@ class NativeStack:
         read: Tensor | None,
     ) -> Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
+        shape = self._shape
+        rows, pages = len(x), (ANY, ANY, 2, shape.kv_heads, shape.dim)
+        check_plan(plan, rows, *kv.shape[1:3])
+        check_numbers("KV slots", plan.slots, 0, kv.shape[1] * kv.shape[2] - 1)
+        if any(chunk.limits is not None for chunk in plan.chunks) or any(
+            group.firsts is not None for group in plan.decodes
+        ):
+            raise ValueError(
+                "layers in one call have no sliding windows, and no images whose tokens see each other"
+            )
         attention = _Attention(
-            cos.data_ptr(), sin.data_ptr(), plan.slots.data_ptr(), kv.shape[2], kv.stride(0), 0, 0, None,
-            None, None, len(plan.chunks),
+            *(address(part.view(rows, shape.dim), F32, rows, shape.dim) for part in (cos, sin)),
+            address(plan.slots, I64, rows), kv.shape[2], kv.stride(0), 0, 0, None, None, None,
+            len(plan.chunks),
         )  # fmt: skip
         if plan.decodes:
             (group,) = plan.decodes
@@ -126,12 +139,15 @@ class NativeStack:
             chunks = [_Chunk(c.row, c.count, c.first, c.table.data_ptr()) for c in plan.chunks]
             attention.chunk = (_Chunk * len(chunks))(*chunks)
         if read is not None:
-            attention.read, attention.reads = read.data_ptr(), len(read)
+            attention.read, attention.reads = address(read, I64, ANY), len(read)
+            check_numbers("rows that are read", read, 0, rows - 1)
+            if len(read) > rows:
+                raise ValueError(f"{len(read)} rows are read, of a step of {rows}")
         else:
             attention.reads = -1
         self._run(
             ctypes.byref(self._layers, first * ctypes.sizeof(_Layer)), last - first,
-            ctypes.byref(self._shape),
-            ctypes.byref(attention), x.data_ptr(), len(x), kv[first].data_ptr(), torch.get_num_threads(),
+            ctypes.byref(shape), ctypes.byref(attention), address(x, BF16, rows, shape.hidden), rows,
+            address(kv[first], BF16, *pages), torch.get_num_threads(),
         )  # fmt: skip
         return x if read is None else x[: len(read)]

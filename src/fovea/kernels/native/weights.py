@@ -8,6 +8,7 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from fovea.kernels.native.border import I64, address, check_numbers
 from fovea.kernels.quantize import Format
 
 PANEL, LANES, CODES = 64, 16, 15
@@ -151,8 +152,9 @@ NativeWeight = PackedWeight | QuantizedWeight
 def weight_rows(library: ctypes.CDLL, weight: NativeWeight, ids: Tensor) -> Tensor:
     """Return rows of a weight that is not gated, bf16 (*ids, k). Quantized rows are dequantized."""
     ids = ids.contiguous()
+    check_numbers("rows of a weight", ids, 0, weight.n - 1)
     out = torch.empty((*ids.shape, weight.k), dtype=torch.bfloat16)
-    library.fovea_rows(weight.address, ids.data_ptr(), ids.numel(), out.data_ptr())
+    library.fovea_rows(weight.address, address(ids, I64, *ids.shape), ids.numel(), out.data_ptr())
     return out
 
 

@@ -1,5 +1,6 @@
 // Attention of many queries at once: a chunk of a prompt, or the patches of an image. Keys and values are
-// packed into tiles once per head, and all queries multiply these tiles.
+// packed into tiles once per head, and all queries multiply these tiles. A row of a chunk has the bits that decode.cpp
+// would give it; a change of the order of additions must be made in both files.
 
 #include <algorithm>
 #include <vector>
@@ -86,7 +87,7 @@ inline float weigh(const float* scores, Reach reach, int64_t begin, int64_t room
         sum = hn::Add(sum, e);
         store_weight(weights + i, e);
     }
-    return 1.0f / hn::ReduceSum(f32, sum);
+    return 1.0f / sum_of(sum);
 }
 
 // Attention of one head: `queries` queries over `count` keys and values. reach(i): the keys that query i attends to. 

@@ -6,6 +6,9 @@
 // scored (multiplied with the queries) or mixed (its values are added up by weight) for all rows of the
 // family. No partial results are merged afterwards. Each query head has a lane and sums of its own, over its
 // tokens in their order. So a row's result does not depend on its family, to the last bit.
+//
+// Scores, weights and sums are computed with the operations and in the order of attention.cpp. So a row has the same
+// bits, too, whether it is computed here or as a row of a chunk. A change of the order must be made in both files.
 
 #include <algorithm>
 #include <vector>
@@ -48,8 +51,11 @@ struct Pages {
     const bf16* kv;
     int64_t block, kv_heads, dim;
     const int64_t *tables, width, *lengths, *firsts;
-    // The first token that a row reads itself, after `shared` tokens that it reads with others.
-    int64_t own(int64_t row, int64_t shared) const { return shared || !firsts ? shared : firsts[row]; }
+    // The first token that a row attends to.
+    int64_t first(int64_t row) const { return firsts ? firsts[row] : 0; }
+    // The first token that a row reads itself, after `shared` tokens that it reads with others: an even number, because
+    // pairs of tokens begin there.
+    int64_t own(int64_t row, int64_t shared) const { return shared ? shared : first(row) / 2 * 2; }
     int64_t stride() const { return 2 * kv_heads * dim; }
     Rows keys(int64_t row, int64_t head) const { return {kv + head * dim, stride(), tables + row * width, block}; }
     Rows values(int64_t row, int64_t head) const {
@@ -78,10 +84,9 @@ FOVEA_INLINE void set_weights(uint32_t* at, Floats even, Floats odd) {
 #endif
 }
 
-// scores (last - first, LANES) = scale * products of up to LANES query heads with the keys of tokens [first, last).
-// Each query head has a lane.
-void score_keys(const uint32_t* queries, const Rows& keys, int64_t first, int64_t last, int64_t dim, float scale,
-                float* scores) {
+// scores (last - first, LANES) = products of up to LANES query heads with the keys of tokens [first, last). Each query
+// head has a lane.
+void score_keys(const uint32_t* queries, const Rows& keys, int64_t first, int64_t last, int64_t dim, float* scores) {
     for (int64_t start = first; start < last; start += KEYS) {
         const bf16* key[KEYS];
         for (int64_t i = 0; i < KEYS; ++i) {
@@ -105,7 +110,7 @@ void score_keys(const uint32_t* queries, const Rows& keys, int64_t first, int64_
 #endif
         }
         for (int64_t i = 0; i < KEYS && start + i < last; ++i)
-            hn::StoreU(hn::Mul(sums[i], hn::Set(f32, scale)), f32, scores + (start - first + i) * LANES);
+            hn::StoreU(sums[i], f32, scores + (start - first + i) * LANES);
     }
 }
 
@@ -115,16 +120,22 @@ Floats most_of(Floats most, const float* scores, int64_t count) {
     return most;
 }
 
-// Turns scores (count, LANES) into weights e^(score - most), stored by pairs of tokens. Returns `sum` plus these
-// weights. Only a row's own tokens may be an odd number.
-Floats weigh_lanes(const float* scores, int64_t count, Floats most, Floats sum, uint32_t* weights) {
-    for (int64_t t = 0; t < count; t += 2) {
-        const Floats even = exponential(hn::Sub(hn::LoadU(f32, scores + t * LANES), most));
-        const Floats odd = t + 1 < count ? exponential(hn::Sub(hn::LoadU(f32, scores + (t + 1) * LANES), most)) : hn::Zero(f32);
-        sum = hn::Add(sum, hn::Add(even, odd));
-        set_weights(weights + t / 2 * PAIR * LANES, even, odd);
+// Turns the scores (last - start, LANES) of tokens [start, last) into weights e^(scale * (score - most)), stored by pairs
+// of tokens. Tokens before `first` get weight 0. `start` is even; `last` is odd only at the end of a row's own tokens.
+// Adds the weights to sums (LANES, LANES): the weight of token t to sums[t % LANES].
+void weigh_lanes(const float* scores, int64_t start, int64_t first, int64_t last, Floats most, float scale, Floats* sums,
+                 uint32_t* weights) {
+    const Floats factor = hn::Set(f32, scale);
+    const auto weight = [&](int64_t t) {
+        if (t < first || t >= last) return hn::Zero(f32);
+        return exponential(hn::Mul(factor, hn::Sub(hn::LoadU(f32, scores + (t - start) * LANES), most)));
+    };
+    for (int64_t t = start; t < last; t += 2) {
+        const Floats even = weight(t), odd = weight(t + 1);
+        sums[t % LANES] = hn::Add(sums[t % LANES], even);
+        sums[(t + 1) % LANES] = hn::Add(sums[(t + 1) % LANES], odd);
+        set_weights(weights + (t - start) / 2 * PAIR * LANES, even, odd);
     }
-    return sum;
 }
 
 // Adds the weighted values of tokens [first, last), dimensions d..d + DIMS - 1, to the sums kept (heads, 2, LANES) of
@@ -245,11 +256,11 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
     const Rows keys = pages.keys(rows[0], kv_head), values = pages.values(rows[0], kv_head);
     for (int64_t start = 0; start < shared; start += STRETCH)
         for (int tile = 0; tile < tiles; ++tile)
-            score_keys(&scratch.queries[tile * tile_queries], keys, start, std::min(start + STRETCH, shared), dim, scale,
+            score_keys(&scratch.queries[tile * tile_queries], keys, start, std::min(start + STRETCH, shared), dim,
                        scores + (tile * shared + start) * LANES);
     for (const Piece& p : scratch.pieces)
         score_keys(&scratch.queries[p.tile * tile_queries], pages.keys(p.row, kv_head), pages.own(p.row, shared),
-                   pages.lengths[p.row], dim, scale, scores + (common + p.own) * LANES);
+                   pages.lengths[p.row], dim, scores + (common + p.own) * LANES);
 
     for (size_t at = 0; at < scratch.pieces.size();) {
         const int tile = scratch.pieces[at].tile;
@@ -258,18 +269,20 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
         size_t end = at;
         for (; end < scratch.pieces.size() && scratch.pieces[end].tile == tile; ++end) {
             const Piece& p = scratch.pieces[end];
-            const Floats own = most_of(most, scores + (common + p.own) * LANES,
-                                       pages.lengths[p.row] - pages.own(p.row, shared));
+            const int64_t start = pages.own(p.row, shared), seen = std::max(start, pages.first(p.row));
+            const Floats own = most_of(most, scores + (common + p.own + seen - start) * LANES, pages.lengths[p.row] - seen);
             most = hn::IfThenElse(lanes_of(p), own, most);
         }
-        const Floats begun = weigh_lanes(of_tile, shared, most, hn::Zero(f32), weights + tile * shared / 2 * PAIR * LANES);
-        Floats total = begun;
+        Floats begun[LANES], total = hn::Zero(f32);
+        for (Floats& sum : begun) sum = hn::Zero(f32);
+        weigh_lanes(of_tile, 0, 0, shared, most, scale, begun, weights + tile * shared / 2 * PAIR * LANES);
         for (; at < end; ++at) {
             const Piece& p = scratch.pieces[at];
-            const Floats sum = weigh_lanes(scores + (common + p.own) * LANES,
-                                           pages.lengths[p.row] - pages.own(p.row, shared), most, begun,
-                                           weights + (common + p.own) / 2 * PAIR * LANES);
-            total = hn::IfThenElse(lanes_of(p), sum, total);
+            Floats sums_of_row[LANES];
+            std::copy(begun, begun + LANES, sums_of_row);
+            weigh_lanes(scores + (common + p.own) * LANES, pages.own(p.row, shared), pages.first(p.row), pages.lengths[p.row],
+                        most, scale, sums_of_row, weights + (common + p.own) / 2 * PAIR * LANES);
+            total = hn::IfThenElse(lanes_of(p), sum_of(sums_of_row), total);
         }
         hn::StoreU(hn::Div(hn::Set(f32, 1.0f), total), f32, &scratch.inverse[tile * LANES]);
     }

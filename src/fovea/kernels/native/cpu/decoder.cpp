@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "pages.h"
 
 using namespace fovea;
 
@@ -36,14 +37,15 @@ struct DecoderAttention {
     const DecodeShares* shared;  // null: no rows share blocks
     int64_t chunks;
     const DecoderChunk* chunk;
-    const int64_t* read;  // the rows whose results are wanted, ascending
+    const int64_t* read;  // the rows whose results are wanted, in any order
     int64_t reads;        // how many; -1: all rows
 };
 
-// Moves rows read[i] of x (rows, width) to row i.
-static void gather(bf16* x, int64_t width, const int64_t* read, int64_t reads) {
-    for (int64_t i = 0; i < reads; ++i)
-        if (read[i] != i) std::memcpy(x + i * width, x + read[i] * width, width * sizeof(bf16));
+// Makes rows read[i] of x (rows, width) its first rows. They are copied out first, so any order is allowed.
+static void gather(bf16* x, int64_t width, const int64_t* read, int64_t reads, std::vector<bf16>& scratch) {
+    bf16* taken = grown(scratch, reads * width);
+    for (int64_t i = 0; i < reads; ++i) std::memcpy(taken + i * width, x + read[i] * width, width * sizeof(bf16));
+    if (reads) std::memcpy(x, taken, reads * width * sizeof(bf16));
 }
 
 extern "C" {
@@ -52,7 +54,7 @@ extern "C" {
 // computes only the wanted rows after its attention; they become the first rows of x.
 void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape* shape, const DecoderAttention* plan,
                    bf16* x, int64_t rows, bf16* kv, int threads) {
-    thread_local std::vector<bf16> normed, qkv, mixed, inner, logits;
+    thread_local std::vector<bf16> normed, qkv, mixed, inner, logits, taken;
     const DecoderShape& s = *shape;
     const int64_t heads = s.heads + 2 * s.kv_heads;
     normed.resize(rows * s.hidden);
@@ -75,8 +77,8 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
                                   mixed.data() + chunk.row * s.heads * s.dim, threads);
         }
         if (plan->reads >= 0 && i == count - 1) {
-            gather(mixed.data(), s.heads * s.dim, plan->read, plan->reads);
-            gather(x, s.hidden, plan->read, plan->reads);
+            gather(mixed.data(), s.heads * s.dim, plan->read, plan->reads, taken);
+            gather(x, s.hidden, plan->read, plan->reads, taken);
             rows = plan->reads;
             if (rows == 0) return;
         }

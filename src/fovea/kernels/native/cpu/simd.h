@@ -121,6 +121,22 @@ FOVEA_INLINE Floats exponential(Floats x) {
     return hn::Mul(p, hn::BitCast(f32, exponent));
 }
 
+// The sum of LANES numbers: those of one vector, or of each lane of LANES vectors. Both functions add in the same order,
+// by halves.
+inline float sum_of(Floats numbers) {
+    float parts[LANES];
+    hn::StoreU(numbers, f32, parts);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
+    return parts[0];
+}
+
+FOVEA_INLINE Floats sum_of(Floats (&numbers)[LANES]) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) numbers[i] = hn::Add(numbers[i], numbers[i + half]);
+    return numbers[0];
+}
+
 FOVEA_INLINE Floats sigmoid(Floats x) {
     const Floats one = hn::Set(f32, 1.0f);
     return hn::Div(one, hn::Add(one, exponential(hn::Neg(x))));
