@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +103,37 @@ def test_tokens_equal(
         assert abs(float(row[ours[first]] - row[theirs[first]])) <= allowed, (
             f"token {first}: {ours[first]} instead of {theirs[first]}"
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [
+        ({"dtype": "float32"}, 1e-3),
+        ({"dtype": "bfloat16"}, 0.3),
+        ({"dtype": "bfloat16", "quantization": "int8"}, 0.6),
+        pytest.param({"dtype": "bfloat16", "kernels": "torch"}, 0.3, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_log_probabilities_of_a_prompt_with_images(
+    reference: Reference, settings: dict[str, Any], tolerance: float
+) -> None:
+    """On the C++ kernels those of the last piece of a prompt were once those of other tokens."""
+    sample = next(sample for sample in samples() if sample.kind == "compare")
+    with Engine.from_pretrained(
+        "fovea-tiny", kv_cache_mib=16, threads=1, max_step_tokens=33, **settings
+    ) as engine:
+        request = engine.request(
+            sample.turns[0].question, sample.images, temperature=0, max_tokens=1, prompt_logprobs=0
+        )
+        ids = list(engine._preparer.builder.build(request.prompt).ids)
+        scored = engine.generate(request.prompt, sampling=request.sampling).prompt_logprobs
+    rows = torch.log_softmax(reference.logits(ids[:1], list(sample.images), ids[1:]), -1)
+    theirs = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    ours = torch.tensor([entry.logprob for entry in scored if entry is not None])  # of text, not of images
+    text = torch.tensor(ids[1:]) != reference.image_token
+    differences = (ours - theirs[text]).abs()
+    assert float(differences.max()) < tolerance, differences
 
 
 def test_it_is_small_and_complete() -> None:
