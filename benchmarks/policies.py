@@ -12,6 +12,8 @@
 3. Targets for gaps and first tokens with steady and bursty load at 50% to 150% of saturation, while durations
     scatter. Five variants: both targets; the target for gaps without refusals; `BatchRule`; neither; and an
     oracle, which knows all costs in advance. 40 requests before the load are served but not reported.
+4. Prompts of 20 tokens beside prompts of 8,000 tokens, which arrive as fast as they can be computed. Two
+    policies: dual, which shares steps between both; and first come, first served.
 
 Throughput at saturation is measured separately: all the same requests arrive at once. "Worst gap" is the
 longest gap of each answer; p50 and p99 are taken over answers. The last line is JSON.
@@ -26,14 +28,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fovea.core.trace import Trace
+from fovea.core.percentile import percentile
+from fovea.core.trace import Trace, TraceRequest
 from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.noise import NoiseSettings
 from fovea.engine.simulate.oracle import Oracle
 from fovea.engine.simulate.report import Report
-from fovea.engine.simulate.run import Bounds, simulate
+from fovea.engine.simulate.run import Bounds, simulate, simulated_records
 from fovea.planner.cost import CostModel
 
 VISUAL = 784
@@ -42,6 +45,7 @@ CHATS = 0.2
 TARGET_SHARES = (0.5, 0.8, 1.0, 1.5)
 TARGET_REQUESTS = 400
 WARM_UP = 40
+SHORT, LONG = 20, 8000
 NOISE = NoiseSettings(noise=0.2, stalls=0.005)
 FACTORS = (0.6, 0.8, 1.0, 1.25, 1.6, 2.0)
 """Factors from expected to bounded first tokens that the oracle tries."""
@@ -226,6 +230,38 @@ def targets(cost: CostModel, seed: int, itl_ms: int, ttft_ms: int) -> dict[str, 
     return results | verdict
 
 
+def short_beside_long(cost: CostModel) -> dict[str, Any]:
+    """Part 4: short prompts beside long ones at saturation."""
+
+    def long(at: float) -> TraceRequest:
+        return TraceRequest(at=at, text=LONG, output=1)
+
+    def short(at: float) -> TraceRequest:
+        return TraceRequest(at=at, text=SHORT, output=1)
+
+    def first_tokens(trace: Trace, policy: str) -> dict[int, list[float]]:
+        trace = tuple(sorted(trace, key=lambda request: request.at))
+        config = EngineConfig.of(policy=policy, kv_cache_mib=4096, max_queue=0)
+        records = simulated_records(trace, config, cost)
+        seconds: dict[int, list[float]] = {SHORT: [], LONG: []}
+        for request, record in zip(trace, records, strict=True):
+            seconds[request.text].append(1000 * (record.tokens[0] - record.arrival))
+        return seconds
+
+    alone = first_tokens((long(0.0), short(1000.0)), "dual")
+    every = alone[LONG][0] / 1000
+    trace = [long(every * number) for number in range(30)]
+    trace += [short(every * (0.3 + 0.13 * number)) for number in range(200)]
+    results: dict[str, Any] = {"short_alone_ms": alone[SHORT][0], "long_alone_ms": alone[LONG][0]}
+    print(f"4. alone: short {alone[SHORT][0]:.1f} ms, long {alone[LONG][0]:.1f} ms")
+    for policy in ("dual", "fcfs"):
+        for name, values in zip(("short", "long"), first_tokens(tuple(trace), policy).values(), strict=True):
+            p50, p99 = (percentile(sorted(values), share) for share in (50, 99))
+            results |= {f"{policy}, {name}, p50_ms": p50, f"{policy}, {name}, p99_ms": p99}
+            print(f"  {policy:4} {name:5} TTFT p50 {p50:8.1f} p99 {p99:8.1f} ms")
+    return results
+
+
 def after_warm_up(load: Workload, share: float, most: float) -> Trace:
     """Return WARM_UP requests at 30% of saturation, then the load at `share` of it."""
     first = generate(replace(load, requests=WARM_UP, rate=0.3 * most, seed=load.seed + 7, arrivals="poisson"))
@@ -254,6 +290,7 @@ def main() -> None:
         "target": target(cost, args.seed, args.target_ms),
         "mixed": mixed(cost, args.seed),
         "targets": targets(cost, args.seed, args.target_ms, args.ttft_ms),
+        "short_beside_long": short_beside_long(cost),
     }
     print(json.dumps(results))
 

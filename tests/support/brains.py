@@ -43,6 +43,7 @@ def sequence(
     arrival: float = 0.0,
     max_tokens: int = 4,
     salt: str = "",
+    client: str = "",
     deadline: float | None = None,
 ) -> Sequence:
     """Create a sequence.
@@ -59,7 +60,15 @@ def sequence(
         else:
             ids.append(piece)
     return Sequence(
-        name, ids, GREEDY, max_tokens, tuple(spans), salt=salt, arrival=arrival, deadline=deadline
+        name,
+        ids,
+        GREEDY,
+        max_tokens,
+        tuple(spans),
+        salt=salt,
+        client=(client, ""),
+        arrival=arrival,
+        deadline=deadline,
     )
 
 

@@ -127,6 +127,7 @@ class Sequence:
     max_tokens: most tokens to generate.
     spans: positions of the prompt's images, in order.
     salt: separates the caches of clients; sequences with different salts share nothing.
+    client: who sent it, see `GenerationRequest`.
     arrival: time at which the request arrived, in seconds on the engine's clock.
     deadline: time on the same clock at which the sequence expires; None for none.
     computed_tokens: number of tokens, from the start on, whose KV is computed.
@@ -137,6 +138,7 @@ class Sequence:
     status: waiting, running or finished.
     finish_reason: reason for the end; None until then.
     cached_tokens: tokens of the prompt that were found in the prefix cache.
+    reusable_tokens: tokens of the prompt that were in the prefix cache when it arrived.
     preemptions: how often the sequence lost its blocks and was sent back to the queue.
     priority: smaller numbers first, under the policy `priority`.
     encode_only: only encode the images; compute and generate nothing.
@@ -152,6 +154,7 @@ class Sequence:
     max_tokens: int
     spans: tuple[ImageSpan, ...] = ()
     salt: str = ""
+    client: tuple[str, str] = ("", "")
     arrival: float = 0.0
     deadline: float | None = None
     output_ids: list[int] = field(default_factory=list)
@@ -164,6 +167,7 @@ class Sequence:
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    reusable_tokens: int = 0
     preemptions: int = 0
     priority: int = 0
     encode_only: bool = False

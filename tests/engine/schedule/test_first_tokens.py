@@ -81,17 +81,28 @@ def test_before_anything_is_measured_no_request_is_late() -> None:
 
 def test_the_work_of_earlier_requests_comes_first() -> None:
     situation = Situation()
-    alone = situation.first.expect(sequence("new", 50))
+    alone = situation.first.expect(sequence("new", 200))
     for name in "abc":
         situation.enter(name, 200)
-    behind = situation.first.expect(sequence("new", 50))
+    behind = situation.first.expect(sequence("new", 200))
     assert behind.ahead.seconds == pytest.approx(3 * 200 * TOKEN_S, rel=0.2)
     assert behind.seconds == pytest.approx(alone.seconds + behind.ahead.seconds, rel=0.05)
     assert "ahead: 0." in behind.reason
     assert situation.first.queued.seconds == pytest.approx(behind.ahead.seconds)
     situation.first.leave("a")
     situation.first.leave("nobody")
-    assert situation.first.expect(sequence("new", 50)).seconds < behind.seconds
+    assert situation.first.expect(sequence("new", 200)).seconds < behind.seconds
+
+
+def test_a_short_prompt_shares_the_time_with_longer_ones() -> None:
+    """A request was refused as late because of long prompts that it does not wait for."""
+    situation = Situation()
+    alone = situation.first.expect(sequence("new", 20))
+    for name in "abc":
+        situation.enter(name, 2000)
+    situation.enter("d", 20)
+    behind = situation.first.expect(sequence("new", 20))
+    assert behind.seconds - alone.seconds == pytest.approx(3 * alone.cost.seconds, rel=0.05)
 
 
 def test_without_a_target_nobody_adds_up_a_long_queue() -> None:

@@ -194,8 +194,8 @@ class KVManager:
                 tokens = number * self.block_size
         return tokens
 
-    def can_admit(self, seq: Sequence, match: PrefixMatch) -> bool:
-        """Whether a sequence can be admitted with this match.
+    def can_admit(self, seq: Sequence, match: PrefixMatch, beside: int = 0) -> bool:
+        """Whether a sequence can be admitted with this match, and `beside` blocks are left for another one.
 
         Three things must fit into the free blocks: the free blocks of the match, the blocks that the sequence
         needs in addition, and the blocks that admitted sequences still need for the tokens they have now. A
@@ -211,7 +211,7 @@ class KVManager:
             shared = self.window.shared(seq.block_hashes, len(match.blocks), self.matched_tokens(match))
             if not self.window.has_room(seq.length, shared, self._sequences.values()):
                 return False
-        return self.blocks_for(seq.length) - len(match.blocks) <= self.pool.free - locked - needed
+        return self.blocks_for(seq.length) - len(match.blocks) <= self.pool.free - locked - needed - beside
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
         """Start the sequence's block table with the match, and plan the moves that the match needs.

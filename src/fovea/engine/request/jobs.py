@@ -70,6 +70,7 @@ def to_sequence(
         max_tokens=max_tokens,
         spans=prompt.spans,
         salt=request.cache_salt,
+        client=request.client,
         arrival=arrival,
         deadline=None if request.timeout is None else arrival + request.timeout,
         priority=request.priority,

@@ -141,7 +141,7 @@ class FirstTokens:
         ahead = total(pending)
         work_s = ahead.seconds + cost.seconds
         if cost.ready and not self._scheduler.policy.strict:
-            work_s = _passing_s(cost.prompt_s, pending)
+            work_s = _passing_s(cost.prompt_s, pending, fair=self._scheduler.policy.fair)
         return Expectation(
             step_s + max(work_s / share, self._turn_s(len(before)) + cost.seconds / share),
             self._factor(cost.ready),
@@ -221,23 +221,27 @@ class FirstTokens:
         return sum(seq.decoding for seq in tuple(self._scheduler.running))
 
 
-def _passing_s(own_s: float, pending: Iterable[LodCost]) -> float:
+def _passing_s(own_s: float, pending: Iterable[LodCost], *, fair: bool) -> float:
     """Return the seconds of work until a request that needs no encoder has its first token.
 
     It passes the requests whose image is encoded after its turn has come. As long as there are images,
     prompts and the encoder have half of the time each.
 
     own_s: seconds of its prompt. pending: the requests before it, in order.
+    fair: it shares each step with longer prompts, see `Policy`: half of the time is for it and shorter ones.
     """
-    prompts_s, encode_s = own_s, 0.0
+    prompts_s, encode_s, shorter_s = own_s, 0.0, own_s
     images = []
     for cost in pending:
         if cost.ready:
             prompts_s += cost.prompt_s
+            shorter_s += cost.prompt_s if cost.prompt_s <= own_s else 0.0
         else:
             images.append(cost)
     for cost in images:
         encode_s += sum(cost.encode_s.values())
         if encode_s <= prompts_s:
             prompts_s += cost.prompt_s
+    if fair:
+        prompts_s = min(prompts_s, 2 * shorter_s)
     return prompts_s + min(encode_s, prompts_s)

@@ -20,9 +20,12 @@ class Policy(Protocol):
 
     strict: a sequence that cannot join yet, because its image is not encoded, holds back all sequences after
         it.
+    fair: clients take turns, and prompts of at most half the length of the longest one get a share of each
+        step.
     """
 
     strict: bool
+    fair: bool
 
     def order(self, waiting: Sequence[Request], ready: Ready) -> Sequence[Request]:
         """Return the waiting sequences in the order in which they are tried; each exactly once.
@@ -38,6 +41,7 @@ class FirstCome:
     """First come, first served: strictly in order of arrival, as in engines for text."""
 
     strict = True
+    fair = False
 
     def order(self, waiting: Sequence[Request], ready: Ready) -> Sequence[Request]:
         return waiting
@@ -53,6 +57,7 @@ class Dual:
     """
 
     strict = False
+    fair = True
 
     def __init__(self, long: int = 16) -> None:
         self.long = long
@@ -71,6 +76,7 @@ class Priority:
     """Smaller numbers of `priority` first; within one priority, the order of `Dual`."""
 
     strict = False
+    fair = False
 
     def __init__(self) -> None:
         self._dual = Dual()
@@ -87,6 +93,7 @@ class Detail:
     """
 
     strict = False
+    fair = True
     edges = (0, 64, 256, 1024)
 
     def order(self, waiting: Sequence[Request], ready: Ready) -> Sequence[Request]:

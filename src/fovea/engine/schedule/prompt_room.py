@@ -36,6 +36,32 @@ class PromptRoom:
         self._time = time
         self._seconds = math.inf if time is None else time.seconds
         self._fewest = FEWEST_TOKENS if time is not None and time.forced else 0
+        self._reserved, self._before = (0, 0.0), 0.0
+
+    def reserve_half(self) -> bool:
+        """Set half of the room aside. Returns False, and sets nothing aside, if half holds no chunk."""
+        seconds = 0.0 if self._seconds == math.inf else self._seconds / 2
+        fitting = self._time.times.prompt_tokens(0, seconds) if self._time and seconds else math.inf
+        if min(fitting, self.tokens // 2) < FEWEST_TOKENS:
+            return False
+        self._reserved = self.tokens // 2, seconds
+        self.tokens -= self._reserved[0]
+        self._seconds -= seconds
+        self._before = self._seconds
+        return True
+
+    def return_half(self, *, short: bool) -> None:
+        """Give back what was set aside.
+
+        short: the step shall end soon, because a client waits for its first token. So only as much time is
+            left as was taken since `reserve_half`, and that of the smallest chunk.
+        """
+        taken = self._before - self._seconds
+        self.tokens += self._reserved[0]
+        self._seconds += self._reserved[1]
+        if short and self._time is not None and self._time.forced and self._seconds < math.inf:
+            self._seconds = min(self._seconds, taken)
+            self._fewest = FEWEST_TOKENS
 
     def most(self, start: int, wanted: int) -> int:
         """Return the most tokens that a sequence may compute; fewer than FEWEST_TOKENS only at its end.

@@ -11,10 +11,16 @@ time. Waiting sequences request their images, too, so these are encoded ahead, a
 first image that it needs is encoded. While its image is encoded, a waiting sequence holds no blocks and does
 not delay the others. A prefix hit that covers an image needs no encoder at all.
 
+A long prompt does not hold up short ones. Half of a step's room for prompts is for the prompt that waits
+longest. The other half is first offered to prompts of at most half the length of the longest one: the
+shortest first, and clients take turns. A step in which one of these gets its first token ends early. So a
+short prompt beside long ones waits for the step that runs, and then about twice as long as alone.
+
 Then waiting sequences join in the order of a policy, as long as there are free blocks for their whole prompt
 in addition to those that running sequences still need. If a running sequence is computing the next block of a
 waiting one, the waiting sequence lets others pass and joins when that block is computed: ten questions about
-one new image prefill it once. No sequence is passed more than `max_passes` times.
+one new image prefill it once. Clients take turns. No sequence is passed more than `max_passes` times, except
+by short prompts in their half of a step.
 
 When the pool is empty, the sequence that arrived last is preempted: it releases its blocks and returns to the
 queue, at the place that its arrival time gives it. It loses time, but no text: its tokens are recomputed,
@@ -34,11 +40,11 @@ from fovea.engine.config import ScheduleSettings
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.match import PrefixMatch
 from fovea.engine.schedule.budget import Budget
+from fovea.engine.schedule.fairness import Turns, count_passes, may_pass
 from fovea.engine.schedule.images import ImageRequests
-from fovea.engine.schedule.passing import count_passes, may_pass
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.policy import POLICIES, Policy
-from fovea.engine.schedule.prompt_room import PromptRoom
+from fovea.engine.schedule.prompt_room import FEWEST_TOKENS, PromptRoom
 from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32
@@ -79,6 +85,7 @@ class Scheduler:
         self.images = ImageRequests(embeddings, visual_token_bytes, lasting=lasting_images)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.turns = Turns()
         self.preemptions = 0
         self.steps = 0
         self._most = config.max_running
@@ -91,7 +98,9 @@ class Scheduler:
     def add(self, seq: Sequence, drafts: Seq[int] = ()) -> None:
         """Add a sequence. drafts: tokens with which its answer is expected to begin."""
         seq.arrival_step = self.steps
+        seq.reusable_tokens = self.kv.cached_prefix(seq)
         seq.expect(drafts)
+        self.turns.enter(seq.client)
         self._wait(seq)
 
     @property
@@ -129,11 +138,14 @@ class Scheduler:
         current, waiting = _among(self.running, only), _among(self.waiting, only)
         self.images.begin(current, waiting)
         budget = Budget(self.config.max_step_tokens, self.config.max_step_visual_tokens, prompts)
+        current.sort(key=lambda s: (not s.decoding, s.arrival, s.id))
         decodes = sum(seq.decoding for seq in current)
-        for seq in sorted(current, key=lambda s: (not s.decoding, s.arrival, s.id)):
-            decodes -= seq.decoding
-            if seq.status is Status.RUNNING and budget.tokens > 0:
-                self._continue(seq, budget, max(1, budget.tokens - decodes))
+        for later, seq in enumerate(current[:decodes], 1):
+            self._continue(seq, budget, max(1, budget.tokens - (decodes - later)))
+        self._serve_short(current[decodes:], waiting, budget)
+        for seq in current[decodes:]:
+            if seq.id not in budget.work:
+                self._continue(seq, budget, budget.tokens)
         self._admit_waiting(_among(self.waiting, only), budget)
         work = sorted(budget.work.values(), key=lambda w: not w.seq.decoding)
         return StepPlan(
@@ -190,6 +202,7 @@ class Scheduler:
         """End a sequence in any state and release everything that it holds. Ending it twice is no error."""
         if seq.status is Status.FINISHED:
             return
+        self.turns.leave(seq.client)
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
             self.images.release(seq)
@@ -218,6 +231,8 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
         """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
+        if seq.status is not Status.RUNNING or budget.tokens <= 0:  # another one has taken its blocks
+            return
         count = self._next_tokens(seq, min(most, budget.most(seq)), budget)
         if count == 0:
             return
@@ -228,13 +243,62 @@ class Scheduler:
                 return
         self._take(seq, count, budget)
 
+    def _serve_short(self, prompts: list[Sequence], waiting: list[Sequence], budget: Budget) -> None:
+        """Serve prompts of at most half the length of the longest one, in half of the step's room.
+
+        prompts: running sequences that do not decode, the oldest first. waiting: those that may join.
+        """
+        if not self.policy.fair:
+            return
+        joining = [seq for seq in waiting if not seq.encode_only and self.images.ready(seq)]
+        all_prompts = [*prompts, *joining]
+        most = max((_to_compute(seq) // 2 for seq in all_prompts), default=0)
+        short = sorted((seq for seq in all_prompts if _to_compute(seq) <= most), key=_to_compute)
+        if not short:
+            return
+        halved = budget.prompts.reserve_half()
+        if not halved and self.steps % 2:  # too small to be halved: they get all of it every second time
+            return
+        oldest, ends = all_prompts[0], 0
+        for seq in self.turns.order(short):
+            count = _to_compute(seq)
+            if ends and count > 2 * ends or seq is oldest and count > budget.most(seq):
+                continue  # it would delay those that end, or the other half is for it
+            if seq.status is Status.RUNNING:
+                self._continue(seq, budget, budget.tokens)
+            elif not self._admit_short(seq, joining, budget):
+                break
+            if not ends and seq.id in budget.work and budget.work[seq.id].samples:
+                ends = max(count, FEWEST_TOKENS)
+        if halved:
+            budget.prompts.return_half(short=ends > 0)
+
+    def _admit_short(self, seq: Sequence, joining: list[Sequence], budget: Budget) -> bool:
+        """Let a short prompt join, unless the oldest waiting sequence needs its blocks or its place.
+
+        Returns False if no other prompt may join in this step either.
+        """
+        if budget.preempted or len(self.running) >= self._most - 1 or budget.most(seq) <= 0:
+            return False
+        oldest = next(other for other in joining if other.status is Status.WAITING)
+        own = self.kv.blocks_for(seq.length)
+        if oldest is not seq and not self.kv.can_admit(oldest, self.kv.match(oldest), own):
+            return False
+        match = self.kv.match(seq)
+        if match.pending is None and not self.images.request_next(seq, self.kv.matched_tokens(match), budget):
+            if not self.kv.can_admit(seq, match):
+                return False
+            self._admit(seq, match, budget)
+        return True
+
     def _admit_waiting(self, waiting: list[Sequence], budget: Budget) -> None:
         """waiting: the sequences that may join, the oldest first."""
         room = not budget.preempted
         oldest = waiting[0] if waiting else None
         if oldest is not None:
             self._request_first_image(oldest, budget)
-        for position, seq in enumerate(self.policy.order(tuple(waiting), self.images.ready), 1):
+        order = self.policy.order(tuple(waiting), self.images.ready)
+        for position, seq in enumerate(self.turns.order(order) if self.policy.fair else order, 1):
             room = room and len(self.running) < self._most and budget.most(seq) > 0
             if not room and position > LOOKAHEAD:
                 return
@@ -251,6 +315,7 @@ class Scheduler:
             if room and may_pass(seq, self.waiting, self.config.max_passes):
                 room = self.kv.can_admit(seq, match)
                 if room:
+                    count_passes(seq, self.waiting)
                     self._admit(seq, match, budget)
 
     def _request_first_image(self, seq: Sequence, budget: Budget) -> None:
@@ -268,8 +333,8 @@ class Scheduler:
 
     def _admit(self, seq: Sequence, match: PrefixMatch, budget: Budget) -> None:
         self.waiting.remove(seq)
-        count_passes(seq, self.waiting)
         self.kv.admit(seq, match)
+        self.turns.charge(seq.client, seq.missing_tokens)
         self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
@@ -317,6 +382,11 @@ def _to_image_border(seq: Sequence, count: int) -> int:
     return count
 
 
+def _to_compute(seq: Sequence) -> int:
+    """About how many tokens a sequence must compute before it can decode."""
+    return seq.missing_tokens - (seq.reusable_tokens if seq.status is Status.WAITING else 0)
+
+
 def _among(sequences: list[Sequence], only: Collection[str] | None) -> list[Sequence]:
     """The sequences that a step may take, in their order. only: their ids; None for all."""
-    return sequences if only is None else [seq for seq in sequences if seq.id in only]
+    return [seq for seq in sequences if only is None or seq.id in only]
