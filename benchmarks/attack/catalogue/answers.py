@@ -30,6 +30,16 @@ async def poison(battle: Battle) -> None:
     await battle.crowd(16, act)
 
 
+async def long_prompts(battle: Battle) -> None:
+    """Send the longest prompts, each another one, and ask for the log probabilities of all their tokens."""
+
+    async def act(number: int) -> None:
+        words = " ".join(f"{number * 1000 + place} red circles" for place in range(1000))
+        await battle.ask(chat(words, max_tokens=1, prompt_logprobs=1))
+
+    await battle.crowd(16, act)
+
+
 async def deaf_streams(battle: Battle) -> None:
     """Open 96 streams of long answers with a receive buffer of 1 KiB, read the status, and read no more."""
     question = chat(
@@ -60,6 +70,9 @@ async def deaf_streams(battle: Battle) -> None:
 ATTACKS = [
     Attack(
         "sampling", "key", "16 clients send sampling parameters at the edge of the accepted ranges", poison
+    ),
+    Attack(
+        "long-prompts", "key", "16 clients send prompts of 7,000 tokens and have them scored", long_prompts
     ),
     Attack("deaf-streams", "key", "96 clients ask for long streams and do not read them", deaf_streams),
 ]
