@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from fovea.engine.sequence import Sequence
 
 Client = tuple[str, str]
+SHORT = 4
+"""A prompt is short beside one of this many times its length."""
 
 
 class Turns:

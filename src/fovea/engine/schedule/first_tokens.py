@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fovea.engine.schedule.composition import composition_of_decodes
+from fovea.engine.schedule.fairness import SHORT
 from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
 from fovea.engine.schedule.margin import Margin
 from fovea.engine.schedule.pace import Pace
@@ -230,18 +231,19 @@ def _passing_s(own_s: float, pending: Iterable[LodCost], *, fair: bool) -> float
     own_s: seconds of its prompt. pending: the requests before it, in order.
     fair: it shares each step with longer prompts, see `Policy`: half of the time is for it and shorter ones.
     """
-    prompts_s, encode_s, shorter_s = own_s, 0.0, own_s
+    prompts_s, encode_s, shorter_s, longest_s = own_s, 0.0, own_s, 0.0
     images = []
     for cost in pending:
         if cost.ready:
             prompts_s += cost.prompt_s
             shorter_s += cost.prompt_s if cost.prompt_s <= own_s else 0.0
+            longest_s = max(longest_s, cost.prompt_s)
         else:
             images.append(cost)
     for cost in images:
         encode_s += sum(cost.encode_s.values())
         if encode_s <= prompts_s:
             prompts_s += cost.prompt_s
-    if fair:
+    if fair and SHORT * own_s <= longest_s:
         prompts_s = min(prompts_s, 2 * shorter_s)
     return prompts_s + min(encode_s, prompts_s)

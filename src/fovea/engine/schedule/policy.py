@@ -20,8 +20,7 @@ class Policy(Protocol):
 
     strict: a sequence that cannot join yet, because its image is not encoded, holds back all sequences after
         it.
-    fair: clients take turns, and prompts of at most half the length of the longest one get a share of each
-        step.
+    fair: clients take turns, and prompts that are short beside the longest one get a share of each step.
     """
 
     strict: bool

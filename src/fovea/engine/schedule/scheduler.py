@@ -12,7 +12,7 @@ first image that it needs is encoded. While its image is encoded, a waiting sequ
 not delay the others. A prefix hit that covers an image needs no encoder at all.
 
 A long prompt does not hold up short ones. Half of a step's room for prompts is for the prompt that waits
-longest. The other half is first offered to prompts of at most half the length of the longest one: the
+longest. The other half is first offered to prompts of at most a quarter of the longest one's length: the
 shortest first, and clients take turns. A step in which one of these gets its first token ends early. So a
 short prompt beside long ones waits for the step that runs, and then about twice as long as alone.
 
@@ -40,7 +40,7 @@ from fovea.engine.config import ScheduleSettings
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.match import PrefixMatch
 from fovea.engine.schedule.budget import Budget
-from fovea.engine.schedule.fairness import Turns, count_passes, may_pass
+from fovea.engine.schedule.fairness import SHORT, Turns, count_passes, may_pass
 from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.policy import POLICIES, Policy
@@ -244,7 +244,7 @@ class Scheduler:
         self._take(seq, count, budget)
 
     def _serve_short(self, prompts: list[Sequence], waiting: list[Sequence], budget: Budget) -> None:
-        """Serve prompts of at most half the length of the longest one, in half of the step's room.
+        """Serve prompts that are short beside the longest one, in half of the step's room.
 
         prompts: running sequences that do not decode, the oldest first. waiting: those that may join.
         """
@@ -252,7 +252,7 @@ class Scheduler:
             return
         joining = [seq for seq in waiting if not seq.encode_only and self.images.ready(seq)]
         all_prompts = [*prompts, *joining]
-        most = max((_to_compute(seq) // 2 for seq in all_prompts), default=0)
+        most = max((_to_compute(seq) // SHORT for seq in all_prompts), default=0)
         short = sorted((seq for seq in all_prompts if _to_compute(seq) <= most), key=_to_compute)
         if not short:
             return
