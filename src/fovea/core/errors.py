@@ -29,7 +29,7 @@ Every error has three attributes that the server sends:
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 
 class FoveaError(Exception):
@@ -176,6 +176,8 @@ class Overloaded(RequestError):
     """The server has no room for the request now.
 
     retry_after: seconds after which the client may try again.
+    scope: "engine" if every request of this client would be refused now; "request" if others have room,
+        because this one is refused for its size, its media or the form of its answer.
     """
 
     status = 429
@@ -183,10 +185,17 @@ class Overloaded(RequestError):
     default_code = "overloaded"
 
     def __init__(
-        self, message: str, *, retry_after: float, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        retry_after: float,
+        param: str | None = None,
+        code: str | None = None,
+        scope: Literal["engine", "request"] = "engine",
     ) -> None:
         super().__init__(message, param=param, code=code)
         self.retry_after = retry_after
+        self.scope = scope
 
 
 class Unavailable(FoveaError):

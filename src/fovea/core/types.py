@@ -127,6 +127,8 @@ class GenerationRequest:
     fetch_s: seconds spent to download images and videos and to read the images' headers, before the engine
         got the request.
     media_decode_s: seconds spent to decode images and to open videos, before the engine got the request.
+    client: who sent it: the name of the key, and of the client for whom a gateway with that key speaks.
+        Clients take turns where one could delay others.
 
     Raises InvalidRequest for values that clocks, queues and hashes cannot take.
     """
@@ -143,6 +145,7 @@ class GenerationRequest:
     return_prompt_ids: bool = False
     fetch_s: float = 0.0
     media_decode_s: float = 0.0
+    client: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not abs(self.timeout) <= MAX_TIMEOUT:
