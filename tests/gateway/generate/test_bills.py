@@ -204,6 +204,7 @@ async def test_time_of_the_gateway_counts_in_limits(tmp_path: Path) -> None:
         ({"max_tokens": None}, f"{BUDGET}\nanswer_tokens = 50", 50),
         ({"max_tokens": None, "n": 4}, "text_tokens_per_minute = 410", 102),
         ({"max_tokens": None, "n_predict": 30}, BUDGET, 30),
+        ({"max_tokens": None, "min_tokens": 2000}, BUDGET, 2000),
         ({"max_tokens": None, "max_completion_tokens": 9}, BUDGET, None),
         ({"max_tokens": 7}, BUDGET, 7),
         ({"max_tokens": None}, "requests_per_minute = 9", None),

@@ -234,7 +234,12 @@ async def test_a_429_about_one_request_pauses_the_engine_for_nobody() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
         assert answer.headers["x-fovea-scope"] == "request"
         assert await gateway.says() == "a a a"
+        one.plans.append(replace(plan, status=503))  # such as a video at an engine that cannot decode any
+        answer = await gateway.ask()
+        assert (answer.status_code, answer.headers["x-fovea-scope"]) == (503, "request")
+        assert answer.json()["error"]["message"].endswith("no room for this request: a refuses")
+        assert await gateway.says() == "a a a"
         one.plans.append(replace(plan, headers={"retry-after": "7", "x-fovea-scope": "engine"}))
         assert (await gateway.ask()).headers["x-fovea-scope"] == "engine"
         assert (await gateway.ask()).status_code == 429
-    assert len(one.received) == 3
+    assert len(one.received) == 5

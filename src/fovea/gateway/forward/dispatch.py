@@ -11,10 +11,12 @@ is never continued by another backend, because text would be repeated or contrad
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from fovea.api.bodies.errors import clip
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.breaker import CONNECT, stage_of
@@ -25,7 +27,9 @@ from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.route.policy import Choice
 from fovea.gateway.route.router import Router
 from fovea.gateway.settings import ResilienceSettings
+from fovea.gateway.translate.errors import valid_text
 
+LONGEST_REASON = 300
 USUAL_PAUSE_S = 1.0
 """Seconds for which an overloaded backend that names none gets no requests."""
 
@@ -274,6 +278,7 @@ class Dispatcher:
             )
         except AttemptFailed as failure:
             job.failures.append((backend.name, failure.reason, self._clock()))
+            failure.request_id = outgoing.headers.get("x-request-id", "")
             self._observer.attempt_failed(backend, failure)
             end = failure.end(links=job.demand.has_links)
             # A complete answer that takes too long says something about the request, if others were answered
@@ -331,15 +336,24 @@ def _end_loser(task: asyncio.Future[Won]) -> None:
 def _as_error(failure: AttemptFailed, attempts: int) -> FoveaError:
     """The error for the client after the last attempt."""
     tries = f" ({attempts} backends were asked)" if attempts > 1 else ""
-    end = failure.end(links=False)
-    if end in ("engine busy", "no room"):
-        alone = end == "no room"
-        return Overloaded(
-            f"the backends of this model {'have no room for this request' if alone else 'are busy'}{tries}",
-            retry_after=failure.retry_after or 1.0,
-            code="backends_busy",
-            scope="request" if alone else "engine",
-        )
+    end, pause_s = failure.end(links=False), failure.retry_after or 1.0
+    if end == "engine busy":
+        message = f"the backends of this model are busy{tries}"
+        return Overloaded(message, retry_after=pause_s, code="backends_busy")
+    if end == "no room":
+        message = f"the backends of this model have no room for this request{tries}{_reason(failure)}"
+        if failure.status == 429:
+            return Overloaded(message, retry_after=pause_s, code="backends_busy", scope="request")
+        return Unavailable(message, code="backends_busy", scope="request")
     if failure.reason == "timeout":
         return GatewayTimeout(f"{failure.message}{tries}")
     return BadGateway(f"{failure.message}{tries}")
+
+
+def _reason(failure: AttemptFailed) -> str:
+    """The backend's own words for a refusal, which are about the request; "": it has none."""
+    try:
+        message = json.loads(failure.body)["error"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return f": {clip(valid_text(message), LONGEST_REASON)}" if isinstance(message, str) else ""

@@ -42,7 +42,10 @@ class AttemptFailed(Exception):
     retry_after: seconds after which it wants to be asked again.
     scope: whom its status 429 is about, by the header x-fovea-scope; "": it does not say.
     body: the body of its error; b"": none.
+    request_id: id of the request, for logs.
     """
+
+    request_id = ""
 
     def __init__(
         self,

@@ -95,7 +95,9 @@ class Demand:
         if limit is None:
             limit = min(usual, SHORT_ANSWER) if api == "completions" else usual
             if most:
-                limit = max(1, min(limit, int(most - self.prompt_tokens) // _answers(value)))
+                limit = min(limit, int(most - self.prompt_tokens) // _answers(value))
+            least = value.get("min_tokens")
+            limit = max(1, limit, least if type(least) is int and least <= MOST_TOKENS else 1)
         bounded = {**value, OWN_LIMITS[api][0]: limit}
         self.answer_tokens = _answer_tokens(bounded)
         return bounded
