@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import Future
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import Overloaded
-from fovea.engine.grammar.compiler import MOST_OF_KEY, MOST_WAITING, FormQueue, GrammarCompiler
+from fovea.engine.grammar.compiler import MOST_KEPT, MOST_OF_KEY, MOST_WAITING, FormQueue, GrammarCompiler
 
 Client = tuple[str, str]
 
@@ -68,6 +69,19 @@ def test_a_client_can_only_fill_its_own_part() -> None:
     gateway = filled([("g", str(number % 32)) for number in range(MOST_OF_KEY)])
     with pytest.raises(Overloaded, match="256 answer formats"):
         gateway.add(form(999), Future(), ("g", "new"))
+
+
+def test_a_client_with_many_forms_evicts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a form that another client uses again and again would have to be compiled each time."""
+    compiler = GrammarCompiler(lambda: None)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(compiler, "_compile", lambda _: SimpleNamespace(broken=False))
+    first = compiler.compile(form(0), ("b", ""))
+    for number in range(1, 3 * MOST_KEPT):
+        compiler.compile(form(number), ("a", "")).result(10)
+    assert compiler.compile(form(0), ("b", "")) is first
+    assert compiler.hits == 1
+    assert len(compiler._known) == MOST_KEPT
+    compiler.close()
 
 
 def test_a_small_form_waits_for_one_costly_form_of_another_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -110,7 +110,7 @@ class GrammarCompiler:
         self.misses = 0
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None
-        self._known: OrderedDict[AnswerFormat, Future[Grammar]] = OrderedDict()
+        self._known: OrderedDict[AnswerFormat, tuple[Future[Grammar], Client]] = OrderedDict()
         self._queue = FormQueue()
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, "fovea-grammar")
@@ -125,7 +125,7 @@ class GrammarCompiler:
         Raises Overloaded if too many forms of the client wait, Unavailable after `close`.
         """
         with self._lock:
-            future = self._known.get(form)
+            future, _ = self._known.get(form, (None, client))
             known = future is not None and not _failed_for_now(future)
             if future is None or not known:
                 future = Future()
@@ -137,10 +137,10 @@ class GrammarCompiler:
                     raise Unavailable("the engine has stopped") from None
             self.hits += known
             self.misses += not known
-            self._known[form] = future
+            self._known[form] = future, client
             self._known.move_to_end(form)
-            while len(self._known) > MOST_KEPT:
-                self._known.popitem(last=False)
+            if len(self._known) > MOST_KEPT:
+                self._forget_one()
             return future
 
     def close(self) -> None:
@@ -150,6 +150,12 @@ class GrammarCompiler:
             while (waiting := self._queue.take()) is not None:
                 waiting[1].cancel()
         self._trial.close()
+
+    def _forget_one(self) -> None:
+        """Forget the oldest form of the client with most of them, so that nobody evicts those of others."""
+        counts = Counter(client for _, client in self._known.values())
+        largest = max(counts, key=counts.__getitem__)
+        del self._known[next(form for form, (_, client) in self._known.items() if client == largest)]
 
     def _take_turn(self) -> None:
         """Compile the form whose turn it is. There is a call for each entry of the queue."""
