@@ -1,4 +1,8 @@
-"""Innocent clients: one sends small questions, one sends small pictures, each on a new connection."""
+"""Innocent clients: one sends small questions, one sends small pictures, each on a new connection.
+
+Every fourth small question wants one of two words, another pair each time, so that costly forms of answers
+would be noticed.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +69,16 @@ class Innocent(threading.Thread):
         """Send one request. Returns the reason why it failed, empty if it did not."""
         self._count += 1
         content: object = f"What is {self._count} and one?"
+        form = {} if self._count % 4 else {"guided_choice": [f"a{self._count}", f"b{self._count}"]}
         if self.kind == "image":
             seed = self._count + 1000 * (self._port % 1000)
             content = [
                 {"type": "image_url", "image_url": {"url": picture(seed)}},
                 {"type": "text", "text": "What?"},
             ]
+            form = {}
         try:
-            status, body = ask(self._port, self._key, content)
+            status, body = ask(self._port, self._key, content, **form)
         except (OSError, http.client.HTTPException) as error:
             return type(error).__name__
         return "" if status == 200 and body.get("choices") else str(status)
@@ -87,9 +93,12 @@ def picture(seed: int) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def ask(port: int, key: str, content: object, tokens: int = 4) -> tuple[int, dict[str, object]]:
+def ask(
+    port: int, key: str, content: object, tokens: int = 4, **fields: object
+) -> tuple[int, dict[str, object]]:
     """Send a chat request on a new connection. Returns status and body. Raises OSError or HTTPException."""
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": tokens, "temperature": 0}
+    message = {"role": "user", "content": content}
+    body = {"messages": [message], "max_tokens": tokens, "temperature": 0, **fields}
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=GIVE_UP_S)
     try:
         headers = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -34,11 +35,13 @@ class Setup:
     flags: further flags of `fovea serve`.
     files: RLIMIT_NOFILE of the server; 0: the limit of this process.
     nameserver: address of the only DNS server that it asks; empty: those of the machine. Needs root.
+    gateway: whether a `fovea gateway`, which has the keys, stands before the server.
     """
 
     flags: tuple[str, ...] = ()
     files: int = 0
     nameserver: str = ""
+    gateway: bool = False
 
 
 class Server:
@@ -50,18 +53,35 @@ class Server:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.log = self._folder / f"serve-{self.port}.log"
         keys = [part for key in (ATTACKER_KEY, *INNOCENT_KEYS) for part in ("--api-key", key)]
-        command = [
-            sys.executable, "-m", "fovea.cli.main", "serve", "--host", "127.0.0.1", "--port", str(self.port),
-            *keys, *setup.flags,
-        ]  # fmt: skip
+        program = [sys.executable, "-m", "fovea.cli.main"]
+        here = ["--host", "127.0.0.1", "--port", str(self.port)]
+        command, before = [*program, "serve", *here, *keys, *setup.flags], ""
+        if setup.gateway:
+            port = str(free_port())
+            before = shlex.join([*program, "serve", "--host", "127.0.0.1", "--port", port]) + " &\n"
+            command = [
+                *program,
+                "gateway",
+                *here,
+                *keys,
+                "--backend",
+                f"http://127.0.0.1:{port}",
+                *setup.flags,
+            ]
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(
-                self._wrapped(command, setup), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                self._wrapped(command, setup, before),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
-    def _wrapped(self, command: list[str], setup: Setup) -> list[str]:
-        """The command after the shell lines that lower its limits. It dies with this process."""
-        lines = f"ulimit -n {setup.files}\n" if setup.files else ""
+    def _wrapped(self, command: list[str], setup: Setup, before: str) -> list[str]:
+        """The command after the shell lines that lower its limits. It dies with this process.
+
+        before: shell lines that start other programs.
+        """
+        lines = before + (f"ulimit -n {setup.files}\n" if setup.files else "")
         shell = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", f'{lines}exec "$@"', "sh"]
         if setup.nameserver:
             file = self._folder / "resolv.conf"

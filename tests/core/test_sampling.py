@@ -55,8 +55,8 @@ def test_the_ends_of_every_range_are_accepted(params: dict[str, Any]) -> None:
         ({"repetition_penalty": 10.5}, "repetition_penalty", r"\[0.01, 10\]"),
         ({"presence_penalty": 2.5}, "presence_penalty", "got 2.5"),
         ({"frequency_penalty": -2.5}, "frequency_penalty", "got -2.5"),
-        ({"n": 0}, "n", r"\[1, 16\]"),
-        ({"n": 17}, "n", "got 17"),
+        ({"n": 0}, "n", r"\[1, 128\]"),
+        ({"n": 129}, "n", "got 129"),
         ({"max_tokens": 0}, "max_tokens", "got 0"),
         ({"min_tokens": -1}, "min_tokens", "got -1"),
         (

@@ -35,7 +35,7 @@ CHAT = "/v1/chat/completions"
 PATIENCE_S = 20.0
 SEND_BYTES = 64 * 1024
 """Size of an engine's send buffers: it soon notices that its client reads slowly."""
-ENDS = ("done", "stall", "reset", "close", "error")
+ENDS = ("done", "bare", "mute", "stall", "reset", "close", "error")
 Json = dict[str, Any]
 
 
@@ -47,9 +47,11 @@ class Plan:
     events: words of the answer; a stream has one event for each.
     wait_s: seconds before the first byte. Infinite: nothing is ever sent.
     gap_s: seconds between two events.
-    end: what follows the events of a stream. done: the end; stall: silence; reset: a TCP reset; close: the
-        connection ends as if by a crash; error: an event that reports an error. With reset and close,
-        nothing at all is sent if there are 0 events.
+    end: what follows the events of a stream. done: the end; bare: the finish reason, and no [DONE]; mute: not
+        even a finish reason; stall: silence; reset: a TCP reset; close: the connection ends as if by a crash;
+        error: an event that reports an error. With reset and close, nothing at all is sent if there are 0
+        events.
+    error: fields of the event that reports an error.
     headers: further headers of the answer.
     usage: whether the answer tells its usage.
     """
@@ -59,6 +61,7 @@ class Plan:
     wait_s: float = 0.0
     gap_s: float = 0.0
     end: str = "done"
+    error: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     usage: bool = True
 
@@ -220,8 +223,11 @@ class FakeEngine:
             _break(writer, reset=plan.end == "reset")
             return False
         if plan.end == "error":
-            writer.write(_event({"error": {"message": f"{self.name} failed", "type": "server_error"}}))
-        else:
+            error = {"message": f"{self.name} failed", "type": "server_error", **plan.error}
+            writer.write(_event({"error": error}))
+        elif plan.end == "bare":
+            writer.write(_event(self._chunk([_choice("", "stop")])))
+        elif plan.end == "done":
             writer.write(_event(self._chunk([_choice("", "stop")])))
             options = request.json.get("stream_options") or {}
             if plan.usage and options.get("include_usage"):

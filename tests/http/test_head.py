@@ -9,7 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import Request
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fovea.http.address import Proxies
+from fovea.http.reader import ParsedHead
+from fovea.http.scope import Peers, build_scope
 from tests.http.support import CHAT, Host, get, hosting, post, soon
 from tests.server.support import chat
 
@@ -257,3 +262,30 @@ def test_bodies_one_after_the_other_on_a_connection() -> None:
             wire.send(whole[:8000], whole[8000:])  # the head and a part of the body in one segment
             answer = wire.answer()
             assert (answer.status, answer.body) == (200, str(length).encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "decoded"),
+    [
+        ("/%61dmin", "/%61dmin"), ("/admin/%6cive", "/admin/%6cive"), ("/admin%2Flive", "/admin%2Flive"),
+        ("/%2fadmin", "/%2fadmin"), ("/v1%5Cmodels", "/v1%5Cmodels"),
+        ("/v1/files/%2e%2e/x", "/v1/files/%2e%2e/x"),
+        ("/v1/models/Qwen%2FQwen3", "/v1/models/Qwen/Qwen3"), ("/v1/models/a%20b", "/v1/models/a b"),
+        ("/admin/backends/a%3A1/drain", "/admin/backends/a:1/drain"), ("/v1/%0A", "/v1/\n"),
+    ],
+)  # fmt: skip
+def test_a_path_cannot_hide_a_route_from_rules(path: str, decoded: str) -> None:
+    """A proxy that keeps /admin from strangers once passed on /%61dmin, which the server took for /admin."""
+    head = ParsedHead("GET", "1.1", path.encode(), b"", [], False, True)
+    scope = build_scope(head, Peers(None, None, "http"), {}, Proxies(()))
+    assert scope["path"] == decoded
+
+
+@given(st.sampled_from(["/admin", "/admin/live", "/metrics", "/v1/models"]), st.data())
+def test_no_encoded_path_is_a_route_of_another_spelling(path: str, data: st.DataObject) -> None:
+    """Whatever characters of a route are encoded, in either case, the result is no route."""
+    at = data.draw(st.sets(st.integers(1, len(path) - 1), min_size=1))
+    form = data.draw(st.sampled_from(["%{:02X}", "%{:02x}"]))
+    hidden = "".join(form.format(ord(one)) if number in at else one for number, one in enumerate(path))
+    head = ParsedHead("GET", "1.1", hidden.encode(), b"", [], False, True)
+    assert build_scope(head, Peers(None, None, "http"), {}, Proxies(()))["path"] != path

@@ -95,11 +95,11 @@ async def test_successful_stream(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class HangingEngine(Script):
-    """An engine that yields one delta and then nothing forever."""
+    """An engine that yields one delta, of a prompt of 5 tokens, and then nothing forever."""
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         try:
-            yield Delta(0, "so", (1,))
+            yield Delta(0, "so", (1,), prompt_tokens=5)
             await asyncio.Event().wait()
         finally:
             self.closed_streams += 1
@@ -140,8 +140,27 @@ async def test_client_disconnects_as_its_stream_begins(disconnect_at: str) -> No
         "server": ("test", 80),
         "client": ("test", 1),
     }
-    await create_app(script)(scope, receive, send)
+    app = create_app(script)
+    await app(scope, receive, send)
     assert script.closed_streams == 1
+    # Clients that left were once counted as errors, and their prompts not at all.
+    state = app.state.fovea
+    count = state.metrics.registry.get_sample_value
+    assert count("fovea:finished_total", {"reason": "abort"}) == 1
+    assert count("fovea:finished_total", {"reason": "error"}) is None
+    assert count("fovea:tokens_total", {"kind": "prompt"}) == 5
+    assert count("fovea:tokens_total", {"kind": "completion"}) == 1
+    (client,) = state.access.clients
+    assert (client.totals.requests, client.totals.refused) == (1, 0)
+    assert (client.totals.prompt_tokens, client.totals.completion_tokens) == (5, 1)
+
+
+async def test_a_deadline_tells_what_was_used() -> None:
+    """A gateway bills the work of a request that its own timeout has ended by these figures."""
+    async with client_of(Script(Delta(0, "so", (1,), prompt_tokens=5), DeadlineExceeded("late"))) as client:
+        answer = await client.post(CHAT, json=chat(timeout=1))
+    assert answer.status_code == 408
+    assert answer.json()["usage"] == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
 
 
 async def test_failure_of_one_of_several_prompts() -> None:

@@ -161,7 +161,7 @@ def test_best_of_equal_to_n_changes_nothing(server: Server) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
-        ({"best_of": 17}, "best_of"),
+        ({"best_of": 129}, "best_of"),
         ({"request_id": "a b"}, "request_id"),
         ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
         ({"suffix": "x"}, "suffix"),

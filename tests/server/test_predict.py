@@ -50,7 +50,7 @@ def test_parameters_hold_for_instances_without_their_own(server: Server) -> None
         (["text"], "instances[0]"),
         ([{}], "instances[0].messages"),
         ([chat(), chat(temperature=9)], "instances[1].temperature"),
-        ([TEXT, {**TEXT, "best_of": 17}], "instances[1].best_of"),
+        ([TEXT, {**TEXT, "best_of": 129}], "instances[1].best_of"),
         (
             [chat(user(image("data:image/png;base64,AAAA")))],
             "instances[0].messages[0].content[0].image_url.url",

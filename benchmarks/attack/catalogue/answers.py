@@ -1,10 +1,11 @@
-"""Attacks with the answer: parameters that poison a shared batch, and clients that do not read."""
+"""Attacks with the answer: parameters that poison a batch, costly forms, and clients that do not read."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 
+from serving import Setup
 from wire import Battle, chat, status_of
 
 from catalogue.base import Attack
@@ -38,6 +39,23 @@ async def long_prompts(battle: Battle) -> None:
         await battle.ask(chat(words, max_tokens=1, prompt_logprobs=1))
 
     await battle.crowd(16, act)
+
+
+async def costly_forms(battle: Battle) -> None:
+    """Ask for answers in ever new forms, each of which takes more time to compile than is allowed."""
+    dots = [f"/(.|\\n){{0,{i}}}[a-{chr(98 + i % 20)}](.|\\n){{{i}}}/" for i in range(1, 40)]
+
+    async def act(number: int) -> None:
+        grammar = f'start: "{number}" A\nA: {" & ".join(dots)}'
+        await battle.ask(chat("Go.", max_tokens=4, guided_grammar=grammar))
+
+    await battle.crowd(24, act)
+
+
+async def deadlines(battle: Battle) -> None:
+    """Ask for answers that are late at once, so that every answer is an error of the backend's."""
+    late = chat("Go.", max_tokens=64, timeout=0.001)
+    await battle.crowd(8, lambda _: battle.ask(late))
 
 
 async def deaf_streams(battle: Battle) -> None:
@@ -75,4 +93,17 @@ ATTACKS = [
         "long-prompts", "key", "16 clients send prompts of 7,000 tokens and have them scored", long_prompts
     ),
     Attack("deaf-streams", "key", "96 clients ask for long streams and do not read them", deaf_streams),
+    Attack(
+        "costly-forms",
+        "key",
+        "24 clients ask for answers in ever new forms that take long to compile",
+        costly_forms,
+    ),
+    Attack(
+        "deadlines",
+        "key",
+        "8 clients send requests with a timeout of a millisecond to a gateway before the server",
+        deadlines,
+        setup=Setup(gateway=True),
+    ),
 ]

@@ -10,6 +10,8 @@ import logging
 import logging.handlers
 import os
 import queue
+import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -17,9 +19,19 @@ from typing import IO, Any
 from fovea.core.errors import ConfigError
 
 NAME = "fovea.access"
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 WAITING_LINES = 10_000
 """Most lines that wait to be written."""
 _OFF, _ON = ("", "false", "off", "no", "0"), ("true", "on", "yes", "1")
+
+
+def request_id(header: bytes) -> str:
+    """Return the id that a client sent in x-request-id, or a new one if it sent none that is harmless.
+
+    Accepted are 1 to 128 letters, digits, dots, colons, hyphens and underscores. Any other id could forge
+    lines of a log. Gateway and server share the rule, so a request has one id in the logs of both.
+    """
+    return header.decode("ascii") if _SANE_ID.fullmatch(header) else f"req_{secrets.token_hex(14)}"
 
 
 class AccessLog:

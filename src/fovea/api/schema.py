@@ -29,7 +29,7 @@ from fovea.api.wire import (
     Word,
 )
 from fovea.core.errors import InvalidRequest
-from fovea.core.sampling import MAX_REPETITION_PENALTY, MAX_STOP_STRINGS, MIN_REPETITION_PENALTY
+from fovea.core.sampling import MAX_CHOICES, MAX_REPETITION_PENALTY, MAX_STOP_STRINGS, MIN_REPETITION_PENALTY
 
 MODEL = "Name of the served model. May be omitted."
 MAX_TOKENS = (
@@ -75,7 +75,7 @@ class Sampling(Body, FormatFields):
         description="Sample from the most likely tokens that together have this probability.",
     )
     n: Integer | None = Field(
-        default=1, ge=1, le=16, description="Number of independent answers to each prompt."
+        default=1, ge=1, le=MAX_CHOICES, description="Number of independent answers to each prompt."
     )
     stream: Flag | None = Field(
         default=False, description="Send the answer as server-sent events while it is generated."
@@ -333,7 +333,7 @@ class CompletionRequest(Sampling):
     best_of: Integer | None = Field(
         default=None,
         ge=1,
-        le=16,
+        le=MAX_CHOICES,
         description="Number of answers to each prompt, of which the `n` with the largest mean log "
         "probability per token are returned. Not with `stream`. Default: `n`.",
     )

@@ -29,7 +29,11 @@ Every error has three attributes that the server sends:
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
+
+Scope = Literal["engine", "request"]
+"""Whom a refusal is about. engine: every request of this client would be refused now; request: others have
+room, because this one is refused for its size, its media or the form of its answer."""
 
 
 class FoveaError(Exception):
@@ -176,6 +180,7 @@ class Overloaded(RequestError):
     """The server has no room for the request now.
 
     retry_after: seconds after which the client may try again.
+    scope: see `Scope`.
     """
 
     status = 429
@@ -183,18 +188,34 @@ class Overloaded(RequestError):
     default_code = "overloaded"
 
     def __init__(
-        self, message: str, *, retry_after: float, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        retry_after: float,
+        param: str | None = None,
+        code: str | None = None,
+        scope: Scope = "engine",
     ) -> None:
         super().__init__(message, param=param, code=code)
         self.retry_after = retry_after
+        self.scope = scope
 
 
 class Unavailable(FoveaError):
-    """The server is draining or still loading, or it lacks what the request needs."""
+    """The server is draining or still loading, or it lacks what the request needs.
+
+    scope: see `Scope`.
+    """
 
     status = 503
     kind = "unavailable_error"
     default_code = "unavailable"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, scope: Scope = "engine"
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.scope = scope
 
 
 class EngineError(FoveaError):

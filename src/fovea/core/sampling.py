@@ -11,7 +11,11 @@ from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
-MAX_CHOICES = 16
+MAX_CHOICES = 128
+"""Most choices of a request, as in OpenAI's API. Each holds a place in the engine's queue."""
+MAX_REPORTED = 16 * MAX_TOP_LOGPROBS
+"""Likely tokens that a request may want to know at one position, all choices together: they are kept until
+the answer is complete, and each takes about 100 bytes of it."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 4096
 MAX_STOP_TOKEN_IDS = 64
@@ -95,7 +99,7 @@ class SamplingParams:
     stop_token_ids: token ids that end the text; their text is not shown. At most 64.
     max_tokens: longest answer. None: as many tokens as the context has room for.
     min_tokens: the text does not end before this many tokens.
-    n: number of independent choices. [1, 16].
+    n: number of independent choices. [1, 128].
     logprobs: whether to report the logprob of each token.
     top_logprobs: number of the most likely tokens to report for each position. [0, 20].
     logit_bias: token id -> value in [-100, 100] that is added to its logit. At most 1024 entries.
@@ -172,6 +176,13 @@ class SamplingParams:
                     f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
                     param="min_tokens",
                 )
+        top = max(self.top_logprobs, self.prompt_logprobs or 0)
+        if self.n * top > MAX_REPORTED:
+            raise InvalidRequest(
+                f"{self.n} choices with {top} likely tokens at each position are requested; accepted: at "
+                f"most {MAX_REPORTED} together",
+                param="top_logprobs" if self.top_logprobs == top else "prompt_logprobs",
+            )
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
 

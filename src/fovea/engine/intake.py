@@ -112,7 +112,7 @@ class Visit:
         """
         intake, preparer, request = self._intake, self._intake.preparer, self.request
         form = request.sampling.format
-        compiling = None if form is None else intake.grammars.compile(form)
+        compiling = None if form is None else intake.grammars.compile(form, request.client)
         outline: RequestOutline = yield from self._build()
         built_at = time.monotonic()
         self._commit(outline)
@@ -123,6 +123,7 @@ class Visit:
                 f"other requests have {preparer.pixel_bytes / MIB:.1f} of "
                 f"{preparer.pixel_pool.capacity / MIB:.0f} MiB",
                 retry_after=1.0,
+                scope="request",
             )
         yield claim.granted
         prompt = yield preparer.settle(outline.prompt)

@@ -11,7 +11,7 @@ from typing import Any
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Unavailable
 from fovea.gateway.admin import Admin
 from fovea.gateway.exchange import Exchange, Scope, Send
-from fovea.gateway.experiments.statistics import rating_of
+from fovea.gateway.experiments.statistics import answer_of, rating_of
 from fovea.gateway.generate.generation import Generation
 from fovea.gateway.services import Services
 from fovea.gateway.translate import count_tokens_refusal
@@ -144,8 +144,8 @@ class Gateway:
     async def _feedback(self, exchange: Exchange) -> None:
         """Take a rating of an answer: {"request_id": ..., "rating": 1 to 5, "up" or "down"}."""
         services = self.services
-        self._authenticate(exchange)
-        with services.bodies.claim("", lambda: None) as claim:
+        tenant = services.tenants.authenticate(exchange.authorization)
+        with services.bodies.claim(tenant.name, lambda: None) as claim:
             value = (await exchange.body(services.bodies, claim)).value
         request_id, rating = value.get("request_id"), rating_of(value.get("rating"))
         if not isinstance(request_id, str):
@@ -157,7 +157,7 @@ class Gateway:
                 param="rating",
             )
         if services.experiments is None or not await asyncio.to_thread(
-            services.experiments.rate, request_id, rating
+            services.experiments.rate, answer_of(tenant.name, request_id), rating
         ):
             raise NotFound(
                 f"no answer {request_id[:100]!r} of an experiment is known", param="request_id",

@@ -94,7 +94,7 @@ class Book:
             request.model.name if request.won is None else request.won.model.name,
             "" if request.won is None else request.won.backend.name,
             served,
-            request.status >= 400 or request.code == "stream_broken",
+            (request.status >= 400 and not request.gone) or request.code in ("stream_broken", "own_error"),
             used,
             price,
             seconds,

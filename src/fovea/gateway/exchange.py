@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from fovea.access.log import request_id
 from fovea.api.bodies.errors import error_body, error_headers
 from fovea.core.errors import FoveaError
 from fovea.gateway.inspect.body import Body
@@ -18,7 +17,6 @@ from fovea.http.json_body import Receive, check_body_headers, receive_body
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
-_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 
 class Exchange:
@@ -38,8 +36,7 @@ class Exchange:
         self._receive = receive
         self.send = send
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        self.request_id = request_id(self.headers.get(b"x-request-id", b""))
         self.status = 0
         self.extra: dict[str, str] = {}
 

@@ -46,7 +46,7 @@ class LoggedMetrics:
 
     def attempt_failed(self, backend: Backend, failure: AttemptFailed) -> None:
         self._metrics.count("attempts", backend.name, failure.reason)
-        log.warning("%s", failure.message)
+        log.warning("%s: %s", failure.request_id, failure.message)
 
     def breaker_opened(self, backend: Backend, stage: str) -> None:
         self._metrics.count("breaker_opened", backend.name, stage)

@@ -55,6 +55,7 @@ class BodyBudget:
             "try again later",
             retry_after=RETRY_S,
             code="bodies_full",
+            scope="request",
         )
 
     def stats(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
-from fovea.api.bodies.errors import error_body
+from fovea.api.bodies.errors import SCOPE, error_body
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, Overloaded, Unavailable
 
 
@@ -34,7 +34,7 @@ class Refusal(NamedTuple):
             b"connection: close",
         ]
         if self.status in (429, 503):
-            lines.append(b"retry-after: 1")
+            lines += [b"retry-after: 1", SCOPE.encode() + b": engine"]
         return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
     def _error(self) -> FoveaError:

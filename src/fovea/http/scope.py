@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -11,6 +12,13 @@ from fovea.http.reader import ParsedHead
 if TYPE_CHECKING:
     from uvicorn._types import HTTPScope
 
+_HIDES = re.compile(
+    r"(?:/[^/]*){0,1}/[^/]*%(?:2F|5C)|.*%(?:2[DE]|3[0-9]|[46][1-9A-F]|[57][0-9A]|5F|7E)", re.IGNORECASE
+)
+"""A path that hides a route from the rules of a proxy, as /%61dmin and /admin%2Flive do.
+
+It encodes letters, digits, "-", ".", "_" or "~", which no client does, or a slash in its first two parts,
+where no names are. It is not decoded, so it is no route, and no rule has to know it."""
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -46,7 +54,7 @@ def build_scope(head: ParsedHead, peers: Peers, state: dict[str, Any], proxies: 
         "scheme": peers.scheme,
         "method": head.method,
         "root_path": "",
-        "path": urllib.parse.unquote(path) if "%" in path else path,
+        "path": urllib.parse.unquote(path) if "%" in path and not _HIDES.match(path) else path,
         "raw_path": head.path,
         "query_string": head.query,
         "headers": head.headers,

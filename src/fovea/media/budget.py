@@ -70,4 +70,5 @@ class MediaBudget:
             f"accepted: at most {int(most)} together",
             retry_after=1.0,
             code="media_full",
+            scope="request",
         )

@@ -276,7 +276,9 @@ def _raise_at(error: RequestError, index: int, param: str | None, kind: Kind) ->
         raise error.at(index, param) from error
     if isinstance(error, Overloaded):
         message = f"{kind.noun} {index}: {error.message}"
-        raise Overloaded(message, retry_after=error.retry_after, param=param, code=error.code) from error
+        raise Overloaded(
+            message, retry_after=error.retry_after, param=param, code=error.code, scope=error.scope
+        ) from error
     raise type(error)(
         f"{kind.noun} {index}: {error.message}", param=param or error.param, code=error.code
     ) from error

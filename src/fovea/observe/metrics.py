@@ -161,9 +161,14 @@ class Metrics:
     def observe_first_token(self, seconds: float, trace_id: str = "") -> None:
         self._spreads["ttft_seconds"].observe(seconds, trace_id=trace_id)
 
-    def count_failure(self) -> None:
-        """Count an answer that ended with an error, or that the client did not read to its end."""
-        self._count("finished", 1, "error")
+    def count_cut(self, reason: str, used: Usage | None) -> None:
+        """Count an answer that did not reach its end.
+
+        reason: "error", or "abort" if its client left. used: its tokens; None: it has used none.
+        """
+        self._count("finished", 1, reason)
+        if used is not None:
+            self._count_tokens(used)
 
     def observe_delta(self, delta: Delta, choices: int = 1, trace_id: str = "") -> None:
         """Count the end of a choice, and with the last delta of a request its tokens and timings.
@@ -183,11 +188,14 @@ class Metrics:
                 self._relevance.observe(image.record)
 
     def _observe_usage(self, usage: Usage) -> None:
-        for kind in ("prompt", "completion", "cached", "image"):
-            self._count("tokens", getattr(usage, kind), kind)
+        self._count_tokens(usage)
         self._spreads["prompt_tokens"].observe(usage.prompt)
         self._spreads["computed_prompt_tokens"].observe(usage.prompt - usage.cached)
         self._spreads["answer_tokens"].observe(usage.completion)
+
+    def _count_tokens(self, usage: Usage) -> None:
+        for kind in ("prompt", "completion", "cached", "image"):
+            self._count("tokens", getattr(usage, kind), kind)
 
     def _observe_timings(self, timings: StageTimings, trace_id: str) -> None:
         for stage in STAGES:

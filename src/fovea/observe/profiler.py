@@ -90,7 +90,10 @@ class Profiler:
         """
         if self._busy:
             raise Overloaded(
-                "another profile is being made; accepted: one at a time", retry_after=5.0, code="profiling"
+                "another profile is being made; accepted: one at a time",
+                retry_after=5.0,
+                code="profiling",
+                scope="request",
             )
         self._busy = True
         try:

@@ -71,7 +71,7 @@ TOTALS = {
     "images": Total("images in requests"),
     "videos": Total("videos in requests"),
     "tokens": Total("tokens by kind; cached and image are parts of prompt", ("kind",)),
-    "finished": Total("answers by finish reason", ("reason",)),
+    "finished": Total("answers by finish reason; abort: the client left", ("reason",)),
 }
 SPREADS = {
     "request_seconds": Spread("duration of a request from its first to its last byte", SECONDS, "route"),

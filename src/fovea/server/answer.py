@@ -93,7 +93,7 @@ async def stream_deltas(
     caller, choices = reservation.caller, request.sampling.n
     caller.client.check_priority(request.priority)
     name = f"{caller.request_id}-{request.id}" if caller.request_id else request.id
-    sent = replace(request, id=name, cache_share=caller.client.limits.cache_share)
+    sent = replace(request, id=name, cache_share=caller.client.limits.cache_share, client=caller.party)
     stream = state.client.stream(sent)
     charge = Charge(caller, sent, check=not reservation.begun)
     reservation.hand_over(choices)
@@ -103,14 +103,13 @@ async def stream_deltas(
             recorder.add(delta)
             charge.add(delta)
             yield delta
-    except FoveaError as error:
+    except Exception as error:
         recorder.fail(error)
         charge.refuse(error)
         raise
     finally:
-        recorder.end()
+        recorder.end(charge.settle())
         reservation.end(choices)
-        charge.settle()
         state.media.release(request.prompt)
         await stream.aclose()  # type: ignore[attr-defined]
 

@@ -12,27 +12,39 @@ from starlette.routing import Match
 
 from fovea.api.bodies.errors import DEFECT, error_body, error_headers
 from fovea.api.explain import explain, shorten
-from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound
+from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, InvalidRequest, NotFound
 from fovea.http.errors import MethodNotAllowed
 from fovea.observe.metrics import Metrics
+from fovea.server.access.caller import Caller
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 log = logging.getLogger("fovea.server")
 
 
-def refusal(error: FoveaError, metrics: Metrics, path: str = "") -> JSONResponse:
-    """The response to an error, which is counted in the metrics. path: of the request."""
+def refusal(
+    error: FoveaError, metrics: Metrics, path: str = "", caller: Caller | None = None
+) -> JSONResponse:
+    """The response to an error, which is counted in the metrics. path, caller: see `response`."""
     metrics.count_refusal(error.code)
-    return response(error, path)
+    return response(error, path, caller)
 
 
-def response(error: FoveaError, path: str = "") -> JSONResponse:
+def response(error: FoveaError, path: str = "", caller: Caller | None = None) -> JSONResponse:
     """The response to an error, with the headers Retry-After and WWW-Authenticate where they apply.
 
     path: of the request. Clients of Anthropic's API expect a type beside the error.
+    caller: tells its usage if the engine has worked on the request; None: it has not.
     """
     kind = {"type": "error"} if path.startswith("/v1/messages") else {}
-    return JSONResponse({**kind, **error_body(error)}, status_code=error.status, headers=error_headers(error))
+    usage = {"usage": _usage(caller)} if caller is not None and caller.prompt_tokens else {}
+    body = {**kind, **error_body(error), **usage}
+    return JSONResponse(body, status_code=error.status, headers=error_headers(error))
+
+
+def _usage(caller: Caller) -> dict[str, int]:
+    """The tokens of a request that its deadline has ended, for gateways that bill it."""
+    prompt, completion = caller.prompt_tokens, caller.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _methods(request: Request) -> set[str]:
@@ -49,7 +61,8 @@ def install_handlers(app: FastAPI) -> None:
     """Add handlers for Fovea's errors, for pydantic's, for unknown routes and methods, and for defects."""
 
     def respond(request: Request, error: FoveaError) -> JSONResponse:
-        return refusal(error, request.app.state.fovea.metrics, request.url.path)
+        caller = request.state.caller if isinstance(error, DeadlineExceeded) else None
+        return refusal(error, request.app.state.fovea.metrics, request.url.path, caller)
 
     async def on_fovea_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, FoveaError)

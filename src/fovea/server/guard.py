@@ -78,7 +78,7 @@ class Guard:
                 state.tracking.finish(trail, exchange.ended(route, status))
             state.metrics.observe_request(route, status, exchange.seconds, trail.recorded_id)
         if is_limited(path) and not is_poll(scope["method"], path):
-            caller.client.totals.count_end(status)
+            caller.client.totals.count_end(refused=status >= 400 and status != CLIENT_GONE)
         if status in (401, 403):
             state.metrics.count_denial(reason)
             state.access.audit.refused(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from fovea.core.errors import FoveaError
-from fovea.core.types import Delta, GenerationRequest
+from fovea.core.errors import EngineError, FoveaError
+from fovea.core.types import Delta, GenerationRequest, Usage
 from fovea.server.access.caller import Caller
 from fovea.server.state import ServerState
 
@@ -47,13 +47,16 @@ class GenerationRecorder:
         last[delta.index] = now
         self._metrics.observe_delta(delta, self._choices, self._trace_id)
 
-    def fail(self, error: FoveaError) -> None:
+    def fail(self, error: Exception) -> None:
         """Record the error that ends the generation."""
-        self._run.error = error.code
+        self._run.error = error.code if isinstance(error, FoveaError) else EngineError.default_code
 
-    def end(self) -> None:
-        """Record the end, whatever has caused it. To be called once."""
+    def end(self, cut: Usage | None) -> None:
+        """Record the end, whatever has caused it. To be called once.
+
+        cut: what a generation has used that did not reach its end; None: nothing, or it was recorded.
+        """
         self._in_flight.leave(self._flight)
         if not self._ended:
-            self._metrics.count_failure()
+            self._metrics.count_cut("error" if self._run.error else "abort", cut)
             self._run.error = self._run.error or "client_gone"

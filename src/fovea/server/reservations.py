@@ -108,6 +108,7 @@ class Reservations:
                 "(max_places_per_key)",
                 retry_after=1.0,
                 code=RATE_LIMIT,
+                scope="engine" if client.places >= self._share else "request",
             )
         try:
             self._client.check_room(choices, self.reserved + client.places + choices)
@@ -117,6 +118,7 @@ class Reservations:
                 "accepted: at most as many as stay free for other keys (max_places_per_key)",
                 retry_after=full.retry_after,
                 code=RATE_LIMIT,
+                scope="engine" if choices == 1 else "request",
             ) from None
 
 

@@ -29,12 +29,16 @@ def test_a_size_counts_the_prompt_once_and_every_answer() -> None:
 def test_a_full_queue_is_overloaded_and_a_request_that_never_fits_is_invalid() -> None:
     crowd = admission()
     ticket = crowd.enter(3)
-    with pytest.raises(Overloaded, match="3 choices are running or waiting; at most 4 may"):
+    with pytest.raises(Overloaded, match="3 choices are running or waiting; at most 4 may") as large:
         crowd.enter(2)
+    crowd.enter(1)
+    with pytest.raises(Overloaded) as full:
+        crowd.enter(1)
+    assert (large.value.scope, full.value.scope) == ("request", "engine"), "one more had room, and then none"
     with pytest.raises(InvalidRequest, match="5 choices are requested; at most 4"):
         crowd.enter(5)
     ticket.leave()
-    crowd.check(4)
+    crowd.check(3)
 
 
 def test_without_a_bound_every_request_is_admitted() -> None:

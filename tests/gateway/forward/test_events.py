@@ -197,3 +197,26 @@ def test_an_error_of_the_gateway_can_be_read_back(api: str) -> None:
     error = data if api == "responses" else data["error"]
     assert error["message"] == "broke off\n\n"
     assert (b"event: error\n" in event) == (api in ("messages", "responses"))
+
+
+@pytest.mark.parametrize(
+    ("api", "event", "reasoned"),
+    [
+        ("chat", {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, True),
+        ("chat", {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}, False),
+        ("chat", chunk('"finish_reason":"stop"'), False),
+        ("completions", {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}, True),
+        ("messages", {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, True),
+        ("messages", {"type": "message_start", "message": {"stop_reason": None}}, False),
+        ("responses", {"type": "response.output_text.done", "finish_reason": "stop"}, False),
+    ],
+)
+@given(cuts=CUTS, spaces=st.booleans(), ended=st.booleans())
+def test_a_finish_reason_is_seen_without_a_last_event(
+    api: str, event: dict[str, Any], reasoned: bool, cuts: list[int], spaces: bool, ended: bool
+) -> None:
+    """Some engines send no [DONE], and some not even the empty line after their last event."""
+    data = sent(chunk("a"), event, spaces=spaces)
+    out, stream = fed(data if ended else data[:-2], cuts, api)
+    assert out == data
+    assert (stream.complete, stream.reasoned) == (False, reasoned)

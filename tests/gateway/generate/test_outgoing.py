@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fovea.core.errors import InvalidRequest
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.forward.dispatch import Outgoing
-from fovea.gateway.generate.outgoing import PATHS, Renderer, lowered
+from fovea.gateway.generate.disclose import MOST_BYTES, MOST_HEADERS, headers_of
+from fovea.gateway.generate.outgoing import (
+    LONGEST_HEADER,
+    PASSED_ON,
+    PATHS,
+    Renderer,
+    check_headers,
+    lowered,
+    name_of_client,
+)
 from fovea.gateway.translate import to_chat
 from tests.gateway.samples import MODEL, backend, body, chat
 
@@ -210,3 +221,37 @@ def test_headers_that_are_passed_on() -> None:
         "tracestate": "a=é", "x-session-id": "s", "anthropic-version": "v", "anthropic-beta": "b",
     }  # fmt: skip
     assert "secret" not in str(outgoing)
+
+
+def test_headers_that_backends_get_are_bounded() -> None:
+    """Headers were once passed on at any length, and engines refuse requests with more than a few KiB."""
+    check_headers(dict.fromkeys(PASSED_ON, b"x" * LONGEST_HEADER) | {b"x-other": b"x" * 99_999})
+    for name in PASSED_ON:
+        with pytest.raises(InvalidRequest, match="has 1025 bytes; accepted: at most 1024") as caught:
+            check_headers({name: b"x" * (LONGEST_HEADER + 1)})
+        assert caught.value.param == name.decode()
+
+
+def test_headers_of_a_backends_answer_are_bounded() -> None:
+    """A backend could once add any number of headers to answers; proxies give up on large heads."""
+    sent = [
+        ("x-fovea-images", "a" * 4000),
+        *((f"x-fovea-{n}", "b" * 100) for n in range(1000)),
+        ("x-own", "c"),
+    ]
+    won: Any = SimpleNamespace(
+        answer=SimpleNamespace(headers=sent), backend=PLAIN, model=MODEL, reason="only"
+    )
+    headers = headers_of(won, MODEL, 1, "", "")
+    assert headers["x-fovea-images"] == "a" * 4000
+    assert len(headers) <= MOST_HEADERS + 3
+    assert sum(map(len, [*headers, *headers.values()])) < MOST_BYTES + 200
+    assert "x-own" not in headers
+
+
+def test_engines_tell_tenants_apart_without_their_names() -> None:
+    one, other = name_of_client("alice"), name_of_client("bob")
+    assert one.keys() == other.keys() == {"x-fovea-client"}
+    assert one != other
+    assert "alice" not in one["x-fovea-client"]
+    assert name_of_client("") == {}

@@ -10,9 +10,11 @@ from typing import Any
 import openai
 import pytest
 
+from fovea.access.log import request_id
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.experiments.config import read_experiments
 from fovea.gateway.settings import TimeoutSettings
+from tests.gateway.hostile import keys_file
 from tests.gateway.support import FakeEngine, Plan, data_url, picture, resilience, running, soon, tables
 
 MESSAGE: dict[str, Any] = {"model": "m", "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]}
@@ -190,3 +192,42 @@ async def test_slow_copies_hold_no_client_up(tmp_path: Path) -> None:
             assert {answer.status_code for answer in answers} == {200}
             await soon(lambda: len(shadow.received) == 3)
         assert shadow.cut == 3  # the gateway has ended, and its copies with it
+
+
+async def test_only_its_tenant_can_rate_an_answer(tmp_path: Path) -> None:
+    """Whoever knew a request id could once rate another tenant's answer, and so decide an experiment.
+
+    Request ids come from clients, so two tenants may have the same one.
+    """
+    keys = keys_file(tmp_path, [("alice", ""), ("bob", "")])
+    folder = tmp_path / "experiments"
+    folder.mkdir(mode=0o700)
+    models = (ModelConfig("m"), ModelConfig("m1"), ModelConfig("m2"), ModelConfig("m3"))
+    async with FakeEngine("a", "m1", "m2", "m3") as one:
+        table = tables((one,), models=models)
+        async with running(tables=table, experiments=experiment(folder), keys_file=keys) as gateway:
+
+            def of(name: str) -> dict[str, str]:
+                return {"authorization": f"Bearer {name}-key", "x-request-id": "the-same"}
+
+            async def rated(name: str) -> int:
+                body = {"request_id": "the-same", "rating": "down"}
+                return (await gateway.client.post("/v1/feedback", json=body, headers=of(name))).status_code
+
+            assert (await gateway.ask(user="u", headers=of("alice"))).status_code == 200
+            assert await rated("bob") == 404
+            assert await rated("alice") == 200
+            assert (await gateway.ask(user="u", headers=of("bob"))).status_code == 200
+            assert await rated("bob") == 200
+
+
+@pytest.mark.parametrize("sent", ["a", "00-4bf92f3577b34da6:1.x_y", "x" * 128])
+async def test_a_request_has_one_id_from_the_client_to_the_engine(sent: str) -> None:
+    """The server once replaced ids that the gateway had passed on, so their logs could not be joined."""
+    async with FakeEngine("a") as one, running(one) as gateway:
+        answer = await gateway.ask(headers={"x-request-id": sent})
+        forged = await gateway.ask(headers={"x-request-id": "a b"})
+    ids = [got.headers["x-request-id"] for got in one.received]
+    assert ids == [answer.headers["x-request-id"], forged.headers["x-request-id"]]
+    assert ids[0] == sent
+    assert [request_id(one.encode()) for one in ids] == ids, "the server takes them as they are"

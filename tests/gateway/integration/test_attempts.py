@@ -178,3 +178,68 @@ async def test_a_request_that_waits_for_a_turn_is_bounded_too() -> None:
     assert "waited for a backend with room" in late[408] or "(total_s)" in late[408]
     assert "one gave no answer in time (total_s)" in late[504]
     assert len(one.received) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_deadlines_of_a_client_close_no_backend_to_others(stream: bool) -> None:
+    """Eight requests with `timeout: 0.001` once opened the breakers of all backends: 503 for everyone.
+
+    The deadline is the client's own. It gets its 408, no other backend is asked, and all backends stay.
+    """
+    engines = [FakeEngine(name, plan=Plan(408)) for name in "ab"]
+    async with engines[0], engines[1], running(*engines) as gateway:
+        for _ in range(8):
+            answer = await gateway.ask(timeout=0.001, stream=stream)
+            assert (answer.status_code, answer.json()["error"]["message"][1:]) == (408, " refuses")
+        assert sum(len(engine.received) for engine in engines) == 8
+        assert await gateway.metric("retries_total") == 0
+        for engine in engines:
+            engine.plan = Plan()
+            assert (await gateway.backend(engine.name))["breakers"]["text"] == "closed"
+        assert (await gateway.ask()).status_code == 200
+
+
+@pytest.mark.parametrize("events", [0, 2])
+async def test_a_deadline_in_a_stream_closes_no_backend_to_others(events: int) -> None:
+    """An engine that has begun its stream tells the deadline by an error event: no failure, and no retry."""
+    error = {"type": "timeout_error", "code": "deadline_exceeded"}
+    engines = [FakeEngine(name, plan=Plan(events=events, end="error", error=error)) for name in "ab"]
+    async with engines[0], engines[1], running(*engines) as gateway:
+        for _ in range(8):
+            answer = await gateway.ask(stream=True, timeout=0.5)
+            assert error_of(answer.text)["code"] == "deadline_exceeded"
+        assert sum(len(engine.received) for engine in engines) == 8
+        for engine in engines:
+            assert (await gateway.backend(engine.name))["breakers"]["text"] == "closed"
+
+
+async def test_a_stream_that_ends_properly_without_done_is_complete() -> None:
+    """Some engines close the stream after the finish reason. Clients get the [DONE] for which they wait."""
+    async with FakeEngine("a", plan=Plan(end="bare")) as one, running(one) as gateway:
+        for _ in range(10):
+            answer = await gateway.ask(stream=True)
+            assert words(answer.text) == ["a"] * 3
+            assert "error" not in answer.text
+            assert answer.text.endswith("data: [DONE]\n\n")
+        one.plan = Plan(end="mute")  # without a finish reason, half of the answer may be missing
+        assert "before its last event" in error_of((await gateway.ask(stream=True)).text)["message"]
+
+
+async def test_a_429_about_one_request_pauses_the_engine_for_nobody() -> None:
+    """One tenant's costly schemas once gave another 69 of 79 refusals, because any 429 paused the engine."""
+    plan = Plan(429, headers={"retry-after": "7", "x-fovea-scope": "request"})
+    async with FakeEngine("a") as one, running(one) as gateway:
+        one.plans.append(plan)
+        answer = await gateway.ask()
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+        assert answer.headers["x-fovea-scope"] == "request"
+        assert await gateway.says() == "a a a"
+        one.plans.append(replace(plan, status=503))  # such as a video at an engine that cannot decode any
+        answer = await gateway.ask()
+        assert (answer.status_code, answer.headers["x-fovea-scope"]) == (503, "request")
+        assert answer.json()["error"]["message"].endswith("no room for this request: a refuses")
+        assert await gateway.says() == "a a a"
+        one.plans.append(replace(plan, headers={"retry-after": "7", "x-fovea-scope": "engine"}))
+        assert (await gateway.ask()).headers["x-fovea-scope"] == "engine"
+        assert (await gateway.ask()).status_code == 429
+    assert len(one.received) == 5

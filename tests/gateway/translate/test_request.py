@@ -150,11 +150,14 @@ def test_a_whole_list_of_items() -> None:
     [
         (LONG, "image/webp", b"data:image/webp;base64,"),
         ("aGk=", "image/jpeg", b"data:image/jpeg;base64,"),
-        ("aGk=", 'image/"x', b"data:application/octet-stream;base64,"),
+        ("aGk=", 'image/"x', b"data:image/any;base64,"),
+        ("aGk=", "image/jpg", b"data:image/jpeg;base64,"),
+        ("aGk=", "image/heic", b"data:image/any;base64,"),
+        ("aGk=", "", b"data:image/any;base64,"),
         (Payload(b"aGk="), "image/png", b"data:image/png;base64,"),
         (Payload(bytearray(b"data:image/any;base64,aGk=")), "image/png", b"data:image/png;base64,"),
     ],
-    ids=["placeholder", "short", "unknown type", "Payload", "Payload that is a URL"],
+    ids=["placeholder", "short", "unknown type", "jpg", "heic", "empty", "Payload", "Payload that is a URL"],
 )
 def test_base64_is_not_copied(data: Any, kind: str, prefix: bytes) -> None:
     url = url_of(base64(data, kind))

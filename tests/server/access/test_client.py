@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from fovea.access.log import request_id
+from fovea.api.bodies.errors import error_headers
 from fovea.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Message, TextPart, TokenPrompt, Usage
-from fovea.server.access.caller import Caller, request_id
+from fovea.server.access.caller import Caller
 from fovea.server.access.charge import Charge
 from fovea.server.access.client import Client
 from fovea.server.access.limits import Limits
@@ -161,12 +164,35 @@ def test_other_limits_from_now_on_keep_what_was_used() -> None:
     assert (alice.requests, alice.tokens) == (None, None)
 
 
-@pytest.mark.parametrize("sent", [b"abc-1.2_3", b"x" * 64])
+@pytest.mark.parametrize("sent", [b"abc-1.2_3", b"00-trace:span", b"x" * 128])
 def test_a_harmless_request_id_is_used(sent: bytes) -> None:
     assert request_id(sent) == sent.decode()
 
 
-@pytest.mark.parametrize("sent", [b"", b"x" * 65, b"a b", b"a\nb", b'a"', "ä".encode(), b"%0a", b"a\n"])
+@pytest.mark.parametrize("sent", [b"", b"x" * 129, b"a b", b"a\nb", b'a"', "ä".encode(), b"%0a", b"a\n"])
 def test_any_other_request_id_is_replaced(sent: bytes) -> None:
     """Log injection: an id with a line break would forge a line."""
     assert len(request_id(sent)) == 32
+
+
+def test_a_refusal_says_whether_smaller_requests_would_be_accepted() -> None:
+    """A gateway pauses the whole server after a 429, unless it is about one request alone."""
+    alice = client(requests_per_minute=1, tokens_per_minute=100, places=4)
+    alice.hold_tokens(60)
+    alice.places = 3
+
+    def scope(refused: Callable[[], object]) -> str:
+        with pytest.raises(Overloaded) as caught:
+            refused()
+        headers = error_headers(caught.value)
+        assert headers["x-fovea-scope"] == caught.value.scope
+        return headers["x-fovea-scope"]
+
+    assert scope(lambda: alice.hold_tokens(50)) == "request"
+    assert scope(lambda: alice.check_choices(2)) == "request"
+    alice.places = 4
+    assert scope(lambda: alice.check_choices(1)) == "engine"
+    alice.count_request()
+    assert scope(alice.count_request) == "engine"
+    alice.hold_tokens(40)
+    assert scope(alice.count_request) == "engine"

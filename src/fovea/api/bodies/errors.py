@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fovea.core.errors import EngineError, FoveaError, Overloaded
+from fovea.core.errors import EngineError, FoveaError, Overloaded, Unavailable
 
+SCOPE = "x-fovea-scope"
 LONGEST_MESSAGE = 500
 LONGEST_PARAM = 200
 DEFECT = "the server failed on this request; see its log"
@@ -25,10 +26,15 @@ def error_body(error: FoveaError) -> dict[str, Any]:
 
 
 def error_headers(error: FoveaError) -> dict[str, str]:
-    """The headers of an answer to an error: when to try again, and how to send a key. Names in lower case."""
+    """The headers of an answer to an error: when to try again, and how to send a key. Names in lower case.
+
+    x-fovea-scope tells a gateway whether a status 429 or 503 is about all of its requests, or this one alone.
+    """
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(math.ceil(error.retry_after))
+    if isinstance(error, Overloaded | Unavailable):
+        headers[SCOPE] = error.scope
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.status == 503:

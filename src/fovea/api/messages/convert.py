@@ -19,6 +19,7 @@ from fovea.api.messages.request import (
     ToolDefinition,
     ToolResultBlock,
     ToolUseBlock,
+    image_type,
 )
 from fovea.api.responses.convert import renamed
 from fovea.api.schema import ChatRequest
@@ -73,7 +74,11 @@ def chat_request(body: CountRequest) -> tuple[ChatRequest, Conversation]:
 def data_url(source: Base64Source) -> Payload:
     """The data: URL of an image, as the server reads it: it looks at the image's own bytes for the type."""
     data = source.data
-    return data if isinstance(data, Payload) else Payload(b"data:image/any;base64," + data.encode())
+    return (
+        data
+        if isinstance(data, Payload)
+        else Payload(f"data:{image_type(source.media_type)};base64,{data}".encode())
+    )
 
 
 def chat_fields(

@@ -18,11 +18,20 @@ from fovea.core.sampling import MAX_STOP_STRINGS
 IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
+def image_type(declared: str) -> str:
+    """Return the media type for the data: URL of an image. Any name is accepted: its own bytes decide.
+
+    declared: media_type of the request, such as image/jpg, image/heic or "".
+    """
+    kind = declared.strip().lower().replace("image/jpg", "image/jpeg")
+    return kind if kind in IMAGES else "image/any"
+
+
 class Base64Source(Wire):
     """An image as base64. Bodies that were cut have it as a Payload, which is a data: URL."""
 
     type: Literal["base64"]
-    media_type: Word = Field(description=f"{', '.join(IMAGES)}. The image's own bytes decide.")
+    media_type: Word = Field(description=f"{', '.join(IMAGES)}, or any other. The image's own bytes decide.")
     data: Base64 = Field(description="The image's bytes as base64.")
 
 

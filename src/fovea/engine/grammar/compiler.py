@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -31,7 +31,10 @@ MOST_KEPT = 64
 SLOWEST_MASK_S = 0.1
 """Longest time of a form's first mask. Those of answers are computed within steps, which delays everyone."""
 MOST_WAITING = 64
-"""Number of forms that wait to be compiled; more are refused."""
+"""Number of forms of one client that wait to be compiled; more are refused."""
+MOST_OF_KEY = 256
+"""Number of forms of one key that wait, those of all clients behind a gateway together."""
+Client = tuple[str, str]
 
 
 class Grammar:
@@ -53,6 +56,48 @@ class Grammar:
         self.broken = True
 
 
+class FormQueue:
+    """The forms that wait to be compiled. Keys take turns, and within a key the clients for whom it speaks.
+
+    So a client with many costly forms delays another client's form by one of them, not by all. A form that
+    several clients wait for is in the turns of each. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[str, OrderedDict[str, deque[tuple[AnswerFormat, Future[Grammar]]]]] = (
+            OrderedDict()
+        )
+
+    def add(self, form: AnswerFormat, future: Future[Grammar], client: Client) -> None:
+        """Add a form to the turns of a client, unless it is there. Raises Overloaded if it has too many."""
+        key, name = client
+        clients = self._keys.get(key) or OrderedDict()
+        mine = clients.get(name, ())
+        if any(waiting is future for _, waiting in mine):
+            return
+        for count, most in ((len(mine), MOST_WAITING), (sum(map(len, clients.values())), MOST_OF_KEY)):
+            if count >= most:
+                raise Overloaded(
+                    f"{count} answer formats of this client wait to be compiled; accepted: at most {most}",
+                    retry_after=1.0,
+                    scope="request",
+                )
+        self._keys.setdefault(key, OrderedDict()).setdefault(name, deque()).append((form, future))
+
+    def take(self) -> tuple[AnswerFormat, Future[Grammar]] | None:
+        """Return the next form, which another thread may have compiled meanwhile; None: nobody waits."""
+        if not self._keys:
+            return None
+        key, clients = self._keys.popitem(last=False)
+        name, mine = clients.popitem(last=False)
+        taken = mine.popleft()
+        if mine:
+            clients[name] = mine
+        if clients:
+            self._keys[key] = clients
+        return taken
+
+
 class GrammarCompiler:
     """The grammars of the forms that requests named lately.
 
@@ -65,41 +110,64 @@ class GrammarCompiler:
         self.misses = 0
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None
-        self._known: OrderedDict[AnswerFormat, Future[Grammar]] = OrderedDict()
+        self._known: OrderedDict[AnswerFormat, tuple[Future[Grammar], Client]] = OrderedDict()
+        self._queue = FormQueue()
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, "fovea-grammar")
         self._trial = Trial()
 
-    def compile(self, form: AnswerFormat) -> Future[Grammar]:
+    def compile(self, form: AnswerFormat, client: Client = ("", "")) -> Future[Grammar]:
         """Return a future of the grammar. Requests with equal forms share it. Thread-safe.
 
+        client: see `GenerationRequest.client`.
         The future raises InvalidRequest for a form that is not supported; see `explain`.
 
-        Raises Overloaded if too many forms wait, Unavailable after `close`.
+        Raises Overloaded if too many forms of the client wait, Unavailable after `close`.
         """
         with self._lock:
-            known = self._known.get(form)
-            if known is not None and not _failed_for_now(known):
-                self.hits += 1
-                self._known.move_to_end(form)
-                return known
-            waiting = sum(not future.done() for future in self._known.values())
-            if waiting >= MOST_WAITING:
-                raise Overloaded(f"{waiting} answer formats wait to be compiled", retry_after=1.0)
-            self.misses += 1
-            try:
-                future = self._thread.submit(self._compile, form)
-            except RuntimeError:
-                raise Unavailable("the engine has stopped") from None
-            self._known[form] = future
-            while len(self._known) > MOST_KEPT:
-                self._known.popitem(last=False)
+            future, _ = self._known.get(form, (None, client))
+            known = future is not None and not _failed_for_now(future)
+            if future is None or not known:
+                future = Future()
+            if not future.done() and not future.running():
+                self._queue.add(form, future, client)
+                try:
+                    self._thread.submit(self._take_turn)
+                except RuntimeError:
+                    raise Unavailable("the engine has stopped") from None
+            self.hits += known
+            self.misses += not known
+            self._known[form] = future, client
+            self._known.move_to_end(form)
+            if len(self._known) > MOST_KEPT:
+                self._forget_one()
             return future
 
     def close(self) -> None:
         """Stop the thread. Forms that wait are not compiled any more."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            while (waiting := self._queue.take()) is not None:
+                waiting[1].cancel()
         self._trial.close()
+
+    def _forget_one(self) -> None:
+        """Forget the oldest form of the client with most of them, so that nobody evicts those of others."""
+        counts = Counter(client for _, client in self._known.values())
+        largest = max(counts, key=counts.__getitem__)
+        del self._known[next(form for form, (_, client) in self._known.items() if client == largest)]
+
+    def _take_turn(self) -> None:
+        """Compile the form whose turn it is. There is a call for each entry of the queue."""
+        with self._lock:
+            turn = self._queue.take()
+        if turn is None or turn[1].done() or not turn[1].set_running_or_notify_cancel():
+            return
+        form, future = turn
+        try:
+            future.set_result(self._compile(form))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            future.set_exception(error)
 
     def _compile(self, form: AnswerFormat) -> Grammar:
         with stage("grammar"):

@@ -57,7 +57,7 @@ class Trial:
                 answer = self._ask(line)  # the helper had ended, for whatever reason
         except (OSError, EOFError) as error:
             self.close()
-            raise Unavailable(f"answer formats cannot be checked: {error}") from error
+            raise Unavailable(f"answer formats cannot be checked: {error}", scope="request") from error
         if answer is None:
             raise InvalidRequest(
                 f"{form.kind}: it takes more than {CPU_S:g} seconds or {MEMORY >> 20} MiB to compile",

@@ -106,7 +106,7 @@ class Admission:
         """
         with self._lock:
             if self._refuse and self._tokens and self._tokens + size.tokens > self._kv_tokens:
-                raise Overloaded(self._refusal(size), retry_after=1.0)
+                raise Overloaded(self._refusal(size), retry_after=1.0, scope="request")
             self._tokens += size.tokens
             ticket.tokens = size.tokens
 
@@ -127,7 +127,9 @@ class Admission:
         occupied = self._choices + reserved
         if occupied + choices > self._room:
             raise Overloaded(
-                f"{occupied} choices are running or waiting; at most {self._room} may", retry_after=1.0
+                f"{occupied} choices are running or waiting; at most {self._room} may",
+                retry_after=1.0,
+                scope="engine" if occupied >= self._room else "request",
             )
 
     def _refusal(self, size: RequestSize) -> str:

@@ -62,6 +62,10 @@ class FirstTokenGate:
             raise Overloaded(
                 f"the first token would be later than the target of {self._target_s:g} s: {expected.reason}",
                 retry_after=float(max(1, math.ceil(over))),
+                # Ready requests are served first. If even they would be late, everyone is.
+                scope="engine"
+                if expected.cost.ready and expected.ahead.seconds > self._target_s
+                else "request",
             )
         with self._lock:
             self.degraded += steps_down > 0

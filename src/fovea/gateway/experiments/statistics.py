@@ -20,7 +20,7 @@ class Outcome(NamedTuple):
     failed: whether the client got an error that was not the client's own.
     consumption: its tokens.
     cost: money, in millionths of the currency of the price table.
-    request_id: the id with which it can be rated; empty if it cannot.
+    request_id: the name by which it can be rated, see `answer_of`; empty if it cannot.
     """
 
     latency_s: float
@@ -29,6 +29,14 @@ class Outcome(NamedTuple):
     consumption: Consumption = NOTHING
     cost: int = 0
     request_id: str = ""
+
+
+def answer_of(tenant: str, request_id: str) -> str:
+    """Return the name of an answer for ratings. Only its tenant can name it, whoever knows its request id.
+
+    Request ids come from clients, so two tenants can have the same one.
+    """
+    return f"{tenant}\n{request_id}" if tenant else request_id
 
 
 class Statistics:

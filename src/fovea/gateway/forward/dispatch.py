@@ -11,20 +11,25 @@ is never continued by another backend, because text would be repeated or contrad
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from fovea.api.bodies.errors import clip
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.breaker import CONNECT, stage_of
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.forward.upstream import OVERLOADED, Answer, AttemptFailed, Upstream
+from fovea.gateway.forward.ends import ENDS, GOOD, NEUTRAL, NOTHING, UNREACHABLE, end_of_status
+from fovea.gateway.forward.upstream import Answer, AttemptFailed, Upstream
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.route.policy import Choice
 from fovea.gateway.route.router import Router
 from fovea.gateway.settings import ResilienceSettings
+from fovea.gateway.translate.errors import valid_text
 
+LONGEST_REASON = 300
 USUAL_PAUSE_S = 1.0
 """Seconds for which an overloaded backend that names none gets no requests."""
 
@@ -79,6 +84,7 @@ class Job:
     deadline: time of the event loop's clock at which the request ends.
     attempts: backends that were asked.
     failures: (backend, reason, time) of attempts that failed.
+    work: the models that were given the request, without attempts that cost nothing.
     """
 
     demand: Demand
@@ -88,6 +94,7 @@ class Job:
     deadline: float
     attempts: int = 0
     failures: list[tuple[str, str, float]] = field(default_factory=list)
+    work: list[ModelConfig] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -256,6 +263,7 @@ class Dispatcher:
         backend, vision, load = choice.backend, job.demand.has_images, job.load_of(model)
         outgoing = job.render(backend, model)
         job.attempts += 1
+        job.work.append(model)
         started = self._clock()
         backend.begin(load, started, vision=vision)
         answer: Answer | None = None
@@ -270,13 +278,20 @@ class Dispatcher:
             )
         except AttemptFailed as failure:
             job.failures.append((backend.name, failure.reason, self._clock()))
+            failure.request_id = outgoing.headers.get("x-request-id", "")
+            self._observer.attempt_failed(backend, failure)
+            end = failure.end(links=job.demand.has_links)
             # A complete answer that takes too long says something about the request, if others were answered
             # meanwhile. Otherwise a client that asks for endless answers would open all breakers.
-            late = failure.reason == "timeout" and not job.demand.stream
-            if late and backend.answered_at > started:
-                self._observer.attempt_failed(backend, failure)
-            else:
-                self._note_failure(backend, failure, job.demand)
+            if end == "late" and not job.demand.stream and backend.answered_at > started:
+                end = "long request"
+            if ENDS[end].billed == NOTHING:
+                job.work.remove(model)
+            if failure.status:
+                backend.breakers[CONNECT].succeed()
+            if ENDS[end].pauses:
+                backend.busy_until = self._clock() + (failure.retry_after or USUAL_PAUSE_S)
+            self.note(backend, stage_of(vision=vision), end)
             raise
         finally:
             if answer is None:
@@ -285,41 +300,26 @@ class Dispatcher:
                     backend.breakers[stage].release()
         backend.answered_at = now = self._clock()
         seconds = now - started
-        breaker = backend.breakers[stage_of(vision=vision)]
         backend.breakers[CONNECT].succeed()
+        if ENDS[end_of_status(answer.status)].verdict == GOOD:
+            backend.breakers[stage_of(vision=vision)].begin_stream()
         if answer.is_stream:
-            breaker.begin_stream()
             backend.note_first_byte(seconds, load.tokens)
-        else:
-            breaker.succeed()
         return Won(answer, backend, model, choice.reason, seconds, load)
 
-    def _note_failure(self, backend: Backend, failure: AttemptFailed, demand: Demand) -> None:
-        """Note a failure for the backend's breakers.
+    def note(self, backend: Backend, stage: str, end: str) -> None:
+        """Let the breakers of a backend know how an attempt, or an answer that had begun, has ended.
 
-        vLLM and llama.cpp answer 500 if they cannot download an image. A client could close all backends to
-        the images of others by a link that leads nowhere, so such answers say nothing about a backend.
+        stage: of the request. end: a name of `ends.ENDS`.
         """
-        now = self._clock()
-        self._observer.attempt_failed(backend, failure)
-        if failure.status:
-            backend.breakers[CONNECT].succeed()
-        if failure.status in OVERLOADED:
-            backend.busy_until = now + (failure.retry_after or USUAL_PAUSE_S)
-            return
-        if failure.status and demand.has_links:
-            return
-        stage = stage_of(vision=demand.has_images)
-        self.note_broken(backend, stage if failure.connected else CONNECT)
-
-    def note_complete(self, backend: Backend, stage: str) -> None:
-        """Note that a running stream of a stage has reached its end."""
-        backend.breakers[stage].succeed()
-
-    def note_broken(self, backend: Backend, stage: str) -> None:
-        """Note that a stage of a backend has failed, also when a running stream has broken off."""
-        if backend.breakers[stage].fail(self._clock()):
-            self._observer.breaker_opened(backend, stage)
+        verdict = ENDS[end].verdict
+        breaker = backend.breakers[CONNECT if verdict == UNREACHABLE else stage]
+        if verdict == GOOD:
+            breaker.succeed()
+        elif verdict == NEUTRAL:
+            breaker.release()
+        elif breaker.fail(self._clock()):
+            self._observer.breaker_opened(backend, CONNECT if verdict == UNREACHABLE else stage)
 
 
 def _is_over(job: Job) -> bool:
@@ -336,12 +336,24 @@ def _end_loser(task: asyncio.Future[Won]) -> None:
 def _as_error(failure: AttemptFailed, attempts: int) -> FoveaError:
     """The error for the client after the last attempt."""
     tries = f" ({attempts} backends were asked)" if attempts > 1 else ""
-    if failure.status in OVERLOADED:
-        return Overloaded(
-            f"the backends of this model are busy{tries}",
-            retry_after=failure.retry_after or 1.0,
-            code="backends_busy",
-        )
+    end, pause_s = failure.end(links=False), failure.retry_after or 1.0
+    if end == "engine busy":
+        message = f"the backends of this model are busy{tries}"
+        return Overloaded(message, retry_after=pause_s, code="backends_busy")
+    if end == "no room":
+        message = f"the backends of this model have no room for this request{tries}{_reason(failure)}"
+        if failure.status == 429:
+            return Overloaded(message, retry_after=pause_s, code="backends_busy", scope="request")
+        return Unavailable(message, code="backends_busy", scope="request")
     if failure.reason == "timeout":
         return GatewayTimeout(f"{failure.message}{tries}")
     return BadGateway(f"{failure.message}{tries}")
+
+
+def _reason(failure: AttemptFailed) -> str:
+    """The backend's own words for a refusal, which are about the request; "": it has none."""
+    try:
+        message = json.loads(failure.body)["error"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return f": {clip(valid_text(message), LONGEST_REASON)}" if isinstance(message, str) else ""

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from fovea.gateway.forward.ends import is_own_error
+
 LONGEST_EVENT = 1024 * 1024
 """Bytes without the end of an event after which a piece is passed on all the same."""
 _ENDS = {
@@ -18,6 +20,13 @@ _ENDS = {
     "responses": (b"response.completed", b"response.incomplete", b"response.failed"),
 }
 _DONE = (b"[DONE]",)
+DONE = b"data: [DONE]\n\n"
+_REASONS = {
+    "messages": (b'"stop_reason":"', b'"stop_reason": "'),
+    "responses": (),
+}
+_REASON = (b'"finish_reason":"', b'"finish_reason": "')
+"""Only a field looks like this: within the text of an answer, quotes are escaped."""
 _USAGE = (b'"usage":{', b'"usage": {')
 _BETWEEN = re.compile(rb"(\r?\n\r?\n)")
 _NO_CHOICES = (b'"choices":[]', b'"choices": []')
@@ -27,11 +36,25 @@ class EventStream:
     """One stream.
 
     complete: whether its last event has been seen.
+    reasoned: whether it has told why the answer ends. Some engines send no last event after that.
     failed: whether it held an event that reports an error.
+    own: whether that error is about the request, and no failure of the backend.
     count: events so far.
     """
 
-    __slots__ = ("_ends", "_first_usage", "_rest", "_strip", "_usage", "complete", "count", "failed")
+    __slots__ = (
+        "_ends",
+        "_first_usage",
+        "_reasons",
+        "_rest",
+        "_strip",
+        "_usage",
+        "complete",
+        "count",
+        "failed",
+        "own",
+        "reasoned",
+    )
 
     def __init__(self, api: str = "chat", *, strip_usage: bool = False) -> None:
         """api: of the backend's events.
@@ -39,8 +62,9 @@ class EventStream:
         strip_usage: leave out the event of usage, for which the gateway has asked and not the client.
         """
         self._ends = _ENDS.get(api, _DONE)
-        self.complete = False
-        self.failed = False
+        self._reasons = _REASONS.get(api, _REASON)
+        self.complete = self.reasoned = False
+        self.failed = self.own = False
         self.count = 0
         self._rest = b""
         self._strip = strip_usage
@@ -59,6 +83,9 @@ class EventStream:
         for mark in self._ends:
             if mark in data and _has_end(data, mark):
                 self.complete = True
+        for mark in self._reasons:
+            if mark in data:
+                self.reasoned = True
         if b'"error"' in data:
             self._look_for_error(data)
         if self._strip and (_NO_CHOICES[0] in data or _NO_CHOICES[1] in data):
@@ -78,10 +105,11 @@ class EventStream:
     def finish(self) -> bytes:
         """Return what is left at the end of the stream. An event that was cut off is left out."""
         rest, self._rest = self._rest, b""
-        if not rest.startswith(b"data:") or rest[5:].strip() not in _DONE:
-            return b""
-        self.complete = True
-        return rest
+        if rest.startswith(b"data:") and rest[5:].strip() in _DONE:
+            self.complete = True
+            return rest
+        # Some engines leave out the empty line after the last event.
+        return self.feed(rest.rstrip() + b"\n\n") if next(_values(rest), None) is not None else b""
 
     def usage(self) -> dict[str, Any] | None:
         """The usage that the stream has told; None: none. To be called at its end.
@@ -103,6 +131,7 @@ class EventStream:
             error = value.get("error")
             if value.get("type") == "error" or (isinstance(error, dict | str) and error):
                 self.failed = True
+                self.own = is_own_error(error if isinstance(error, dict) else value)
 
 
 def _has_end(data: bytes, mark: bytes) -> bool:

@@ -13,7 +13,10 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from fovea.api.bodies.errors import SCOPE
 from fovea.gateway.backends.backend import Backend
+from fovea.gateway.forward.ends import ENDS, end_of_status
+from fovea.gateway.forward.events import EventStream
 from fovea.gateway.forward.pieces import Pieces
 from fovea.gateway.settings import TimeoutSettings
 
@@ -23,10 +26,6 @@ one, because a request that is sent into a closing connection is lost."""
 LARGEST_ANSWER = 16 * 1024 * 1024
 LARGEST_ERROR = 64 * 1024
 SMALL = 64 * 1024
-OVERLOADED = (429, 503)
-TRY_ANOTHER = frozenset((401, 407, 408, 429, 500, 502, 503, 504, 529))
-"""Statuses after which another backend may answer the same request. 401 and 407: it refuses the gateway's own
-key, about which clients learn nothing."""
 LEAST_STATUS, MOST_STATUS = 200, 599
 
 
@@ -41,8 +40,12 @@ class AttemptFailed(Exception):
     connected: whether the backend took the request.
     status: its HTTP status; 0: it sent none.
     retry_after: seconds after which it wants to be asked again.
+    scope: whom its status 429 is about, by the header x-fovea-scope; "": it does not say.
     body: the body of its error; b"": none.
+    request_id: id of the request, for logs.
     """
+
+    request_id = ""
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class AttemptFailed(Exception):
         connected: bool = True,
         status: int = 0,
         retry_after: float = 0.0,
+        scope: str = "",
         body: bytes = b"",
     ) -> None:
         super().__init__(message)
@@ -60,7 +64,18 @@ class AttemptFailed(Exception):
         self.connected = connected
         self.status = status
         self.retry_after = retry_after
+        self.scope = scope
         self.body = body
+
+    def end(self, *, links: bool) -> str:
+        """Return the name of its end in the table `ends.ENDS`. links: whether the request has links."""
+        if self.reason == "status":
+            return end_of_status(self.status, scope=self.scope, links=links)
+        if self.reason == "stream error" and links:
+            return "link error"
+        return {"connect": "unreachable", "timeout": "late", "stream error": "server error"}.get(
+            self.reason, "broken"
+        )
 
 
 class Answer(Protocol):
@@ -173,7 +188,9 @@ class Upstream:
             first = await response.content.readany()
             if not first:
                 raise AttemptFailed("the stream ended before its first event", "broken")
-            if first.lstrip().startswith((b'data: {"error"', b'data:{"error"', b"event: error")):
+            if first.lstrip().startswith((b'data: {"error"', b'data:{"error"', b"event: error")) and not (
+                _is_own(first)
+            ):
                 raise AttemptFailed("the stream began with an error", "stream error", body=first)
             return HttpAnswer(response, first, is_stream=True)
         if not LEAST_STATUS <= response.status <= MOST_STATUS or 300 <= response.status < 400:
@@ -181,11 +198,12 @@ class Upstream:
             raise AttemptFailed(
                 f"the backend answered {response.status}, which is no answer to such a request", "broken"
             )
-        if response.status in TRY_ANOTHER:
+        if ENDS[end_of_status(response.status)].retried:
             body = await _bounded(response, LARGEST_ERROR)
             raise AttemptFailed(
                 f"the backend answered {response.status}", "status", status=response.status,
-                retry_after=_seconds(response.headers.get("retry-after", "")), body=body,
+                retry_after=_seconds(response.headers.get("retry-after", "")),
+                scope=response.headers.get(SCOPE, ""), body=body,
             )  # fmt: skip
         return HttpAnswer(response, await _bounded(response, LARGEST_ANSWER), is_stream=False)
 
@@ -218,6 +236,13 @@ class Upstream:
                 max_field_size=64 * 1024,
             )
         return self._session
+
+
+def _is_own(first: bytes) -> bool:
+    """Whether the error with which a stream begins is about its request. Other backends would repeat it."""
+    events = EventStream()
+    events.feed(first)
+    return events.own
 
 
 def _payload(pieces: Sequence[bytes | bytearray]) -> Any:

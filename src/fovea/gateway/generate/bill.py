@@ -51,31 +51,32 @@ class Bill:
         if self._reservation is None:  # an older answer stands in for backends, for which there is one
             await self._take(Amounts(1, 0, 0, self.price.cost))
 
-    def use(self, model: str, usage: Mapping[str, Any] | None, events: int) -> None:
-        """Note what a backend says that the request has used.
+    def use(self, model: str, usage: Mapping[str, Any] | None, generated: int, *, whole: bool = True) -> None:
+        """Note what the request has used.
 
-        usage: None: it says nothing. events: events of its stream, which stand for tokens then.
+        usage: what the backend says of it; None: nothing. generated: tokens of the answer that were seen.
+        whole: whether the answer has reached its end. Before it, usage may tell less than was seen.
         """
-        self.consumption = consumption_of(usage, self._estimate(events))
+        self.consumption = used = consumption_of(usage, self._estimate(generated))
+        if not whole and generated > used.completion_tokens:
+            self.consumption = used._replace(completion_tokens=generated, estimated=True)
         self._price(model)
 
-    def use_estimate(self, model: str, events: int = 0, *, free: bool = False) -> None:
-        """Note the most that the request may have used: nobody has seen its end.
+    def use_most(self, model: str, *, free: bool = False) -> None:
+        """Note the most that the request may have used: nobody has seen what was generated.
 
-        events: events of its stream so far. The request may have named no limit, so they can be more.
-        free: it costs no money, because its client got nothing.
+        free: it costs no money, because the time of the gateway was over, and its client got nothing.
         """
-        answer = max(self._demand.answer_tokens, events)
-        self.consumption = self._estimate(answer)._replace(estimated=True)
+        self.consumption = self._estimate(self._demand.answer_tokens)._replace(estimated=True)
         if free:
             self.price = FREE._replace(estimated=True)
         else:
             self._price(model)
 
     async def settle(self, *, answered: bool, stored: bool) -> None:
-        """Replace what was reserved by what was used. A request that failed costs nothing.
+        """Replace what was reserved by what was used. A request on which no backend has worked costs nothing.
 
-        answered: whether a backend has worked on it, up to its answer or until it was given up.
+        answered: whether a backend has answered it, or has worked on it until it was given up.
         stored: whether the answer came from the cache, so that no tokens were used.
         """
         if self._reservation is None:

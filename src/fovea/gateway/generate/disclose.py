@@ -10,7 +10,10 @@ OWN_HEADERS = frozenset(
     for name in ("backend", "route", "model", "attempts", "fallback", "degraded", "cache", "experiment")
 )
 """Headers that only the gateway itself may set."""
-LONGEST_HEADER = 8192
+MOST_BYTES = 8192
+"""Bytes of names and values that are passed on of a backend's headers, all together."""
+MOST_HEADERS = 16
+"""Headers of a backend's answer that are passed on at most. Proxies in front of the gateway have limits."""
 
 
 def headers_of(won: Won, wanted: ModelConfig, attempts: int, degraded: str, cache: str) -> dict[str, str]:
@@ -20,11 +23,14 @@ def headers_of(won: Won, wanted: ModelConfig, attempts: int, degraded: str, cach
     degraded: the detail level to which images were lowered; "": they were not.
     cache: result of the response cache; "": it had no part.
     """
-    passed = {
-        name: value
-        for name, value in won.answer.headers
-        if name.startswith("x-fovea-") and name not in OWN_HEADERS and len(value) <= LONGEST_HEADER
-    }
+    passed: dict[str, str] = {}
+    room = MOST_BYTES
+    for name, value in won.answer.headers:
+        if name.startswith("x-fovea-") and name not in OWN_HEADERS and len(name) + len(value) <= room:
+            passed[name] = value
+            room -= len(name) + len(value)
+        if len(passed) == MOST_HEADERS:
+            break
     own = {
         "x-fovea-backend": won.backend.name,
         "x-fovea-route": won.reason,

@@ -9,7 +9,7 @@ from fovea.gateway.amounts import Consumption
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.experiments.experiments import Experiments
 from fovea.gateway.experiments.split import Assignment
-from fovea.gateway.experiments.statistics import Outcome
+from fovea.gateway.experiments.statistics import Outcome, answer_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.tenants.keys import Tenant
 
@@ -42,11 +42,13 @@ def assignment_of(
 def outcome_of(request: Generation) -> Outcome | None:
     """Return what the end of a request says about the variant that it got; None: nothing.
 
-    It says nothing if the client left or has sent a wrong request, or if the answer came from the cache.
+    It says nothing if the client left, has sent a wrong request or has set too short a deadline, or if the
+    answer came from the cache.
     """
     status, bill = request.exchange.status, request.bill
     overloaded = status == Overloaded.status
-    if request.gone or (400 <= status < 500 and not overloaded) or request.stored.result in ("hit", "stale"):
+    wrong = (400 <= status < 500 and not overloaded) or request.code == "own_error"
+    if request.gone or wrong or request.stored.result in ("hit", "stale"):
         return None
     return Outcome(
         request.services.clock() - request.started,
@@ -54,5 +56,5 @@ def outcome_of(request: Generation) -> Outcome | None:
         status >= 500 or overloaded or request.code == "stream_broken",
         NOTHING if bill is None else bill.consumption,
         0 if bill is None else bill.price.cost,
-        request.exchange.request_id,
+        answer_of(request.tenant.name, request.exchange.request_id),
     )

@@ -23,10 +23,11 @@ from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.experiments.split import Assignment
 from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Job, Won
+from fovea.gateway.forward.ends import ENDS, MOST, USED
 from fovea.gateway.generate.bill import Bill
 from fovea.gateway.generate.disclose import headers_of
 from fovea.gateway.generate.experiment import assignment_of, outcome_of
-from fovea.gateway.generate.outgoing import PATHS, Renderer
+from fovea.gateway.generate.outgoing import PATHS, Renderer, check_headers, name_of_client
 from fovea.gateway.generate.relay import Relay, ShuttingDown
 from fovea.gateway.generate.stored import Stored
 from fovea.gateway.generate.trace import CACHE, FORWARD, INSPECT, LIMITS, QUEUE, RECEIVE
@@ -89,7 +90,8 @@ class Generation:
         self._passed: Relay | None = None
         self._claim: Claim | None = None
         self._cut = ""
-        self.gone = self._ended = False
+        self._work: list[str] = []
+        self.gone = False
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
@@ -153,6 +155,7 @@ class Generation:
         if not self.tenant.limits.allows(model.name):
             self.tenant.check_model(str(asked or model.name))
         check_fields(body.value, self.api)
+        check_headers(self.exchange.headers)
         check_priority(body.value, self.tenant.name, self.tenant.limits.priority)
         parts = list(media_parts(body.value))
         separate_uuids(body, parts, self.tenant.name)
@@ -169,6 +172,10 @@ class Generation:
                 f"{self.tenant.name!r} may use at most {most} (max_visual_tokens)",
                 code="key_limit_exceeded",
             )
+        limits = self.tenant.limits
+        if limits.bounds_answers:
+            value = demand.bounded(body.value, self._sent_as, limits.answer_tokens, limits.most_text)
+            body = body.with_value(value)
         self.bill = bill = Bill(services, self.tenant, demand)
         trace.mark(INSPECT, services.clock())
         hit = await self._find(body, model, images)
@@ -245,7 +252,11 @@ class Generation:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + services.settings.timeouts.total_s
         renderer = Renderer(
-            body, self._sent_as, self.exchange.headers, self.exchange.request_id, self.trace.headers()
+            body,
+            self._sent_as,
+            self.exchange.headers,
+            self.exchange.request_id,
+            {**self.trace.headers(), **name_of_client(self.tenant.name)},
         )
         queue = services.queues.of(model)
         renderer.degraded = services.queues.degrade(model) if images else ""
@@ -267,6 +278,7 @@ class Generation:
             self.won = won = await services.dispatcher.send(job)
         finally:
             self.attempts, self.trace.failures = job.attempts, job.failures
+            self._work = [each.name for each in job.work]
         if not copied and self._claim is not None:
             # No other backend gets the request any more, and its answer may take minutes.
             renderer.drop()
@@ -280,19 +292,10 @@ class Generation:
         relay = self._passed = self._relay()
         # An answer about smaller images must not be given later, when there is room for the whole ones.
         with self.stored.record(wanted=won.model is model and not renderer.degraded) as recorder:
-            usage = await relay.pass_on(
-                won, recorder, renderer.adds_usage, deadline, services.settings.timeouts
-            )
-        stage = stage_of(vision=demand.has_images)
+            await relay.pass_on(won, recorder, renderer.adds_usage, deadline, services.settings.timeouts)
         if relay.broken:
-            self.code = "stream_broken"
-        if relay.broken and not relay.late:
-            services.dispatcher.note_broken(won.backend, stage)
-        else:
-            services.dispatcher.note_complete(won.backend, stage)
-        if won.answer.status < 400:
-            bill.use(won.model.name, usage, relay.events)
-        self._ended = True
+            self.code = "own_error" if relay.end == "own error" else "stream_broken"
+        services.dispatcher.note(won.backend, stage_of(vision=demand.has_images), relay.end)
 
     def _load(self, model: ModelConfig, images: list[RequestImage]) -> Load:
         assert self.demand is not None
@@ -317,17 +320,15 @@ class Generation:
             self.trace.fail(services.clock())
         if won is not None:
             won.end()
-            if bill is not None and not self._ended:
-                bill.use_estimate(won.model.name, 0 if self._passed is None else self._passed.events)
-        elif bill is not None and self.model is not None and self._works_in_vain:
-            bill.use_estimate(self.model.name, free=not self.gone)
+        if bill is not None:
+            self._charge(bill)
         if self._turn is not None and self.model is not None:
             used = None if bill is None else bill.consumption.text_tokens + bill.consumption.visual_tokens
             services.queues.of(self.model).release(self._turn, used)
         self.stored.end()
         if bill is not None:
             stored = self.stored.result in ("hit", "stale")
-            await bill.settle(answered=won is not None or self._works_in_vain, stored=stored)
+            await bill.settle(answered=won is not None or self._worked_in_vain, stored=stored)
         outcome = outcome_of(self)
         if self._assignment is not None and services.experiments is not None and outcome is not None:
             services.experiments.record(self._assignment, outcome)
@@ -338,13 +339,30 @@ class Generation:
         services.book.enter(self)
         services.tracking.finish(self, services.clock())
 
+    def _charge(self, bill: Bill) -> None:
+        """Note in the bill what a backend was given, by the table of ends."""
+        relay, demand = self._passed, self.demand
+        assert demand is not None  # it is known before there is a bill
+        if self.won is not None and relay is not None:
+            model, billed = self.won.model.name, ENDS[relay.end].billed
+            if billed == USED or (billed == MOST and relay.usage is not None):
+                bill.use(model, relay.usage, relay.generated, whole=relay.end == "answered")
+            elif billed == MOST:
+                bill.use_most(model)
+        elif self._worked_in_vain:
+            left = "left stream" if demand.stream else "left"
+            if self.gone and ENDS[left].billed == USED:
+                bill.use(self._work[-1], None, 0)  # its first token would have been sent
+            else:
+                bill.use_most(self._work[-1], free=not self.gone)
+
     @property
-    def _works_in_vain(self) -> bool:
+    def _worked_in_vain(self) -> bool:
         """Whether a backend has worked without an answer, because the client left or the time was over.
 
         It counts, or else a client would have no limits: it could leave every request just before its answer.
         """
-        return self.attempts > 0 and (self.gone or self.code in TIMEOUTS)
+        return self.won is None and bool(self._work) and (self.gone or self.code in TIMEOUTS)
 
     @property
     def status(self) -> int:

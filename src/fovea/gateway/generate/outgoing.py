@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from fovea.core.errors import InvalidRequest
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.forward.dispatch import Outgoing
@@ -19,8 +21,31 @@ PATHS = {
 }
 PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id", b"anthropic-version", b"anthropic-beta")
 """Headers of a request that its backend gets. Keys are never passed on."""
+LONGEST_HEADER = 1024
+"""Bytes of such a header. Some engines refuse requests with more than 8 KiB of headers."""
 DEGRADED_PIXELS = {"medium": 512 * 512, "low": 256 * 256}
 """Pixels of an image for backends that know no detail levels."""
+
+
+def check_headers(headers: Mapping[bytes, bytes]) -> None:
+    """Raise InvalidRequest for a header that backends get and that is too long for them."""
+    for name in PASSED_ON:
+        if len(headers.get(name, b"")) > LONGEST_HEADER:
+            raise InvalidRequest(
+                f"the header {name.decode()} has {len(headers[name])} bytes; "
+                f"accepted: at most {LONGEST_HEADER}",
+                param=name.decode(),
+                code="header_too_long",
+            )
+
+
+def name_of_client(tenant: str) -> dict[str, str]:
+    """Return the header by which an engine tells tenants apart, so that they take turns.
+
+    They share the gateway's key. It is a hash, because an engine need not know who they are.
+    """
+    digest = hashlib.blake2b(tenant.encode(), digest_size=8).hexdigest()
+    return {"x-fovea-client": digest} if tenant else {}
 
 
 class Renderer:

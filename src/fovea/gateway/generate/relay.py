@@ -13,13 +13,18 @@ from fovea.core.errors import EngineError, FoveaError
 from fovea.gateway.cache.hit import Hit
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Won
-from fovea.gateway.forward.events import EventStream, error_event
+from fovea.gateway.forward.ends import end_of_status
+from fovea.gateway.forward.events import DONE, EventStream, error_event
 from fovea.gateway.forward.silence import SilenceWatch
 from fovea.gateway.forward.upstream import BROKEN, reason_of
+from fovea.gateway.generate.usage import answer_tokens
 from fovea.gateway.settings import TimeoutSettings
 from fovea.gateway.translate import BackendError, ChatTranslation, StreamTranslator
 
 STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+_BROKEN = frozenset(("cut", "silent", "unfinished", "error event", "own error", "total time"))
+"""Ends of streams that their clients see as errors."""
 
 
 class ShuttingDown(EngineError):
@@ -46,9 +51,9 @@ class Recorder(Protocol):
 class Relay:
     """Passes one answer on.
 
-    broken: whether a stream has ended before its last event, by the backend's fault.
-    late: whether it was ended because the time of the whole request was over, which its client may cause.
-    events: events that were passed on, which is about the number of tokens.
+    end: name of its end in the table `ends.ENDS`.
+    usage: what the backend has told of the tokens, also of a stream that was cut off; None: nothing.
+    generated: tokens of the answer as far as they were seen, by its events or its text.
     """
 
     def __init__(
@@ -60,8 +65,14 @@ class Relay:
         self._exchange = exchange
         self._api = api
         self._translation = translation
-        self.broken = self.late = False
-        self.events = 0
+        self.end = "left"
+        self.usage: Mapping[str, Any] | None = None
+        self.generated = 0
+
+    @property
+    def broken(self) -> bool:
+        """Whether a stream has ended with an error after its beginning."""
+        return self.end in _BROKEN
 
     async def stored(self, hit: Hit) -> None:
         """Send an answer from the cache."""
@@ -79,44 +90,52 @@ class Relay:
 
     async def pass_on(
         self, won: Won, recorder: Recorder, strip_usage: bool, deadline: float, timeouts: TimeoutSettings
-    ) -> Mapping[str, Any] | None:
-        """Send a backend's answer, and return the usage that it told; None: it told none.
+    ) -> None:
+        """Send a backend's answer.
 
         strip_usage: leave out the event of usage. deadline: of the whole request.
         """
         if won.answer.is_stream:
-            return await self._stream(won, recorder, strip_usage, deadline, timeouts)
+            await self._stream(won, recorder, strip_usage, deadline, timeouts)
+            return
         recorder.feed(won.answer.first)
         recorder.finish(won.answer.status)
-        return await self._complete(won.answer.status, won.answer.first)
+        await self._complete(won.answer.status, won.answer.first)
 
-    async def _complete(self, status: int, body: bytes) -> Mapping[str, Any] | None:
+    async def _complete(self, status: int, body: bytes) -> None:
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):
             value = None
-        usage = value.get("usage") if isinstance(value, dict) else None
+        self.end = end_of_status(status)
+        if isinstance(value, dict):
+            usage = value.get("usage")
+            self.usage = usage if isinstance(usage, dict) else None
+            self.generated = answer_tokens(value)
         if self._translation is not None:
             try:
                 body = json.dumps(self._translation.answer(status, value)).encode()
             except BackendError as error:
+                self.end = "unreadable"
                 await self._exchange.refuse(error, self._translation)
-                return None
+                return
         elif value is None and status == 200:
+            self.end = "unreadable"
             await self._exchange.refuse(BadGateway("the backend's answer is not JSON"), None)
-            return None
+            return
         await self._exchange.reply(status, body)
-        return usage if isinstance(usage, dict) else None
 
     async def _stream(
         self, won: Won, recorder: Recorder, strip_usage: bool, deadline: float, timeouts: TimeoutSettings
-    ) -> Mapping[str, Any] | None:
+    ) -> None:
         """Send a stream. After an error or a silence it ends with an error event, and without [DONE]."""
         events, translator = EventStream(self._sent_as, strip_usage=strip_usage), self._translator()
         loop = asyncio.get_running_loop()
         answer, data = won.answer, won.answer.first
+        self.end = "left stream"
         await self._exchange.start(200, STREAM_HEADERS)
         failure: FoveaError | None = None
+        end = "answered"
         read, send, feed, now = answer.read, self._exchange.send, events.feed, loop.time
         keep = recorder.feed if recorder.active else None
         try:
@@ -139,34 +158,48 @@ class Relay:
                 else "was not done in time (total_s)"
             )
             failure = GatewayTimeout(f"{won.backend.name} {reason}; the answer is not complete")
-            self.late = loop.time() >= deadline
+            end = "silent" if loop.time() < deadline else "total time"
         except BROKEN as error:
             failure = BadGateway(
                 f"{won.backend.name} broke off: {reason_of(error)}; the answer is not complete"
             )
+            end = "cut"
         except asyncio.CancelledError:
             failure = ShuttingDown("the gateway is shutting down; the answer is not complete")
-            await self._end(events, translator, failure)
+            await self._write_end(events, translator, failure)
             raise
         finally:
-            self.events = events.count
-        await self._end(events, translator, failure)
+            self.generated, self.usage = events.count, events.usage()
+        self.end = await self._write_end(events, translator, failure, end)
         recorder.finish(200 if events.complete and not self.broken else 502)
-        return events.usage()
 
-    async def _end(
-        self, events: EventStream, translator: StreamTranslator | None, failure: FoveaError | None
-    ) -> None:
-        """Send the end of a stream: what is left of it, or an error event."""
+    async def _write_end(
+        self,
+        events: EventStream,
+        translator: StreamTranslator | None,
+        failure: FoveaError | None,
+        end: str = "answered",
+    ) -> str:
+        """Send the end of a stream: what is left of it, or an error event. Returns the name of its end.
+
+        end: name of the end as far as the connection shows it.
+        """
         rest = events.finish()
-        if failure is None and not events.complete and not events.failed:
-            failure = BadGateway("the backend ended the stream before its last event")
-        self.broken = failure is not None or events.failed or (translator is not None and translator.failed)
+        self.generated, self.usage = events.count, events.usage()
+        if failure is None and not (events.complete or events.reasoned or events.failed):
+            failure, end = BadGateway("the backend ended the stream before its last event"), "unfinished"
+        if events.failed:
+            end = "own error" if events.own else "error event"
         if translator is not None:
             rest = translator.feed(rest) + translator.close(None if failure is None else failure.message)
+            if translator.failed and end == "answered":
+                end = "error event"
         elif failure is not None:
             rest = error_event(self._api, error_body(failure))
+        elif end == "answered" and not events.complete and self._sent_as in ("chat", "completions"):
+            rest += DONE  # some engines only close the stream, and clients wait for this sign
         await self._exchange.write(rest, more=False)
+        return end
 
     def _translator(self) -> StreamTranslator | None:
         return None if self._translation is None else self._translation.translator()

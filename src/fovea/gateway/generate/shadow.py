@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from fovea.core.errors import FoveaError
 from fovea.gateway.amounts import Consumption
+from fovea.gateway.backends.breaker import stage_of
 from fovea.gateway.experiments.split import Assignment
 from fovea.gateway.experiments.statistics import Outcome
 from fovea.gateway.forward.dispatch import Dispatcher, Job
+from fovea.gateway.forward.ends import end_of_status
 from fovea.gateway.forward.events import EventStream
 from fovea.gateway.forward.upstream import BROKEN
 from fovea.gateway.generate.usage import consumption_of, usage_of
@@ -91,6 +93,7 @@ class Shadows:
         first = self._clock() - started
         events = EventStream()
         failed = won.answer.status >= 500
+        end = end_of_status(won.answer.status)
         try:
             if won.answer.is_stream:
                 events.feed(won.answer.first)
@@ -98,11 +101,14 @@ class Shadows:
                     while data := await won.answer.read():
                         events.feed(data)
                 events.finish()
-                failed = failed or not events.complete
-        except (*BROKEN, TimeoutError):
-            failed = True
+                failed = failed or not (events.complete or events.reasoned)
+        except TimeoutError:
+            failed, end = True, "total time"
+        except BROKEN:
+            failed, end = True, "cut"
         finally:
             won.end()
+        self._dispatcher.note(won.backend, stage_of(vision=job.demand.has_images), end)
         told = events.usage() if won.answer.is_stream else usage_of(won.answer.first)
         used = consumption_of(told, Consumption(completion_tokens=events.count))
         cost = 0 if self._prices is None else self._prices.cost(won.model.name, used)

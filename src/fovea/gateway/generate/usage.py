@@ -7,6 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea.gateway.amounts import MOST, Consumption, visual_tokens_of
+from fovea.gateway.inspect.demand import BYTES_PER_TOKEN
+
+_TEXTS = frozenset(
+    ("arguments", "content", "input", "name", "reasoning", "reasoning_content", "refusal", "text", "thinking")
+)
+"""Fields of answers with what a model has written, in all APIs. Lists in them hold parts with such fields."""
 
 
 def consumption_of(usage: Mapping[str, Any] | None, estimate: Consumption) -> Consumption:
@@ -53,6 +59,23 @@ def usage_of(body: bytes) -> dict[str, Any] | None:
         return None
     usage = value.get("usage") if isinstance(value, dict) else None
     return usage if isinstance(usage, dict) else None
+
+
+def answer_tokens(answer: Mapping[str, Any]) -> int:
+    """Estimate the tokens of a complete answer by its texts, for backends that tell no usage."""
+    size, left = 0, [answer.get(name) for name in ("choices", "content", "output")]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            for name, entry in node.items():
+                if name not in _TEXTS or isinstance(entry, list):
+                    left.append(entry if isinstance(entry, dict | list) else None)
+                elif entry is not None:
+                    text = entry if isinstance(entry, str) else json.dumps(entry)
+                    size += len(text.encode("utf-8", "replace"))
+    return -(-size // BYTES_PER_TOKEN)
 
 
 def _count(values: Mapping[str, Any], *names: str) -> int | None:

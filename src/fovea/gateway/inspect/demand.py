@@ -19,6 +19,15 @@ PREFIX_BYTES = 16 * 1024
 """Bytes of a conversation's beginning by which it is routed."""
 LONGEST_SESSION = 256
 """Characters of a session's name; a longer one is known by its hash."""
+SHORT_ANSWER = 16
+"""Tokens of an answer of /v1/completions whose request names no limit, by OpenAI and most engines."""
+OWN_LIMITS = {
+    "chat": ("max_tokens", "max_completion_tokens"),
+    "completions": ("max_tokens",),
+    "messages": ("max_tokens",),
+    "responses": ("max_output_tokens",),
+}
+"""Names of the longest answer that engines read, by API."""
 SESSION_FIELDS = ("prompt_cache_key", "conversation", "session_id")
 
 
@@ -72,6 +81,26 @@ class Demand:
             data = self.session.encode("utf-8", "surrogatepass")
             self.session = hashlib.blake2b(data, digest_size=16).hexdigest()
         self.prefix = _prefix(value, body)
+
+    def bounded(self, value: dict[str, Any], api: str, usual: int, most: float) -> dict[str, Any]:
+        """Return a body that names its longest answer, so that no engine generates more than is reserved.
+
+        value: of the body as it is sent. api: as which it is sent.
+        usual: most tokens of an answer that names no limit.
+        most: tokens of text that the request may have; 0: any number.
+        """
+        if any(value.get(name) is not None for name in OWN_LIMITS[api]):
+            return value
+        limit = _limit(value)
+        if limit is None:
+            limit = min(usual, SHORT_ANSWER) if api == "completions" else usual
+            if most:
+                limit = min(limit, int(most - self.prompt_tokens) // _answers(value))
+            least = value.get("min_tokens")
+            limit = max(1, limit, least if type(least) is int and least <= MOST_TOKENS else 1)
+        bounded = {**value, OWN_LIMITS[api][0]: limit}
+        self.answer_tokens = _answer_tokens(bounded)
+        return bounded
 
     @property
     def text_tokens(self) -> int:
@@ -138,15 +167,23 @@ def _text_bytes(node: Any, body: Body, urls: frozenset[str], names: bool = False
 
 def _answer_tokens(value: Mapping[str, Any]) -> int:
     """Return the tokens of all answers. Of several limits the largest counts: an engine may read that one."""
-    limits = [value[name] for name in ANSWERS if value.get(name) is not None]
-    choices = max(value.get(name) or 1 for name in CHOICES)
-    total = int(max(limits, default=USUAL_ANSWER)) * int(choices) * _prompts(value.get("prompt"))
+    limit = _limit(value)
+    total = (USUAL_ANSWER if limit is None else limit) * _answers(value)
     if total > MOST_TOKENS:
         raise InvalidRequest(
             f"the answers may have {total} tokens together; accepted: at most {MOST_TOKENS}",
             param="max_tokens",
         )
     return total
+
+
+def _limit(value: Mapping[str, Any]) -> int | None:
+    return max((int(value[name]) for name in ANSWERS if value.get(name) is not None), default=None)
+
+
+def _answers(value: Mapping[str, Any]) -> int:
+    """The number of answers of a request, those included of which only the best are returned."""
+    return max(int(value.get(name) or 1) for name in CHOICES) * _prompts(value.get("prompt"))
 
 
 def _prompts(prompt: Any) -> int:

@@ -70,6 +70,13 @@ class TenantLimits:
     max_visual_tokens: int = setting(
         0, "Tokens of images and videos of one request. 0: no limit.", low=0, high=1_000_000_000
     )
+    answer_tokens: int = setting(
+        1024,
+        "Longest answer of a request that names none, if the tenant has a limit of text tokens or costs. It "
+        "is reserved, and written into the request.",
+        low=1,
+        high=1_000_000,
+    )
     bounds: Bounds = field(default=NO_BOUNDS, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +103,17 @@ class TenantLimits:
     def counted(self) -> bool:
         """Whether an account has to be kept. Without one, a request costs nothing."""
         return self.bounds is not NO_BOUNDS
+
+    @property
+    def bounds_answers(self) -> bool:
+        """Whether answers count: there is a limit of text tokens or of costs."""
+        minute, day = self.bounds.minute, self.bounds.day
+        return any((minute[1], minute[3], day[1], day[3], self.bounds.month_cost))
+
+    @property
+    def most_text(self) -> float:
+        """Tokens of text that one request may have at most; 0: any number."""
+        return min((limit for limit in (self.bounds.minute[1], self.bounds.day[1]) if limit), default=0)
 
     def allows(self, model: str) -> bool:
         """Whether the tenant may name a model or an alias."""

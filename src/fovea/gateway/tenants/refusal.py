@@ -73,7 +73,13 @@ def refusal(tenant: str, bounds: Bounds, amounts: Amounts, counters: Counters) -
         f"key {tenant!r} asks for {asked}; {worst.name} is {shown(worst.metric, worst.limit)}, of which "
         f"{shown(worst.metric, max(0, worst.left))} are left; try again in {_duration(worst.wait_s)}"
     )
-    return Overloaded(message, retry_after=worst.wait_s, code=worst.code)
+    smaller_fits = worst.metric > 0 and worst.left >= 1
+    return Overloaded(
+        message,
+        retry_after=worst.wait_s,
+        code=worst.code,
+        scope="request" if smaller_fits else "engine",
+    )
 
 
 def shortages(bounds: Bounds, amounts: Amounts, counters: Counters) -> Iterator[Shortage]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fovea.api.messages.request import IMAGES, Base64Source
+from fovea.api.messages.request import Base64Source, image_type
 from fovea.core.payload import Payload
-
-UNKNOWN = "application/octet-stream"
-"""Media type of an image whose type is none of those that Anthropic's API names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +33,8 @@ class Prefixed:
 
 def prefixed(source: Base64Source) -> Prefixed:
     """The data: URL of an image that was sent as base64."""
-    kind = source.media_type if source.media_type in IMAGES else UNKNOWN
     data = source.data
     skip = 0
     if isinstance(data, Payload) and data.startswith("data:"):
         skip = data.data.find(b",", 0, 256) + 1
-    return Prefixed(f"data:{kind};base64,", data, skip)
+    return Prefixed(f"data:{image_type(source.media_type)};base64,", data, skip)

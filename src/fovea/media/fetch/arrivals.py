@@ -82,4 +82,5 @@ class Arrivals:
             f"together have more than {self.capacity} bytes; try again",
             retry_after=1.0,
             code="media_full",
+            scope="request",
         )

@@ -108,6 +108,7 @@ class Resolver:
                 f"all {self._most} lookups of host names wait for name servers that do not answer; try again",
                 retry_after=5.0,
                 code="lookups_full",
+                scope="request",
             )
         if stuck.count(site) >= self._per_site:
             raise TimeoutError

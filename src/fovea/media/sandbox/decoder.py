@@ -222,7 +222,7 @@ def _error_of(answer: Message, kind: type[InvalidMedia]) -> FoveaError:
     code = str(answer.get("code"))
     message = str(answer.get("error", f"the {kind.noun} cannot be decoded"))[:_LONGEST_MESSAGE]
     if code == VIDEO_UNAVAILABLE:
-        return Unavailable(message, code=code)
+        return Unavailable(message, code=code, scope="request")
     return kind(message, code=code if _CODE.fullmatch(code) else None)
 
 

@@ -241,6 +241,7 @@ def _av() -> Any:
         raise Unavailable(
             f"videos need PyAV, which is not installed here; install it with: {install_command('video')}",
             code=VIDEO_UNAVAILABLE,
+            scope="request",
         ) from error
     return av
 

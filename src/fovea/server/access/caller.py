@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import uuid
 from dataclasses import dataclass, field
 
 from fovea.server.access.client import Client
 
-_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 ANYONE = "-"
 """Name of the client of a request without a key."""
 
@@ -23,6 +20,7 @@ class Caller:
         "" without keys.
     request_id: names the request in logs and in the header x-request-id.
     fingerprint: the first 8 hex digits of the hash of the key that was sent; "-" if there was none.
+    speaks_for: the client for whom a gateway sends the request, as it says in x-fovea-client; "": itself.
     prompt_tokens, completion_tokens: tokens that the request has used so far.
     """
 
@@ -31,6 +29,7 @@ class Caller:
     request_id: str = ""
     fingerprint: str = "-"
     holder: str = ""
+    speaks_for: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -39,11 +38,7 @@ class Caller:
         """The client's name, to count what it holds; "" without keys, where clients are not told apart."""
         return "" if self.client.name == ANYONE else self.client.name
 
-
-def request_id(header: bytes) -> str:
-    """Return the id that a client sent in x-request-id, or a new one if it sent none that is harmless.
-
-    Accepted are 1 to 64 letters, digits, dots, hyphens and underscores. Any other id could forge lines of a
-    log.
-    """
-    return header.decode("ascii") if _SANE_ID.fullmatch(header) else uuid.uuid4().hex
+    @property
+    def party(self) -> tuple[str, str]:
+        """The party that takes turns with others: the key, and the client for whom it speaks."""
+        return self.owner, self.speaks_for

@@ -2,15 +2,15 @@
 
 An estimate is taken before the engine gets the request, so that many simultaneous requests cannot exceed a
 limit together. It is replaced by the real usage at the end. A request whose client leaves, or whose timeout
-runs out, has no usage. It is charged with the estimate or with what was generated, whichever is more:
-otherwise a client that always leaves before the end would pay nothing. A request that the engine refuses
-costs nothing.
+runs out, has no usage. The limit is charged with the estimate or with what was generated, whichever is more:
+otherwise a client that always leaves before the end would pay nothing. Totals, metrics and the access log get
+the prompt and what was generated. A request that the engine refuses costs nothing.
 """
 
 from __future__ import annotations
 
 from fovea.core.errors import DeadlineExceeded, FoveaError
-from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Prompt, TextPart, TextPrompt
+from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Prompt, TextPart, TextPrompt, Usage
 from fovea.server.access.caller import Caller
 
 BYTES_PER_TOKEN = 4
@@ -36,6 +36,7 @@ class Charge:
         self._caller = caller
         self._prompt_text = text // BYTES_PER_TOKEN
         self.media = media
+        self._prompt = self._prompt_text + media * IMAGE_TOKENS
         self._generated = 0
         self._used: int | None = None
         self._estimate = 0 if request.encode_only else self._prompt_text + answer * request.sampling.n
@@ -44,11 +45,10 @@ class Charge:
     def add(self, delta: Delta) -> None:
         """Count a delta of the answer."""
         self._generated += len(delta.token_ids)
+        self._prompt = delta.prompt_tokens or self._prompt
         if delta.usage is not None:
             usage = delta.usage
             self._used = max(usage.prompt, usage.image) + usage.completion
-            self._caller.prompt_tokens += max(usage.prompt, usage.image)
-            self._caller.completion_tokens += usage.completion
             self._count(max(usage.prompt, usage.image), usage.cached, usage.completion)
 
     def refuse(self, error: Exception) -> None:
@@ -56,17 +56,24 @@ class Charge:
         if isinstance(error, FoveaError) and not isinstance(error, DeadlineExceeded) and not self._generated:
             self._used = 0
 
-    def settle(self) -> None:
-        """Replace the estimate by the real usage. To be called once, at the end."""
-        used = self._used
+    def settle(self) -> Usage | None:
+        """Replace the estimate by the real usage. To be called once, at the end.
+
+        Returns what a generation has used that did not reach its end; None: the engine has told it, or has
+        refused the request.
+        """
+        used, cut = self._used, None
         if used is None:
-            self._caller.completion_tokens += self._generated
             used = max(self._estimate, self._prompt_text + self._generated) + self.media * IMAGE_TOKENS
-            self._count(self._prompt_text + self.media * IMAGE_TOKENS, 0, self._generated)
+            cut = Usage(self._prompt, self._generated)
+            self._count(self._prompt, 0, self._generated)
         self._caller.client.settle_tokens(self._held, used)
+        return cut
 
     def _count(self, prompt: int, cached: int, completion: int) -> None:
-        """Add the tokens and images of the generation to the totals of its client. To be called once."""
+        """Add the tokens and images of the generation to the request and to its client. To be called once."""
+        self._caller.prompt_tokens += prompt
+        self._caller.completion_tokens += completion
         totals = self._caller.client.totals
         totals.prompt_tokens += prompt
         totals.cached_tokens += cached

@@ -108,6 +108,7 @@ class Client:
             f"accepted: at most {places} ({name})",
             retry_after=1.0,
             code=RATE_LIMIT,
+            scope="engine" if self.places >= places else "request",
         )
 
     def check_priority(self, priority: int) -> None:
@@ -152,4 +153,5 @@ class Client:
             f"try again in {wait:.3g} s",
             retry_after=wait,
             code=RATE_LIMIT,
+            scope="request" if bucket.level >= 1 else "engine",
         )

@@ -10,10 +10,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from fovea.access.bucket import TokenBucket
+from fovea.access.log import request_id
 from fovea.observe.tracing.request import RequestEnd
-from fovea.server.access.caller import Caller, request_id
+from fovea.server.access.caller import Caller
 
 LONGEST_PATH = 200
+LONGEST_CLIENT = 64
+"""Bytes of a client's name that tell it from others."""
 
 
 class Exchange:
@@ -27,7 +30,10 @@ class Exchange:
         """caller: None: it is found out by the request's key."""
         # If a name occurs twice, the first header counts.
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        self.caller = caller or Caller(request_id=request_id(self.headers.get(b"x-request-id", b"")))
+        self.caller = caller or Caller(
+            request_id=request_id(self.headers.get(b"x-request-id", b"")),
+            speaks_for=self.headers.get(b"x-fovea-client", b"")[:LONGEST_CLIENT].decode("latin-1"),
+        )
         self.status: int | None = None
         self._scope = scope
         self._arrival = time.time()

@@ -10,7 +10,7 @@ class Totals:
     """Running totals of one client.
 
     requests: requests that count towards limits and have ended.
-    refused: those of them whose status was 400 or above.
+    refused: those of them that were answered with a status of 400 or above.
     prompt_tokens, completion_tokens: tokens of prompts, visual tokens included, and of answers.
     cached_tokens: prompt tokens whose KV was in the prefix cache, so that they were not computed.
     images: images and videos of requests that the engine has accepted.
@@ -28,7 +28,7 @@ class Totals:
         """Tokens that the engine has computed for the client: the measure of its share in the costs."""
         return self.prompt_tokens - self.cached_tokens + self.completion_tokens
 
-    def count_end(self, status: int) -> None:
-        """Count a request that has ended. status: of its response."""
+    def count_end(self, *, refused: bool) -> None:
+        """Count a request that has ended."""
         self.requests += 1
-        self.refused += status >= 400
+        self.refused += refused

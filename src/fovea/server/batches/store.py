@@ -169,7 +169,9 @@ class BatchStore:
         running = sum(batch["status"] in UNFINISHED for batch in mine)
         if running >= MOST_OPEN:
             raise Overloaded(
-                f"{running} batches have not ended; accepted: at most {MOST_OPEN}", retry_after=60.0
+                f"{running} batches have not ended; accepted: at most {MOST_OPEN}",
+                retry_after=60.0,
+                scope="request",
             )
         for batch in [batch for batch in mine if batch["status"] not in UNFINISHED][MOST_ENDED:]:
             del self._batches[batch["id"]]
