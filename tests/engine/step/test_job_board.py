@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,30 @@ def test_a_stop_string_ends_a_job(tokenizer: ChatTokenizer) -> None:
     machine.run()
     assert machine.events["a"][-1].finish_reason == "stop"
     assert "".join(event.text for event in machine.events["a"]) == ""
+
+
+def test_tokens_know_their_place_in_the_text(tokenizer: ChatTokenizer) -> None:
+    """The token that ends an answer stands behind half a character, which is shown at the end only."""
+    half, cut = tokenizer.encode_plain("\U0001f600"), tokenizer.encode_plain("\u00e9")[:1]
+    tokens = [WORD, *half, *cut, END]
+
+    def spell(seq: Sequence) -> int:
+        return tokens[len(seq.output_ids)]
+
+    def score(result: StepResult) -> None:
+        for name, picks in result.sampled.items():
+            result.sampled[name] = [replace(pick, logprob=-1.0) for pick in picks]
+
+    machine = Machine(tokenizer, spell)
+    machine.board.add([machine.job("a", max_tokens=9)])
+    while not machine.stepper.idle:
+        machine.step(score)
+    entries = [entry for event in machine.events["a"] for entry in event.logprobs]
+    word = len(tokenizer.decode([WORD]))
+    assert [entry.offset for entry in entries] == [0, *(word,) * len(half), word + 1, word + 2]
+    assert [entry.hidden for entry in entries] == [False] * (len(tokens) - 1) + [True]
+    text = "".join(event.text for event in machine.events["a"])
+    assert text == tokenizer.decode([WORD]) + "\U0001f600\ufffd"
 
 
 def test_timings_add_up_to_the_last_token(tokenizer: ChatTokenizer) -> None:

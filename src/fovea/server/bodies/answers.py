@@ -13,12 +13,10 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, Protocol
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from fovea.api.bodies.logprobs import token_text
 from fovea.core.types import Completion, TokenLogprob
 
 LARGE = 500
@@ -36,14 +34,18 @@ class Bodies(Protocol):
 
     def complete(self, answers: Sequence[Completion]) -> dict[str, Any]: ...
 
-    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None: ...
+    def logprobs(self, entries: Sequence[TokenLogprob], length: int) -> dict[str, Any] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _LogProbabilities:
-    """The log probabilities of a choice, of which `shape` builds the JSON value for any part of them."""
+    """The log probabilities of a choice, of which `shape` builds the JSON value for any part of them.
+
+    length: of the choice's text, in characters.
+    """
 
     entries: tuple[TokenLogprob, ...]
+    length: int
     shape: Callable[[Sequence[TokenLogprob], int], dict[str, Any] | None]
 
 
@@ -86,16 +88,15 @@ def json_pieces(value: Any) -> Iterator[str]:
 
 def _log_probabilities(value: _LogProbabilities) -> Iterator[str]:
     """Yield the JSON text of log probabilities. Every list in it has one entry per token."""
-    entries, shape = value.entries, value.shape
-    starts = list(accumulate((len(token_text(entry.text)) for entry in entries), initial=0))
-    for number, (name, first) in enumerate((shape(entries[:BATCH], 0) or {}).items()):
+    entries, shape, length = value.entries, value.shape, value.length
+    for number, (name, first) in enumerate((shape(entries[:BATCH], length) or {}).items()):
         yield f"{',' if number else '{'}{_dump(name)}:"
         if not isinstance(first, list):
             yield _dump(first)
             continue
         for at in range(0, len(entries), BATCH):
             yield "," if at else "["
-            yield _dump((shape(entries[at : at + BATCH], starts[at]) or {})[name])[1:-1]
+            yield _dump((shape(entries[at : at + BATCH], length) or {})[name])[1:-1]
         yield "]"
     yield "}"
 
@@ -106,10 +107,14 @@ def _write(bodies: Bodies, answers: Sequence[Completion]) -> list[bytes]:
     body = bodies.complete(plain)
     if "choices" not in body:  # an API that has its log probabilities elsewhere
         return list(_joined(bodies.complete(answers)))
-    of_choices = [entries for answer in answers for entries in answer.logprobs]
-    for choice, entries in zip(body["choices"], of_choices, strict=True):
+    of_choices = [
+        (entries, len(text))
+        for answer in answers
+        for entries, text in zip(answer.logprobs, answer.texts, strict=True)
+    ]
+    for choice, (entries, length) in zip(body["choices"], of_choices, strict=True):
         if entries:
-            choice["logprobs"] = _LogProbabilities(entries, bodies.logprobs)
+            choice["logprobs"] = _LogProbabilities(entries, length, bodies.logprobs)
     return list(_joined(body))
 
 
