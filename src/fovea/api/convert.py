@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fovea.api.answer_format import answer_format
-from fovea.api.content import ChatMessage, ImageContent, ImageURL, TextContent, VideoContent, VideoURL
+from fovea.api.content import (
+    ChatMessage,
+    ImageContent,
+    ImageURL,
+    RefusalContent,
+    TextContent,
+    VideoContent,
+    VideoURL,
+)
 from fovea.api.response_models import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from fovea.api.schema import ChatRequest, CompletionRequest, MediaOptions, Sampling, VisualTokensBody
 from fovea.api.tools import tool_calls, tool_use
@@ -134,8 +142,8 @@ def _message(
             f"tool_calls are accepted in messages of the assistant, not in those of {message.role}",
             param=f"{param}.tool_calls",
         )
-    thought = role == "assistant" and bool(message.reasoning_content or message.reasoning)
-    if message.content in (None, []) and not calls and not thought:
+    said = role == "assistant" and (message.reasoning_content or message.reasoning or message.refusal)
+    if message.content in (None, []) and not calls and not said:
         raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{param}.content")
     parts = tuple(_parts(message, role, param, media, body))
     if role == "tool":
@@ -155,10 +163,31 @@ def _parts(
 ) -> Iterator[Part]:
     if isinstance(message.content, str):
         yield TextPart(message.content)
-        return
+    else:
+        yield from _listed_parts(message, role, param, media, body)
+    if message.refusal and role == "assistant":
+        yield TextPart(message.refusal)
+
+
+def _listed_parts(
+    message: ChatMessage,
+    role: str,
+    param: str,
+    media: tuple[Iterator[Image], Iterator[Video]],
+    body: ChatRequest,
+) -> Iterator[Part]:
+    assert not isinstance(message.content, str)
     for index, part in enumerate(message.content or ()):
         if isinstance(part, TextContent):
             yield TextPart(part.text)
+            continue
+        if isinstance(part, RefusalContent):
+            if role != "assistant":
+                raise InvalidRequest(
+                    f"refusals are accepted in messages of the assistant, not in those of {message.role}",
+                    param=f"{param}.content[{index}]",
+                )
+            yield TextPart(part.refusal)
             continue
         if role not in ("user", "tool"):
             noun = "images" if isinstance(part, ImageContent) else "videos"
