@@ -279,7 +279,7 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs needs stream: false", param="prompt_logprobs")
     values |= {name: value for name in names if (value := getattr(body, name)) is not None}
-    if body.stop is not None:
+    if body.stop:
         values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
         if getattr(body, name):
@@ -299,7 +299,7 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
 def _chat_fields(body: ChatRequest) -> dict[str, Any]:
     values: dict[str, Any] = {"logprobs": bool(body.logprobs), "top_logprobs": body.top_logprobs or 0}
     if body.max_completion_tokens is not None:
-        if body.max_tokens not in (None, body.max_completion_tokens):
+        if body.max_tokens not in (None, -1, body.max_completion_tokens):
             raise InvalidRequest("max_tokens and max_completion_tokens differ; send one", param="max_tokens")
         values["max_tokens"] = body.max_completion_tokens
     return values

@@ -38,7 +38,7 @@ OBJECT = ("model_type", "model_attributes_type", "dict_type")
 EXPECTED = "Input should be "
 SHORTEST, SIMILAR = 5, 0.8
 """A name with as many letters and as similar to a field's name (difflib's ratio) counts as misspelt."""
-ELSEWHERE = ("top_a", "models", "add_special_tokens", "best_of", "prompts", "input")
+ELSEWHERE = ("models", "add_special_tokens", "prompts", "input")
 """Fields of other servers' APIs that resemble those of this one."""
 LONGEST = 64
 """Longest text from a request that is repeated in a message, in characters."""

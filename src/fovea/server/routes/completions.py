@@ -74,7 +74,7 @@ def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[Ge
             cache_salt=salt,
             timeout=state.timeout(body.timeout),
             priority=body.priority or 0,
-            usual_tokens=USUAL_TOKENS,
+            usual_tokens=None if body.max_tokens == -1 else USUAL_TOKENS,
             return_prompt_ids=bool(body.return_token_ids or body.echo),
         )
         for prompt in prompts
