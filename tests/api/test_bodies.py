@@ -131,12 +131,14 @@ def test_error_bodies() -> None:
 
 
 def test_event_is_one_line() -> None:
-    payload = {"text": "two\nlines \u2028 é 🙂 \r"}
+    """Python's splitlines, which some clients use, also ends lines at U+0085, U+2028 and U+2029."""
+    payload = {"text": "two\nlines \u2028 é 🙂 \r \x85 \u2029", "key \u2028": 1}
     event = sse.event(payload)
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     assert event.count(b"\n") == 2
     assert b"\r" not in event
+    assert len(event.decode().splitlines()) == 2
     assert json.loads(event[6:]) == payload
 
 

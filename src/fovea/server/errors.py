@@ -15,6 +15,7 @@ from fovea.api.explain import explain, shorten
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound
 from fovea.http.errors import MethodNotAllowed
 from fovea.observe.metrics import Metrics
+from fovea.server.bodies.answers import OneLineResponse
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 log = logging.getLogger("fovea.server")
@@ -32,7 +33,9 @@ def response(error: FoveaError, path: str = "") -> JSONResponse:
     path: of the request. Clients of Anthropic's API expect a type beside the error.
     """
     kind = {"type": "error"} if path.startswith("/v1/messages") else {}
-    return JSONResponse({**kind, **error_body(error)}, status_code=error.status, headers=error_headers(error))
+    return OneLineResponse(
+        {**kind, **error_body(error)}, status_code=error.status, headers=error_headers(error)
+    )
 
 
 def _methods(request: Request) -> set[str]:

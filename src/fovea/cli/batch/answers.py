@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fovea.cli.batch.questions import parse_line
 from fovea.core.errors import InvalidRequest
+from fovea.core.json_lines import one_line
 
 
 class Progress(NamedTuple):
@@ -26,7 +27,7 @@ class Progress(NamedTuple):
 
 def write_body(body: Mapping[str, Any]) -> bytes:
     """A line of OUT. A JSON string may contain a lone surrogate, which is written as its JSON escape."""
-    return json.dumps(body, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    return one_line(json.dumps(body, ensure_ascii=False)).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def replace_lines(output: Path, bodies: Mapping[int, Mapping[str, Any]]) -> None:

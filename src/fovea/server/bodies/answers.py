@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from fovea.core.json_lines import one_line
 from fovea.core.types import Completion, TokenLogprob
 
 LARGE = 500
@@ -27,6 +28,13 @@ BATCH = 64
 """Longest list that is written entry by entry, and entries of a longer one that are written in one call."""
 _PIECE = 64 * 1024
 _WRITER = ThreadPoolExecutor(1, "fovea-answers")
+
+
+class OneLineResponse(JSONResponse):
+    """JSON on one line, also for readers that know Unicode's line breaks."""
+
+    def render(self, content: Any) -> bytes:
+        return _dump(content).encode()
 
 
 class Bodies(Protocol):
@@ -53,7 +61,7 @@ async def answer_response(bodies: Bodies, answers: Sequence[Completion]) -> Resp
     """Return the response with the complete answers to all prompts of a request."""
     characters = sum(len(text) for answer in answers for text in answer.texts)
     if sum(_count(answer) for answer in answers) <= LARGE and characters <= LONG:
-        return JSONResponse(bodies.complete(answers))
+        return OneLineResponse(bodies.complete(answers))
     pieces = await asyncio.get_running_loop().run_in_executor(_WRITER, _write, bodies, answers)
     length = sum(len(piece) for piece in pieces)
     return StreamingResponse(
@@ -62,7 +70,7 @@ async def answer_response(bodies: Bodies, answers: Sequence[Completion]) -> Resp
 
 
 def json_pieces(value: Any) -> Iterator[str]:
-    """Yield the JSON text of a value in pieces. Together they equal the text that JSONResponse would send."""
+    """Yield the JSON text of a value in pieces. Together they equal the text that OneLineResponse sends."""
     if isinstance(value, _LogProbabilities):
         yield from _log_probabilities(value)
     elif isinstance(value, dict):
@@ -125,7 +133,7 @@ def _count(answer: Completion) -> int:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return one_line(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
 
 def _joined(value: Any) -> Iterator[bytes]:
