@@ -11,6 +11,7 @@ from fovea.api import sse
 from fovea.api.bodies.base import add_usage
 from fovea.api.bodies.chat import ChatBodies
 from fovea.api.bodies.errors import DEFECT, error_body
+from fovea.api.bodies.logprobs import text_logprobs
 from fovea.api.bodies.text import CompletionBodies
 from fovea.core.errors import CheckpointError, EngineError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Completion, Delta, StageTimings, TokenLogprob, Usage
@@ -102,6 +103,15 @@ def test_completions_of_several_prompts() -> None:
     }
     assert parsed.usage is not None
     assert (parsed.usage.prompt_tokens, parsed.usage.completion_tokens) == (10, 4)
+
+
+def test_the_most_likely_of_tokens_with_one_text_counts() -> None:
+    """Parts of characters are all written alike. The least likely one was reported, which harnesses take for
+    the model's choice.
+    """
+    parts = tuple((number, chr(0xDC80 + number), -1.0 - number) for number in range(3))
+    [top] = text_logprobs([TokenLogprob(9, "x", -7.5, (*parts, (4, "y", -5.0)))], 1)["top_logprobs"]
+    assert list(top.items()) == [("\ufffd", -1.0), ("y", -5.0), ("x", -7.5)]
 
 
 def test_completion_chunks() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import torch
+import transformers as hf
 
 from fovea.core.types import Delta, StageTimings, Usage
 from fovea.server.app import create_app
@@ -118,6 +121,38 @@ def test_prompt_logprobs(server: Server) -> None:
     assert [list(entry) for entry in choice(server, prompt_logprobs=0)["prompt_logprobs"][1:]] == [
         [str(token)] for token in ids[1:]
     ]
+
+
+def test_scores_of_a_prompt_are_those_of_transformers(server: Server, checkpoint: Path) -> None:
+    """Both forms have the same numbers: the first token none, and each other its own and the likeliest ones.
+
+    lm-eval reads `echo` with `logprobs`, and vLLM's clients read `prompt_logprobs`.
+    """
+    prompt, top = "the red circle \u00e9 of <|im_end|> 7", 3
+    ids = server_tokens(server, prompt)
+    one = choice(server, prompt=prompt, echo=True, logprobs=top, prompt_logprobs=top, max_tokens=0)
+    scored = choice(server, prompt=prompt, prompt_logprobs=top)["prompt_logprobs"]
+    model = hf.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        theirs = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
+    echoed = one["logprobs"]
+    assert len(scored) == len(ids) == len(echoed["tokens"])
+    assert (scored[0], echoed["token_logprobs"][0], echoed["top_logprobs"][0]) == (None, None, None)
+    for place, row in enumerate(theirs[:-1], 1):
+        own, entry = scored[place][str(ids[place])], scored[place]
+        best = row.topk(top)
+        assert own["logprob"] == pytest.approx(row[ids[place]].item(), abs=1e-3)
+        assert own["rank"] == int((row > row[ids[place]]).sum()) + 1
+        assert own["decoded_token"] == echoed["tokens"][place]
+        assert echoed["token_logprobs"][place] == pytest.approx(own["logprob"], abs=1e-5)
+        ranked = sorted(entry, key=lambda token: int(entry[token]["rank"]))
+        assert ranked[:top] == [str(token) for token in best.indices.tolist()]
+        assert set(entry) == {*ranked[:top], str(ids[place])}
+        values = [entry[token]["logprob"] for token in ranked[:top]]
+        assert values == pytest.approx(best.values.tolist(), abs=1e-3)
+        # Several tokens of this random model have one text, of which the most likely one counts.
+        written = {entry[token]["decoded_token"]: entry[token]["logprob"] for token in reversed(ranked)}
+        assert echoed["top_logprobs"][place] == pytest.approx(written, abs=1e-5)
 
 
 def test_prompt_logprobs_of_a_chat_have_none_for_its_image(server: Server) -> None:

@@ -29,11 +29,21 @@ def text_logprobs(entries: Sequence[TokenLogprob], length: int) -> dict[str, Any
         "tokens": [token_text(entry.text) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": [
-            None if entry.logprob is None else {token_text(text): logprob for _, text, logprob in entry.top}
-            for entry in entries
+            None if entry.logprob is None else _by_text(entry, entry.logprob) for entry in entries
         ],
         "text_offset": [min(entry.offset, length) for entry in entries],
     }
+
+
+def _by_text(entry: TokenLogprob, own: float) -> dict[str, float]:
+    """The most likely tokens of a place and its own one by their texts, most likely first.
+
+    Several tokens may have one text, such as parts of characters. The most likely one of them counts.
+    """
+    top: dict[str, float] = {}
+    for _, text, logprob in (*entry.top, (entry.id, entry.text, own)):
+        top.setdefault(token_text(text), logprob)
+    return top
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
