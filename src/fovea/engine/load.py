@@ -348,6 +348,8 @@ def default_sampling(folder: Path) -> dict[str, float | int]:
         return {"temperature": 0.0}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     values = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
+    if values.get("top_k", 0) < 0:
+        values["top_k"] = 0
     try:
         SamplingParams(**values)
     except InvalidRequest as error:
