@@ -140,6 +140,7 @@ WANTED: list[tuple[str, Any]] = [
     ("dry_multiplier", 0.8), ("typical_p", 0.2), ("regex", "a+"), ("grammar", "root ::= a"),
     ("json_schema", {"type": "object"}), ("chat_template", "{{ x }}"), ("lora_path", "x"), ("echo", True),
     ("moderation", {"model": "x"}), ("conversation", "conv_1"), ("prompt", {"id": "pmpt_1"}),
+    ("guidance_scale", 1.5), ("repeat_penalty", 1.1), ("mcp_servers", [{"type": "url", "url": "https://x"}]),
 ]  # fmt: skip
 
 

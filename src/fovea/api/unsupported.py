@@ -17,7 +17,7 @@ _ADAPTER = "adapters are not supported"
 _TEMPLATE = "chat templates and documents of clients are not supported"
 
 UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
-    # OpenAI
+    # OpenAI and Anthropic
     "functions": ("the older form of tools is not supported; send tools", (None, [])),
     "function_call": ("the older form of tools is not supported; send tool_choice", (None, "none", "auto")),
     "audio": ("audio is not supported", (None,)),
@@ -25,9 +25,10 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "web_search_options": ("web search is not supported", (None,)),
     "suffix": ("suffix is not supported", (None, "")),
     "moderation": ("moderation is not supported", (None,)),
+    "mcp_servers": ("MCP servers are not supported", _EMPTY),
     "conversation": ("stored conversations are not supported; send previous_response_id", (None,)),
     "prompt": ("stored prompts, and prompts beside messages, are not supported", (None,)),
-    # vLLM and Hugging Face
+    # vLLM, Hugging Face, and programs that offer their samplers
     "use_beam_search": (_BEAMS, _OFF),
     "num_beams": (_BEAMS, _ONE),
     "length_penalty": (_BEAMS, _ONE),
@@ -39,6 +40,12 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "no_repeat_ngram_size": (_SAMPLER, _ZERO),
     "watermark": ("watermarks are not supported", _OFF),
     "typical_p": (_SAMPLER, _ONE),
+    "guidance_scale": (_SAMPLER, _ONE),
+    "penalty_alpha": (_SAMPLER, _ZERO),
+    "epsilon_cutoff": (_SAMPLER, _ZERO),
+    "eta_cutoff": (_SAMPLER, _ZERO),
+    "encoder_repetition_penalty": (_SAMPLER, _ONE),
+    "smoothing_factor": (_SAMPLER, _ZERO),
     "logits_processors": ("code of clients is not supported", _EMPTY),
     "prompt_embeds": ("embeddings as prompts are not supported", _EMPTY),
     "chat_template": (_TEMPLATE, _EMPTY),
@@ -57,7 +64,10 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "stop_regex": ("stop strings that are patterns are not supported", _EMPTY),
     "no_stop_trim": ("this name is not supported; send include_stop_str_in_output", _OFF),
     "n_predict": ("this name is not supported; send max_tokens", (None, -1)),
+    "num_predict": ("this name is not supported; send max_tokens", (None, -1)),
+    "repeat_penalty": ("this name is not supported; send repetition_penalty", _ONE),
     "mirostat": (_SAMPLER, _ZERO),
+    "mirostat_mode": (_SAMPLER, _ZERO),
     "dry_multiplier": (_SAMPLER, _ZERO),
     "xtc_probability": (_SAMPLER, _ZERO),
     "dynatemp_range": (_SAMPLER, _ZERO),
