@@ -185,7 +185,7 @@ async def metrics(http: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def left_behind(http: httpx.AsyncClient) -> dict[str, float]:
-    """What is held after the last request, when nothing changes any more."""
+    """Return what is still held after the last request, when nothing changes any more."""
     for _ in range(100):
         values = await metrics(http)
         held = {name: value for name in HELD if (value := values.get(name, 0.0))}
