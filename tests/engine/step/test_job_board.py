@@ -24,6 +24,7 @@ from fovea.engine.step.executor import SampledToken, StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
 from fovea.planner.cost import CostModel
+from tests.engine.request.test_tokenizer import sentencepiece
 
 COST = CostModel()
 WORD, END = 300, 2
@@ -156,6 +157,28 @@ def test_tokens_know_their_place_in_the_text(tokenizer: ChatTokenizer) -> None:
     assert [entry.hidden for entry in entries] == [False] * (len(tokens) - 1) + [True]
     text = "".join(event.text for event in machine.events["a"])
     assert text == tokenizer.decode([WORD]) + "\U0001f600\ufffd"
+
+
+def test_texts_of_tokens_are_the_text_of_the_answer() -> None:
+    """By sentencepiece the first word of a text begins without its space, so its first token does, too."""
+    words = ChatTokenizer(sentencepiece(), None, eos_ids=frozenset({0}))
+    tokens = [*words.encode_plain("a b a"), 0]
+
+    def score(result: StepResult) -> None:
+        for name, picks in result.sampled.items():
+            result.sampled[name] = [replace(pick, logprob=-1.0, top=((pick.token, -1.0),)) for pick in picks]
+
+    machine = Machine(words, lambda seq: tokens[len(seq.output_ids)])
+    machine.board.add([machine.job("a", max_tokens=9)])
+    while not machine.stepper.idle:
+        machine.step(score)
+    entries = [entry for event in machine.events["a"] for entry in event.logprobs]
+    text = "".join(event.text for event in machine.events["a"])
+    assert text == "".join(entry.text for entry in entries if not entry.hidden) == "a b a"
+    assert [entry.text for entry in entries] == [entry.top[0][1] for entry in entries]
+    assert [text[entry.offset :].startswith(entry.text) for entry in entries[:-1]] == [True] * (
+        len(tokens) - 1
+    )
 
 
 def test_timings_add_up_to_the_last_token(tokenizer: ChatTokenizer) -> None:

@@ -80,12 +80,10 @@ class ChatTokenizer:
             tuple(self.encode_plain(marks[1])),
         )
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
-        spaced = next(
-            (word for word in tokenizer.get_vocab() if word[0:1] == SENTENCEPIECE_SPACE and len(word) > 1),
-            None,
-        )
-        self.drops_first_space = bool(spaced) and not self.decode(
-            [tokenizer.convert_tokens_to_ids(spaced)]
+        spaced = re.compile(f"{SENTENCEPIECE_SPACE}[^{SENTENCEPIECE_SPACE}]")
+        word = next((word for word in tokenizer.get_vocab() if spaced.match(word)), None)
+        self.drops_first_space = word is not None and not self.decode(
+            [tokenizer.convert_tokens_to_ids(word)]
         ).startswith(" ")
 
     @property
