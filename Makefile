@@ -22,6 +22,7 @@
 #             PAGE=benchmarks/results/attack.md writes the page of results
 # make chaos  disturb a whole deployment for 20 minutes and check every answer, into docs/reliability.md (Linux, as root;
 #             CHAOS_MINUTES=60 for an hour)
+# make soak   20,000 mixed requests, a quarter of which leave early, to one server: memory, answers, what is held (10 minutes)
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
 # make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
 # make gpu    test and measure on a machine with CUDA (10 minutes); on another it prints what to run on one
@@ -34,7 +35,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack chaos fuzz gpu gpu-rehearsal wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack soak chaos fuzz gpu gpu-rehearsal wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -129,6 +130,9 @@ bench-relevance: $(VENV)/.installed-dev
 
 attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack/run.py $(if $(PAGE),--page $(PAGE) --before benchmarks/attack/before.json) --json $(OUT)/attack.json
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/soak.py
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos.run --minutes $(CHAOS_MINUTES) --page docs/reliability.md

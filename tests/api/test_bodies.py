@@ -11,6 +11,7 @@ from fovea.api import sse
 from fovea.api.bodies.base import add_usage
 from fovea.api.bodies.chat import ChatBodies
 from fovea.api.bodies.errors import DEFECT, error_body
+from fovea.api.bodies.logprobs import text_logprobs
 from fovea.api.bodies.text import CompletionBodies
 from fovea.core.errors import CheckpointError, EngineError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Completion, Delta, StageTimings, TokenLogprob, Usage
@@ -104,6 +105,15 @@ def test_completions_of_several_prompts() -> None:
     assert (parsed.usage.prompt_tokens, parsed.usage.completion_tokens) == (10, 4)
 
 
+def test_the_most_likely_of_tokens_with_one_text_counts() -> None:
+    """Parts of characters are all written alike. The least likely one was reported, which harnesses take for
+    the model's choice.
+    """
+    parts = tuple((number, chr(0xDC80 + number), -1.0 - number) for number in range(3))
+    [top] = text_logprobs([TokenLogprob(9, "x", -7.5, (*parts, (4, "y", -5.0)))], 1)["top_logprobs"]
+    assert list(top.items()) == [("\ufffd", -1.0), ("y", -5.0), ("x", -7.5)]
+
+
 def test_completion_chunks() -> None:
     bodies = CompletionBodies("m")
     assert bodies.chunks(Delta(0, "", (7,))) == []
@@ -131,12 +141,14 @@ def test_error_bodies() -> None:
 
 
 def test_event_is_one_line() -> None:
-    payload = {"text": "two\nlines \u2028 é 🙂 \r"}
+    """Python's splitlines, which some clients use, also ends lines at U+0085, U+2028 and U+2029."""
+    payload = {"text": "two\nlines \u2028 é 🙂 \r \x85 \u2029", "key \u2028": 1}
     event = sse.event(payload)
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     assert event.count(b"\n") == 2
     assert b"\r" not in event
+    assert len(event.decode().splitlines()) == 2
     assert json.loads(event[6:]) == payload
 
 

@@ -87,6 +87,32 @@ def test_message_needs_content(content: Any) -> None:
     assert caught.value.param == "messages[0].content"
 
 
+REFUSALS: list[dict[str, Any]] = [
+    {"content": None, "refusal": "No."},
+    {"content": "", "refusal": "No."},
+    {"refusal": "No.", "annotations": []},
+    {"content": [{"type": "refusal", "refusal": "No."}]},
+    {"content": [{"type": "text", "text": "No."}], "refusal": None},
+]
+
+
+@pytest.mark.parametrize("fields", REFUSALS, ids=str)
+def test_a_refusal_is_what_the_assistant_said(fields: dict[str, Any]) -> None:
+    """Clients send OpenAI's refusals back as they came; these requests once failed for want of content."""
+    prompt = chat_prompt(chat({"role": "assistant", **fields}), [])
+    [message] = prompt.messages
+    assert "".join(part.text for part in message.parts if isinstance(part, TextPart)) == "No."
+
+
+def test_only_the_assistant_refuses() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    with pytest.raises(InvalidRequest, match="in messages of the assistant, not in those of user") as caught:
+        chat_prompt(chat({"role": "user", "content": [{"type": "text", "text": "a"}, part]}), [])
+    assert caught.value.param == "messages[0].content[1]"
+    with pytest.raises(InvalidRequest, match="needs content"):
+        chat_prompt(chat({"role": "user", "content": None, "refusal": "No."}), [])
+
+
 def test_budget_of_an_image_overrides_that_of_the_request() -> None:
     body = chat(
         {"role": "user", "content": [image(max_pixels=9, detail="low"), image(), image(min_pixels=2)]},

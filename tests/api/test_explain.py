@@ -53,6 +53,16 @@ def test_paths(location: tuple[Any, ...], path: str) -> None:
     ("body", "param", "message"),
     [
         (
+            {"messages": [{"role": "assistant", "refusal": 5}]},
+            "messages[0].refusal",
+            "messages[0].refusal: must be a valid string, got 5",
+        ),
+        (
+            content([{"type": "refusal", "refusal": 5}]),
+            "messages[0].content[0].refusal",
+            "messages[0].content[0].refusal: must be a valid string, got 5",
+        ),
+        (
             content(5),
             "messages[0].content",
             "messages[0].content: must be a valid string or a valid list, got 5",

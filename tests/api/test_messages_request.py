@@ -13,6 +13,7 @@ from fovea.api.messages.bodies import MessagesBodies
 from fovea.api.messages.convert import chat_request, messages_names
 from fovea.api.messages.request import CountRequest, MessagesRequest
 from fovea.api.reading import Reading
+from fovea.api.unknown import ignored_fields
 from fovea.core.errors import InvalidRequest
 from fovea.core.payload import Payload
 from fovea.core.tools import ToolCall
@@ -75,6 +76,20 @@ def test_a_conversation_with_calls() -> None:
         "system", "messages[0]", "messages[1]", "messages[2].content[0]", "messages[2].content[1]",
         "messages[2]", "messages[3]",
     ]  # fmt: skip
+
+
+def test_an_answer_is_sent_back_as_a_whole() -> None:
+    """Some clients do not take the content alone. A refusal of Anthropic's models may have none at all."""
+    rest = {"id": "msg_1", "type": "message", "model": "m", "stop_sequence": None, "container": None,
+            "usage": {"input_tokens": 1}, "stop_details": {"type": "refusal", "category": None}}  # fmt: skip
+    for content in ([], [text("No.")]):
+        refusal = {"role": "assistant", "content": content, "stop_reason": "refusal", **rest}
+        body = request({"role": "user", "content": "hi"}, refusal, {"role": "user", "content": "why?"})
+        assert ignored_fields(body, ("stop_sequences",), strict=True) == []
+        prompt = chat_prompt(chat_request(body)[0], [])
+        assert [message.role for message in prompt.messages] == ["user", "assistant", "user"]
+    with pytest.raises(InvalidRequest, match="needs content"):
+        chat_prompt(chat_request(request({"role": "user", "content": []}))[0], [])
 
 
 def test_a_result_without_content() -> None:

@@ -120,7 +120,6 @@ def test_stop_is_a_string_or_strings(batch: Any, engine: Engine, here: Path) -> 
 
 BAD = {
     "not JSON": (b'{"question": ', "not JSON: "),
-    "empty": (b"", "the line is empty"),
     "not UTF-8": (b'{"question": "\xff"}', "not JSON: 'utf-8' codec can\x27t decode"),
     "deep": (b"[" * 100_000, "not JSON: maximum recursion depth"),
     "no object": (["question"], "not a JSON object"),
@@ -168,6 +167,19 @@ BAD = {
         "max_tokens is 5000, but after the ",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
+def test_blank_lines_are_no_questions(batch: Any, here: Path, end: str) -> None:
+    """A blank last line became an error, and so did the mark that Windows' editors put before UTF-8."""
+    one, two = (json.dumps({"question": text, "params": {"max_tokens": 2}}) for text in ("a", "b"))
+    text = end.join(("\ufeff", one, "", "  ", two, "", ""))
+    (here / "in.jsonl").write_bytes(text.encode())
+    assert batch().code == 0
+    first = (here / "out.jsonl").read_bytes()
+    assert [json.loads(line)["line"] for line in first.splitlines()] == [1, 2]
+    assert batch().code == 0
+    assert (here / "out.jsonl").read_bytes() == first
 
 
 def test_bad_lines_do_not_stop_the_rest(batch: Any, engine: Engine, here: Path) -> None:

@@ -105,6 +105,26 @@ def test_table_and_chart(outcome: Outcome, files: Path) -> None:
     assert (files / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_figure_of_the_table_has_two_definitions(outcome: Outcome, profile: dict[str, Any]) -> None:
+    """`x bound` was busy time over bound for a stage, and the whole time over all bounds in the last row.
+
+    The first line of the load called the time of all requests, divided by their number, that of a request.
+    """
+    lines = outcome.out.splitlines()
+    one, load = profile["parts"]
+    for part, how in ((one, "one request: "), (load, "steady load: 4 requests in ")):
+        title = next(line for line in lines if line.startswith(how))
+        assert title.startswith(f"{how}{part['wall_s'] * 1e3:.1f} ms")
+        assert f"; {part['wall_s'] / part['floor_s']:.2f} times all lower bounds" in title
+    rows = [line.split() for line in lines if line.startswith("  all ")]
+    assert [len(row) for row in rows] == [3, 3]
+    for row, part in zip(rows, (one, load), strict=True):
+        assert float(row[1]) == pytest.approx(part["wall_s"] * 1e3 / part["requests"], abs=0.01)
+    decode = next(line.split() for line in lines if line.startswith("  decode step"))
+    [stage] = [stage for stage in one["stages"] if stage["stage"] == "decode step"]
+    assert float(decode[-1]) == pytest.approx(stage["busy_s"] / stage["floor_s"], abs=0.01)
+
+
 @pytest.mark.usefixtures("outcome")  # which writes the file
 def test_trace_is_nested_complete_events(files: Path) -> None:
     """Spans of one track are disjoint or nested, never overlapping: viewers need this to stack them."""

@@ -37,6 +37,11 @@ def test_the_ends_of_every_range_are_accepted(params: dict[str, Any]) -> None:
     assert all(getattr(sampling, name) == value for name, value in params.items())
 
 
+def test_minus_one_turns_a_parameter_off() -> None:
+    """vLLM writes top_k and seed so, llama.cpp max_tokens, and clients of both send it to any server."""
+    assert SamplingParams(top_k=-1, seed=-1, max_tokens=-1) == SamplingParams()
+
+
 @pytest.mark.parametrize(
     ("params", "field", "message"),
     [
@@ -48,7 +53,8 @@ def test_the_ends_of_every_range_are_accepted(params: dict[str, Any]) -> None:
         ({"temperature": "1"}, "temperature", "'1'"),
         ({"top_p": 0}, "top_p", r"\(0, 1\], got 0"),
         ({"top_p": 1.01}, "top_p", r"\(0, 1\]"),
-        ({"top_k": -1}, "top_k", "got -1"),
+        ({"top_k": -2}, "top_k", "got -2"),
+        ({"max_tokens": -2}, "max_tokens", "got -2"),
         ({"min_p": 1.5}, "min_p", "got 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty", r"\[0.01, 10\], got 0"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty", r"\[0.01, 10\], got 1e-300"),

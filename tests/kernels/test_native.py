@@ -401,8 +401,8 @@ def test_a_row_of_attention_has_one_order_of_additions(
 ) -> None:
     """A row has the same bits in any chunk and as a decode.
 
-    The kernel of decodes once added weights in another order. So the last row of a prompt had other bits when it was
-    computed alone, behind cached tokens or at the end of a step.
+    The kernel of decodes once added weights in another order. So the last row of a prompt had other bits when
+    it was computed alone, behind cached tokens or at the end of a step.
     """
     torch.manual_seed(length)
     kv = torch.randn(-(-length // block), block, 2, heads[1], dim).to(BF16)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import torch
+import transformers as hf
 
 from fovea.core.types import Delta, StageTimings, Usage
 from fovea.server.app import create_app
@@ -120,6 +123,38 @@ def test_prompt_logprobs(server: Server) -> None:
     ]
 
 
+def test_scores_of_a_prompt_are_those_of_transformers(server: Server, checkpoint: Path) -> None:
+    """Both forms have the same numbers: the first token none, and each other its own and the likeliest ones.
+
+    lm-eval reads `echo` with `logprobs`, and vLLM's clients read `prompt_logprobs`.
+    """
+    prompt, top = "the red circle \u00e9 of <|im_end|> 7", 3
+    ids = server_tokens(server, prompt)
+    one = choice(server, prompt=prompt, echo=True, logprobs=top, prompt_logprobs=top, max_tokens=0)
+    scored = choice(server, prompt=prompt, prompt_logprobs=top)["prompt_logprobs"]
+    model = hf.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        theirs = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
+    echoed = one["logprobs"]
+    assert len(scored) == len(ids) == len(echoed["tokens"])
+    assert (scored[0], echoed["token_logprobs"][0], echoed["top_logprobs"][0]) == (None, None, None)
+    for place, row in enumerate(theirs[:-1], 1):
+        own, entry = scored[place][str(ids[place])], scored[place]
+        best = row.topk(top)
+        assert own["logprob"] == pytest.approx(row[ids[place]].item(), abs=1e-3)
+        assert own["rank"] == int((row > row[ids[place]]).sum()) + 1
+        assert own["decoded_token"] == echoed["tokens"][place]
+        assert echoed["token_logprobs"][place] == pytest.approx(own["logprob"], abs=1e-5)
+        ranked = sorted(entry, key=lambda token: int(entry[token]["rank"]))
+        assert ranked[:top] == [str(token) for token in best.indices.tolist()]
+        assert set(entry) == {*ranked[:top], str(ids[place])}
+        values = [entry[token]["logprob"] for token in ranked[:top]]
+        assert values == pytest.approx(best.values.tolist(), abs=1e-3)
+        # Several tokens of this random model have one text, of which the most likely one counts.
+        written = {entry[token]["decoded_token"]: entry[token]["logprob"] for token in reversed(ranked)}
+        assert echoed["top_logprobs"][place] == pytest.approx(written, abs=1e-5)
+
+
 def test_prompt_logprobs_of_a_chat_have_none_for_its_image(server: Server) -> None:
     body = chat(user(image(data_url(picture())), "what?"), prompt_logprobs=1)
     answer = server.post("/v1/chat/completions", body).json()
@@ -174,15 +209,100 @@ def test_wrong_fields_are_refused_by_name(server: Server, extra: Json, param: st
     assert param in wrong["message"]
 
 
-def test_text_offsets_count_from_the_beginning_of_the_text(server: Server) -> None:
-    whole = choice(server, logprobs=1, max_tokens=12)
-    offsets, tokens = whole["logprobs"]["text_offset"], whole["logprobs"]["tokens"]
-    assert offsets[0] == 0
-    assert offsets == [sum(map(len, tokens[:number])) for number in range(len(tokens))]
-    chunks = [chunk["choices"][0] for chunk in stream(server, logprobs=1, max_tokens=12)]
+ODD = "\U0001f600 \u00e9 ab\u65e5x"
+"""An emoji is four tokens of this tokenizer, an accented letter two, and a Chinese character three."""
+ODD_TEXT: Json = {"guided_choice": [ODD], "max_tokens": 40, "logprobs": 1, "ignore_eos": False}
+
+
+def offsets_of(text: str, logprobs: Json) -> list[int]:
+    """The places of tokens, each of which was checked."""
+    places: list[int] = logprobs["text_offset"]
+    for token, place, following in zip(logprobs["tokens"], places, [*places[1:], len(text)], strict=True):
+        assert 0 <= place <= following <= len(text)
+        if "\ufffd" in token:
+            assert following - place <= 1
+        else:  # a stop string may have cut it off
+            assert text[place:following] == token[: len(text) - place]
+    return places
+
+
+@pytest.mark.parametrize("extra", [{}, {"stop": "b"}, {"stop": "\u65e5", "include_stop_str_in_output": True}])
+def test_text_offsets_count_characters_of_the_text(bundled_server: Server, extra: Json) -> None:
+    """Each of the four tokens of an emoji once counted as a character, so all later places were wrong.
+
+    A stream has the same places, although it learns only later where a stop string cuts the text off.
+    """
+    whole = choice(bundled_server, **ODD_TEXT, **extra)
+    places = offsets_of(whole["text"], whole["logprobs"])
+    assert places[:5] == [0, 0, 0, 0, 1]
+    chunks = [chunk["choices"][0] for chunk in stream(bundled_server, **ODD_TEXT, **extra)]
+    assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
     streamed = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
-    assert [offset for entry in streamed for offset in entry["text_offset"]] == offsets
-    assert [token for entry in streamed for token in entry["tokens"]] == tokens
+    assert [place for entry in streamed for place in entry["text_offset"]] == places
+    assert [token for entry in streamed for token in entry["tokens"]] == whole["logprobs"]["tokens"]
+
+
+def test_text_offsets_of_any_tokens(server: Server) -> None:
+    """A random model writes special tokens, and bytes that are no characters, among its words."""
+    sampled: Json = {"logprobs": 1, "max_tokens": 40, "temperature": 1.5, "seed": 3, **KNOWN}
+    for one in complete(server, n=2, prompt=[PROMPT, "a"], **sampled)["choices"]:
+        assert one["logprobs"]["text_offset"][0] == 0
+        assert max(one["logprobs"]["text_offset"]) <= len(one["text"])
+    whole = choice(server, **sampled)
+    chunks = [chunk["choices"][0] for chunk in stream(server, **sampled)]
+    streamed = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
+    assert [place for entry in streamed for place in entry["text_offset"]] == whole["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "cafe\u0301 x", "\u00e9\U0001f600 x", "10 \u212b", "\u0958 z", "  a\n\nb ",
+        "<|im_start|>user\nhi<|im_end|>",
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_echo_gives_the_prompt_as_it_was_sent(bundled_server: Server, prompt: str) -> None:
+    """The tokenizer composes characters (NFC); the text of the tokens came back in place of the prompt."""
+    echoed = choice(bundled_server, prompt=prompt, echo=True, logprobs=1, max_tokens=3)
+    assert echoed["text"].startswith(prompt)
+    places = echoed["logprobs"]["text_offset"]
+    length = len(server_tokens(bundled_server, prompt))
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert places[length] == len(prompt)
+    assert choice(bundled_server, prompt=prompt, echo=True, max_tokens=0)["text"] == prompt
+
+
+def server_tokens(server: Server, prompt: str) -> list[int]:
+    ids: list[int] = server.post("/tokenize", {"prompt": prompt}).json()["tokens"]
+    return ids
+
+
+def test_a_prompt_of_token_ids_is_echoed_as_their_text(bundled_server: Server) -> None:
+    """A client that sends ids has sent no text, so the answer repeats what the tokens stand for."""
+    prompt = "<|im_start|>cafe\u0301 \U0001f600"
+    ids = server_tokens(bundled_server, prompt)
+    echoed = choice(bundled_server, prompt=ids, echo=True, logprobs=1, max_tokens=2)
+    composed = "<|im_start|>caf\u00e9 \U0001f600"
+    assert echoed["text"].startswith(composed)
+    offsets_of(echoed["text"], echoed["logprobs"])
+    assert echoed["logprobs"]["text_offset"][len(ids)] == len(composed)
+
+
+@pytest.mark.parametrize("end", ["stop", "length"])
+def test_bytes_of_all_tokens_are_the_text(bundled_server: Server, end: str) -> None:
+    """OpenAI documents it: clients join the bytes. The token that ends an answer adds nothing to its text."""
+    body = chat(model="fovea-tiny", logprobs=True, top_logprobs=2, temperature=0, ignore_eos=False)
+    if end == "length":
+        body |= {"guided_choice": [ODD], "max_tokens": 40}
+    else:
+        body |= {"max_tokens": 60}
+    [one] = bundled_server.post("/v1/chat/completions", body).json()["choices"]
+    entries = one["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == one["message"]["content"]
+    if end == "stop":
+        assert (entries[-1]["token"], entries[-1]["bytes"]) == ("<|im_end|>", [])
 
 
 def test_token_ids_are_returned(server: Server) -> None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
 
 from fovea import Engine
-from fovea.api.unknown import HEADER
+from fovea.api.convert import sampling
+from fovea.api.explain import fields_of
+from fovea.api.responses.request import ResponsesRequest
+from fovea.api.schema import ChatRequest, CompletionRequest
+from fovea.api.unknown import HEADER, ignored_fields
+from fovea.api.unsupported import UNSUPPORTED
+from fovea.api.wire import Wire
+from fovea.core.errors import InvalidRequest
+from fovea.core.sampling import SamplingParams
 from fovea.server.bodies.settings import BodySettings
 from fovea.server.settings import ServerSettings
 from tests.server.support import Server, chat, data_url, image, picture, running, user
@@ -58,6 +70,92 @@ def test_neutral_fields_are_accepted_even_strictly(strict: httpx.Client, fields:
     answer = strict.post(CHAT, json=chat(**fields))
     assert answer.status_code == 200, answer.text
     assert HEADER not in answer.headers
+
+
+OPENAI: dict[str, type[Any]] = {
+    CHAT: chat_params.CompletionCreateParamsBase,
+    "/v1/completions": text_params.CompletionCreateParamsBase,
+    "/v1/responses": response_params.ResponseCreateParamsBase,
+}
+OFF: dict[str, list[Any]] = {
+    "top_k": [-1, 0], "min_p": [0], "top_p": [1], "repetition_penalty": [1], "presence_penalty": [0],
+    "frequency_penalty": [0], "seed": [-1], "max_tokens": [-1], "max_completion_tokens": [-1], "n": [1],
+    "logit_bias": [{}], "stop": ["", []], "stop_token_ids": [[]], "bad_words": [[]],
+    "allowed_token_ids": [[]], "min_tokens": [0], "logprobs": [False], "top_logprobs": [0],
+    "response_format": [{"type": "text"}], "tools": [[]], "tool_choice": ["auto", "none"], "metadata": [{}],
+    "stream": [False], "ignore_eos": [False], "skip_special_tokens": [True], "best_of": [1], "echo": [False],
+    "suffix": [""], "priority": [0], "chat_template_kwargs": [{}], "user": [""], "service_tier": ["auto"],
+}  # fmt: skip
+"""Values by which clients of OpenAI, vLLM, SGLang and llama.cpp say that a field asks for nothing."""
+
+
+def _nullable(path: str) -> list[str]:
+    """The fields that OpenAI's client declares nullable. A prompt of null is a token of OpenAI's models."""
+    hints = typing.get_type_hints(OPENAI[path])
+    return [name for name, kind in hints.items() if type(None) in typing.get_args(kind) and name != "prompt"]
+
+
+@pytest.mark.parametrize("path", OPENAI)
+def test_null_is_accepted_where_openai_accepts_it(path: str) -> None:
+    """The client's own declarations are the table, so a field that a new version declares is checked, too."""
+    model, least = {
+        CHAT: (ChatRequest, {"messages": [user("x")]}),
+        "/v1/completions": (CompletionRequest, {"prompt": "x"}),
+        "/v1/responses": (ResponsesRequest, {"input": "x"}),
+    }[path]
+    names = _nullable(path)
+    assert len(names) > 10
+    for name in [*names, *(name for name in OFF if name in model.model_fields)]:
+        body = model.model_validate(least | {name: None}, extra="allow")
+        assert ignored_fields(body, fields_of(model), strict=True) == [], name
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in OFF for value in OFF[name]])
+def test_a_value_that_asks_for_nothing_changes_nothing(name: str, value: Any) -> None:
+    """`top_k: -1`, which vLLM's clients send, was refused; an empty stop string, too."""
+    body = ChatRequest.model_validate({"messages": [user("x")], name: value}, extra="allow")
+    assert ignored_fields(body, fields_of(ChatRequest), strict=True) == []
+    assert sampling(body, {}) == SamplingParams()
+    if name in CompletionRequest.model_fields and name != "logprobs":  # a number there, and 0 reports them
+        assert (
+            sampling(CompletionRequest.model_validate({"prompt": "x", name: value}), {}) == SamplingParams()
+        )
+
+
+def test_minus_one_overrides_the_checkpoints_top_k() -> None:
+    body = ChatRequest.model_validate({"messages": [user("x")], "top_k": -1})
+    assert sampling(body, {"top_k": 20}).top_k == 0
+
+
+def test_a_text_without_a_limit_ends_with_the_context(server: Server) -> None:
+    """max_tokens -1 is not OpenAI's default of 16 tokens."""
+    ids = [70] * (server.engine.info.max_context - 20)
+    body = {"prompt": ids, "max_tokens": -1, "temperature": 0, "ignore_eos": True}
+    assert server.post("/v1/completions", body).json()["usage"]["completion_tokens"] == 20
+
+
+WANTED: list[tuple[str, Any]] = [
+    ("use_beam_search", True), ("num_beams", 4), ("length_penalty", 0.8), ("early_stopping", True),
+    ("best_of", 4), ("no_repeat_ngram_size", 3), ("truncate_prompt_tokens", 10), ("mirostat", 2),
+    ("dry_multiplier", 0.8), ("typical_p", 0.2), ("regex", "a+"), ("grammar", "root ::= a"),
+    ("json_schema", {"type": "object"}), ("chat_template", "{{ x }}"), ("lora_path", "x"), ("echo", True),
+    ("moderation", {"model": "x"}), ("conversation", "conv_1"), ("prompt", {"id": "pmpt_1"}),
+    ("guidance_scale", 1.5), ("repeat_penalty", 1.1), ("mcp_servers", [{"type": "url", "url": "https://x"}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WANTED)
+@pytest.mark.parametrize("model", [ChatRequest, ResponsesRequest])
+def test_what_would_change_the_answer_is_refused(model: type[Wire], name: str, value: Any) -> None:
+    """`use_beam_search: true` was answered with 200, and without any beam."""
+    least = {"messages": [user("x")], "input": "x"}
+    body = model.model_validate(least | {name: value}, extra="allow")
+    with pytest.raises(InvalidRequest, match=f"{name}: .*not supported.*; accepted: null") as caught:
+        ignored_fields(body, fields_of(model), strict=False)
+    assert (caught.value.param, caught.value.code) == (name, "unsupported_field")
+    for value in UNSUPPORTED[name][1]:
+        body = model.model_validate({**least, name: value}, extra="allow")
+        assert name not in ignored_fields(body, fields_of(model), strict=False)
 
 
 @pytest.mark.parametrize("fields", BACK, ids=str)
@@ -122,7 +220,7 @@ def test_a_misspelt_field_is_refused(client: httpx.Client, body: Any, param: str
     assert f"did you mean {hint!r}" in error["message"]
 
 
-@pytest.mark.parametrize("name", ["top_a", "models", "add_special_tokens"])
+@pytest.mark.parametrize("name", ["models", "add_special_tokens"])
 def test_fields_of_other_servers_are_not_taken_for_misspelt_ones(client: httpx.Client, name: str) -> None:
     answer = client.post(CHAT, json=chat(**{name: 0}))
     assert (answer.status_code, answer.headers[HEADER]) == (200, name)

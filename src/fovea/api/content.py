@@ -88,6 +88,13 @@ class TextContent(Part):
     annotations: list[Any] | None = Field(default=None, description=NO_EFFECT)
 
 
+class RefusalContent(Part):
+    """A part of a message of the assistant in which it refused to answer. The model reads its text."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
 class ImageContent(Part):
     """A part of a message that is an image. Only user messages may contain images."""
 
@@ -105,7 +112,7 @@ class VideoContent(Part):
 
 
 # Lists fail at their first wrong entry: an error for each of thousands would take long and tell nothing more.
-Content = Annotated[TextContent | ImageContent | VideoContent, Field(discriminator="type")]
+Content = Annotated[TextContent | ImageContent | VideoContent | RefusalContent, Field(discriminator="type")]
 
 
 class ChatMessage(Wire):
@@ -116,8 +123,8 @@ class ChatMessage(Wire):
     )
     content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = Field(
         default=None,
-        description="Text, or a list of at least one part. Only a message of the assistant with tool calls "
-        "may have none.",
+        description="Text, or a list of at least one part. Only a message of the assistant with tool calls, "
+        "reasoning or a refusal may have none.",
     )
     tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         default=None, description="Calls that the assistant made in this message."
@@ -126,7 +133,11 @@ class ChatMessage(Wire):
         default=None, description="In messages of the role tool: the call whose result this is."
     )
     name: Word | None = Field(default=None, description=NO_EFFECT)
-    refusal: Text | None = Field(default=None, description=SENT_BACK)
+    refusal: Text | None = Field(
+        default=None,
+        description="In messages of the assistant: text in which it refused to answer. The model reads it "
+        "after `content`.",
+    )
     reasoning: Text | None = Field(default=None, description=REASONING)
     reasoning_content: Text | None = Field(default=None, description=REASONING)
     annotations: list[Any] | None = Field(default=None, description=SENT_BACK)

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fovea.api.answer_format import answer_format
-from fovea.api.content import ChatMessage, ImageContent, ImageURL, TextContent, VideoContent, VideoURL
+from fovea.api.content import (
+    ChatMessage,
+    ImageContent,
+    ImageURL,
+    RefusalContent,
+    TextContent,
+    VideoContent,
+    VideoURL,
+)
 from fovea.api.response_models import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from fovea.api.schema import ChatRequest, CompletionRequest, MediaOptions, Sampling, VisualTokensBody
 from fovea.api.tools import tool_calls, tool_use
@@ -134,8 +142,8 @@ def _message(
             f"tool_calls are accepted in messages of the assistant, not in those of {message.role}",
             param=f"{param}.tool_calls",
         )
-    thought = role == "assistant" and bool(message.reasoning_content or message.reasoning)
-    if message.content in (None, []) and not calls and not thought:
+    said = role == "assistant" and (message.reasoning_content or message.reasoning or message.refusal)
+    if message.content in (None, []) and not calls and not said:
         raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{param}.content")
     parts = tuple(_parts(message, role, param, media, body))
     if role == "tool":
@@ -155,10 +163,31 @@ def _parts(
 ) -> Iterator[Part]:
     if isinstance(message.content, str):
         yield TextPart(message.content)
-        return
+    else:
+        yield from _listed_parts(message, role, param, media, body)
+    if message.refusal and role == "assistant":
+        yield TextPart(message.refusal)
+
+
+def _listed_parts(
+    message: ChatMessage,
+    role: str,
+    param: str,
+    media: tuple[Iterator[Image], Iterator[Video]],
+    body: ChatRequest,
+) -> Iterator[Part]:
+    assert not isinstance(message.content, str)
     for index, part in enumerate(message.content or ()):
         if isinstance(part, TextContent):
             yield TextPart(part.text)
+            continue
+        if isinstance(part, RefusalContent):
+            if role != "assistant":
+                raise InvalidRequest(
+                    f"refusals are accepted in messages of the assistant, not in those of {message.role}",
+                    param=f"{param}.content[{index}]",
+                )
+            yield TextPart(part.refusal)
             continue
         if role not in ("user", "tool"):
             noun = "images" if isinstance(part, ImageContent) else "videos"
@@ -250,7 +279,7 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs needs stream: false", param="prompt_logprobs")
     values |= {name: value for name in names if (value := getattr(body, name)) is not None}
-    if body.stop is not None:
+    if body.stop:
         values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
         if getattr(body, name):
@@ -270,7 +299,7 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
 def _chat_fields(body: ChatRequest) -> dict[str, Any]:
     values: dict[str, Any] = {"logprobs": bool(body.logprobs), "top_logprobs": body.top_logprobs or 0}
     if body.max_completion_tokens is not None:
-        if body.max_tokens not in (None, body.max_completion_tokens):
+        if body.max_tokens not in (None, -1, body.max_completion_tokens):
             raise InvalidRequest("max_tokens and max_completion_tokens differ; send one", param="max_tokens")
         values["max_tokens"] = body.max_completion_tokens
     return values

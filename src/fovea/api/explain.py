@@ -31,14 +31,14 @@ CAUSES = (
 )
 """Kinds of errors from which others follow. The first of them that is present is explained."""
 UNION_TAGS = (
-    "text", "image_url", "video_url", "message", "function_call", "function_call_output", "input_text",
-    "input_image", "output_text", "image", "tool_use", "tool_result", "thinking",
+    "text", "refusal", "image_url", "video_url", "message", "function_call", "function_call_output",
+    "input_text", "input_image", "output_text", "image", "tool_use", "tool_result", "thinking",
 )  # fmt: skip
 OBJECT = ("model_type", "model_attributes_type", "dict_type")
 EXPECTED = "Input should be "
 SHORTEST, SIMILAR = 5, 0.8
 """A name with as many letters and as similar to a field's name (difflib's ratio) counts as misspelt."""
-ELSEWHERE = ("top_a", "models", "add_special_tokens", "best_of", "prompts", "input")
+ELSEWHERE = ("models", "add_special_tokens", "prompts", "input")
 """Fields of other servers' APIs that resemble those of this one."""
 LONGEST = 64
 """Longest text from a request that is repeated in a message, in characters."""
@@ -99,8 +99,8 @@ def path_of(location: Sequence[Any]) -> str:
     tagged = False
     for part in location[1:] if location[:1] in (("body",), ("query",), ("path",)) else location:
         if isinstance(part, int):
+            tagged = path != "messages"  # these have no tags, but a field that is called as one: refusal
             path += f"[{part}]"
-            tagged = True
         elif (tagged and part in UNION_TAGS) or _is_type_name(part):
             tagged = False
         else:

@@ -33,7 +33,8 @@ from fovea.core.sampling import MAX_CHOICES, MAX_REPETITION_PENALTY, MAX_STOP_ST
 
 MODEL = "Name of the served model. May be omitted."
 MAX_TOKENS = (
-    "Longest answer in tokens. Default: as many as the context has room for; at /v1/completions at most 16."
+    "Longest answer in tokens. -1 (extension): as many as the context has room for. Default: the same; at "
+    "/v1/completions at most 16."
 )
 SALT = "Extension. Requests share cached results only if their salts are equal."
 TIMEOUT = (
@@ -83,9 +84,10 @@ class Sampling(Body, FormatFields):
     stream_options: StreamOptions | None = None
     stop: Word | Annotated[list[Word], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = Field(
         default=None,
-        description="Up to 16 non-empty strings that end the answer. The answer does not include them.",
+        description="Up to 16 non-empty strings that end the answer. The answer does not include them. An "
+        "empty string alone means none.",
     )
-    max_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MAX_TOKENS)
+    max_tokens: Integer | None = Field(default=None, ge=-1, le=MAX_COUNT, description=MAX_TOKENS)
     presence_penalty: Number | None = Field(
         default=None,
         ge=-2,
@@ -107,14 +109,15 @@ class Sampling(Body, FormatFields):
         default=None,
         ge=-(2**63),
         lt=2**63,
-        description="Seed of the random numbers. Equal requests with equal seeds get equal answers.",
+        description="Seed of the random numbers. Equal requests with equal seeds get equal answers. -1 "
+        "(extension): a random one.",
     )
     user: Word | None = Field(default=None, description=NO_EFFECT)
     top_k: Integer | None = Field(
         default=None,
-        ge=0,
+        ge=-1,
         le=MAX_COUNT,
-        description="Extension. Sample from this many most likely tokens. 0: all tokens.",
+        description="Extension. Sample from this many most likely tokens. 0 or -1: all tokens.",
     )
     min_p: Number | None = Field(
         default=None,
@@ -270,7 +273,7 @@ class ChatRequest(Sampling, ToolFields):
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_ITEMS)
     max_completion_tokens: Integer | None = Field(
-        default=None, ge=1, le=MAX_COUNT, description="OpenAI's newer name of `max_tokens`."
+        default=None, ge=-1, le=MAX_COUNT, description="OpenAI's newer name of `max_tokens`."
     )
     logprobs: Flag | None = Field(
         default=False, description="Whether the answer contains the log probability of each token."
@@ -318,6 +321,7 @@ class ChatRequest(Sampling, ToolFields):
     safety_identifier: Word | None = Field(default=None, description=NO_EFFECT)
     prompt_cache_key: Word | None = Field(default=None, description=NO_EFFECT)
     prompt_cache_retention: Word | None = Field(default=None, description=NO_EFFECT)
+    prompt_cache_options: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
     prediction: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
     verbosity: Word | None = Field(default=None, description=NO_EFFECT)
 
@@ -342,7 +346,6 @@ class CompletionRequest(Sampling):
         description="Whether the answer begins with the prompt, with its log probabilities if `logprobs` is "
         "set. Not with `stream`. `max_tokens` may be 0 then.",
     )
-    max_tokens: Integer | None = Field(default=None, ge=0, le=MAX_COUNT, description=MAX_TOKENS)
     logprobs: Integer | None = Field(
         default=None,
         ge=0,

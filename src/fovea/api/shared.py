@@ -21,7 +21,7 @@ class SharedFields(Wire):
     model: Word | None = Field(default=None, description="Name of the served model. May be omitted.")
     temperature: Number | None = Field(default=None, ge=0, le=2, description=SAME)
     top_p: Number | None = Field(default=None, gt=0, le=1, description=SAME)
-    top_k: Integer | None = Field(default=None, ge=0, le=MAX_COUNT, description=EXTENSION)
+    top_k: Integer | None = Field(default=None, ge=-1, le=MAX_COUNT, description=EXTENSION)
     stream: Flag | None = Field(default=False, description="Send the answer as server-sent events.")
     timeout: Number | None = Field(default=None, gt=0, le=86_400, description=EXTENSION)
     cache_salt: str | None = Field(default=None, max_length=256, description=EXTENSION)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fovea.core.json_lines import one_line
+
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": the answer is not ready yet\n\n"
 """Keeps a connection open. Readers of events skip it."""
@@ -16,8 +18,8 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def event(payload: Any) -> bytes:
-    """Write one `data:` event. JSON contains no raw newline, so one line is always enough."""
-    return b"data: " + _encode(payload).encode() + b"\n\n"
+    """Write one `data:` event. Its JSON is one line."""
+    return b"data: " + one_line(_encode(payload)).encode() + b"\n\n"
 
 
 def named_event(payload: dict[str, Any]) -> bytes:

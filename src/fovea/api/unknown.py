@@ -1,13 +1,14 @@
 """Fields of a body that the API does not declare: unsupported, misspelt, or unknown.
 
-Clients send fields of other engines. These are ignored, and the answer names them in a header. A field of
-OpenAI's API that is not supported is accepted without a note while its value asks for nothing (`tools: []`),
-and refused otherwise. A field that looks like a misspelt one of this API is refused, too: the client would
-not notice that it had no effect.
+Clients send fields of other engines. These are ignored, and the answer names them in a header. A field that
+would change the answer, and that this server cannot carry out, is accepted without a note while its value
+asks for nothing (`audio: null`), and refused otherwise. A field that looks like a misspelt one of this API is
+refused, too: the client would not notice that it had no effect.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -45,7 +46,12 @@ def ignored_fields(body: BaseModel, known: Sequence[str], *, strict: bool) -> li
         if name in UNSUPPORTED:
             reason, neutral = UNSUPPORTED[name]
             if value not in neutral:
-                raise InvalidRequest(f"{path}: {reason} by this server", param=path, code="unsupported_field")
+                accepted = " or ".join(map(json.dumps, neutral))
+                raise InvalidRequest(
+                    f"{path}: {reason}; accepted: {accepted}",
+                    param=path,
+                    code="unsupported_field",
+                )
             continue
         if strict or misspelt(name, known):
             raise unknown_field(path, known)

@@ -1,4 +1,4 @@
-"""Lines of JSON files: one object each."""
+"""Lines of JSON: each value on a line of its own, in files and in events."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ import json
 from typing import Any
 
 from fovea.core.errors import InvalidRequest
+
+
+def one_line(text: str) -> str:
+    """Return a JSON text that every reader takes for one line.
+
+    JSON escapes line feeds, but not U+0085, U+2028 and U+2029. Python's `splitlines`, and clients with it,
+    end a line there, too. They occur in strings only, so they can be escaped anywhere in the text.
+    """
+    if text.isascii():
+        return text
+    return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def is_blank(line: bytes) -> bool:
+    """Return whether a line holds nothing but white space, or the mark that editors put before UTF-8."""
+    return not line.removeprefix(b"\xef\xbb\xbf").strip()
 
 
 def parse_object(line: bytes) -> dict[str, Any]:

@@ -26,6 +26,8 @@ MAX_BAD_CHARACTERS = 16_384
 """Most characters of all bad words together, which are tokenized."""
 LOWEST_LOGPROB = -9999.0
 """Logprob of a token that the model considers impossible, as in OpenAI's API: JSON has no -inf."""
+OFF = {"top_k": 0, "seed": None, "max_tokens": None}
+"""Parameters that vLLM or llama.cpp turns off with -1, and their values here."""
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 10.0
 
@@ -88,16 +90,16 @@ class SamplingParams:
 
     temperature: 0 is greedy. [0, 2].
     top_p: probability mass of the nucleus. (0, 1].
-    top_k: sample from the k most likely tokens; 0 turns it off. [0, 2**31].
+    top_k: sample from the k most likely tokens; 0 or -1 turns it off. [-1, 2**31].
     min_p: least probability relative to that of the most likely token. [0, 1].
     repetition_penalty: logits of all tokens of prompt and answer are divided by it, or multiplied if
         negative. [0.01, 10]; a number much closer to 0 would make logits infinite.
     presence_penalty: subtracted once from the logit of each generated token. [-2, 2].
     frequency_penalty: subtracted from the logit of a generated token per occurrence. [-2, 2].
-    seed: the same seed gives the same text, whatever else is in the batch. None: a random seed.
+    seed: the same seed gives the same text, whatever else is in the batch. None or -1: a random seed.
     stop: strings that end the text; the answer does not include them. At most 16 of at most 4,096 characters.
     stop_token_ids: token ids that end the text; their text is not shown. At most 64.
-    max_tokens: longest answer. None: as many tokens as the context has room for.
+    max_tokens: longest answer. None or -1: as many tokens as the context has room for.
     min_tokens: the text does not end before this many tokens.
     n: number of independent choices. [1, 128].
     logprobs: whether to report the logprob of each token.
@@ -143,6 +145,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        for name, off in OFF.items():
+            if getattr(self, name) == -1:
+                object.__setattr__(self, name, off)
         _within("temperature", self.temperature, 0, 2)
         _within("top_p", self.top_p, 0, 1, open_low=True)
         _whole("top_k", self.top_k, 0, 2**31)

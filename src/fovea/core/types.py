@@ -175,6 +175,9 @@ class TokenLogprob:
     logprob: by the model, before temperature and penalties. None: of the first token of a prompt.
     top: (id, text, logprob) of the most likely tokens, most likely first.
     rank: of tokens of the prompt: 1 for the most likely one of its place; 0: not computed.
+    offset: place in the text of the answer, or of the prompt, in characters. Tokens that are parts of one
+        character all have its place. A token without text has the place of the next one.
+    hidden: the text does not contain the token: a special token, or the one that ended the answer.
     """
 
     id: int
@@ -182,6 +185,8 @@ class TokenLogprob:
     logprob: float | None
     top: tuple[tuple[int, str, float], ...] = ()
     rank: int = 0
+    offset: int = 0
+    hidden: bool = False
 
 
 PromptLogprobs = tuple[TokenLogprob | None, ...]

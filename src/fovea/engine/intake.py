@@ -143,12 +143,15 @@ class Visit:
         pixels_s = time.monotonic() - built_at
         decode_s = max((task.decode_s for task, _ in ready.needed_tasks), default=0.0)
         self._ready = ready
+        scored = request.sampling.prompt_logprobs is not None
+        offsets = (yield partial(preparer.offsets, request.prompt, ready.prompt)) if scored else ()
         self._answer = AnswerState(
             ready.prompt,
             request.sampling.n,
             intake.find_realization,
             preparer.reasoning_marks,
             request.return_prompt_ids,
+            offsets,
         )
         self._jobs = preparer.jobs(
             request,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.json_lines import parse_object
+from fovea.core.json_lines import is_blank, parse_object
 from fovea.evaluation.scenes import ALL_KINDS, HELD_OUT_SEED, KINDS, Sample, generate
 
 MOTION = "motion"
@@ -97,7 +97,7 @@ def read_jsonl(path: Path) -> list[Case]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}", param="data") from error
-    cases = [_case(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    cases = [_case(path, number, line) for number, line in enumerate(lines, 1) if not is_blank(line)]
     if not cases:
         raise InvalidRequest(f"{path} holds no cases", param="data")
     return cases

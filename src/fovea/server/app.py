@@ -35,6 +35,7 @@ from fovea.server.access.forbidden import on_forbidden
 from fovea.server.access.shares import divide_caches
 from fovea.server.batches.runner import BatchRunner
 from fovea.server.batches.store import BatchStore
+from fovea.server.bodies.answers import OneLineResponse
 from fovea.server.drawing import Drawing
 from fovea.server.garbage import collect_regularly
 from fovea.server.guard import Guard
@@ -123,6 +124,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         version=__version__,
         description="OpenAI-compatible serving of vision-language models.",
         lifespan=lifespan,
+        default_response_class=OneLineResponse,
         redirect_slashes=False,  # a redirect would repeat the Host header, which the client chooses
         openapi_url=None if settings.access.docs == "off" else "/openapi.json",
     )

@@ -16,6 +16,7 @@ from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Invalid
 from fovea.http.errors import MethodNotAllowed
 from fovea.observe.metrics import Metrics
 from fovea.server.access.caller import Caller
+from fovea.server.bodies.answers import OneLineResponse
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 log = logging.getLogger("fovea.server")
@@ -38,7 +39,7 @@ def response(error: FoveaError, path: str = "", caller: Caller | None = None) ->
     kind = {"type": "error"} if path.startswith("/v1/messages") else {}
     usage = {"usage": _usage(caller)} if caller is not None and caller.prompt_tokens else {}
     body = {**kind, **error_body(error), **usage}
-    return JSONResponse(body, status_code=error.status, headers=error_headers(error))
+    return OneLineResponse(body, status_code=error.status, headers=error_headers(error))
 
 
 def _usage(caller: Caller) -> dict[str, int]:

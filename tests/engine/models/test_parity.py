@@ -11,6 +11,7 @@ from PIL import Image
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.engine.models import registry
 from fovea.engine.request.inputs import to_image
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.reference import Reference
@@ -80,6 +81,12 @@ def assert_same(engine: Engine, reference: Reference, prompt: ChatPrompt, images
         row = reference.logits(ids, images, theirs)[first]
         difference = abs(float(row[ours[first]] - row[theirs[first]]))
         assert difference < 1e-4, f"token {first}: {ours[first]} instead of {theirs[first]}"
+
+
+def test_every_architecture_is_compared() -> None:
+    """An architecture that the registry knows and these tests do not could answer anything."""
+    known = {architecture.tower or architecture.model_type for architecture in registry.ARCHITECTURES}
+    assert known == set(ARCHITECTURES)
 
 
 @pytest.mark.slow

@@ -120,6 +120,21 @@ def test_every_field_reaches_the_template(field: str) -> None:
     assert words.render([answer, result]) == field
 
 
+@pytest.mark.parametrize("fields", [{"calls": (CALL,)}, {"reasoning": "Hm."}], ids=["calls", "reasoning"])
+@pytest.mark.parametrize("source", ["{# tools #}{{ messages | tojson }}", None], ids=["any", "bundled"])
+def test_empty_text_beside_calls_is_no_text(source: str | None, fields: dict[str, Any]) -> None:
+    """Clients send "" or null back; each was another prompt, so the model read a turn that it never wrote.
+
+    A template that prints all that it gets stands for every template.
+    """
+    words = bundled()[0] if source is None else ChatTokenizer(tokenizer(""), source, eos_ids=frozenset({2}))
+    contents = [(), (TextPart(""),), (TextPart(""), TextPart(""))]
+    texts = {words.render([USER, Message("assistant", parts, **fields), RESULT], TOOLS) for parts in contents}
+    assert len(texts) == 1
+    spoken = Message("assistant", (TextPart(" "),), **fields)
+    assert words.render([USER, spoken, RESULT], TOOLS) not in texts
+
+
 def test_a_template_without_tools_refuses_them() -> None:
     """It would leave them out, and the model would never call any."""
     words = ChatTokenizer(tokenizer(QWEN_TEMPLATE), QWEN_TEMPLATE, eos_ids=frozenset({2}))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers as hf
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.types import ImagePart, Message, TextPart
@@ -52,6 +55,60 @@ def test_messages_become_the_models_text(folder: Path) -> None:
 def test_another_template_replaces_the_checkpoints_own(folder: Path) -> None:
     words = load(folder, template="{% for m in messages %}{{ m['role'] }};{% endfor %}")
     assert words.render([USER]) == "user;"
+
+
+def trimming() -> Any:
+    """A byte-level tokenizer as Llama 3's: it leaves spaces out of spans, and begins prompts with a token."""
+    raw = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<s>"])
+    start = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))])
+    raw.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), start])
+    return hf.PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
+
+
+def sentencepiece() -> Any:
+    """A tokenizer as Llama 2's: NFKC, and a space before the text, which the text does not have."""
+    pieces = [
+        ("<unk>", 0.0),
+        ("\u2581", -1.0),
+        *((chr(code), -5.0) for code in range(33, 127)),
+        ("\u2581a", -2.0),
+    ]
+    raw = Tokenizer(models.Unigram(pieces, unk_id=0))
+    raw.normalizer = normalizers.NFKC()
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Metaspace()
+    return hf.PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "places"),
+    [
+        (trimming, "a b", [0, 0, 1, 2]),
+        (trimming, "\n\U0001f600 x", [0, 0, 1, 1, 1, 1, 2, 3]),
+        (trimming, "<s>a", [0, 3]),
+        (sentencepiece, "a b", [0, 1, 2]),
+        (sentencepiece, "\ufb01 a", [0, 0, 0, 1]),
+    ],
+)
+def test_places_of_a_prompts_tokens(make: Callable[[], Any], text: str, places: list[int]) -> None:
+    """They count characters of the text that was sent, whatever the tokenizer changes, adds and leaves out.
+
+    All tokens of one character of that text have its place.
+    """
+    words = ChatTokenizer(make(), None, eos_ids=frozenset())
+    assert words.offsets(words.encode(text), text) == places
+
+
+def test_places_without_a_text_are_those_in_the_text_of_the_ids() -> None:
+    words = ChatTokenizer(sentencepiece(), None, eos_ids=frozenset())
+    ids = words.encode("a b")
+    assert words.decode(ids) == "a b"
+    assert words.offsets(ids, None) == [0, 1, 2]
+    assert words.drops_first_space
+    assert not ChatTokenizer(trimming(), None, eos_ids=frozenset()).drops_first_space
 
 
 def test_templates_that_take_text_get_text() -> None:

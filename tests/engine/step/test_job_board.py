@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from fovea.engine.step.executor import SampledToken, StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
 from fovea.planner.cost import CostModel
+from tests.engine.request.test_tokenizer import sentencepiece
 
 COST = CostModel()
 WORD, END = 300, 2
@@ -131,6 +133,52 @@ def test_a_stop_string_ends_a_job(tokenizer: ChatTokenizer) -> None:
     machine.run()
     assert machine.events["a"][-1].finish_reason == "stop"
     assert "".join(event.text for event in machine.events["a"]) == ""
+
+
+def test_tokens_know_their_place_in_the_text(tokenizer: ChatTokenizer) -> None:
+    """The token that ends an answer stands behind half a character, which is shown at the end only."""
+    half, cut = tokenizer.encode_plain("\U0001f600"), tokenizer.encode_plain("\u00e9")[:1]
+    tokens = [WORD, *half, *cut, END]
+
+    def spell(seq: Sequence) -> int:
+        return tokens[len(seq.output_ids)]
+
+    def score(result: StepResult) -> None:
+        for name, picks in result.sampled.items():
+            result.sampled[name] = [replace(pick, logprob=-1.0) for pick in picks]
+
+    machine = Machine(tokenizer, spell)
+    machine.board.add([machine.job("a", max_tokens=9)])
+    while not machine.stepper.idle:
+        machine.step(score)
+    entries = [entry for event in machine.events["a"] for entry in event.logprobs]
+    word = len(tokenizer.decode([WORD]))
+    assert [entry.offset for entry in entries] == [0, *(word,) * len(half), word + 1, word + 2]
+    assert [entry.hidden for entry in entries] == [False] * (len(tokens) - 1) + [True]
+    text = "".join(event.text for event in machine.events["a"])
+    assert text == tokenizer.decode([WORD]) + "\U0001f600\ufffd"
+
+
+def test_texts_of_tokens_are_the_text_of_the_answer() -> None:
+    """By sentencepiece the first word of a text begins without its space, so its first token does, too."""
+    words = ChatTokenizer(sentencepiece(), None, eos_ids=frozenset({0}))
+    tokens = [*words.encode_plain("a b a"), 0]
+
+    def score(result: StepResult) -> None:
+        for name, picks in result.sampled.items():
+            result.sampled[name] = [replace(pick, logprob=-1.0, top=((pick.token, -1.0),)) for pick in picks]
+
+    machine = Machine(words, lambda seq: tokens[len(seq.output_ids)])
+    machine.board.add([machine.job("a", max_tokens=9)])
+    while not machine.stepper.idle:
+        machine.step(score)
+    entries = [entry for event in machine.events["a"] for entry in event.logprobs]
+    text = "".join(event.text for event in machine.events["a"])
+    assert text == "".join(entry.text for entry in entries if not entry.hidden) == "a b a"
+    assert [entry.text for entry in entries] == [entry.top[0][1] for entry in entries]
+    assert [text[entry.offset :].startswith(entry.text) for entry in entries[:-1]] == [True] * (
+        len(tokens) - 1
+    )
 
 
 def test_timings_add_up_to_the_last_token(tokenizer: ChatTokenizer) -> None:

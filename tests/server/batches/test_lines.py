@@ -73,6 +73,15 @@ def test_good_file(tmp_path: Path) -> None:
     assert check_lines(write(tmp_path / "in", *texts), CHAT) == (3, [])
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+def test_blank_lines_are_no_requests(tmp_path: Path, end: bytes) -> None:
+    """Editors leave a blank last line, and some put a mark before UTF-8."""
+    path = tmp_path / "in"
+    for start in (b"", b"\xef\xbb\xbf", b"\xef\xbb\xbf" + end):
+        path.write_bytes(start + end.join((line(), b"", b"  ", line(custom_id="b"), b"", b"")))
+        assert check_lines(path, CHAT) == (2, [])
+
+
 def test_file_without_requests(tmp_path: Path) -> None:
     for texts in ((), (b"", b" ")):
         count, [error] = check_lines(write(tmp_path / "in", *texts), CHAT)

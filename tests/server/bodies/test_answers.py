@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.api.bodies.chat import ChatBodies
 from fovea.api.bodies.text import CompletionBodies
 from fovea.core.types import Completion, StageTimings, TokenLogprob, Usage
-from fovea.server.bodies.answers import BATCH, answer_response, json_pieces
+from fovea.server.bodies.answers import BATCH, OneLineResponse, answer_response, json_pieces
 from tests.support.thorough import examples
 
 LEAVES = (
@@ -28,7 +29,7 @@ VALUES = st.recursive(
 @given(VALUES, st.sampled_from([0, 1, BATCH, BATCH + 1, 3 * BATCH]))
 def test_pieces_are_the_text_of_the_whole(value: Any, copies: int) -> None:
     body = {"value": value, "copies": [value] * copies}
-    assert "".join(json_pieces(body)).encode() == JSONResponse(body).body
+    assert "".join(json_pieces(body)).encode() == OneLineResponse(body).body
 
 
 def completion(tokens: int, alternatives: int) -> Completion:
@@ -44,7 +45,7 @@ def completion(tokens: int, alternatives: int) -> Completion:
     )
 
 
-@pytest.mark.parametrize(("tokens", "kind"), [(3, JSONResponse), (300, StreamingResponse)])
+@pytest.mark.parametrize(("tokens", "kind"), [(3, OneLineResponse), (300, StreamingResponse)])
 @pytest.mark.parametrize(("writer", "count"), [(ChatBodies, 1), (CompletionBodies, 3)])
 async def test_a_large_answer_equals_a_small_one(
     tokens: int, kind: type, writer: type[ChatBodies | CompletionBodies], count: int
@@ -63,3 +64,18 @@ async def test_a_large_answer_equals_a_small_one(
     assert json.loads(text) == body
     assert response.headers["content-length"] == str(len(text))
     assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("tokens", [3, 300])
+@pytest.mark.parametrize("mark", ["\x85", "\u2028", "\u2029"])
+async def test_an_answer_is_one_line(tokens: int, mark: str) -> None:
+    """Clients that split text at Unicode's line breaks cut the JSON of an answer with one into halves."""
+    whole = replace(completion(tokens, 20), texts=(f"a{mark}b" * tokens,) * 2)
+    response = await answer_response(ChatBodies("m"), [whole])
+    if isinstance(response, StreamingResponse):
+        body = b"".join([bytes(piece) async for piece in response.body_iterator])  # type: ignore[arg-type]
+    else:
+        body = bytes(response.body)
+    assert len(body.decode().splitlines()) == 1
+    assert json.loads(body)["choices"][0]["message"]["content"] == whole.texts[0]
+    assert response.headers["content-length"] == str(len(body))

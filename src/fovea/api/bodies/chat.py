@@ -55,7 +55,7 @@ class ChatBodies(CompletionWriter):
             body["prompt_token_ids"] = list(answer.prompt_ids)
         return body
 
-    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None:
+    def logprobs(self, entries: Sequence[TokenLogprob], length: int = 0) -> dict[str, Any] | None:
         """Log probabilities in the form of chat completions; None if there are none."""
         return chat_logprobs(entries) if entries else None
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from fovea.core.types import TokenLogprob
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Log probabilities in the form of chat completions."""
+    """Log probabilities in the form of chat completions. The bytes of all tokens together are the text."""
     content = [
         {
-            **_token(entry.text, entry.logprob),
+            **_token(entry.text, entry.logprob, hidden=entry.hidden),
             "top_logprobs": [_token(text, logprob) for _, text, logprob in entry.top],
         }
         for entry in entries
@@ -21,21 +20,30 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any]:
+def text_logprobs(entries: Sequence[TokenLogprob], length: int) -> dict[str, Any]:
     """Log probabilities in the form of text completions.
 
-    start: place of the first token in the choice's text, in characters.
+    length: of the choice's text, in characters. Tokens that a stop string has cut off have this place.
     """
-    texts = [token_text(entry.text) for entry in entries]
     return {
-        "tokens": texts,
+        "tokens": [token_text(entry.text) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": [
-            None if entry.logprob is None else {token_text(text): logprob for _, text, logprob in entry.top}
-            for entry in entries
+            None if entry.logprob is None else _by_text(entry, entry.logprob) for entry in entries
         ],
-        "text_offset": list(accumulate(map(len, texts[:-1]), initial=start)) if texts else [],
+        "text_offset": [min(entry.offset, length) for entry in entries],
     }
+
+
+def _by_text(entry: TokenLogprob, own: float) -> dict[str, float]:
+    """The most likely tokens of a place and its own one by their texts, most likely first.
+
+    Several tokens may have one text, such as parts of characters. The most likely one of them counts.
+    """
+    top: dict[str, float] = {}
+    for _, text, logprob in (*entry.top, (entry.id, entry.text, own)):
+        top.setdefault(token_text(text), logprob)
+    return top
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
@@ -55,8 +63,12 @@ def _by_id(entry: TokenLogprob) -> dict[str, Any]:
     return {str(entry.id): own, **tokens} | {str(entry.id): own}
 
 
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": token_text(text), "logprob": logprob, "bytes": list(token_bytes(text))}
+def _token(text: str, logprob: float | None, *, hidden: bool = False) -> dict[str, Any]:
+    return {
+        "token": token_text(text),
+        "logprob": logprob,
+        "bytes": [] if hidden else list(token_bytes(text)),
+    }
 
 
 def token_bytes(text: str) -> bytes:

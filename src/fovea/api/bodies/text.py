@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fovea.api.bodies.base import BodyOptions, CompletionWriter, add_usage
-from fovea.api.bodies.logprobs import prompt_logprobs, text_logprobs, token_text
+from fovea.api.bodies.logprobs import prompt_logprobs, text_logprobs
 from fovea.api.convert import usage_body
 from fovea.core.types import Completion, Delta, TokenLogprob
 
@@ -20,14 +20,15 @@ class CompletionBodies(CompletionWriter):
 
     def __init__(self, model: str, options: BodyOptions | None = None) -> None:
         super().__init__(model, options)
-        self._offsets: dict[int, int] = {}
+        self._sent: dict[int, int] = {}
+        self._held: dict[int, list[TokenLogprob]] = {}
 
     def complete(self, answers: Sequence[Completion]) -> dict[str, Any]:
         """The body of the complete answers to all prompts, in their order."""
         choices: list[dict[str, Any]] = []
         for answer in answers:
             for index, text in enumerate(answer.texts):
-                logprobs = self.logprobs(answer.logprobs[index])
+                logprobs = self.logprobs(answer.logprobs[index], len(text))
                 choice = self._choice(len(choices), text, answer.finish_reasons[index], logprobs)
                 choice["stop_reason"] = answer.stops[index] if answer.stops else None
                 if answer.prompt_logprobs:
@@ -39,17 +40,29 @@ class CompletionBodies(CompletionWriter):
         total = add_usage([answer.usage for answer in answers])
         return {**self.head(self.kind), "choices": choices, "usage": usage_body(total).model_dump()}
 
-    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None:
-        """Log probabilities in the form of text completions; None if there are none."""
-        return text_logprobs(entries, start) if entries else None
+    def logprobs(self, entries: Sequence[TokenLogprob], length: int) -> dict[str, Any] | None:
+        """Log probabilities in the form of text completions; None if there are none.
+
+        length: of the choice's text, in characters.
+        """
+        return text_logprobs(entries, length) if entries else None
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """The chunks of a delta: one, or none while the engine holds text back."""
-        if not (delta.text or delta.logprobs or delta.finish_reason):
+        """The chunks of a delta: one, or none while the engine holds text back.
+
+        The log probability of a token comes with the token's text: as long as the text is held back, a stop
+        string may still cut it off.
+        """
+        sent = self._sent[delta.index] = self._sent.get(delta.index, 0) + len(delta.text)
+        held = self._held.setdefault(delta.index, [])
+        held += delta.logprobs
+        ready = len(held)
+        if delta.finish_reason is None:
+            ready = next((number for number, entry in enumerate(held) if entry.offset >= sent), ready)
+        logprobs = self.logprobs(held[:ready], sent)
+        del held[:ready]
+        if not (delta.text or logprobs or delta.finish_reason):
             return self.finish_chunks(delta, [])
-        start = self._offsets.get(delta.index, 0)
-        self._offsets[delta.index] = start + sum(len(token_text(entry.text)) for entry in delta.logprobs)
-        logprobs = self.logprobs(delta.logprobs, start)
         choice = self._choice(delta.index, delta.text, delta.finish_reason, logprobs)
         return self.finish_chunks(delta, [{**self.head(self.chunk_kind), "choices": [choice]}])
 
@@ -81,7 +94,7 @@ def best_choices(answer: Completion, count: int, *, logprobs: bool) -> Completio
 def with_prompt(answer: Completion, text: str, first: str, *, generated: bool) -> Completion:
     """Return an answer whose texts begin with the prompt, and so do its log probabilities if it has any.
 
-    text: of the prompt. first: text of its first token, which has no log probability.
+    text: of the prompt, as the client sent it. first: text of its first token, which has no log probability.
     generated: whether the text after the prompt was asked for.
     """
     echoed: tuple[TokenLogprob, ...] = ()
@@ -89,10 +102,14 @@ def with_prompt(answer: Completion, text: str, first: str, *, generated: bool) -
         opening = TokenLogprob(answer.prompt_ids[0], first, None)
         echoed = (opening, *(entry for entry in answer.prompt_logprobs[1:] if entry is not None))
     usage = answer.usage if generated else replace(answer.usage, completion=0)
+    written = [
+        tuple(replace(entry, offset=len(text) + entry.offset) for entry in entries) if generated else ()
+        for entries in answer.logprobs
+    ]
     return replace(
         answer,
         texts=tuple(text + (part if generated else "") for part in answer.texts),
-        logprobs=tuple((*echoed, *(entries if generated else ())) for entries in answer.logprobs),
+        logprobs=tuple((*echoed, *entries) for entries in written),
         prompt_logprobs=(),
         usage=usage,
     )

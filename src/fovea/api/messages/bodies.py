@@ -35,7 +35,7 @@ class MessagesBodies:
         ending = Ending(answer.finish_reasons[0], answer.stops[0], answer.usage, extension)
         return self._writer.complete(divided, ending)
 
-    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None:
+    def logprobs(self, entries: Sequence[TokenLogprob], length: int = 0) -> dict[str, Any] | None:
         """This API has no log probabilities."""
         return None
 

@@ -166,7 +166,7 @@ def _add(conversation: Conversation, message: MessageBody, place: str) -> None:
 
 
 def _add_answer(conversation: Conversation, blocks: Sequence[Any], place: str) -> None:
-    fields: dict[str, Any] = {"role": "assistant", "content": None}
+    fields: dict[str, Any] = {"role": "assistant", "content": None if blocks else ""}
     texts, calls = [], []
     for index, block in enumerate(blocks):
         if isinstance(block, ToolUseBlock):

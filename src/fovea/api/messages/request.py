@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fovea.api.content import NO_EFFECT
+from fovea.api.content import NO_EFFECT, SENT_BACK
 from fovea.api.shared import SharedFields
 from fovea.api.tools import MAX_TOOLS, Name
 from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Base64, Body, Flag, FreeJson, Integer, Text, Url, Wire, Word
@@ -104,10 +104,20 @@ AnyBlock = Annotated[
 
 
 class MessageBody(Wire):
-    """One message of a conversation."""
+    """One message of a conversation. An answer may be sent back as a whole, also one that is a refusal."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | Annotated[list[AnyBlock], Field(max_length=MAX_ITEMS, fail_fast=True)]
+    content: Text | Annotated[list[AnyBlock], Field(max_length=MAX_ITEMS, fail_fast=True)] = Field(
+        description="Text or blocks. Only a message of the assistant may have none: a refusal."
+    )
+    id: Word | None = Field(default=None, description=SENT_BACK)
+    type: Literal["message"] | None = Field(default=None, description=SENT_BACK)
+    model: Word | None = Field(default=None, description=SENT_BACK)
+    stop_reason: Word | None = Field(default=None, description=SENT_BACK)
+    stop_sequence: Word | None = Field(default=None, description=SENT_BACK)
+    stop_details: dict[Word, Any] | None = Field(default=None, description=SENT_BACK)
+    usage: dict[Word, Any] | None = Field(default=None, description=SENT_BACK)
+    container: Any = Field(default=None, description=SENT_BACK)
 
 
 class ToolDefinition(Wire):

@@ -51,7 +51,7 @@ class ResponsesBodies:
         self._keep(body, divided)
         return body
 
-    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None:
+    def logprobs(self, entries: Sequence[TokenLogprob], length: int = 0) -> dict[str, Any] | None:
         """Log probabilities in the form of chat completions; None if there are none."""
         return chat_logprobs(entries) if entries else None
 

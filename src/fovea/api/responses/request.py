@@ -205,3 +205,5 @@ class ResponsesRequest(Body, SharedFields):
     safety_identifier: Word | None = Field(default=None, description=NO_EFFECT)
     prompt_cache_key: Word | None = Field(default=None, description=NO_EFFECT)
     prompt_cache_retention: Word | None = Field(default=None, description=NO_EFFECT)
+    prompt_cache_options: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
+    context_management: Any = Field(default=None, description=NO_EFFECT)

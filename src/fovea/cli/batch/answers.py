@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fovea.cli.batch.questions import parse_line
 from fovea.core.errors import InvalidRequest
+from fovea.core.json_lines import one_line, parse_object
 
 
 class Progress(NamedTuple):
@@ -26,7 +26,7 @@ class Progress(NamedTuple):
 
 def write_body(body: Mapping[str, Any]) -> bytes:
     """A line of OUT. A JSON string may contain a lone surrogate, which is written as its JSON escape."""
-    return json.dumps(body, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    return one_line(json.dumps(body, ensure_ascii=False)).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def replace_lines(output: Path, bodies: Mapping[int, Mapping[str, Any]]) -> None:
@@ -73,7 +73,7 @@ def resume_at(output: Path, lines: Sequence[bytes]) -> Progress:
 def _check_answers(output: Path, number: int, answer: bytes, line: bytes) -> dict[str, Any]:
     """Return a line of OUT as an object. Raises InvalidRequest unless number and id match the line of IN."""
     try:
-        name = parse_line(line).get("id", number)
+        name = parse_object(line).get("id", number)
     except InvalidRequest:
         name = number
     try:

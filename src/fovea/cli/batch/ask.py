@@ -11,10 +11,11 @@ from typing import Any
 
 from fovea.api.bodies.errors import error_body
 from fovea.api.convert import usage_body
-from fovea.cli.batch.questions import check_question, parse_line, sampling_params
+from fovea.cli.batch.questions import check_question, sampling_params
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.image import PixelBudget
+from fovea.core.json_lines import parse_object
 
 
 async def answers(
@@ -68,7 +69,7 @@ class LineRunner:
         """Return the answer to a line, or its error. An error of one line does not stop the others."""
         head: dict[str, Any] = {"line": number, "id": number}
         try:
-            value = parse_line(line)
+            value = parse_object(line)
             head["id"] = value.get("id", number)
             if self._prompt is not None and "messages" not in value:
                 value.setdefault("question", self._prompt)

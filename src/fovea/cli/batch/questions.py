@@ -10,7 +10,7 @@ from fovea.api.answer_format import FormatFields, answer_format
 from fovea.api.explain import explained, fields_of
 from fovea.api.unknown import ignored_fields
 from fovea.core.errors import InvalidRequest
-from fovea.core.json_lines import parse_object
+from fovea.core.json_lines import is_blank
 
 FIELDS = ("id", "image", "images", "question", "messages", "params")
 TYPES: tuple[tuple[str, type, str], ...] = (
@@ -51,21 +51,15 @@ def _is_hidden(path: Path) -> bool:
 def _file_lines(path: Path) -> list[bytes]:
     """Return the lines of IN as bytes, so that a line that is not text does not stop the others.
 
-    Only a line feed ends a line, because JSON strings may contain U+2028 and similar characters.
+    Only a line feed ends a line, because JSON strings may contain U+2028 and similar characters. Blank lines
+    are left out and not counted: editors and shells add them, above all at the end.
     Raises InvalidRequest if IN cannot be read.
     """
     try:
-        *lines, last = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
-    return [*lines, last] if last.strip() else lines
-
-
-def parse_line(line: bytes) -> dict[str, Any]:
-    """Return the object that a line of IN holds. Raises InvalidRequest, also for an empty line."""
-    if not line.strip():
-        raise InvalidRequest("the line is empty")
-    return parse_object(line)
+    return [line for line in lines if not is_blank(line)]
 
 
 def check_question(value: dict[str, Any]) -> None:

@@ -78,16 +78,20 @@ def as_dict(profile: Profile) -> dict[str, Any]:
 
 def _part(part: Part) -> Iterator[str]:
     per = 1e3 / part.requests
-    how = f", {part.requests} requests, {part.concurrency} at once; per request" if part.requests > 1 else ""
+    several = part.requests > 1
     first = "no text" if part.ttft_s is None else f"first text after {part.ttft_s * 1e3:.1f} ms"
     yield (
-        f"{part.title}{how}: {part.wall_s * per:.1f} ms, {first}, "
+        f"{part.title}: "
+        + (f"{part.requests} requests in " if several else "")
+        + f"{part.wall_s * 1e3:.1f} ms, {first}{' in the median' * several}, "
         f"{part.tokens / part.wall_s:.1f} tokens/s; {part.attributed:.1%} of the time is in a stage"
+        + (f"; {part.wall_s / part.bound_s:.2f} times all lower bounds" if part.bound_s else "")
     )
+    if several:
+        yield f"  {part.concurrency} at once; the table has the times of all, divided by their number"
     rows = [HEAD, *(_row(stage, part) for stage in part.stages)]
     total = sum(stage.time.path_s for stage in part.stages)
-    over = f"{part.wall_s / part.bound_s:.2f}" if part.bound_s else ""
-    rows.append(("all", "", "", f"{total * per:.2f}", "", f"{part.bound_s * per:.2f}", "", over))
+    rows.append(("all", "", "", f"{total * per:.2f}", "", f"{part.bound_s * per:.2f}", "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     for first, *cells in rows:
         others = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]

@@ -57,6 +57,7 @@ class AnswerState:
         find_realization: Callable[[str], Realization | None] = lambda key: None,
         marks: tuple[Ids, Ids] | None = None,
         return_ids: bool = False,
+        offsets: Sequence[int] = (),
     ) -> None:
         """choices: number of answers.
 
@@ -64,7 +65,9 @@ class AnswerState:
             longer known.
         marks: tokens that begin the model's reasoning, and those that end it; None: it does not reason.
         return_ids: whether the first delta holds the ids of the prompt.
+        offsets: place of each token of the prompt in its text; (): unknown.
         """
+        self._offsets = offsets
         self._reasoning = [ReasoningCount(marks, prepared.thinking) for _ in range(choices)]
         self._images = prepared.images
         self._find_realization = find_realization
@@ -121,6 +124,8 @@ class AnswerState:
         """Return the log probabilities of the whole prompt; (): none were computed."""
         if not scored:
             return ()
+        if self._offsets:
+            scored = {at: replace(entry, offset=self._offsets[at]) for at, entry in scored.items()}
         return tuple(None if at in self._visual else scored.get(at) for at in range(self._prompt))
 
     def _image_use(self, image: PlannedImage) -> ImageUse:

@@ -189,10 +189,16 @@ class ChatTemplate:
         return arguments
 
     def _message(self, message: Message, rewrite: Rewrite | None) -> dict[str, Any]:
-        """Return a message as the template gets it, with only those fields that have a value."""
+        """Return a message as the template gets it, with only those fields that have a value.
+
+        Some clients send empty text beside calls or reasoning, and others none. A list with an empty part
+        would be another prompt, because templates begin a line for it.
+        """
         fields: dict[str, Any] = {"role": message.role, "content": self._content(message, rewrite)}
+        empty = all(isinstance(part, TextPart) and not part.text for part in message.parts)
+        if empty and (message.calls or message.reasoning):
+            fields["content"] = ""
         if message.calls:
-            fields["content"] = fields["content"] or ""
             fields["tool_calls"] = [
                 {
                     "type": "function",

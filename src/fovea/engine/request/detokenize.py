@@ -33,6 +33,8 @@ class TextStream:
     min_tokens: stop strings are searched only from this token on (1 = first); text before it is part of no
         match.
     stopped: whether a stop string occurred.
+    length: characters of the tokens so far, without an incomplete character at their end. It counts text that
+        is held back for a stop string, and that of the stop string itself.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class TextStream:
         self._emitted_ids = 0
         self._emitted_chars = 0
         self.stopped = False
+        self.length = 0
 
     @property
     def found_stop(self) -> str | None:
@@ -96,6 +99,7 @@ class TextStream:
         return ""
 
     def _release(self, text: str) -> str:
+        self.length += len(text)
         if self.stopped:
             return ""
         if self._count < self._min_tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.sampling import SamplingParams
 from fovea.core.stage import stage
-from fovea.core.types import GenerationRequest, ModelInfo
+from fovea.core.types import ChatPrompt, GenerationRequest, ModelInfo, Prompt, TextPrompt
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.events import Sink
 from fovea.engine.job import Job, PixelSource, SequenceInputs
@@ -174,6 +175,13 @@ class Preparer:
             for item in tasks[key].items:
                 claim.add(item, already_counted=key not in outline.tasks)
         return ReadyRequest(prompt, tasks, features, tuple(needed.items()))
+
+    def offsets(self, prompt: Prompt, prepared: PreparedPrompt) -> Sequence[int]:
+        """Return the place of each token in the prompt's text; (): a conversation, which is not echoed."""
+        if isinstance(prompt, ChatPrompt):
+            return ()
+        text = prompt.text if isinstance(prompt, TextPrompt) else None
+        return self._tokenizer.offsets(prepared.ids, text)
 
     def jobs(
         self,

@@ -11,6 +11,7 @@ from fovea.core.types import Message, TemplateInputs
 from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.request.chat_template import NOTHING, ChatTemplate
 from fovea.engine.request.control_tokens import ControlTokens
+from fovea.engine.request.detokenize import TextStream
 from fovea.engine.request.sealed_tokenizer import SealedTokenizer
 
 NORMALISATION_MARGIN = 4
@@ -47,6 +48,8 @@ class ChatTokenizer:
         reason.
     dialect: how the model writes reasoning and tool calls; None: as the template tells.
     image_text: see `ChatTemplate`.
+    drops_first_space: whether a text loses the space with which its first token begins, as it does by
+        sentencepiece.
 
     Raises CheckpointError if the template is not Jinja.
     """
@@ -77,6 +80,11 @@ class ChatTokenizer:
             tuple(self.encode_plain(marks[1])),
         )
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
+        spaced = re.compile(f"{SENTENCEPIECE_SPACE}[^{SENTENCEPIECE_SPACE}]")
+        word = next((word for word in tokenizer.get_vocab() if spaced.match(word)), None)
+        self.drops_first_space = word is not None and not self.decode(
+            [tokenizer.convert_tokens_to_ids(word)]
+        ).startswith(" ")
 
     @property
     def vocab_size(self) -> int:
@@ -116,10 +124,13 @@ class ChatTokenizer:
         Unicode.
         """
         check_unicode(text)
-        bos = self._tokenizer.bos_token
-        add = not (bos and text.startswith(bos))
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=self._adds_start(text))
         return ids
+
+    def _adds_start(self, text: str) -> bool:
+        """Whether the tokenizer adds its special tokens to a text: it does not begin with one already."""
+        bos = self._tokenizer.bos_token
+        return not (bos and text.startswith(bos))
 
     def is_sealed(self, text: str) -> bool:
         """Whether a text has sealed control tokens."""
@@ -174,6 +185,37 @@ class ChatTokenizer:
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def offsets(self, ids: Sequence[int], text: str | None) -> list[int]:
+        """Return the place of each token of a prompt in the prompt's text, in characters.
+
+        text: as the client sent it, from which `encode` made the ids. The tokenizer may change characters
+            (NFC, for example), so the places are those that the library noted. None: the text of the ids.
+        """
+        if text is not None and self.backend is not None:
+            encoding = self.backend.encode(text, add_special_tokens=self._adds_start(text))
+            if encoding.ids == list(ids):
+                return self._starts(encoding.ids, encoding.offsets)
+        stream = TextStream(lambda window: self.decode(window, skip_special_tokens=False))
+        places = []
+        for token in ids:
+            places.append(stream.length)
+            stream.push(token)
+        return places
+
+    def _starts(self, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
+        """Return where tokens begin. Some tokenizers leave the white space at both ends out of their spans.
+
+        The tokens that a tokenizer adds to every prompt have the span (0, 0).
+        """
+        starts, end = [], 0
+        for token, (begin, stop) in zip(ids, spans, strict=True):
+            if begin > end:
+                word = self.token_bytes(token).decode(errors="replace")
+                begin = max(end, begin - (len(word) - len(word.lstrip())))
+            starts.append(begin if stop >= end else end)
+            end = max(end, stop)
+        return starts
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one id stands for. They need not be whole characters."""

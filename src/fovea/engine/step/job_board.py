@@ -129,26 +129,21 @@ class JobBoard:
         job.last_token = now
         before = len(job.seq.output_ids) - len(picks)
         text = ""
+        logprobs: list[TokenLogprob] = []
         stop: str | int | None = None
         reason: FinishReason | None = None
         began = time.perf_counter()
-        for count, pick in enumerate(picks, 1):
+        for count, pick in enumerate(picks, before + 1):
             with stage("detokenize"):
-                ends = named = self._ends(job.seq.sampling, pick.token, before + count)
-                ends = ends or (pick.final and pick.token in self.tokenizer.eos_ids)
-                text += "" if ends else job.text.push(pick.token)
-                if ends or pick.final:
-                    reason = "stop"
-                elif before + count >= job.seq.max_tokens:
-                    reason = "length"
-                if reason is not None:
-                    text += job.text.finish()
-            if job.text.stopped:
-                reason, stop = "stop", job.text.found_stop
+                more, reason, entry = self._read(job, pick, count)
+            text += more
+            logprobs += [entry] if entry is not None else []
             if reason is not None:
+                named = self._ends(job.seq.sampling, pick.token, count)
+                stop = job.text.found_stop
                 if named and pick.token in job.seq.sampling.stop_token_ids:
                     stop = pick.token
-                picks = picks[:count]
+                picks = picks[: count - before]
                 break
         job.detokenize_s += time.perf_counter() - began
         self.generated_tokens += len(picks)
@@ -156,7 +151,7 @@ class JobBoard:
             job.choice,
             text=text,
             token_ids=tuple(pick.token for pick in picks),
-            logprobs=tuple(entry for pick in picks for entry in self._logprobs(pick)),
+            logprobs=tuple(logprobs),
             finish_reason=reason,
             stop=stop,
             cached_tokens=job.seq.cached_tokens,
@@ -168,6 +163,34 @@ class JobBoard:
             self._send(job, event)
         else:
             self._end(job, reason, event)
+
+    def _read(
+        self, job: Job, pick: SampledToken, count: int
+    ) -> tuple[str, FinishReason | None, TokenLogprob | None]:
+        """Add a token to the answer's text.
+
+        count: the answer's number of tokens with it.
+
+        Returns the text that can be sent now, why the answer ends with this token (None: it goes on), and the
+        token's log probability (None: the request wants none).
+        """
+        ends = self._ends(job.seq.sampling, pick.token, count)
+        ends = ends or (pick.final and pick.token in self.tokenizer.eos_ids)
+        offset = job.text.length
+        text = "" if ends else job.text.push(pick.token)
+        hidden = ends or (pick.token in self.tokenizer.special_ids and job.text.length == offset)
+        reason: FinishReason | None = None
+        if ends or pick.final:
+            reason = "stop"
+        elif count >= job.seq.max_tokens:
+            reason = "length"
+        if reason is not None:
+            text += job.text.finish()
+        if ends:  # its place is behind what was held back for an incomplete character
+            offset = job.text.length
+        if job.text.stopped:
+            reason = "stop"
+        return text, reason, self._logprob(pick, offset, hidden, first=count == 1)
 
     def _ends(self, params: SamplingParams, token: int, count: int) -> bool:
         """Whether a token is one that ends the answer. count: the answer's number of tokens with it."""
@@ -192,19 +215,22 @@ class JobBoard:
             if event.finish_reason is None:
                 self.cancel([job.seq.id])
 
-    def _logprobs(self, pick: SampledToken) -> tuple[TokenLogprob, ...]:
+    def _logprob(self, pick: SampledToken, offset: int, hidden: bool, *, first: bool) -> TokenLogprob | None:
         if pick.logprob is None:
-            return ()
-        top = tuple((token, self._written(token), value) for token, value in pick.top)
-        return (TokenLogprob(pick.token, self._written(pick.token), pick.logprob, top),)
+            return None
+        top = tuple((token, self._written(token, first=first), value) for token, value in pick.top)
+        text = self._written(pick.token, first=first)
+        return TokenLogprob(pick.token, text, pick.logprob, top, offset=offset, hidden=hidden)
 
     def _prompt_logprob(self, scored: PromptToken) -> tuple[int, TokenLogprob]:
         top = tuple((token, self._written(token), value) for token, value in scored.top)
         text = self._written(scored.token)
         return scored.place, TokenLogprob(scored.token, text, scored.logprob, top, scored.rank)
 
-    def _written(self, token: int) -> str:
-        return self.tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")
+    def _written(self, token: int, *, first: bool = False) -> str:
+        """Return the text of a token. first: whether it begins an answer."""
+        text = self.tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")
+        return text.removeprefix(" ") if first and self.tokenizer.drops_first_space else text
 
 
 def _public(error: Exception, job: Job) -> FoveaError:

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 from fovea.api import sse
+from fovea.core.json_lines import one_line
 from fovea.gateway.cache.assemble import Assembler
 from fovea.gateway.cache.entry import Entry, Unstorable, check_answer
 
@@ -80,7 +81,7 @@ class Recording:
             if stream:
                 body = (await self._assemble()).body()
                 check_answer(body, choices)
-                data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+                data = one_line(json.dumps(body, ensure_ascii=False, separators=(",", ":"))).encode()
             else:
                 data = b"".join(self._parts)
                 body = json.loads(data)

@@ -13,7 +13,7 @@ from typing import Any
 from fovea.api.cutter import Cut, Cutter
 from fovea.api.wire import check_count
 from fovea.core.errors import InvalidRequest
-from fovea.core.json_lines import parse_object
+from fovea.core.json_lines import is_blank, parse_object
 from fovea.server.batches.store import read_lines
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -91,7 +91,7 @@ def check_lines(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
         errors.append({"code": code, "line": number, "message": message, "param": param})
 
     for number, text in enumerate(read_lines(path, LONGEST_LINE + 2), 1):
-        if not text.strip():
+        if is_blank(text):
             continue
         count += 1
         if count > MAX_LINES:

@@ -18,6 +18,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from fovea.core.errors import FoveaError, InvalidRequest
+from fovea.core.json_lines import is_blank
 from fovea.server.access.caller import Caller
 from fovea.server.batches.call import Reply, call
 from fovea.server.batches.lines import (
@@ -161,7 +162,7 @@ class BatchRunner:
         for text in read_lines(path, LONGEST_LINE + 2):
             if record["status"] == "cancelling" or time.time() > record["expires_at"]:
                 return
-            if text.strip() and (line := parse_line(text, record["endpoint"])).id not in done:
+            if not is_blank(text) and (line := parse_line(text, record["endpoint"])).id not in done:
                 yield line
 
     async def _work(self, record: Record, lines: Iterator[Line], lock: asyncio.Lock) -> None:

@@ -13,12 +13,11 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, Protocol
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from fovea.api.bodies.logprobs import token_text
+from fovea.core.json_lines import one_line
 from fovea.core.types import Completion, TokenLogprob
 
 LARGE = 500
@@ -31,19 +30,30 @@ _PIECE = 64 * 1024
 _WRITER = ThreadPoolExecutor(1, "fovea-answers")
 
 
+class OneLineResponse(JSONResponse):
+    """JSON on one line, also for readers that know Unicode's line breaks."""
+
+    def render(self, content: Any) -> bytes:
+        return _dump(content).encode()
+
+
 class Bodies(Protocol):
     """Writer of one kind of complete answers: ChatBodies or CompletionBodies."""
 
     def complete(self, answers: Sequence[Completion]) -> dict[str, Any]: ...
 
-    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None: ...
+    def logprobs(self, entries: Sequence[TokenLogprob], length: int) -> dict[str, Any] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _LogProbabilities:
-    """The log probabilities of a choice, of which `shape` builds the JSON value for any part of them."""
+    """The log probabilities of a choice, of which `shape` builds the JSON value for any part of them.
+
+    length: of the choice's text, in characters.
+    """
 
     entries: tuple[TokenLogprob, ...]
+    length: int
     shape: Callable[[Sequence[TokenLogprob], int], dict[str, Any] | None]
 
 
@@ -51,7 +61,7 @@ async def answer_response(bodies: Bodies, answers: Sequence[Completion]) -> Resp
     """Return the response with the complete answers to all prompts of a request."""
     characters = sum(len(text) for answer in answers for text in answer.texts)
     if sum(_count(answer) for answer in answers) <= LARGE and characters <= LONG:
-        return JSONResponse(bodies.complete(answers))
+        return OneLineResponse(bodies.complete(answers))
     pieces = await asyncio.get_running_loop().run_in_executor(_WRITER, _write, bodies, answers)
     length = sum(len(piece) for piece in pieces)
     return StreamingResponse(
@@ -60,7 +70,7 @@ async def answer_response(bodies: Bodies, answers: Sequence[Completion]) -> Resp
 
 
 def json_pieces(value: Any) -> Iterator[str]:
-    """Yield the JSON text of a value in pieces. Together they equal the text that JSONResponse would send."""
+    """Yield the JSON text of a value in pieces. Together they equal the text that OneLineResponse sends."""
     if isinstance(value, _LogProbabilities):
         yield from _log_probabilities(value)
     elif isinstance(value, dict):
@@ -86,16 +96,15 @@ def json_pieces(value: Any) -> Iterator[str]:
 
 def _log_probabilities(value: _LogProbabilities) -> Iterator[str]:
     """Yield the JSON text of log probabilities. Every list in it has one entry per token."""
-    entries, shape = value.entries, value.shape
-    starts = list(accumulate((len(token_text(entry.text)) for entry in entries), initial=0))
-    for number, (name, first) in enumerate((shape(entries[:BATCH], 0) or {}).items()):
+    entries, shape, length = value.entries, value.shape, value.length
+    for number, (name, first) in enumerate((shape(entries[:BATCH], length) or {}).items()):
         yield f"{',' if number else '{'}{_dump(name)}:"
         if not isinstance(first, list):
             yield _dump(first)
             continue
         for at in range(0, len(entries), BATCH):
             yield "," if at else "["
-            yield _dump((shape(entries[at : at + BATCH], starts[at]) or {})[name])[1:-1]
+            yield _dump((shape(entries[at : at + BATCH], length) or {})[name])[1:-1]
         yield "]"
     yield "}"
 
@@ -106,10 +115,14 @@ def _write(bodies: Bodies, answers: Sequence[Completion]) -> list[bytes]:
     body = bodies.complete(plain)
     if "choices" not in body:  # an API that has its log probabilities elsewhere
         return list(_joined(bodies.complete(answers)))
-    of_choices = [entries for answer in answers for entries in answer.logprobs]
-    for choice, entries in zip(body["choices"], of_choices, strict=True):
+    of_choices = [
+        (entries, len(text))
+        for answer in answers
+        for entries, text in zip(answer.logprobs, answer.texts, strict=True)
+    ]
+    for choice, (entries, length) in zip(body["choices"], of_choices, strict=True):
         if entries:
-            choice["logprobs"] = _LogProbabilities(entries, bodies.logprobs)
+            choice["logprobs"] = _LogProbabilities(entries, length, bodies.logprobs)
     return list(_joined(body))
 
 
@@ -120,7 +133,7 @@ def _count(answer: Completion) -> int:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return one_line(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
 
 def _joined(value: Any) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from fovea.api.bodies.text import CompletionBodies, best_choices, with_prompt
 from fovea.api.convert import completion_prompts, sampling, wire_names
 from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
-from fovea.core.types import Completion, GenerationRequest
+from fovea.core.types import Completion, GenerationRequest, Prompt, TextPrompt
 from fovea.server.answer import collect_answer, while_connected
 from fovea.server.bodies.answers import answer_response
 from fovea.server.bodies.route import BodyRoute
@@ -43,7 +43,10 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
         with state.reservations.reserve(sum(request.sampling.n for request in requests)) as reservation:
             if not body.stream:
                 answers = await while_connected(http, _answer_all(state, requests, reservation))
-                answers = [await _finished(state, body, answer) for answer in answers]
+                answers = [
+                    await _finished(state, body, request.prompt, answer)
+                    for request, answer in zip(requests, answers, strict=True)
+                ]
                 return await answer_response(bodies, answers)
             if len(requests) > 1:
                 raise InvalidRequest("a stream takes one prompt", param="prompt")
@@ -71,7 +74,7 @@ def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[Ge
             cache_salt=salt,
             timeout=state.timeout(body.timeout),
             priority=body.priority or 0,
-            usual_tokens=USUAL_TOKENS,
+            usual_tokens=None if body.max_tokens == -1 else USUAL_TOKENS,
             return_prompt_ids=bool(body.return_token_ids or body.echo),
         )
         for prompt in prompts
@@ -94,12 +97,17 @@ def _asked(body: CompletionRequest) -> CompletionRequest:
     return body.model_copy(update=changes)
 
 
-async def _finished(state: ServerState, body: CompletionRequest, answer: Completion) -> Completion:
+async def _finished(
+    state: ServerState, body: CompletionRequest, prompt: Prompt, answer: Completion
+) -> Completion:
     """Leave out the choices that are not among the best, and put the prompt before the text."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         answer = best_choices(answer, body.n or 1, logprobs=body.logprobs is not None)
     if body.echo:
-        text = await state.client.detokenize(answer.prompt_ids)
+        if isinstance(prompt, TextPrompt):
+            text = prompt.text  # tokens may stand for other characters (NFC)
+        else:
+            text = await state.client.detokenize(answer.prompt_ids)
         first = await state.client.detokenize(answer.prompt_ids[:1])
         answer = with_prompt(answer, text, first, generated=body.max_tokens != 0)
     return answer

@@ -11,7 +11,7 @@ import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from fovea.api.schema import ChatRequest, CompletionRequest
@@ -19,6 +19,7 @@ from fovea.api.wire import Body
 from fovea.core.errors import InvalidRequest
 from fovea.server.answer import while_connected
 from fovea.server.batches.call import Reply, call
+from fovea.server.bodies.answers import OneLineResponse
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, GENERATES
 from fovea.server.routes.chat import chat_completions
@@ -52,7 +53,7 @@ async def predict(body: PredictRequest | CompletionRequest | ChatRequest, http: 
         return await chat_completions(body, http)
     if isinstance(body, CompletionRequest):
         return await completions(body, http)
-    return JSONResponse(await _predictions(body, http))
+    return OneLineResponse(await _predictions(body, http))
 
 
 async def _predictions(body: PredictRequest, http: Request) -> dict[str, Any]:
