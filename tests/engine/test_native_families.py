@@ -85,7 +85,7 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_company(
 def test_an_answer_computed_again_after_a_preemption_has_the_same_bits(
     checkpoint: Callable[[str], Path],
 ) -> None:
-    """Tokens of an answer are computed again like those of a prompt, whose kernels once added in another order.
+    """Tokens of an answer are computed again like those of a prompt; its kernels once added in another order.
 
     With so few blocks every image makes an answer give its blocks back after most of its tokens.
     """
