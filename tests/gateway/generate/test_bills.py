@@ -199,6 +199,8 @@ async def test_time_of_the_gateway_counts_in_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "limits", "written"),
     [
+        ({"max_tokens": -1}, BUDGET, 1024),
+        ({"max_tokens": -1}, "requests_per_minute = 9", -1),
         ({"max_tokens": None}, BUDGET, 1024),
         ({"max_tokens": None}, "cost_per_day = 1.0", 1024),
         ({"max_tokens": None}, f"{BUDGET}\nanswer_tokens = 50", 50),

@@ -112,6 +112,7 @@ def test_a_session_of_the_body_precedes_the_header() -> None:
         ({"max_output_tokens": 5, "n": 3}, 15),
         ({"max_tokens": 10, "n": 0}, 10),
         ({"max_tokens": None, "n": None}, USUAL_ANSWER),
+        ({"max_tokens": -1}, USUAL_ANSWER),
         ({"max_tokens": 10, "n": 2, "best_of": 5}, 50),
     ],
 )

@@ -89,8 +89,9 @@ class Demand:
         usual: most tokens of an answer that names no limit.
         most: tokens of text that the request may have; 0: any number.
         """
-        if any(value.get(name) is not None for name in OWN_LIMITS[api]):
+        if any(value.get(name) not in (None, -1) for name in OWN_LIMITS[api]):
             return value
+        value = {name: given for name, given in value.items() if name not in OWN_LIMITS[api]}
         limit = _limit(value)
         if limit is None:
             limit = min(usual, SHORT_ANSWER) if api == "completions" else usual
@@ -178,7 +179,8 @@ def _answer_tokens(value: Mapping[str, Any]) -> int:
 
 
 def _limit(value: Mapping[str, Any]) -> int | None:
-    return max((int(value[name]) for name in ANSWERS if value.get(name) is not None), default=None)
+    limits = [int(value[name]) for name in ANSWERS if value.get(name) is not None]
+    return max((limit for limit in limits if limit >= 0), default=None)
 
 
 def _answers(value: Mapping[str, Any]) -> int:

@@ -72,7 +72,8 @@ def check_fields(value: Mapping[str, Any], api: str) -> None:
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("stream is neither true nor false", param="stream")
     for name in ANSWERS:
-        _check_count(value, name, 0, MOST_TOKENS)
+        if value.get(name) != -1:  # for some engines: no limit
+            _check_count(value, name, 0, MOST_TOKENS)
     for name in CHOICES:
         _check_count(value, name, 1, MOST_CHOICES)
     if api == "completions":
