@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lame_duck
+import other_site
 import taken_over
 from attack_page import commit, table, write
 from attacker import Attacker
@@ -32,6 +33,10 @@ CHECKS: dict[str, tuple[str, str, Callable[[], tuple[Counter[str], list[str]]]]]
     "decoder": (
         "a file", "a decoder that a file has taken over tries to reach the server, files and the network",
         taken_over.check,
+    ),
+    "other-site": (
+        "a page", "a web page in a user's browser sends cross-site requests and rebinds its name; no keys",
+        other_site.check,
     ),
     "sigterm": (
         "no key", "no attack: SIGTERM under load; new clients get 503 with Retry-After, streams end properly",

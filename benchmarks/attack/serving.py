@@ -34,11 +34,13 @@ class Setup:
     flags: further flags of `fovea serve`.
     files: RLIMIT_NOFILE of the server; 0: the limit of this process.
     nameserver: address of the only DNS server that it asks; empty: those of the machine. Needs root.
+    keys: whether it has API keys.
     """
 
     flags: tuple[str, ...] = ()
     files: int = 0
     nameserver: str = ""
+    keys: bool = True
 
 
 class Server:
@@ -49,7 +51,8 @@ class Server:
         self._folder = folder or Path(tempfile.mkdtemp(prefix="fovea-attack-"))
         self._folder.mkdir(parents=True, exist_ok=True)
         self.log = self._folder / f"serve-{self.port}.log"
-        keys = [part for key in (ATTACKER_KEY, *INNOCENT_KEYS) for part in ("--api-key", key)]
+        names = (ATTACKER_KEY, *INNOCENT_KEYS) if setup.keys else ()
+        keys = [part for key in names for part in ("--api-key", key)]
         command = [
             sys.executable, "-m", "fovea.cli.main", "serve", "--host", "127.0.0.1", "--port", str(self.port),
             *keys, *setup.flags,

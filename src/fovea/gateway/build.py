@@ -43,6 +43,7 @@ from fovea.gateway.usage.log import UsageLog
 from fovea.gateway.usage.prices import PriceTable, read_prices
 from fovea.gateway.usage.store import UsageStore
 from fovea.http.body_budget import BodyBudget
+from fovea.http.browsers import Browsers
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.fetch.resolve import Resolver
@@ -112,6 +113,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         visual=VisualCounter(setup.find_rule),
         queues=Queues(fleet, settings.route, settings.queue, settings.workers, clock),
         bodies=BodyBudget(settings.max_bodies_mib * MIB, settings.max_body_mib * MIB),
+        browsers=Browsers(settings.http.server_names),
         tenants=Tenants(settings.keys_file, api_keys=settings.api_keys, admin_keys=settings.admin_keys),
         accounts=open_accounts(
             replace(
