@@ -1,4 +1,4 @@
-"""What a web page of another site can make a visitor's browser do at a server without keys."""
+"""Requests that a web page of another site makes a visitor's browser send to a server without keys."""
 
 from __future__ import annotations
 
