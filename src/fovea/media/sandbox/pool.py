@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fovea.core.errors import Unavailable
 from fovea.media.limits import MediaLimits
@@ -22,7 +22,8 @@ class WorkerPool:
     """Worker processes of one kind. Thread-safe.
 
     A worker serves one tenant. If its turn comes for another one, it is replaced: a decoder that was taken
-    over by a file of one tenant never sees a file of the next.
+    over by a file of one tenant never sees a file of the next. While more tenants than workers send files,
+    one more process is started ahead, so that nobody waits for the start.
 
     kind: what they decode.
     size: most processes at a time. They are started when they are needed.
@@ -40,6 +41,8 @@ class WorkerPool:
         self._free: list[WorkerProcess] = []
         self._all: set[WorkerProcess] = set()
         self._starting = 0
+        self._spare: WorkerProcess | None = None
+        self._starting_spare = False
         self._closed = False
         self._changed = threading.Condition()
 
@@ -47,7 +50,7 @@ class WorkerPool:
     def processes(self) -> tuple[WorkerProcess, ...]:
         """All processes that run now."""
         with self._changed:
-            return tuple(self._all)
+            return (*self._all, *((self._spare,) if self._spare else ()))
 
     def warm_up(self, *, keep: bool = True) -> None:
         """Start a first worker, so that the first request does not wait for it. Blocks: call in a thread.
@@ -91,6 +94,8 @@ class WorkerPool:
             free, self._free = self._free, []
             self._changed.notify_all()
             working = self._all.difference(free)
+            free += [self._spare] if self._spare else []
+            self._spare = None
         for worker in free:
             self._end(worker)
         for worker in working:
@@ -106,13 +111,15 @@ class WorkerPool:
             if found is not None:
                 return found
             ended = [worker for worker in self._free if not worker.alive]
-            if not ended and len(self._all) + self._starting >= self._size:
+            replaces = not ended and len(self._all) + self._starting >= self._size
+            if replaces:
                 ended = self._free[:1]  # of another tenant, and longest unused
             self._free = [worker for worker in self._free if worker not in ended]
             self._all.difference_update(ended)
             self._starting += 1
-        for worker in ended:
-            worker.end()
+        if not replaces:
+            for worker in ended:
+                worker.end()
         try:
             worker = self._started(tenant)
             with self._changed:
@@ -121,6 +128,9 @@ class WorkerPool:
             with self._changed:
                 self._starting -= 1
                 self._changed.notify()
+            if replaces:
+                args = (ended,)
+                threading.Thread(target=self._replace, args=args, name="fovea-decoder", daemon=True).start()
         try:
             self._refuse_if_closed()
         except Unavailable:
@@ -138,7 +148,17 @@ class WorkerPool:
         return None
 
     def _started(self, tenant: str) -> WorkerProcess:
-        """Start a worker for a tenant, at the second attempt if need be. Raises Unavailable."""
+        """Return a worker that has seen no file: the spare one, or a new one.
+
+        Raises Unavailable after two attempts.
+        """
+        with self._changed:
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            if spare.alive:
+                spare.tenant = tenant
+                return spare
+            spare.end()
         for attempt in (1, 2):
             try:
                 return WorkerProcess(self.kind, self._limits, tenant)
@@ -147,6 +167,30 @@ class WorkerPool:
                     raise unavailable(self.kind, error) from error
                 log.warning("a process that decodes %ss did not start: %s; trying again", self.kind, error)
         raise AssertionError
+
+    def _replace(self, ended: list[WorkerProcess]) -> None:
+        """End workers, and start a spare one if there is none: the next tenant will need it soon.
+
+        Both take long, so it runs in a thread of its own.
+        """
+        for worker in ended:
+            worker.end()
+        with self._changed:
+            if self._starting_spare or self._spare is not None or self._closed:
+                return
+            self._starting_spare = True
+        self._start_spare()
+
+    def _start_spare(self) -> None:
+        spare = None
+        with suppress(WorkerNotStarted):  # the next tenant's file will start one, or say why it cannot
+            spare = WorkerProcess(self.kind, self._limits)
+        with self._changed:
+            self._starting_spare = False
+            if not self._closed:
+                self._spare, spare = spare, None
+        if spare is not None:
+            spare.end()
 
     def _put_back(self, worker: WorkerProcess) -> None:
         with self._changed:
