@@ -126,7 +126,7 @@ def enter(memory_bytes: int) -> list[str]:
     taken = []
     if _change_user(_FIRST_OWN_USER + os.getpid()):
         # Counted by user, so it would count the server's threads if the user were the server's.
-        resource.setrlimit(resource.RLIMIT_NPROC, (_MAX_THREADS, _MAX_THREADS))
+        _limit(resource.RLIMIT_NPROC, _MAX_THREADS)
         taken.append("a user of its own")
     elif _change_user(_NOBODY):  # in some containers there are only the usual 65,536 users
         taken.append("user nobody")
@@ -147,7 +147,7 @@ def _change_user(number: int) -> bool:
     It is not done where the server could not kill the process afterwards.
     """
     with open("/proc/self/status") as file:
-        capabilities = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+        capabilities = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
     if ~int(capabilities, 16) & _KILL_AND_CHANGE_USER:
         return False
     try:
@@ -178,9 +178,14 @@ def limit_resources(memory_bytes: int) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
     ):
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        _limit(kind, most)
+
+
+def _limit(kind: int, most: int) -> None:
+    """Lower a limit, for good."""
+    hard = resource.getrlimit(kind)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
 
 
 def _address_space() -> int:
