@@ -82,6 +82,14 @@ def test_pages_of_other_sites_are_refused(host: str, origin: str, accepted: bool
     assert verdict(Browsers((), ("*",)), host="127.0.0.1", origin=origin) == ""
 
 
+@pytest.mark.parametrize("origin", ["https://attacker.example", "http://vlm.example.com:3000", "null"])
+def test_names_do_not_open_the_server_to_other_sites(origin: str) -> None:
+    """*: any name, for clouds that choose it. Another port of the same name belongs to another program."""
+    for names in ("*",), ("vlm.example.com",):
+        assert verdict(Browsers(names), "vlm.example.com", origin=origin) == "origin_not_allowed"
+    assert verdict(Browsers(("*",)), "10.0.0.7:8000", origin="http://10.0.0.7:8000") == ""
+
+
 def test_links_from_other_sites_lead_to_pages_only() -> None:
     """Browsers send no Origin for links, forms that GET, and pictures; they say that the site is another."""
     rules = Browsers(())
@@ -95,6 +103,7 @@ def test_links_from_other_sites_lead_to_pages_only() -> None:
 
 def test_the_name_to_listen_on_is_a_name_of_the_server() -> None:
     assert with_own_name(HttpSettings(), "box.lan").server_names == ("box.lan",)
-    assert with_own_name(HttpSettings(), "0.0.0.0").server_names == ()
+    for host in ("0.0.0.0", "localhost", "::1", ""):
+        assert with_own_name(HttpSettings(), host).server_names == ()
     with pytest.raises(ConfigError, match=r"server_names has 'Box.lan:80'; accepted: \*, or a name in small"):
         HttpSettings(server_names=("Box.lan:80",))

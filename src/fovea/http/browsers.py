@@ -28,7 +28,7 @@ ALL = "*"
 
 def with_own_name(http: HttpSettings, host: str) -> HttpSettings:
     """Return the settings with the name that the server listens on, if it is a name, among its names."""
-    if not host or as_address(host) is not None or host in http.server_names:
+    if host in ("", "localhost", *http.server_names) or as_address(host) is not None:
         return http
     return replace(http, server_names=(*http.server_names, host.lower()))
 
@@ -38,12 +38,16 @@ class Browsers:
 
     names: further names of the server, in small letters; *.example.com: all names beneath example.com; *: all
         names.
-    origins: sites whose pages may send requests, such as https://example.org; *: all.
+    origins: sites whose pages may send requests, such as https://example.org; *: all; None: this server has
+        no setting for them.
     """
 
-    def __init__(self, names: Sequence[str], origins: Sequence[str] = ()) -> None:
+    def __init__(self, names: Sequence[str], origins: Sequence[str] | None = None) -> None:
         self._names = names
-        self._origins = frozenset(origins)
+        self._origins = frozenset(origins or ())
+        self._own_pages = "of the server's own pages"
+        if origins is not None:
+            self._own_pages += ", and of the sites in cors_origins"
 
     def check(self, scope: Mapping[str, Any], *, page: bool = False) -> None:
         """Check the headers of a request.
@@ -72,7 +76,7 @@ class Browsers:
         if refused:
             raise Forbidden(
                 "a web page of another site has made a browser send this; accepted without API keys: "
-                "requests of programs, of the server's own pages, and of the sites in cors_origins",
+                f"requests of programs, {self._own_pages}",
                 param="origin",
                 code="origin_not_allowed",
             )
@@ -93,9 +97,11 @@ class Browsers:
         authority = origin.partition("://")[2]
         if not authority:  # "null": a page without a site
             return False
-        own = _without_default_port(authority) == _without_default_port(host)
-        # Behind a proxy, Host may be the name of another server.
-        return own or origin in self._origins or _is_among(_name_of(authority), self._names)
+        if origin in self._origins or _without_default_port(authority) == _without_default_port(host):
+            return True
+        # Behind a proxy, Host may be another name. On another port of a name is another program.
+        names = [name for name in self._names if name != ALL]
+        return ":" not in authority and _is_among(authority, names)
 
 
 def check_server_name(name: str) -> str:
