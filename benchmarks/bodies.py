@@ -163,7 +163,9 @@ def serve_simulation(port: int) -> None:
 
 def post(port: int, path: str, body: bytes) -> tuple[str, float]:
     """Send a body on a connection of its own. Return the status and the seconds until the answer."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    )
     started = time.perf_counter()
     with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         try:
@@ -182,7 +184,7 @@ def post(port: int, path: str, body: bytes) -> tuple[str, float]:
 
 def stall(port: int) -> dict[str, float]:
     with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
-        connection.sendall(b"GET /stall HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /stall HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answer = b""
         while piece := connection.recv(65536):
             answer += piece

@@ -13,20 +13,37 @@ import json
 import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import lame_duck
+import other_site
+import taken_over
 from attack_page import commit, table, write
 from attacker import Attacker
 from catalogue import ATTACKS
 from catalogue.base import Attack
 from innocent import Innocent, Log, ask, measure, picture
-from lame_duck import check
 from load import OtherLoad
 from result import Result
 from serving import INNOCENT_KEYS, MemoryWatch, Server
 
-LAME_DUCK = "sigterm"
-LAME_DUCK_STORY = "no attack: SIGTERM under load; new clients get 503 with Retry-After, streams end properly"
+CHECKS: dict[str, tuple[str, str, Callable[[], tuple[Counter[str], list[str]]]]] = {
+    "decoder": (
+        "a file", "a decoder that a file has taken over tries to reach the server, files and the network",
+        taken_over.check,
+    ),
+    "other-site": (
+        "a page", "a web page in a user's browser sends cross-site requests and rebinds its name; no keys",
+        other_site.check,
+    ),
+    "sigterm": (
+        "no key", "no attack: SIGTERM under load; new clients get 503 with Retry-After, streams end properly",
+        lame_duck.check,
+    ),
+}  # fmt: skip
+"""Rows without innocent clients: what the attacker needs, the story, and what checks it."""
 QUIET_S, WARM_UP, AFTER_S, RECOVERY_S = 6.0, 3, 1.0, 20.0
 KNOWN_QUESTION = "What is two and one?"
 
@@ -42,9 +59,10 @@ def main() -> int:
     quiet = _quiet()
     results = []
     for name in names:
-        if name == LAME_DUCK:
+        if name in CHECKS:
+            needs, story, check = CHECKS[name]
             seen, problems = check()
-            result = Result(LAME_DUCK, "no key", LAME_DUCK_STORY, attacker=seen, problems=problems)
+            result = Result(name, needs, story, attacker=seen, problems=problems)
         else:
             result = _attack(ATTACKS[name], args.seconds, quiet, args.ceiling_mib, args.kill_mib)
         results.append(result)
@@ -83,7 +101,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _stories() -> dict[str, str]:
-    return {name: attack.story for name, attack in ATTACKS.items()} | {LAME_DUCK: LAME_DUCK_STORY}
+    return {name: attack.story for name, attack in ATTACKS.items()} | {
+        name: story for name, (_, story, _) in CHECKS.items()
+    }
 
 
 def _quiet() -> dict[str, Log]:

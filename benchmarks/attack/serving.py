@@ -36,12 +36,14 @@ class Setup:
     files: RLIMIT_NOFILE of the server; 0: the limit of this process.
     nameserver: address of the only DNS server that it asks; empty: those of the machine. Needs root.
     gateway: whether a `fovea gateway`, which has the keys, stands before the server.
+    keys: whether it has API keys.
     """
 
     flags: tuple[str, ...] = ()
     files: int = 0
     nameserver: str = ""
     gateway: bool = False
+    keys: bool = True
 
 
 class Server:
@@ -52,7 +54,8 @@ class Server:
         self._folder = folder or Path(tempfile.mkdtemp(prefix="fovea-attack-"))
         self._folder.mkdir(parents=True, exist_ok=True)
         self.log = self._folder / f"serve-{self.port}.log"
-        keys = [part for key in (ATTACKER_KEY, *INNOCENT_KEYS) for part in ("--api-key", key)]
+        names = (ATTACKER_KEY, *INNOCENT_KEYS) if setup.keys else ()
+        keys = [part for key in names for part in ("--api-key", key)]
         program = [sys.executable, "-m", "fovea.cli.main"]
         here = ["--host", "127.0.0.1", "--port", str(self.port)]
         command, before = [*program, "serve", *here, *keys, *setup.flags], ""

@@ -64,7 +64,7 @@ async def _exchange(
     try:
         outcome.peer = writer.get_extra_info("sockname")[1]
         line = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
-        all_headers = [("host", "gateway"), ("content-length", str(len(body))), ("connection", "close")]
+        all_headers = [("host", "localhost"), ("content-length", str(len(body))), ("connection", "close")]
         head = h11.Request(method=method, target=path, headers=[*all_headers, *headers.items()])
         writer.write(line.send(head) or b"")
         if body:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,20 @@ def test_a_temporary_folder_is_private(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "open"))
     with pytest.raises(PermissionError, match="no private folder for temporary files"):
         temporary_folder()
+
+
+@ROOT
+def test_a_file_that_is_a_mount_of_its_own_is_noticed(tmp_path: Path) -> None:
+    """Containers that mount the keys file alone never see the file that `fovea keys revoke` puts there."""
+    for name in ("file", "folder/file", "other/file"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    code = (
+        "import sys; from pathlib import Path; from fovea.core.private_files import is_mounted_alone\n"
+        "print([is_mounted_alone(Path(name)) for name in sys.argv[1:]])"
+    )
+    names = [str(tmp_path / name) for name in ("file", "folder/file", "missing")]
+    lines = f'mount --bind {names[0]} {names[0]}; mount --bind {tmp_path}/other {tmp_path}/folder; exec "$@"'
+    shell = ["unshare", "--mount", "sh", "-ec", lines, "sh"]
+    done = subprocess.run([*shell, sys.executable, "-c", code, *names], capture_output=True, text=True)
+    assert done.stdout == "[True, False, False]\n", done.stderr

@@ -113,9 +113,9 @@ def test_a_compose_stack_stops_engines_after_their_own_grace_period() -> None:
 def test_no_key_is_in_a_compose_file() -> None:
     files = render(FULL, ["compose"])
     stack = load(files["docker-compose.yaml"])
-    assert stack["secrets"]["keys.toml"] == {"file": "./secrets/keys.toml"}
+    assert stack["secrets"] == {"grafana-password": {"file": "./secrets/grafana-password"}}
     assert not any(path.startswith("secrets/") for path in files)
-    assert tomllib.loads(files["gateway.toml"])["keys_file"] == "/run/secrets/keys.toml"
+    assert tomllib.loads(files["gateway/gateway.toml"])["keys_file"] == "/etc/fovea/keys/keys.toml"
 
 
 def test_accounts_in_redis_are_never_evicted_for_answers() -> None:

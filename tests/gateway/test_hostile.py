@@ -332,7 +332,7 @@ async def test_headers_of_a_client_are_data() -> None:
             (b"traceparent", b"\x7f"),
         ):
             writer.write(
-                b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n%b: %b\r\n"
+                b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n%b: %b\r\n"
                 b"content-length: %d\r\n\r\n%b" % (CHAT.encode(), name, value, len(body), body)
             )
             head = await reader.readuntil(b"\r\n\r\n")
@@ -373,3 +373,21 @@ async def test_odd_bodies_fail_nothing(path: str, tmp_path: Path) -> None:
     lines = audit.read_text().splitlines()
     assert len(lines) == len(ODD) + 1
     assert not any(word in line for line in lines for word in ("a-secret-text", "the-key", "base64", "\n"))
+
+
+async def test_pages_of_other_sites_reach_nothing_without_keys() -> None:
+    """A page in a browser inside drained all backends by a POST, and read /admin by DNS rebinding."""
+    routes = (
+        "POST /admin/backends/b0/drain", "POST /admin/reload", "GET /admin/backends", f"POST {CHAT}",
+        "GET /v1/models", "GET /metrics", "POST /v1/feedback",
+    )  # fmt: skip
+    rebound, evil = {"Host": "rebound.attacker.example"}, {"Origin": "https://attacker.example"}
+    async with RawBackend().listening() as backend, running(backend) as gateway:
+        for method, path in map(str.split, routes):
+            for headers, code in ((rebound, "host_not_allowed"), (evil, "origin_not_allowed")):
+                simple = {**headers, "Content-Type": "text/plain"}
+                refused = await gateway.client.request(method, path, headers=simple)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (403, code)
+        assert (await gateway.client.get("/health", headers=rebound)).status_code == 200
+        listed = (await gateway.client.get("/admin/backends")).json()["backends"]
+        assert [one["draining"] for one in listed] == [False]

@@ -185,7 +185,7 @@ def hosting(script: Script | None = None, *, drain_s: float = 0.0, **settings: A
 
 def get(path: str = "/health", *headers: str, version: str = "1.1") -> bytes:
     """The bytes of a GET request."""
-    lines = [f"GET {path} HTTP/{version}", "Host: test", *headers]
+    lines = [f"GET {path} HTTP/{version}", "Host: localhost", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
@@ -193,7 +193,7 @@ def post(body: Any, *headers: str, path: str = CHAT) -> bytes:
     """The bytes of a POST request with a JSON body."""
     content = json.dumps(body).encode()
     lines = [
-        f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json",
+        f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
         f"Content-Length: {len(content)}", *headers,
     ]  # fmt: skip
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + content

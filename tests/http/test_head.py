@@ -38,7 +38,7 @@ def test_one_endless_header(host: Host) -> None:
 
     Now the server reads 64 KiB of it, answers 431 and closes.
     """
-    wire = host.connect("GET /version HTTP/1.1\r\nHost: test\r\nX: ")
+    wire = host.connect("GET /version HTTP/1.1\r\nHost: localhost\r\nX: ")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(256):
         wire.send(b"a" * 64 * 1024)
@@ -65,7 +65,7 @@ def test_head_over_a_limit(host: Host, request_bytes: bytes, status: int, code: 
 
 def test_head_in_pieces_counts_as_one(host: Host) -> None:
     """The parser tells about a header when it is complete, so only the raw bytes show that one grows."""
-    wire = host.connect("GET /version HTTP/1.1\r\nHost: test\r\nX: ")
+    wire = host.connect("GET /version HTTP/1.1\r\nHost: localhost\r\nX: ")
     for _ in range(80):
         wire.send(b"a" * 1000)
     assert wire.answer().status == 431
@@ -91,9 +91,9 @@ def test_rest_of_a_refused_request_is_not_read_at_full_speed(host: Host) -> None
     assert sent < 64  # the rest of 256 MiB fills the buffers of the two systems, and then nothing moves
 
 
-P = "POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n"
+P = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 G = "GET /version HTTP/1.1\r\n"
-SMUGGLED = "0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: test\r\n\r\n"
+SMUGGLED = "0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -117,24 +117,24 @@ SMUGGLED = "0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: test\r\n\r\n"
         "POST /v1/chat/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n" + SMUGGLED,
         P + "X: a\r\n b\r\n\r\n",
         P + "Transfer-Encoding:\r\n chunked\r\n\r\n" + SMUGGLED,
-        G + "Host: test\r\nX: a\0b\r\n\r\n",
-        G + "Host: test\r\nX\0: b\r\n\r\n",
-        G + "Host: test\rX: b\r\n\r\n",
-        G + " Host: test\r\n\r\n",
-        "GET /version HTTP/1.1\nHost: test\n\n",
-        G + "Host: test\nX: b\r\n\r\n",
+        G + "Host: localhost\r\nX: a\0b\r\n\r\n",
+        G + "Host: localhost\r\nX\0: b\r\n\r\n",
+        G + "Host: localhost\rX: b\r\n\r\n",
+        G + " Host: localhost\r\n\r\n",
+        "GET /version HTTP/1.1\nHost: localhost\n\n",
+        G + "Host: localhost\nX: b\r\n\r\n",
         G + "\r\n",
         G + "Host: one\r\nHost: two\r\n\r\n",
-        "GET http://other/version HTTP/1.1\r\nHost: test\r\n\r\n",
-        "GET http://test@other/version HTTP/1.1\r\nHost: test\r\n\r\n",
-        "GET ftp://test/version HTTP/1.1\r\nHost: test\r\n\r\n",
-        "GET version HTTP/1.1\r\nHost: test\r\n\r\n",
-        "GET /a\tb HTTP/1.1\r\nHost: test\r\n\r\n",
-        "GET /\xff HTTP/1.1\r\nHost: test\r\n\r\n",
-        "get /version HTTP/1.1\r\nHost: test\r\n\r\n",
+        "GET http://other/version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET http://localhost@other/version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET ftp://localhost/version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET /a\tb HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "get /version HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        "GET /version HTTP/1.2\r\nHost: test\r\n\r\n",
+        "GET /version HTTP/1.2\r\nHost: localhost\r\n\r\n",
         P + "Transfer-Encoding: chunked\r\n\r\n0x3\r\nabc\r\n0\r\n\r\n",
         P + "Transfer-Encoding: chunked\r\n\r\n3\nabc\n0\n\n",
         P + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nabc\r\n0\r\n\r\n",
@@ -151,7 +151,7 @@ def test_ambiguous_or_malformed_request(host: Host, request_text: str) -> None:
 
 @pytest.mark.parametrize("line", ["GET /version", "GET /version HTTP/0.9", "GET /version HTTP/2.0"])
 def test_other_versions(host: Host, line: str) -> None:
-    answer = host.ask(f"{line}\r\nHost: test\r\n\r\n")
+    answer = host.ask(f"{line}\r\nHost: localhost\r\n\r\n")
     assert answer.status in (400, 505)
     assert answer.headers["connection"] == "close"
 
@@ -161,11 +161,16 @@ def test_connect_is_for_proxies(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["GET http://test/version HTTP/1.1", "GET HTTP://TEST/version HTTP/1.1", "GET //version HTTP/1.1"]
+    "line",
+    [
+        "GET http://localhost/version HTTP/1.1",
+        "GET HTTP://LOCALHOST/version HTTP/1.1",
+        "GET //version HTTP/1.1",
+    ],
 )
 def test_whole_urls_that_name_the_host_itself(host: Host, line: str) -> None:
     """Clients behind a proxy write the whole URL; it has to name the same host as the Host header."""
-    assert host.ask(f"{line}\r\nHost: test\r\n\r\n").status == (404 if "//v" in line else 200)
+    assert host.ask(f"{line}\r\nHost: localhost\r\n\r\n").status == (404 if "//v" in line else 200)
 
 
 def test_http_1_0_is_answered_and_closed(host: Host) -> None:
@@ -219,7 +224,7 @@ def test_body_of_a_request_to_upgrade_is_its_body(host: Host, chunked: bool, pie
 def test_trailers_are_no_headers(host: Host) -> None:
     """A field after a chunked body was added to the headers that the key was checked in."""
     wire = host.connect(
-        f"POST {CHAT} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\n\r\n"
     )
     wire.send("2\r\n{}\r\n0\r\nAuthorization: Bearer other\r\nX-Late: yes\r\n\r\n", get())
@@ -235,7 +240,7 @@ def test_trailers_are_no_headers(host: Host) -> None:
 def test_framing_larger_than_the_body(host: Host, piece: bytes) -> None:
     """A body of chunks with long extensions cost the parser a thousand bytes for each byte of the body."""
     wire = host.connect(
-        f"POST {CHAT} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\n\r\n"
     )
     for _ in range(400):
@@ -257,7 +262,7 @@ def test_bodies_one_after_the_other_on_a_connection() -> None:
 
         wire = host.connect()
         for length in (60_000, 100_000, 60_000, 100_000):
-            whole = f"POST /size HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n".encode()
+            whole = f"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
             whole += b"a" * length
             wire.send(whole[:8000], whole[8000:])  # the head and a part of the body in one segment
             answer = wire.answer()

@@ -21,7 +21,7 @@ from tests.server.support import chat
 from tests.support.forks import Fork
 
 ENDLESS = "GET /health HTTP/1.1\r\nX: "
-BODY = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+BODY = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
 
 
 def test_slow_clients_do_not_keep_others_out() -> None:

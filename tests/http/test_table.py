@@ -261,8 +261,8 @@ def test_only_the_last_hop_before_trusted_proxies_is_believed() -> None:
 def test_x_forwarded_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 KiB of trusted addresses in each request kept the event loop busy for 25 ms."""
     parsed: list[str] = []
-    parse = address._parse
-    monkeypatch.setattr(address, "_parse", lambda host: parsed.append(host) or parse(host))
+    parse = address.as_address
+    monkeypatch.setattr(address, "as_address", lambda host: parsed.append(host) or parse(host))
     proxies = Proxies(("10.0.0.0/8",))
     name = b"x-forwarded-for"
     assert proxies.client([(name, b"192.0.2.7," + b",".join([b"10.0.0.7"] * 7000))]) is None

@@ -16,7 +16,7 @@ from tests.server.scripted import Script
 from tests.server.support import chat
 
 QUICK = {"header_timeout_s": 0.5, "body_timeout_s": 0.5, "write_timeout_s": 0.5, "keep_alive_s": 0.5}
-HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def host() -> Iterator[Host]:
 
 def test_headers_that_never_end(host: Host) -> None:
     """A stranger opened connections, sent a byte now and then, and kept them forever ("slow loris")."""
-    wire = host.connect("GET /version HTTP/1.1\r\nHost: te")
+    wire = host.connect("GET /version HTTP/1.1\r\nHost: loc")
     answer = wire.answer()
     assert (answer.status, answer.code) == (408, "header_timeout")
     assert wire.answer().status == 0
@@ -121,7 +121,7 @@ def test_time_in_which_the_server_does_not_read_is_not_the_clients() -> None:
             return read
 
         size = 20_000_000
-        wire = host.connect(f"POST /slow HTTP/1.1\r\nHost: test\r\nContent-Length: {size}\r\n\r\n")
+        wire = host.connect(f"POST /slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n")
         wire.send(b"a" * size)
         assert wire.answer().body == b"%d" % size
 
@@ -138,7 +138,7 @@ def test_timed_out_body_is_a_disconnect_for_its_route() -> None:
                 if message["type"] == "http.disconnect":
                     return
 
-        wire = host.connect("POST /watch HTTP/1.1\r\nHost: test\r\nContent-Length: 9\r\n\r\na")
+        wire = host.connect("POST /watch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\na")
         assert wire.answer().status == 408
         soon(lambda: seen[-1:] == ["http.disconnect"])
 
@@ -261,7 +261,7 @@ def test_pipeline_without_end() -> None:
     """One write of 256 KiB held 14,000 requests, each of which became a task's state at once."""
     with hosting(**QUICK) as host:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        wire = host.connect(b"GET /version HTTP/1.1\r\nHost:x\r\n\r\n" * 50_000)
+        wire = host.connect(b"GET /version HTTP/1.1\r\nHost:[::1]\r\n\r\n" * 50_000)
         statuses = []
         while (answer := wire.answer()).status:
             statuses.append(answer.status)

@@ -76,7 +76,7 @@ class Decoder(LocalDecoder):
         self.error = error
         self.calls = 0
 
-    def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
+    def decode_image(self, data: bytes, header: ImageHeader, scope: str = "") -> bytes:
         self.calls += 1
         if self.error is not None:
             raise self.error

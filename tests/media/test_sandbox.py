@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,7 +22,9 @@ from fovea.core.video import Abandoned
 from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox import decoder as decoder_module
+from fovea.media.sandbox import process as process_module
 from fovea.media.sandbox.decoder import LocalDecoder, SandboxedDecoder
+from fovea.media.sandbox.pool import WorkerPool
 from fovea.media.sandbox.process import WorkerCrashed, WorkerProcess
 from fovea.media.video.decode import VideoHeader, check_work, frames_to_decode, open_video
 from tests.media.samples import FORMATS, png_header, sample
@@ -103,6 +108,159 @@ def test_a_worker_that_was_killed_while_it_was_free_is_replaced(sandbox: Sandbox
     (worker,) = sandbox.images.processes
     os.kill(worker.pid, signal.SIGKILL)
     assert decode(sandbox, sample()) == decode(LocalDecoder(LIMITS), sample())
+
+
+class Worker:
+    """A worker without a process, which notes whose files it decodes. born: all workers, in order."""
+
+    born: ClassVar[list[Worker]] = []
+
+    def __init__(self, kind: str, limits: MediaLimits, tenant: str = "") -> None:
+        self.tenant, self.answered, self.crashed, self.alive = tenant, 0, False, True
+        self.tenants: set[str] = set()
+        Worker.born.append(self)
+
+    def end(self) -> None:
+        self.alive = False
+
+
+def test_a_decoder_never_sees_files_of_two_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that a file of one tenant had taken over could read and change the pictures of the next.
+
+    Idle decoders are used again for their own tenant. If the pool is full, the one that was idle for longest
+    is replaced. Without tenants nothing is.
+    """
+    monkeypatch.setattr("fovea.media.sandbox.pool.WorkerProcess", Worker)
+    monkeypatch.setattr(Worker, "born", [])
+
+    def serve(pool: WorkerPool, tenant: str) -> Worker:
+        with pool.lease(tenant=tenant) as worker:
+            assert isinstance(worker, Worker)
+            assert worker.tenant == tenant
+            worker.tenants.add(tenant)
+            worker.answered += 1
+        return worker
+
+    pool = WorkerPool("image", 2, LIMITS)
+    a, b = serve(pool, "a"), serve(pool, "b")
+    assert serve(pool, "a") is a
+    assert serve(pool, "c") not in (a, b)
+    settle()
+    assert (a.alive, b.alive) == (True, False)
+    rng = random.Random(3)
+    for _ in range(200):
+        serve(pool, rng.choice("abcd"))
+        settle()
+        assert sum(bool(worker.tenants) and worker.alive for worker in Worker.born) <= 2
+    assert all(len(worker.tenants) <= 1 for worker in Worker.born)
+    pool.close()
+    settle()
+    born = len(Worker.born)
+    alone = WorkerPool("image", 2, LIMITS)
+    assert {serve(alone, "") for _ in range(50)} == set(Worker.born[born:])
+    assert len(Worker.born) == born + 1
+
+
+def test_a_tenant_that_replaces_another_one_does_not_wait_for_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With more tenants than workers, each file waited 0.1 s. Now one more process is kept ready."""
+    monkeypatch.setattr("fovea.media.sandbox.pool.WorkerProcess", Worker)
+    monkeypatch.setattr(Worker, "born", [])
+    pool = WorkerPool("image", 1, LIMITS)
+    for number, tenant in enumerate("abca"):
+        known = list(Worker.born)
+        with pool.lease(tenant=tenant) as worker:
+            assert isinstance(worker, Worker)
+            assert worker.answered == 0
+            assert (worker in known) == (number > 1), "it was started ahead, but for the first two"
+            worker.answered += 1
+        settle()
+    spare = pool._spare
+    assert len(pool.processes) == 2
+    pool.close()
+    assert isinstance(spare, Worker)
+    assert not spare.alive
+
+
+def settle() -> None:
+    """Wait until no process is being replaced."""
+    for thread in threading.enumerate():
+        if thread.name == "fovea-decoder":
+            thread.join()
+
+
+class Obstacle:
+    """Lets a function fail the first `times` times."""
+
+    def __init__(self, error: OSError, times: int, function: Callable[..., Any]) -> None:
+        self.error, self.left, self.function = error, times, function
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.left -= 1
+        if self.left >= 0:
+            raise self.error
+        return self.function(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("subprocess.Popen", OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+         "could not be started: Resource temporarily unavailable"),
+        ("socket.socketpair", OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        ("SharedMemory", OSError(errno.ENOMEM, "Cannot allocate memory"),
+         "no memory to share with it: Cannot allocate memory"),
+    ],
+)  # fmt: skip
+def test_a_file_is_not_blamed_for_a_decoder_that_does_not_start(
+    name: str, error: OSError, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused with 400, as if it were damaged. Now a second process is tried, then it is a 503."""
+    target = f"fovea.media.sandbox.process.{name}"
+    decoder = SandboxedDecoder(LIMITS)
+    try:
+        for times in (1, 2):
+            if decoder.images:
+                decoder.images._end_free()
+            with monkeypatch.context() as patch:
+                patch.setattr(target, Obstacle(error, times, attrgetter(name)(process_module)))
+                if times == 1:
+                    assert decode(decoder, sample())
+                    continue
+                with pytest.raises(Unavailable, match=message) as caught:
+                    decode(decoder, sample())
+        assert caught.value.code == "decoder_unavailable"
+        assert "the image is not the cause" in caught.value.message
+        assert decode(decoder, sample())
+    finally:
+        decoder.close()
+
+
+def test_a_jail_that_cannot_be_set_up_is_no_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    decoder = SandboxedDecoder(LIMITS)
+    with pytest.raises(Unavailable, match="it ended before it was ready .exit status 1.; the image is not"):
+        decode(decoder, sample())
+
+
+def test_a_file_is_not_blamed_for_decoders_that_the_system_kills(
+    sandbox: SandboxedDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory, for example. It was answered as if the file crashed its decoder, with 400."""
+    ask, killed = WorkerProcess.ask, []
+
+    def kill_first(self: WorkerProcess, *args: Any, **options: Any) -> Any:
+        os.kill(self.pid, signal.SIGKILL)
+        killed.append(self)
+        return ask(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerProcess, "ask", kill_first)
+        with pytest.raises(Unavailable, match="the system killed the decoder.*the image is not the cause"):
+            decode(sandbox, sample())
+    assert len(set(killed)) == 2
+    assert decode(sandbox, sample())
 
 
 def test_a_decoder_that_hangs_is_ended(sandbox: SandboxedDecoder) -> None:

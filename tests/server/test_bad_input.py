@@ -111,7 +111,7 @@ def send_raw(server: Server, *parts: bytes) -> bytes:
     return answer
 
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def test_announced_body_over_the_limit_is_refused_before_it_arrives(server: Server) -> None:

@@ -27,7 +27,9 @@ class Stuck:
         self.begun: list[bytes] = []
         self.abandoned = threading.Event()
 
-    def render(self, data: bytes, wanted: PageRange, abandoned: Callable[[], bool]) -> DocumentPages:
+    def render(
+        self, data: bytes, wanted: PageRange, abandoned: Callable[[], bool], tenant: str
+    ) -> DocumentPages:
         self.begun.append(data)
         while data.startswith(b"stuck") and not self.go.wait(0.01):
             if abandoned():

@@ -68,7 +68,7 @@ def send_without_reading(server: Server, body: dict[str, Any]) -> socket.socket:
     """Send a request without reading the answer. Closing the returned socket disconnects the client."""
     content = json.dumps(body).encode()
     head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     wire = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE)

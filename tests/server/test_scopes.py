@@ -14,6 +14,7 @@ from fovea import Engine
 from fovea.access.keys import tenant_of_key
 from fovea.core.errors import ConfigError
 from fovea.media.limits import MediaLimits
+from fovea.media.sandbox.process import WorkerNotStarted
 from fovea.server.access.settings import AccessSettings
 from fovea.server.settings import ServerSettings
 from tests.server.conftest import Web
@@ -111,6 +112,33 @@ def test_uploaded_image_belongs_to_one_key(separate: Server) -> None:
             headers = {"Authorization": f"Bearer {key}"}
             assert client.get(f"/v1/images/{card['id']}", headers=headers).status_code == status
             assert client.delete(f"/v1/images/{card['id']}", headers=headers).status_code == status
+
+
+def test_keys_share_no_decoder(separate: Server, shared: Server) -> None:
+    """A decoder that a picture of one key had taken over could see the pictures of the next key."""
+
+    def tenants(server: Server) -> set[str]:
+        for number, key in enumerate((*KEYS, *KEYS)):
+            upload = {"url": data_url(picture(seed=810 + number)), "encode": False}
+            assert ask(server, "/v1/images", upload, key)["status"] == 200
+        return {worker.tenant for worker in server.app.state.fovea.media._decoder.images.processes}
+
+    assert {tenant_of_key(key.encode()) for key in KEYS} <= tenants(separate)
+    assert tenants(shared) == {""}
+
+
+def test_a_picture_without_a_decoder_is_503(shared: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the picture is decoded for an upload or for a question: it is not the client's fault."""
+
+    def fail(*_: object) -> None:
+        raise WorkerNotStarted("no memory")
+
+    monkeypatch.setattr(shared.app.state.fovea.media._decoder.images, "_free", [])
+    monkeypatch.setattr("fovea.media.sandbox.pool.WorkerProcess", fail)
+    upload = {"url": data_url(picture(seed=820)), "encode": False}
+    for path, body in (("/v1/images", upload), (CHAT, chat(user(image(upload["url"]), "what is it?")))):
+        refused = ask(shared, path, body, "first")
+        assert (refused["status"], refused["error"]["code"]) == (503, "decoder_unavailable")
 
 
 def test_tenant_hides_its_key_and_is_stable() -> None:

@@ -26,16 +26,17 @@ def kept_decoders() -> Iterator[None]:
     spare: defaultdict[tuple[WorkerKind, MediaLimits], list[WorkerProcess]] = defaultdict(list)
     close = WorkerPool.close
 
-    def start(kind: WorkerKind, limits: MediaLimits) -> WorkerProcess:
+    def start(kind: WorkerKind, limits: MediaLimits, tenant: str = "") -> WorkerProcess:
         while left := spare[kind, limits]:
             worker = left.pop()
             if worker.alive:
+                worker.tenant = tenant
                 return worker
             worker.end()
-        return WorkerProcess(kind, limits)
+        return WorkerProcess(kind, limits, tenant)
 
     def leave(pool: WorkerPool) -> None:
-        left = spare[pool._kind, pool._limits]
+        left = spare[pool.kind, pool._limits]
         with pool._changed:
             while pool._free and len(left) < MOST:
                 left.append(worker := pool._free.pop())

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from fovea.access.keyfile import KeyFile, check_private, read_key_file
 from fovea.access.keys import LONGEST_KEY, Key, Keys, keys_of_file, keys_of_flags
 from fovea.core.errors import ConfigError
+from fovea.core.private_files import is_mounted_alone
 
 L = TypeVar("L")
 CHECK_S = 1.0
@@ -58,6 +59,12 @@ class KeyTable(Generic[L]):
         self._version: Version | None = None
         self._complaint = ""
         self.keys: Keys[L] = Keys(self._fixed) if path is None else self._read(path)
+        if path is not None and is_mounted_alone(path):
+            log.warning(
+                "the keys file %s is a mount of its own, so a file that replaces it outside is not seen and "
+                "revoked keys stay valid; mount its folder instead",
+                path,
+            )
 
     @property
     def broken(self) -> bool:

@@ -20,6 +20,7 @@ from fovea.gateway.config import TABLES, BackendConfig, Tables, read_tables
 from fovea.gateway.experiments.config import read_experiments
 from fovea.gateway.run import serve
 from fovea.gateway.settings import GatewaySettings
+from fovea.http.browsers import with_own_name
 
 if TYPE_CHECKING:
     from fovea.gateway.build import Setup
@@ -103,6 +104,8 @@ def read_setup(args: argparse.Namespace, path: Path | None) -> Setup:
     set_log_level(args, file)
     keys = {f"{name}s": keys_of(name, args, file) for name in ("api_key", "admin_key")}
     settings = options.settings(GatewaySettings, args, file, **keys)
+    host = options.settings(ListenSettings, args, file).host
+    settings = dataclasses.replace(settings, http=with_own_name(settings.http, host))
     folder = path.parent if path is not None else Path.cwd()
     from fovea.engine.vision.token_rules import rule_for
     from fovea.gateway.build import Setup

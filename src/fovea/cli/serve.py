@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.protocols import EngineClient
 from fovea.core.settings import check_settings, setting
 from fovea.engine.config import EngineConfig
+from fovea.http.browsers import with_own_name
 from fovea.server.settings import ServerSettings
 
 OnReady = Callable[[str], None]
@@ -122,6 +123,7 @@ def run_server(args: argparse.Namespace, on_ready: OnReady = lambda url: None, *
     serve = options.settings(ServeSettings, args, file, **fixed)
     keys = {f"{name}s": keys_of(name, args, file) for name in ("api_key", "admin_key", "metrics_key")}
     settings = options.settings(ServerSettings, args, file, **keys)
+    settings = replace(settings, http=with_own_name(settings.http, serve.host))
     use_log_format(settings.logs.log_format)
     if serve.simulate:
         return _serve_simulated(serve, settings, args, file, on_ready)

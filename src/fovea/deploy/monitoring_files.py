@@ -8,7 +8,7 @@ from fovea.deploy.monitoring import files as monitoring
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 
-PROMETHEUS, ALERTMANAGER = "prometheus/prometheus.yml", "alertmanager.yml"
+PROMETHEUS, ALERTMANAGER = "prometheus/prometheus.yml", "alertmanager/alertmanager.yml"
 RULES = ("prometheus/recording.yml", "prometheus/alerts.yml")
 
 

@@ -342,6 +342,7 @@ class DeploySpec:
             "served_model_name": pool.client_model,
             "host": "0.0.0.0",
             "port": self.engine_port,
+            "server_names": (self.host,),
             "max_body_mib": self.max_body_mib,
             "request_timeout": float(self.max_answer_s),
             "drain_seconds": float(stop.drain_s),
@@ -360,6 +361,7 @@ class DeploySpec:
         shared: dict[str, Any] = {
             "host": "0.0.0.0",
             "port": self.gateway_port,
+            "server_names": (self.host,),
             "max_body_mib": self.max_body_mib,
             "total_s": float(self.max_answer_s),
             "drain_seconds": float(self.stop.drain_s),

@@ -25,6 +25,7 @@ APIS = {
     "/v1/messages": "messages",
     "/v1/responses": "responses",
 }
+PROBES = ("/health", "/ping", "/ready")
 METRICS_ROLES = frozenset(("metrics", "admin"))
 Lifespan = Callable[[], Awaitable[None]]
 
@@ -66,6 +67,8 @@ class Gateway:
         exchange = Exchange(scope, receive, send)
         api = APIS.get(scope["path"])
         try:
+            if self.services.tenants.open and scope["path"] not in PROBES:
+                self.services.browsers.check(scope)
             if api is not None and scope["method"] == "POST" and not self.services.draining:
                 await Generation(self.services, exchange, api).run()
             else:

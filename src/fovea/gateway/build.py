@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +43,7 @@ from fovea.gateway.usage.log import UsageLog
 from fovea.gateway.usage.prices import PriceTable, read_prices
 from fovea.gateway.usage.store import UsageStore
 from fovea.http.body_budget import BodyBudget
+from fovea.http.browsers import Browsers
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.fetch.resolve import Resolver
@@ -50,6 +51,7 @@ from fovea.observe.slow import SlowRequests
 from fovea.observe.tracing.tracer import open_tracer
 
 log = logging.getLogger("fovea.gateway")
+Version = tuple[int, int, int] | None
 MIB = 1024 * 1024
 FETCH_MIB = 64
 """Ceiling of downloaded images, with remote_images fetch."""
@@ -112,6 +114,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         visual=VisualCounter(setup.find_rule),
         queues=Queues(fleet, settings.route, settings.queue, settings.workers, clock),
         bodies=BodyBudget(settings.max_bodies_mib * MIB, settings.max_body_mib * MIB),
+        browsers=Browsers(settings.http.server_names),
         tenants=Tenants(settings.keys_file, api_keys=settings.api_keys, admin_keys=settings.admin_keys),
         accounts=open_accounts(
             replace(
@@ -146,6 +149,7 @@ class Life:
         self._tables = setup.tables
         self._discovery = Discovery(setup.tables.backends, setup.tables.discover)
         self._seen = _version(setup.path)
+        self._seen_keys: dict[str, Version] = {}
         self._changing = asyncio.Lock()
         self._problem = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -206,18 +210,19 @@ class Life:
         return f"backends: {', '.join(come) or 'none'} came, {', '.join(gone) or 'none'} went"
 
     async def _look_after(self) -> None:
-        """Follow the file, the sources of backends and the drained ones."""
+        """Follow the file, the keys and sources of backends, and the drained ones."""
         looked = self._services.clock()
         while True:
             await asyncio.sleep(RELOAD_S)
             now = self._services.clock()
-            version = await asyncio.to_thread(_version, self._setup.path)
+            key_files = {each.config.api_key_file for each in self._services.fleet}
+            version, keys = await asyncio.to_thread(self._versions, key_files - {""})
             try:
                 if version != self._seen:
                     self._seen = version
                     log.info("the configuration was read again: %s", await self.reload())
-                elif self._discovery.has_sources and now - looked >= EVERY_S:
-                    looked = now
+                elif keys != self._seen_keys or (self._discovery.has_sources and now - looked >= EVERY_S):
+                    looked, self._seen_keys = now, keys
                     async with self._changing:
                         await self._find_backends(self._discovery)
                 self._problem = ""
@@ -227,6 +232,10 @@ class Life:
                     log.error("the configuration stays what it was: %s", error.message)
             self._services.drains.apply(self._services.fleet, now)
             self._services.queues.resize()
+
+    def _versions(self, key_files: Iterable[str]) -> tuple[Version, dict[str, Version]]:
+        """Return the versions of the configuration file and of files of keys. For a thread."""
+        return _version(self._setup.path), {name: _version(Path(name)) for name in key_files}
 
     async def _find_backends(self, discovery: Discovery) -> tuple[list[str], list[str]]:
         """Use the backends that the sources list now. Returns those that came and that went.
@@ -277,7 +286,7 @@ def _set_gauges(services: Services, metrics: Metrics) -> None:
         metrics.set("traces", value, name)
 
 
-def _version(path: Path | None) -> tuple[int, int, int] | None:
+def _version(path: Path | None) -> Version:
     """Return a value that differs after a file was changed or replaced; None: there is none."""
     if path is None:
         return None

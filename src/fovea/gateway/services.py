@@ -28,6 +28,7 @@ from fovea.gateway.tenants.accounts import Accounts
 from fovea.gateway.tenants.keys import Tenants
 from fovea.gateway.usage.prices import PriceTable
 from fovea.http.body_budget import BodyBudget
+from fovea.http.browsers import Browsers
 
 if TYPE_CHECKING:
     from fovea.gateway.generate.generation import Generation
@@ -75,6 +76,7 @@ class Services:
     visual: VisualCounter
     queues: Queues
     bodies: BodyBudget
+    browsers: Browsers
     tenants: Tenants
     accounts: Accounts
     prices: PriceTable | None

@@ -23,7 +23,7 @@ def client_key(host: str) -> str:
     """
     if ":" not in host:
         return host
-    address = _parse(host)
+    address = as_address(host)
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((address, PREFIX), strict=False))
     return host if address is None else str(address)
@@ -43,7 +43,7 @@ class Proxies:
     def __contains__(self, host: str) -> bool:
         if not self._networks:
             return False
-        address = _parse(host)
+        address = as_address(host)
         return address is not None and any(address in network for network in self._networks)
 
     def client(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
@@ -53,7 +53,7 @@ class Proxies:
         """
         values = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
         for host in reversed(",".join(values).rsplit(",", HOPS)[-HOPS:]):
-            address = _parse(host.strip())
+            address = as_address(host.strip())
             if address is None:
                 return None
             if not any(address in network for network in self._networks):
@@ -61,7 +61,7 @@ class Proxies:
         return None
 
 
-def _parse(host: str) -> Address | None:
+def as_address(host: str) -> Address | None:
     """Return an address without its zone, and as IPv4 if it is one in IPv6's notation; None: no address."""
     if len(host) > LONGEST:
         return None

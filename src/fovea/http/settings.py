@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
+from fovea.http.browsers import check_server_name
 
 
 def _network(text: str) -> str:
@@ -81,6 +82,14 @@ class HttpSettings:
         "Addresses or networks of proxies. Their X-Forwarded-For names the client, and they may open any "
         "number of connections.",
         check=_network,
+    )
+
+    server_names: tuple[str, ...] = setting(
+        (),
+        "Names under which clients reach this server, such as vlm.example.com; *.example.com: all names "
+        "beneath example.com; *: all. Without API keys, requests for other names are refused, except for "
+        "localhost and IP addresses.",
+        check=check_server_name,
     )
 
     def __post_init__(self) -> None:

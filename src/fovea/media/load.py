@@ -196,7 +196,7 @@ class MediaLoader:
                 url.drop()
         arrival = self._clock()
         with self._drop_if_invalid(remote, VIDEO, scope):
-            opening = partial(self._decoder.open_video, data)
+            opening = partial(self._decoder.open_video, data, scope)
             video = await asyncio.get_running_loop().run_in_executor(self._video_executor, opening)
         self.budget.hold(video.source, len(data), owner)
         return video, MediaTimings(arrival - started, self._clock() - arrival)

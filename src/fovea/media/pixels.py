@@ -76,4 +76,4 @@ class EncodedPixels:
 
     def _decode(self) -> Rgb:
         with stage("image decode"):
-            return self._decoder.decode_image(self._data, self._header)
+            return self._decoder.decode_image(self._data, self._header, self._scope)

@@ -59,7 +59,7 @@ from fovea.server.routes import (
 )
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
-from fovea.server.state import ServerState
+from fovea.server.state import ServerState, tenant_of_salt
 from fovea.server.tracking import Tracking
 
 EXPOSED = ("x-request-id", "retry-after", HEADER)
@@ -75,7 +75,8 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     settings = settings or ServerSettings()
     fetch_cache = FetchCache(Fetcher(settings.media), settings.fetch_cache_mib * MIB, settings.fetch_ttl)
     decoded_cache = DecodedImageCache(settings.decoded_cache_mib * MIB, settings.decoded_ttl)
-    decoder = SandboxedDecoder(settings.media)
+    tenant_of = tenant_of_salt if settings.cache_scope == "key" else lambda _: ""
+    decoder = SandboxedDecoder(settings.media, tenant_of)
     state = ServerState(
         client=OpenAnswers(client),
         settings=settings,

@@ -28,17 +28,18 @@ class Drawing:
         self._threads = ThreadPoolExecutor(max(1, limits.pdf_workers), "fovea-pdf")
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    async def render(self, client: str, data: bytes, wanted: PageRange) -> DocumentPages:
+    async def render(self, client: str, data: bytes, wanted: PageRange, tenant: str = "") -> DocumentPages:
         """Render pages of a PDF file. If this is cancelled, the process that draws the file is ended.
 
         client: name of the client.
+        tenant: whose caches the client uses; tenants share no process. "": all share everything.
         Raises what `DocumentRenderer.render` raises.
         """
         left = threading.Event()
         async with self._turn(client):
             try:
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._renderer.render, data, wanted, left.is_set
+                    self._threads, self._renderer.render, data, wanted, left.is_set, tenant
                 )
             finally:
                 left.set()

@@ -1,4 +1,4 @@
-"""Checks every request before its route runs, and before its body is read: key, client's limits, draining.
+"""Checks every request before its route runs, and before its body is read: key, limits, draining.
 
 It also counts and measures requests, writes the access log and the audit log, and adds headers to responses.
 It is plain ASGI middleware, so that bodies are not read here, and a stream passes through unchanged.
@@ -23,8 +23,8 @@ CLIENT_GONE = 499
 class Guard:
     """ASGI middleware that checks every request before its route runs.
 
-    Refuses a wrong key with 401, a client beyond a limit per minute with 429, and a POST to a server that is
-    loading or draining with 503.
+    Refuses a wrong key with 401, pages of other sites with 403 if there are no keys, a client beyond a limit
+    per minute with 429, and a POST to a server that is loading or draining with 503.
     """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
@@ -56,6 +56,7 @@ class Guard:
     def _check(self, scope: Scope, exchange: Exchange) -> None:
         path, headers = scope["path"], exchange.headers
         if CALLER not in scope:  # the caller of a call from within was checked before
+            self.state.access.refuse_other_sites(scope)
             key = headers.get(b"authorization", b"")
             if not key and b"x-api-key" in headers:  # Anthropic's clients send it so
                 key = b"Bearer " + headers[b"x-api-key"]

@@ -99,7 +99,7 @@ def test_only_public_paths_are_open(place: dict[str, Fleet], name: str) -> None:
 @pytest.mark.parametrize("name", PROXIES)
 def test_a_body_beyond_the_limit_is_refused_before_it_is_sent(place: dict[str, Fleet], name: str) -> None:
     head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {16 * MIB + 1}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", place[name].port), PATIENCE_S) as connection:
@@ -127,7 +127,7 @@ def test_a_line_that_is_no_request_is_no_error_of_the_server(
 ) -> None:
     """Strangers could otherwise raise the number of answers with 500."""
     with socket.create_connection(("127.0.0.1", place[name].port), timeout=30) as connection:
-        connection.sendall(line + b"\r\nhost: x\r\n\r\n")
+        connection.sendall(line + b"\r\nhost: localhost\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert not answer or answer.startswith(b"HTTP/1.1 4"), answer
     if name == "nginx":
@@ -182,7 +182,7 @@ def test_a_request_at_a_killed_engine_ends_with_an_error_and_is_not_repeated(nam
         soon(lambda: not any(each.running() for each in engines))
         with socket.create_connection(("127.0.0.1", fleet.port), PATIENCE_S) as connection:
             body = question(max_tokens=400)
-            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             soon(lambda: any(each.running() for each in engines))
             victim = next(each for each in engines if each.running())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,19 @@ def test_those_that_stay_keep_their_state() -> None:
     assert made.version > version
     assert made.update([A, B], 101.0) == ([], [])
     assert [one.name for one in made] == ["a", "b"]
+
+
+def test_a_key_that_changes_in_its_file_is_used(tmp_path: Path) -> None:
+    """A rotated key of an engine was used for engines that came later only, and the others answered 401."""
+    file = tmp_path / "key"
+    file.write_text("old\n")
+    made = fleet([replace(A, api_key_file=str(file))])
+    one = made.get("a")
+    assert one is not None
+    file.write_text("new\n")
+    assert made.update([replace(A, api_key_file=str(file))], 1.0) == ([], [])
+    assert made.get("a") is one
+    assert one.key == "new"
 
 
 def test_those_that_go_finish_their_work() -> None:

@@ -38,7 +38,7 @@ def request(body: Any, *, length: int | None = None, headers: Mapping[str, str] 
     size = len(data) if length is None else length
     lines = [
         f"POST {CHAT} HTTP/1.1",
-        "host: test",
+        "host: localhost",
         "content-type: application/json",
         f"content-length: {size}",
     ]

@@ -156,7 +156,7 @@ def test_no_redirect_to_the_host_that_a_client_names(server: Server, path: str) 
         for method in ("GET", "POST"):
             with server.client() as client:
                 answer = client.request(method, path, headers=headers, follow_redirects=False)
-            assert answer.status_code in (404, 405), answer.status_code
+            assert answer.status_code in (403, 404, 405), answer.status_code
             assert "evil.example" not in answer.text + str(answer.headers)
 
 
@@ -165,7 +165,7 @@ def test_a_host_header_that_is_no_host(server: Server, host: str) -> None:
     """The path of an error is read from a URL that begins with the Host header. It must not end up in it."""
     with server.client() as client:
         answer = client.get("/none", headers={"Host": host})
-    assert answer.status_code in (400, 404), answer.text
+    assert answer.status_code in (400, 403, 404), answer.text
     assert host not in answer.text
 
 

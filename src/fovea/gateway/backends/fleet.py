@@ -51,6 +51,8 @@ class Fleet:
         old = {name: self._backends.pop(name) for name in gone}
         for backend in old.values():
             backend.removed = True
+        for name, stays in self._backends.items():
+            stays.key = keys[name]  # its file may have changed
         warm = bool(self._backends)
         for name in come:
             self._backends[name] = backend = Backend(wanted[name], self._settings, now, keys[name])

@@ -21,8 +21,8 @@ from fovea.media.image.decode import decode_bands
 from fovea.media.image.probe import ImageHeader
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox.messages import Message
-from fovea.media.sandbox.pool import WorkerPool
-from fovea.media.sandbox.process import WorkerCrashed, WorkerFailed
+from fovea.media.sandbox.pool import WorkerPool, unavailable
+from fovea.media.sandbox.process import WorkerCrashed, WorkerFailed, WorkerKilled, WorkerNotStarted
 from fovea.media.video.container import MEDIA_TYPES
 from fovea.media.video.decode import VIDEO_UNAVAILABLE, VideoHeader, check_work, open_video, video_of
 
@@ -36,15 +36,19 @@ _LONGEST_MESSAGE = 300
 class MediaDecoder(Protocol):
     """Decodes files of clients. Thread-safe; all methods block, so call them in worker threads."""
 
-    def decode_image(self, data: bytes, header: ImageHeader) -> Rgb:
-        """Return the upright RGB pixels of a file, row-major. header: as `probe` reads it from the file.
+    def decode_image(self, data: bytes, header: ImageHeader, scope: str = "") -> Rgb:
+        """Return the upright RGB pixels of a file, row-major.
 
-        Raises InvalidImage.
+        header: as `probe` reads it from the file. scope: part of the caches that the request may use.
+        Raises InvalidImage, or Unavailable if there is no process to decode it.
         """
         ...
 
-    def open_video(self, data: bytes) -> Video:
-        """Read a video's header. Raises InvalidVideo, or Unavailable if PyAV is not installed."""
+    def open_video(self, data: bytes, scope: str = "") -> Video:
+        """Read a video's header.
+
+        Raises InvalidVideo, or Unavailable if PyAV is not installed or there is no process to read it.
+        """
         ...
 
     def warm_up(self) -> None:
@@ -64,10 +68,10 @@ class LocalDecoder:
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
 
-    def decode_image(self, data: bytes, header: ImageHeader) -> Rgb:
+    def decode_image(self, data: bytes, header: ImageHeader, scope: str = "") -> Rgb:
         return b"".join(decode_bands(data, header, self._limits))
 
-    def open_video(self, data: bytes) -> Video:
+    def open_video(self, data: bytes, scope: str = "") -> Video:
         return open_video(data, self._limits)
 
     def warm_up(self) -> None:
@@ -85,21 +89,25 @@ class SandboxedDecoder:
 
     limits: its `image_workers` and `video_workers` are the numbers of processes; a kind with 0 is decoded in
         this process.
+    tenant_of: the tenant of a scope; tenants share no process.
     """
 
-    def __init__(self, limits: MediaLimits) -> None:
+    def __init__(self, limits: MediaLimits, tenant_of: Callable[[str], str] = lambda _: "") -> None:
         self._limits = limits
+        self._tenant_of = tenant_of
         self._local = LocalDecoder(limits)
         self.images = WorkerPool("image", limits.image_workers, limits) if limits.image_workers else None
         self.videos = WorkerPool("video", limits.video_workers, limits) if limits.video_workers else None
 
-    def decode_image(self, data: bytes, header: ImageHeader) -> Rgb:
+    def decode_image(self, data: bytes, header: ImageHeader, scope: str = "") -> Rgb:
         if self.images is None:
             return self._local.decode_image(data, header)
         room = header.width * header.height * 3
-        seconds = self._limits.image_decode_s
+        seconds, tenant = self._limits.image_decode_s, self._tenant_of(scope)
         try:
-            with closing(ask_worker(self.images, {"ask": "image"}, data, seconds, room=room)) as answers:
+            with closing(
+                ask_worker(self.images, {"ask": "image"}, data, seconds, room=room, tenant=tenant)
+            ) as answers:
                 answer, pixels = next(answers)
                 if "done" in answer:
                     return pixels()
@@ -107,20 +115,19 @@ class SandboxedDecoder:
             raise InvalidImage(f"the {header.media_type} cannot be decoded: {error}") from error
         raise _error_of(answer, InvalidImage)
 
-    def open_video(self, data: bytes) -> Video:
+    def open_video(self, data: bytes, scope: str = "") -> Video:
         if self.videos is None:
             return self._local.open_video(data)
+        seconds, tenant = self._limits.video_decode_s, self._tenant_of(scope)
         try:
-            with closing(
-                ask_worker(self.videos, {"ask": "video"}, data, self._limits.video_decode_s)
-            ) as answers:
+            with closing(ask_worker(self.videos, {"ask": "video"}, data, seconds, tenant=tenant)) as answers:
                 answer = next(answers)[0]
         except WorkerFailed as error:
             raise InvalidVideo(f"the video cannot be opened: {error}") from error
         if "header" not in answer:
             raise _error_of(answer, InvalidVideo)
         header = _video_header(answer["header"], self._limits)
-        return video_of(data, header, SandboxedFrames(data, header, self._limits, self.videos))
+        return video_of(data, header, SandboxedFrames(data, header, self._limits, self.videos, tenant))
 
     def warm_up(self) -> None:
         """Start a worker for images, and try one for videos: many servers never get a video."""
@@ -156,6 +163,7 @@ class SandboxedFrames:
     header: VideoHeader
     limits: MediaLimits
     pool: WorkerPool = field(repr=False)
+    tenant: str = field(default="", repr=False)
 
     def check(self, indices: Sequence[int]) -> None:
         check_work(self.header, indices, self.limits)
@@ -173,8 +181,9 @@ class SandboxedFrames:
         missing = len(indices)
         try:
             answers = ask_worker(
-                self.pool, question, self.data, seconds, room=room, each_wait=stop_if_abandoned
-            )
+                self.pool, question, self.data, seconds,
+                room=room, each_wait=stop_if_abandoned, tenant=self.tenant,
+            )  # fmt: skip
             with closing(answers):
                 for answer, pixels in answers:
                     if "frame" in answer and missing:
@@ -196,23 +205,28 @@ def ask_worker(
     *,
     room: int = 0,
     each_wait: Callable[[], None] | None = None,
+    tenant: str = "",
 ) -> Generator[Answer, None, None]:
     """Yield a worker's answers to a question about a file.
 
     If a worker dies before its first answer, the file is tried once more.
 
-    Raises WorkerFailed.
+    tenant: whose file it is; "" if tenants are not told apart.
+    Raises WorkerFailed, or Unavailable for reasons that have nothing to do with the file.
     """
     for attempt in (1, 2):
-        with pool.lease(each_wait or (lambda: None)) as worker:
+        with pool.lease(each_wait or (lambda: None), tenant) as worker:
             answered = False
             try:
                 for answer in worker.ask(question, data, seconds, room=room, each_wait=each_wait):
                     answered = True
                     yield answer
-            except WorkerCrashed:
-                if answered or attempt == 2:
-                    raise
+            except (WorkerCrashed, WorkerNotStarted) as error:
+                if not answered and attempt == 1:
+                    continue
+                if isinstance(error, WorkerKilled | WorkerNotStarted):
+                    raise unavailable(pool.kind, error) from error
+                raise
             else:
                 return
 

@@ -45,10 +45,11 @@ class DocumentRenderer:
         self._pool = WorkerPool("pdf", limits.pdf_workers, limits) if limits.pdf_workers else None
 
     def render(
-        self, data: bytes, wanted: PageRange, abandoned: Callable[[], bool] = lambda: False
+        self, data: bytes, wanted: PageRange, abandoned: Callable[[], bool] = lambda: False, tenant: str = ""
     ) -> DocumentPages:
         """Render pages of a PDF file.
 
+        tenant: whose file it is; tenants share no process.
         abandoned: whether nobody waits for the pages any more; then the process that draws them is ended.
         Raises InvalidRequest for pages that are not there or too many of them, InvalidPdf, Unavailable,
         Abandoned.
@@ -66,8 +67,9 @@ class DocumentRenderer:
         question = {"ask": "pages", **asdict(wanted)}
         try:
             answers = ask_worker(
-                self._pool, question, data, self._limits.pdf_render_s, room=ROOM, each_wait=stop_if_abandoned
-            )
+                self._pool, question, data, self._limits.pdf_render_s,
+                room=ROOM, each_wait=stop_if_abandoned, tenant=tenant,
+            )  # fmt: skip
             with closing(answers):
                 for answer, output in answers:
                     if "frame" in answer and len(pages) <= wanted.last - wanted.first:

@@ -40,7 +40,15 @@ class WorkerFailed(Exception):
 
 
 class WorkerCrashed(WorkerFailed):
-    """The worker died. The file may not be the cause: perhaps the system ended the process to free memory."""
+    """The worker died while it answered. After the second time, the file is the cause."""
+
+
+class WorkerKilled(WorkerCrashed):
+    """Somebody else killed the worker, for example the system to free memory. The file is not the cause."""
+
+
+class WorkerNotStarted(WorkerFailed):
+    """There is no process, or no memory to share with it. No file is the cause. The message tells why."""
 
 
 class WorkerProcess:
@@ -48,34 +56,29 @@ class WorkerProcess:
 
     measures: what it gave up, see `jail.enter`.
     answered: number of files that it has decoded or refused.
+    tenant: whose files it decodes, and nobody else's once it has answered.
     crashed: whether it died, or answered what cannot be read, while the server waited for its answer.
     """
 
-    def __init__(self, kind: WorkerKind, limits: MediaLimits) -> None:
-        """Start the process. Raises WorkerFailed if it does not become ready."""
+    def __init__(self, kind: WorkerKind, limits: MediaLimits, tenant: str = "") -> None:
+        """Start the process. Raises WorkerNotStarted if it does not become ready."""
         self.answered = 0
+        self.tenant = tenant
         self.crashed = False
         self._memory: SharedMemory | None = None
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fovea.media.sandbox.worker", str(theirs.fileno()), kind],
-                env={"PYTHONPATH": os.pathsep.join(sys.path), **_ENVIRONMENT},
-                cwd="/",
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal is for the server, which ends its workers
-            )
+        self._ended = False
+        try:
+            self._channel, self._process = _start(kind)
+        except OSError as error:  # no descriptors, processes or memory left
+            raise WorkerNotStarted(f"it could not be started: {error.strerror}") from error
         values = {name: value for name, value in asdict(limits).items() if name != "file_root"}
         try:
             self._channel.send({"limits": values, "memory_bytes": limits.decode_memory_mib * MIB})
             ready, _ = self._channel.receive(time.monotonic() + START_S)
         except (WorkerGone, TooSlow) as error:
+            reason = f"it was not ready after {START_S:g} s" if isinstance(error, TooSlow) else self._reason()
             self.end()
-            raise WorkerFailed("the decoder process did not start") from error
+            raise WorkerNotStarted(f"it ended before it was ready ({reason})") from error
         self.measures: tuple[str, ...] = tuple(ready["ready"])
 
     @property
@@ -103,7 +106,7 @@ class WorkerProcess:
         each_wait: called again and again while the worker works; it may raise.
 
         A generator that is closed before its end, and any error, ends the process, because nobody knows what
-        it does now. Raises WorkerFailed.
+        it does now. Raises WorkerFailed, also WorkerNotStarted if there is no memory for the file.
         """
         deadline = time.monotonic() + seconds
         done = False
@@ -120,7 +123,10 @@ class WorkerProcess:
                     self._channel.send({"next": True})
         except WorkerGone as error:
             self.crashed = True
-            raise WorkerCrashed(f"the decoder crashed on it ({self._reason()})") from error
+            reason = self._reason()
+            if reason == "SIGKILL" and not self._ended:
+                raise WorkerKilled("the system killed the decoder, perhaps to free memory") from error
+            raise WorkerCrashed(f"the decoder crashed on it ({reason})") from error
         except TooSlow as error:
             raise WorkerFailed(f"decoding it takes longer than {seconds:g} s") from error
         finally:
@@ -133,6 +139,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process; the thread that uses it notices. Thread-safe."""
+        self._ended = True
         with suppress(OSError):
             self._process.kill()
 
@@ -144,13 +151,19 @@ class WorkerProcess:
         self._drop_memory()
 
     def _send_question(self, question: Message, data: bytes) -> SharedMemory:
-        """Put the file into shared memory, larger if need be, and send the question. Raises WorkerGone."""
+        """Put the file into shared memory, larger if need be, and send the question.
+
+        Raises WorkerGone, WorkerNotStarted.
+        """
         needed = len(data) + question["room"]
         memory = self._memory
         if memory is None or memory.size < needed:
             self._drop_memory()
             size = max(1 << 22, 1 << (needed - 1).bit_length())
-            memory = self._memory = SharedMemory(size if size <= KEPT_BYTES else needed)
+            try:
+                memory = self._memory = SharedMemory(size if size <= KEPT_BYTES else needed)
+            except OSError as error:
+                raise WorkerNotStarted(f"there is no memory to share with it: {error.strerror}") from error
             question["memory"] = memory.size
         for at in range(0, len(data), PIECE):  # one large copy would stop all other threads
             piece = data[at : at + PIECE]
@@ -172,6 +185,27 @@ class WorkerProcess:
         if status >= 0:
             return f"exit status {status}"
         return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+
+
+def _start(kind: WorkerKind) -> tuple[Channel, subprocess.Popen[bytes]]:
+    """Start a process, and return it with the connection to it. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "fovea.media.sandbox.worker", str(theirs.fileno()), kind],
+                env={"PYTHONPATH": os.pathsep.join(sys.path), **_ENVIRONMENT},
+                cwd="/",
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal is for the server, which ends its workers
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return Channel(ours), process
 
 
 def _copy_of(memory: SharedMemory, begin: int, end: int) -> Rgb:

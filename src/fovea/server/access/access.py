@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fovea.access.audit import Audit
 from fovea.access.bearer import find_key, hash_of_key
@@ -18,10 +18,11 @@ from fovea.access.keys import Key, Keys
 from fovea.access.log import AccessLog
 from fovea.access.table import KeyTable
 from fovea.core.errors import ConfigError
+from fovea.http.browsers import Browsers
 from fovea.server.access.caller import ANYONE, Caller
 from fovea.server.access.client import Client
 from fovea.server.access.limits import Limits
-from fovea.server.access.rules import Rules, noun
+from fovea.server.access.rules import DOCS, OPEN, Rules, is_page, noun
 
 if TYPE_CHECKING:
     from fovea.server.settings import ServerSettings
@@ -58,6 +59,7 @@ class Access:
             docs=access.docs,
             page=access.page == "on",
         )
+        self._browsers = Browsers(settings.http.server_names, access.cors_origins)
         self._scoped = settings.cache_scope == "key"
         self._clock, self._now = clock, now
         self._clients: dict[str, Client] = {}
@@ -77,6 +79,16 @@ class Access:
     @property
     def fair(self) -> bool:
         return not self.usual_places and self._api_clients > 1
+
+    def refuse_other_sites(self, scope: Mapping[str, Any]) -> None:
+        """Refuse what a page of another site made a browser send, if there are no keys that keep it out.
+
+        scope: the ASGI scope of the request. Probes are never refused.
+        Raises Forbidden.
+        """
+        path = scope["path"]
+        if not self.rules.api and path not in OPEN:
+            self._browsers.check(scope, page=is_page(path) or path in DOCS)
 
     def authenticate(self, path: str, authorization: bytes, caller: Caller) -> None:
         """Check the key of a request.

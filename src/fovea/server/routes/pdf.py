@@ -66,7 +66,7 @@ async def render(
                 claim.arrived()
         except TimeoutError:
             raise state.bodies.overloaded() from None
-        work = state.drawing.render(state.caller.client.name, data, wanted)
+        work = state.drawing.render(state.caller.client.name, data, wanted, state.caller.tenant)
         rendered = await while_connected(http, deadline.limit(work, "its PDF was drawn"))
     return Response(await asyncio.to_thread(_answer, rendered), media_type="application/json")
 

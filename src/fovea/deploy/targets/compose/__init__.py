@@ -2,6 +2,9 @@
 
 Services have no rights that they do not need: a read-only root, no capabilities, no new privileges. Keys are
 in files beneath ./secrets, never in docker-compose.yaml.
+
+Files that are read again when they change are in folders of their own, and the folders are mounted. A mount
+of a file would keep showing the old one: editors and `fovea keys` write a new file and rename it.
 """
 
 from __future__ import annotations
@@ -38,15 +41,15 @@ def render(spec: DeploySpec) -> Files:
     addresses = servers.metrics_addresses(spec)
     files = {
         PATH: _compose(spec),
-        "nginx.conf": nginx.configuration(front, temporary=others.BODIES),
-        **prometheus_files(spec, *addresses, "alertmanager:9093", key_file="/run/secrets/metrics-key"),
+        "nginx/nginx.conf": nginx.configuration(front, temporary=others.BODIES),
+        **prometheus_files(spec, *addresses, "alertmanager:9093", key_file=others.METRICS_KEY),
         **grafana_files(spec),
     }
     for pool in spec.pools:
         files[f"pool-{pool.name}.toml"] = toml_text(servers.engine_settings(spec, pool), comment=COMMENT)
     if spec.gateway is not None:
         inner = tuple(Server(each.name, each.name, spec.engine_port) for each in engines(spec))
-        files["gateway.toml"] = toml_text(
+        files["gateway/gateway.toml"] = toml_text(
             servers.gateway_settings(spec), backend_tables(inner), comment=COMMENT
         )
     if spec.redis is not None:
@@ -75,7 +78,7 @@ def _compose(spec: DeploySpec) -> str:
         "services": services,
         "networks": networks(monitoring=watched, redis=spec.redis is not None),
         "volumes": {name: {} for name in _sources(services, "volume")},
-        "secrets": {name: {"file": f"./secrets/{name}"} for name in _secrets(services)},
+        **_secrets(services),
     }
     head = "".join(f"# {line}".rstrip() + "\n" for line in _head(spec).splitlines())
     return head + yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=110)
@@ -86,23 +89,27 @@ def _sources(services: dict[str, Any], kind: str) -> list[str]:
     return list(dict.fromkeys(mount["source"] for mount in mounts if mount["type"] == kind))
 
 
-def _secrets(services: dict[str, Any]) -> list[str]:
-    named = [secret for each in services.values() for secret in each.get("secrets", ())]
-    return list(dict.fromkeys(each["source"] if isinstance(each, dict) else each for each in named))
+def _secrets(services: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of secrets, files that are read at the start only; empty if there are none."""
+    names = dict.fromkeys(name for each in services.values() for name in each.get("secrets", ()))
+    return {"secrets": {name: {"file": f"./secrets/{name}"} for name in names}} if names else {}
 
 
 def _head(spec: DeploySpec) -> str:
-    lines = [COMMENT, "", "Before the first start:", "    mkdir -m 755 secrets"]
+    folders = ["secrets", "secrets/keys"]
+    folders += ["secrets/metrics"] if spec.monitoring is not None else []
+    folders += ["secrets/tls"] if spec.tls else []
+    lines = [COMMENT, "", "Before the first start:", f"    mkdir -m 755 {' '.join(folders)}"]
     kind = "--for gateway " if spec.gateway is not None else ""
-    lines.append(f"    fovea keys new {kind}--file secrets/keys.toml --name NAME")
+    lines.append(f"    fovea keys new {kind}--file secrets/keys/keys.toml --name NAME")
     if spec.monitoring is not None:
         lines.append(
-            f"    fovea keys new {kind}--file secrets/keys.toml --name prometheus --role metrics"
-            "    # the key into secrets/metrics-key"
+            f"    fovea keys new {kind}--file secrets/keys/keys.toml --name prometheus --role metrics"
+            "    # the key into secrets/metrics/metrics-key"
         )
         if spec.monitoring.grafana:
             lines.append("    the password of Grafana's user admin into secrets/grafana-password")
     if spec.tls:
-        lines.append("    the certificate and its key into secrets/tls.crt and secrets/tls.key")
+        lines.append("    the certificate and its key into secrets/tls/tls.crt and secrets/tls/tls.key")
     lines.append("docs/deployment.md tells who must be able to read these files.")
     return "\n".join(lines)

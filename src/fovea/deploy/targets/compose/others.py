@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Any
 
-from fovea.deploy.front import CERTIFICATE, PATIENCE_S, PRIVATE_KEY
+from fovea.deploy.front import CERTIFICATE, PATIENCE_S
+from fovea.deploy.monitoring_files import ALERTMANAGER as ALERTMANAGER_FILE
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.targets.compose import network
 from fovea.deploy.targets.compose.service import data_mount, file_mount, service
@@ -14,6 +16,7 @@ REDIS = "redis:7.4.2-alpine"
 PROMETHEUS = "prom/prometheus:v3.2.1"
 ALERTMANAGER = "prom/alertmanager:v0.28.1"
 GRAFANA = "grafana/grafana:11.6.0"
+METRICS_KEY = "/etc/fovea/metrics/metrics-key"
 PORT = 8080
 """Port of NGINX in its container, which may not open ports below 1024."""
 BODIES = "/var/cache/nginx/fovea"
@@ -23,23 +26,21 @@ BODIES = "/var/cache/nginx/fovea"
 def nginx_service(spec: DeploySpec, behind: list[str]) -> dict[str, Any]:
     """Return NGINX. behind: names of the services behind it."""
     scheme, flags = ("https", ["--no-check-certificate"]) if spec.tls else ("http", [])
-    files = (("tls.crt", CERTIFICATE), ("tls.key", PRIVATE_KEY)) if spec.tls else ()
-    secrets: dict[str, Any] = {}
-    if files:
-        secrets["secrets"] = [{"source": name, "target": target} for name, target in files]
+    mounts = [file_mount("nginx", "/etc/fovea/nginx"), data_mount("bodies", "/var/cache/nginx")]
+    if spec.tls:
+        mounts.append(file_mount("secrets/tls", str(PurePosixPath(CERTIFICATE).parent)))
     return service(
         NGINX,
-        ["nginx", "-c", "/etc/nginx/nginx.conf", "-g", "daemon off; pid /tmp/nginx.pid;"],
+        ["nginx", "-c", "/etc/fovea/nginx/nginx.conf", "-g", "daemon off; pid /tmp/nginx.pid;"],
         health=["wget", "-q", *flags, "-O", "/dev/null", f"{scheme}://127.0.0.1:{PORT}/health"],
         cpus=2,
         memory_mib=1024,
         stop_s=spec.stop.drain_s + PATIENCE_S,
         stop_signal="SIGQUIT",
         ports=[{"target": PORT, "published": spec.proxy_port, "protocol": "tcp"}],
-        volumes=[file_mount("nginx.conf", "/etc/nginx/nginx.conf"), data_mount("bodies", "/var/cache/nginx")],
+        volumes=mounts,
         networks={"public": {}, "front": {"ipv4_address": network.PROXY}},
         depends_on={name: {"condition": "service_healthy"} for name in behind},
-        **secrets,
     )
 
 
@@ -85,8 +86,11 @@ def _prometheus(spec: DeploySpec) -> dict[str, Any]:
         memory_mib=2048,
         stop_s=60,
         ports=[_loopback(9090)],
-        secrets=["metrics-key"],
-        volumes=[file_mount("prometheus", "/etc/prometheus"), data_mount("prometheus", "/prometheus")],
+        volumes=[
+            file_mount("prometheus", "/etc/prometheus"),
+            file_mount("secrets/metrics", str(PurePosixPath(METRICS_KEY).parent)),
+            data_mount("prometheus", "/prometheus"),
+        ],
         networks={"monitoring": {}},
     )
 
@@ -95,7 +99,7 @@ def _alertmanager() -> dict[str, Any]:
     return service(
         ALERTMANAGER,
         [
-            "--config.file=/etc/alertmanager.yml",
+            f"--config.file=/etc/{ALERTMANAGER_FILE}",
             "--storage.path=/alertmanager",
             "--cluster.listen-address=",
         ],
@@ -103,7 +107,7 @@ def _alertmanager() -> dict[str, Any]:
         cpus=0.5,
         memory_mib=256,
         volumes=[
-            file_mount("alertmanager.yml", "/etc/alertmanager.yml"),
+            file_mount("alertmanager", "/etc/alertmanager"),
             data_mount("alertmanager", "/alertmanager"),
         ],
         networks={"monitoring": {}},

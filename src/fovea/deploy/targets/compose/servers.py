@@ -12,8 +12,9 @@ from fovea.deploy.targets.compose import network
 from fovea.deploy.targets.compose.service import data_mount, file_mount, service
 from fovea.deploy.targets.docker import HOME, USER_ID
 
-KEYS = "/run/secrets/keys.toml"
+KEYS = "/etc/fovea/keys"
 CONFIG = "/etc/fovea/config.toml"
+GATEWAY = "/etc/fovea/gateway"
 LOAD_S = 900
 """Seconds in which an engine may load its model, or download it."""
 
@@ -48,7 +49,7 @@ def engine_settings(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     """Return the settings of a pool's engines in containers. The pool's own settings win."""
     values: dict[str, Any] = {"trusted_proxies": [str(network.ENGINES) if spec.gateway else network.PROXY]}
     if spec.gateway is None:
-        values["keys_file"] = KEYS
+        values["keys_file"] = f"{KEYS}/keys.toml"
     values |= trace_values(spec)
     return {**values, **spec.engine_settings(pool), "host": "0.0.0.0", "port": spec.engine_port}
 
@@ -57,7 +58,7 @@ def gateway_settings(spec: DeploySpec) -> dict[str, Any]:
     """Return the settings of the gateways in containers. The spec's own settings win."""
     return {
         "trusted_proxies": [network.PROXY],
-        "keys_file": KEYS,
+        "keys_file": f"{KEYS}/keys.toml",
         **redis_values(spec, "redis:6379"),
         **trace_values(spec),
         **spec.gateway_settings(),
@@ -100,7 +101,7 @@ def _engine(spec: DeploySpec, engine: Server, address: str | None, devices: Sequ
     return _server(
         spec,
         spec.image_of(pool),
-        "serve",
+        ("serve", "--config", CONFIG),
         spec.engine_port,
         cpus=pool.cpus,
         memory_mib=pool.memory_gib * 1024,
@@ -123,21 +124,21 @@ def _gateway(spec: DeploySpec, gateway: Server, number: int) -> dict[str, Any]:
     return _server(
         spec,
         spec.image,
-        "gateway",
+        ("gateway", "--config", f"{GATEWAY}/gateway.toml"),
         spec.gateway_port,
         cpus=spec.gateway.cpus,
         memory_mib=spec.gateway.memory_gib * 1024,
         start_s=LOAD_S,  # it is ready when an engine is
         stop_s=spec.stop.grace_s,
         keys=True,
-        volumes=[file_mount("gateway.toml", CONFIG)],
+        volumes=[file_mount("gateway", GATEWAY)],
         networks=names,
         **({"depends_on": needed} if needed else {}),
     )
 
 
 def _server(
-    spec: DeploySpec, image: str, action: str, port: int, *, keys: bool, **more: Any
+    spec: DeploySpec, image: str, command: Sequence[str], port: int, *, keys: bool, **more: Any
 ) -> dict[str, Any]:
     probe = (
         "import urllib.request as u; "
@@ -145,10 +146,10 @@ def _server(
     )
     environment = {"FOVEA_PORT": str(port)}
     if keys:
-        more["secrets"] = ["keys.toml"]
+        more["volumes"] = [*more["volumes"], file_mount("secrets/keys", KEYS)]
     return service(
         image,
-        [action, "--config", CONFIG],
+        command,
         user=f"{USER_ID}:{USER_ID}",
         health=["python", "-c", probe],
         environment=environment,

@@ -43,6 +43,7 @@ def render(spec: DeploySpec) -> Files:
         "request_timeout": float(min(spec.max_answer_s, MOST_STREAM_S)),
         "drain_seconds": float(min(spec.stop.drain_s, DRAIN_S)),
         "lame_duck_s": 0.0,
+        "server_names": ("*",),
     }
     user = "# SageMaker mounts the model for root, and says that containers run as root.\n"
     user += "# hadolint ignore=DL3002\nUSER 0"

@@ -34,7 +34,7 @@ def render(spec: DeploySpec) -> Files:
         f"{FOLDER}/Dockerfile": dockerfile(spec, pool, FOLDER, names, "USER 1000"),
         f"{FOLDER}/entrypoint.sh": _entrypoint(pool),
         f"{FOLDER}/fetch_model.py": _fetch_model(),
-        f"{FOLDER}/fovea.toml": server_config(spec, pool, comment),
+        f"{FOLDER}/fovea.toml": server_config(spec, pool, comment, server_names=("*",)),
         f"{FOLDER}/deploy.sh": _deploy(spec, pool),
     }
 

@@ -120,7 +120,7 @@ start gateway-0 "$PYTHON" -m fovea.cli.main gateway --config gateway-0.toml
 start gateway-1 "$PYTHON" -m fovea.cli.main gateway --config gateway-1.toml
 start prometheus prometheus --config.file=prometheus/prometheus.yml --storage.tsdb.path=state/prometheus \
     --storage.tsdb.retention.time=31d --web.listen-address=127.0.0.1:8181
-start alertmanager "$(command -v alertmanager || echo prometheus-alertmanager)" --config.file=alertmanager.yml \
+start alertmanager "$(command -v alertmanager || echo prometheus-alertmanager)" --config.file=alertmanager/alertmanager.yml \
     --storage.path=state/alertmanager --cluster.listen-address= --web.listen-address=127.0.0.1:8182
 if [ "$proxy" = envoy ]; then
     start envoy envoy --config-path envoy.yaml --use-dynamic-base-id --log-level warning
