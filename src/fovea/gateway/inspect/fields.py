@@ -72,8 +72,7 @@ def check_fields(value: Mapping[str, Any], api: str) -> None:
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("stream is neither true nor false", param="stream")
     for name in ANSWERS:
-        if value.get(name) != -1:  # for some engines: no limit
-            _check_count(value, name, 0, MOST_TOKENS)
+        _check_count(value, name, 0, MOST_TOKENS, unlimited=-1)
     for name in CHOICES:
         _check_count(value, name, 1, MOST_CHOICES)
     if api == "completions":
@@ -109,9 +108,12 @@ def separate_uuids(body: Body, parts: Iterable[MediaPart], tenant: str) -> None:
             part.part["uuid"] = hashlib.sha256(data).hexdigest()
 
 
-def _check_count(value: Mapping[str, Any], name: str, low: int, high: int) -> None:
+def _check_count(
+    value: Mapping[str, Any], name: str, low: int, high: int, unlimited: int | None = None
+) -> None:
+    """unlimited: the number that engines read as no limit."""
     count = value.get(name)
-    if count is None:
+    if count is None or count == unlimited:
         return
     if not isinstance(count, int) or isinstance(count, bool) or not low <= count <= high:
         raise InvalidRequest(f"{name} is no whole number from {low} to {high}", param=name)
