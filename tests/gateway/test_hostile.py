@@ -153,7 +153,7 @@ def test_fields_that_reach_into_engines_are_refused(name: str) -> None:
         ("chat", {"chat_template_kwargs": {"tokenize": True}}), ("chat", {"stream": "true"}),
         ("chat", {"stream": 1}), ("chat", {"n": "5"}), ("chat", {"n": 5.0}), ("chat", {"n": 0}),
         ("chat", {"n": -1}), ("chat", {"n": True}), ("chat", {"n": 100_000}), ("chat", {"best_of": 10**9}),
-        ("chat", {"max_tokens": -1}), ("chat", {"max_tokens": 1e5}), ("chat", {"max_tokens": "9"}),
+        ("chat", {"max_tokens": -2}), ("chat", {"max_tokens": 1e5}), ("chat", {"max_tokens": "9"}),
         ("chat", {"n_predict": -1}), ("chat", {"max_completion_tokens": 1 << 40}),
         ("chat", {"n": 1024, "max_tokens": (1 << 31) - 1}),
         ("completions", {"prompt": {"prompt_string": "a", "multimodal_data": ["AAAA"]}}),

@@ -72,7 +72,7 @@ def check_fields(value: Mapping[str, Any], api: str) -> None:
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("stream is neither true nor false", param="stream")
     for name in ANSWERS:
-        _check_count(value, name, 0, MOST_TOKENS, unlimited=-1)
+        _check_count(value, name, 0, MOST_TOKENS, unlimited=None if name == "n_predict" else -1)
     for name in CHOICES:
         _check_count(value, name, 1, MOST_CHOICES)
     if api == "completions":
