@@ -15,7 +15,7 @@ from fovea.core.payload import Payload
 
 
 def _level(value: Any) -> Any:
-    """Clients send null for no choice, and "original" to newer models of OpenAI: an image of its full size."""
+    """Clients send null for no choice, and newer ones of OpenAI "original" for an image of its full size."""
     if value is None:
         return "auto"
     return "high" if value == "original" else value
