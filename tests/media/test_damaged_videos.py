@@ -88,6 +88,25 @@ def test_a_file_that_begins_between_key_frames_is_read() -> None:
     assert len(read(out.getvalue())) == 21
 
 
+@pytest.mark.parametrize(("encoder", "message"), [("libx264", b"\x06"), ("libx265", b"\x4e\x01")])
+def test_wrong_messages_beside_the_pictures_are_no_damage(encoder: str, message: bytes) -> None:
+    """Some cameras write messages (SEI) whose sizes are wrong. No pixel depends on them."""
+    if encoder not in av.codecs_available:
+        pytest.skip(f"this PyAV encodes no {encoder}")
+    options = {"x265-params": QUIET} if encoder == "libx265" else {}
+    data, out = encoded(pictures(4, moving=True), encoder, "mp4", options), io.BytesIO()
+    unit = message + bytes((4, 200, 1, 2, 3, 0x80))  # it states 200 bytes and has three
+    with av.open(io.BytesIO(data)) as source, av.open(out, "w", format="mp4") as file:
+        target = file.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                other = av.Packet(len(unit).to_bytes(4, "big") + unit + bytes(packet))
+                other.pts, other.dts, other.time_base = packet.pts, packet.dts, packet.time_base
+                other.is_keyframe, other.stream = packet.is_keyframe, target
+                file.mux(other)
+    assert np.array_equal(read(out.getvalue()), read(data))
+
+
 def test_the_error_names_the_damaged_frame() -> None:
     frames = pictures(24, moving=True)
     data = bytearray(encoded(frames, "mpeg4", "mp4", {"g": "8", "bf": "0"}))

@@ -137,7 +137,7 @@ class EncodedFrames:
         self.check(indices)
         most = 2 * frames_to_decode(header, indices) + _SPARE_FRAMES
 
-        def each_frame() -> None:
+        def each_packet() -> None:
             nonlocal most
             most -= 1
             if most < 0:
@@ -149,7 +149,7 @@ class EncodedFrames:
         with _open_stream(self.data, header.container, pixels) as (file, stream):
             decoder = checking_decoder(_av(), stream, _options(pixels))
             times = Stamps(header.stamps, header.keys, float(stream.time_base))
-            reader = FrameReader(_av(), file, stream, decoder, times, each_frame)
+            reader = FrameReader(_av(), file, stream, decoder, times, each_packet)
             at: int | None = None
             rgb = b""
             for index in indices:

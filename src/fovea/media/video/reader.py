@@ -45,15 +45,15 @@ class FrameReader:
     av: PyAV's module.
     file, stream: its open file, and the video stream of it.
     decoder: a codec context for the stream.
-    each_frame: called for each decoded frame; may raise to stop.
+    each_packet: called before each packet is decoded; may raise to stop.
     """
 
     def __init__(
-        self, av: Any, file: Any, stream: Any, decoder: Any, stamps: Stamps, each_frame: Callable[[], None]
+        self, av: Any, file: Any, stream: Any, decoder: Any, stamps: Stamps, each_packet: Callable[[], None]
     ) -> None:
         self._av, self._file, self._stream, self._decoder = av, file, stream, decoder
         self._stamps = stamps
-        self._each_frame = each_frame
+        self._each_packet = each_packet
         self._strict = decoder
         self._lenient: Any = None
         self._frames: Iterator[Any] = iter(())
@@ -138,11 +138,12 @@ class FrameReader:
         """Yield the frames that follow. Raises InvalidVideo for a report about one at or after `first`."""
         begun = False
         for packet in self._file.demux(self._stream):
+            self._each_packet()
             time = packet.dts if packet.pts is None else packet.pts
             if packet.is_keyframe and not begun:
                 self._key, begun = _key_of(packet, self._stream.codec_context), True
             try:
-                frames = decoder.decode(packet if packet.size else None)
+                frames = self._decode(decoder, packet)
             except self._av.FFmpegError as error:
                 if isinstance(error, MemoryError):
                     raise
@@ -150,10 +151,23 @@ class FrameReader:
                     continue
                 raise self._damage(time, error.strerror) from error
             for frame in frames:
-                self._each_frame()
                 if frame.is_corrupt and decoder is self._strict and (frame.pts or first) >= first:
                     raise self._damage(frame.pts, "its decoder marks it as corrupt")
                 yield frame
+
+    def _decode(self, decoder: Any, packet: Any) -> list[Any]:
+        """Decode a packet; if that fails, without its messages (SEI), which some cameras write wrongly."""
+        try:
+            frames: list[Any] = decoder.decode(packet if packet.size else None)
+        except self._av.FFmpegError:
+            units = list(_units(packet, self._stream.codec_context))
+            kept = [unit for kind, unit in units if kind != "message"]
+            if len(kept) == len(units):
+                raise
+            bare = self._av.Packet(b"".join(kept))
+            bare.pts, bare.dts, bare.time_base = packet.pts, packet.dts, packet.time_base
+            frames = decoder.decode(bare)
+        return frames
 
     def _damage(self, time: int | None, reason: str) -> InvalidVideo:
         frames, _, seconds = self._stamps
@@ -186,14 +200,34 @@ def _key_of(packet: Any, codec: Any) -> Key:
     """Return the kind of a key frame. Only in H.264 it matters: its frames may refer to any earlier one."""
     if codec.name != "h264":
         return "closed"
+    kinds = [kind for kind, _ in _units(packet, codec)]
+    if "closed" in kinds:
+        return "closed"
+    return "rolling" if "inter" in kinds else "open"
+
+
+def _units(packet: Any, codec: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield what each unit of a packet of H.264 or H.265 is, and its bytes with their length before them.
+
+    "closed", "inter": slices of a frame before which nothing is needed, and of one that is not intra (H.264).
+    "message": information beside the pictures. Of H.265, only that before a picture; checksums follow it.
+    """
+    place = {"h264": 4, "hevc": 21}.get(codec.name)  # ISO 14496-15, 5.3.3.1 and 8.3.3.1
+    if place is None:
+        return
     header = codec.extradata or b""
-    width = (header[4] & 3) + 1 if header[:1] == b"\1" and len(header) > 4 else 4  # ISO 14496-15, 5.3.3.1
+    width = (header[place] & 3) + 1 if header[:1] == b"\1" and len(header) > place else 4
     data, at = bytes(packet), 0
     while at + width + 1 < len(data):
-        unit, first = data[at + width] & 31, data[at + width + 1]
-        if unit == 5:
-            return "closed"
-        if unit == 1:  # after the number of its first block, 0, a slice has its type: 2 and 7 are intra
-            return "open" if first & 0xF0 == 0xB0 or first == 0x88 else "rolling"
-        at += width + int.from_bytes(data[at : at + width], "big")
-    return "open"
+        end = at + width + int.from_bytes(data[at : at + width], "big")
+        yield _kind_of(codec.name, *data[at + width : at + width + 2]), data[at:end]
+        at = end
+
+
+def _kind_of(codec: str, head: int, first: int) -> str:
+    """Return what a unit is, by its first two bytes."""
+    if codec == "hevc":
+        return "message" if head >> 1 == 39 else ""
+    if head & 31 == 1:  # after the number of its first block, 0, a slice has its type: 2 and 7 are intra
+        return "" if first & 0xF0 == 0xB0 or first == 0x88 else "inter"
+    return {5: "closed", 6: "message"}.get(head & 31, "")
