@@ -158,11 +158,42 @@ def mutants(count: int, seed: int = 7) -> Iterator[tuple[bytes, str]]:
         seeds.append((buffer.getvalue(), f"image/{kind.lower()}"))
     for number in range(count):
         data, media_type = seeds[number % len(seeds)]
-        broken = bytearray(data)
-        for _ in range(int(rng.integers(1, 20))):
-            # Half of the changes hit the header, in which sizes and offsets are.
-            end = len(broken) if rng.random() < 0.5 else min(64, len(broken))
-            broken[int(rng.integers(0, end))] = int(rng.integers(0, 256))
-        if rng.random() < 0.3:
-            del broken[int(rng.integers(1, len(broken))) :]
-        yield bytes(broken), media_type
+        yield _mutant(data, rng), media_type
+
+
+def video_mutants(count: int, seed: int = 7) -> Iterator[tuple[bytes, str]]:
+    """Truncated and mutated videos of several codecs, with their media types."""
+    import av
+
+    rng = np.random.default_rng(seed)
+    seeds = []
+    for codec, container in (
+        ("libx264", "mp4"),
+        ("mpeg4", "mp4"),
+        ("libvpx", "webm"),
+        ("libvpx-vp9", "webm"),
+    ):
+        buffer = io.BytesIO()
+        with av.open(buffer, "w", format=container) as file:
+            stream: Any = file.add_stream(codec, rate=12)
+            stream.width = stream.height = 96
+            stream.pix_fmt = "yuv420p"
+            for _ in range(12):
+                pixels = rng.integers(0, 255, (96, 96, 3), dtype=np.uint8)
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            file.mux(stream.encode())
+        seeds.append((buffer.getvalue(), f"video/{container}"))
+    for number in range(count):
+        data, media_type = seeds[number % len(seeds)]
+        yield _mutant(data, rng), media_type
+
+
+def _mutant(data: bytes, rng: np.random.Generator) -> bytes:
+    broken = bytearray(data)
+    for _ in range(int(rng.integers(1, 20))):
+        # Half of the changes hit the header, in which sizes and offsets are.
+        end = len(broken) if rng.random() < 0.5 else min(64, len(broken))
+        broken[int(rng.integers(0, end))] = int(rng.integers(0, 256))
+    if rng.random() < 0.3:
+        del broken[int(rng.integers(1, len(broken))) :]
+    return bytes(broken)

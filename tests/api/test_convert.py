@@ -127,6 +127,13 @@ def test_budget_of_an_image_overrides_that_of_the_request() -> None:
     ]
 
 
+def test_a_detail_of_null_or_original_is_accepted() -> None:
+    """Clients send null for no choice. OpenAI's "original" is the most that an image can get: high."""
+    body = chat({"role": "user", "content": [image(detail=None), image(detail="original")]})
+    (message,) = chat_prompt(body, [PIXEL] * 2).messages
+    assert [part.budget.detail for part in message.parts if isinstance(part, ImagePart)] == ["auto", "high"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [

@@ -81,6 +81,7 @@ def test_pictures_are_valid_as_far_as_their_headers_tell() -> None:
     assert isinstance(source, InlineSource)
     assert picture(5) != picture(6)
     assert len(list(bombs.mutants(30))) == 30
+    assert len({data for data, _ in bombs.video_mutants(12)}) == 12
 
 
 def test_the_video_has_one_key_frame(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

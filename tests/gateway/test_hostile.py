@@ -17,9 +17,10 @@ from fovea.core.errors import InvalidRequest
 from fovea.gateway.cache.key import MEDIA_MARK, cacheability
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.inspect.fields import REFUSED, check_fields
+from fovea.gateway.inspect.fields import REFUSED, check_fields, check_pictures
 from fovea.gateway.inspect.media_parts import media_parts
 from fovea.gateway.settings import TimeoutSettings
+from fovea.gateway.translate.request import to_chat
 from tests.gateway.hostile import (
     CHAT,
     EVENT,
@@ -391,3 +392,55 @@ async def test_pages_of_other_sites_reach_nothing_without_keys() -> None:
         assert (await gateway.client.get("/health", headers=rebound)).status_code == 200
         listed = (await gateway.client.get("/admin/backends")).json()["backends"]
         assert [one["draining"] for one in listed] == [False]
+
+
+def user(**fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": "x", **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"images": [png()]}, "images[0]"),
+        ({"messages": [user(images=[png().partition(",")[2]])]}, "messages[0].images[0]"),
+        ({"messages": [user(images=["A" * 300, png() + "A" * 300])]}, "messages[0].images[1]"),
+        (
+            {"messages": [user(attachments=[{"image_url": {"url": "https://a/b"}}])]},
+            "messages[0].attachments[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image": png()}]}]},
+            "messages[0].content[0].image",
+        ),
+    ],
+)  # fmt: skip
+def test_a_picture_that_no_engine_reads_is_refused(fields: dict[str, Any], param: str) -> None:
+    """Engines ignore fields that they do not know; the answer, and its bill, were about no picture."""
+    body = parse(json.dumps({"model": "m", **fields}).encode())
+    with pytest.raises(InvalidRequest, match="holds a picture") as caught:
+        check_pictures(body, "chat")
+    assert (caught.value.param, caught.value.code) == (param, "misplaced_image")
+
+
+def test_pictures_that_engines_read_pass() -> None:
+    part = {"type": "image_url", "image_url": {"url": png() + "A" * 300}}
+    source = {"type": "image", "source": {"type": "base64", "data": png().partition(",")[2]}}
+    messages = [{"role": "user", "content": [part, source, {"type": "text", "text": png()}]}]
+    body = parse(
+        json.dumps({"model": "m", "messages": messages, "guided_choice": ["a"], "extra": {"a": 1}}).encode()
+    )
+    check_pictures(body, "chat")
+
+
+def test_a_translated_request_with_a_picture_elsewhere_is_refused() -> None:
+    for api, inner in (
+        ("messages", {"messages": [{"role": "user", "content": "x"}]}),
+        ("responses", {"input": "x"}),
+    ):
+        body = parse(
+            json.dumps({"model": "m", "max_tokens": 1, **inner, "images": [png() + "A" * 300]}).encode()
+        )
+        with pytest.raises(
+            InvalidRequest, match=r"images\[0\]: this field is not read, and it holds a picture"
+        ):
+            to_chat(api, body.value, body.text, head=body.head)  # type: ignore[arg-type]

@@ -71,6 +71,24 @@ def png_header(width: int, height: int) -> bytes:
     return png(width, height, b"")
 
 
+def bmp(alphas: str, header: int = 124, *, masks: bool = True, top_down: bool = False) -> bytes:
+    """A BMP of `picture()` in 32 bits per pixel.
+
+    alphas: "none": 0 everywhere; "some": 0 except for one opaque pixel; "all": opaque.
+    header: bytes of the info header.
+    masks: whether it is BI_BITFIELDS, which states an alpha channel, or BI_RGB.
+    """
+    pixels = np.asarray(picture(mode="RGBA"))[..., [2, 1, 0, 3]].copy()
+    pixels[..., 3] = 255 if alphas == "all" else 0
+    if alphas == "some":
+        pixels[5, 7, 3] = 255
+    rows = (pixels if top_down else pixels[::-1]).tobytes()
+    info = struct.pack("<IiiHHII", header, 40, -30 if top_down else 30, 1, 32, 3 if masks else 0, len(rows))
+    info = info.ljust(40, b"\0") + struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    info = info.ljust(header, b"\0") if header > 40 else info[:52] if masks else info[:40]
+    return b"BM" + struct.pack("<IHHI", 14 + len(info) + len(rows), 0, 0, 14 + len(info)) + info + rows
+
+
 def jpeg_segments(data: bytes) -> list[bytes]:
     """Split a JPEG: [SOI, segment, segment, ..., the first start of scan with all that follows]."""
     parts, at = [data[:2]], 2

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import struct
+import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -135,6 +137,24 @@ def test_only_the_first_exif_block_is_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert sizes == [exif.MAX_BYTES, exif.MAX_BYTES]
     both = chunk(b"eXIf", exif_block(6)[6:]) + chunk(b"eXIf", exif_block(3)[6:])
     assert probe(png_file(2, 1, b"\0" + bytes(6), extra=both), LIMITS).orientation == 6
+
+
+def test_one_text_of_many_is_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An orientation can be in a compressed text of a PNG. Of each kind, the beginning of one is read."""
+    sizes: list[int] = []
+    inflate = png._text
+
+    def count(*args: Any) -> bytes:
+        text = inflate(*args)
+        sizes.append(len(text))
+        return text
+
+    monkeypatch.setattr(png, "_text", count)
+    packed = zlib.compress(bytes(4 * exif.MAX_XMP_BYTES))
+    bombs = [chunk(b"zTXt", name + b"\0\0" + packed) for name in (png._XMP, png._RAW_EXIF)]
+    data = png_file(2, 1, b"\0" + bytes(6), extra=b"".join(bombs) * 100)
+    assert probe(data, LIMITS).orientation == 1
+    assert sizes == [exif.MAX_XMP_BYTES, exif.MAX_XMP_BYTES]
 
 
 def test_an_orientation_beyond_the_largest_block_is_not_read() -> None:

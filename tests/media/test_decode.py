@@ -17,6 +17,7 @@ from fovea.media.limits import MediaLimits
 from tests.media.samples import (
     FORMATS,
     animation,
+    bmp,
     chunk,
     encode,
     exif,
@@ -99,6 +100,31 @@ def test_alpha_is_composited_over_white() -> None:
     assert clear == [255, 255, 255]
     assert opaque == [200, 0, 0]
     assert half == [127, 127, 127]
+
+
+@pytest.mark.parametrize("top_down", [False, True])
+@pytest.mark.parametrize(("header", "masks"), [(40, False), (40, True), (52, True), (56, True), (108, True),
+                                               (124, True), (108, False), (124, False)])  # fmt: skip
+def test_a_bmp_whose_alpha_is_empty_is_opaque(header: int, masks: bool, top_down: bool) -> None:
+    """The Windows clipboard announces an alpha channel and leaves it 0: the picture became white."""
+    data = bmp("none", header, masks=masks, top_down=top_down)
+    assert np.array_equal(pixels(decode(data, LIMITS)), np.asarray(picture()))
+
+
+def test_the_alpha_of_a_bmp_counts_if_any_pixel_is_visible() -> None:
+    rgb = pixels(decode(bmp("some"), LIMITS)).copy()
+    assert np.array_equal(rgb[5, 7], np.asarray(picture())[5, 7])
+    rgb[5, 7] = 255
+    assert (rgb == 255).all()
+    assert np.array_equal(pixels(decode(bmp("all"), LIMITS)), np.asarray(picture()))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_a_clear_png_or_webp_is_white(kind: str) -> None:
+    """In these formats an alpha channel means what it says."""
+    clear = picture(mode="RGBA")
+    clear.putalpha(0)
+    assert (pixels(decode(encode(clear, kind), LIMITS)) == 255).all()
 
 
 def test_grey_alpha_and_palette_transparency_over_white() -> None:

@@ -238,3 +238,81 @@ def test_fields_of_other_servers_are_not_taken_for_misspelt_ones(client: httpx.C
 def test_strictly_every_unknown_field_is_refused(strict: httpx.Client, body: Any, param: str) -> None:
     error = strict.post(CHAT, json=body).json()["error"]
     assert (error["param"], error["code"]) == (param, "unknown_field")
+
+
+RAW = GOOD.partition(",")[2]
+PART = image(GOOD)
+FILE = {"name": "a.png", "contentType": "image/png", "url": "https://a.example/download/7"}
+PICTURES: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, chat(user("x") | {"images": [RAW]}), "messages[0].images[0]"),
+    (CHAT, chat(user("x") | {"images": ["https://a.example/a.png"]}), "messages[0].images[0]"),
+    (CHAT, chat(user("x") | {"attachments": [{"data": GOOD}]}), "messages[0].attachments[0].data"),
+    (CHAT, chat(user("x") | {"attachments": [PART]}), "messages[0].attachments[0]"),
+    (CHAT, chat(user("x") | {"experimental_attachments": [FILE]}), "messages[0].experimental_attachments[0]"),
+    (CHAT, chat(user("x") | {"image_url": {"url": GOOD}}), "messages[0].image_url.url"),
+    (
+        CHAT,
+        chat(user({"type": "text", "text": "x", "image_url": {"url": GOOD}})),
+        "messages[0].content[0].image_url.url",
+    ),
+    (CHAT, chat(user(PART | {"thumbnail": GOOD}, "x")), "messages[0].content[0].thumbnail"),
+    (CHAT, chat(images=[RAW]), "images[0]"),
+    (CHAT, chat(extra={"deep": [[{"photo": RAW}]]}), "extra.deep[0][0].photo"),
+    (CHAT, chat(image=GOOD.replace("/", "\\/")), "image"),
+    (CHAT, chat(picture=f"data:;base64,{RAW}"), "picture"),
+    (CHAT, chat(other=data_url(picture(), "JPEG").partition(",")[2]), "other"),
+    ("/v1/completions", {"model": "fovea-tiny", "prompt": "x", "images": [RAW]}, "images[0]"),
+    ("/v1/responses", {"model": "fovea-tiny", "input": "x", "images": [RAW]}, "images[0]"),
+    (
+        "/v1/responses",
+        {"model": "fovea-tiny", "input": [{"role": "user", "content": "x", "images": [GOOD]}]},
+        "input[0].images[0]",
+    ),
+    (
+        "/v1/messages",
+        {
+            "model": "fovea-tiny",
+            "max_tokens": 1,
+            "messages": [user("x") | {"images": [{"source": {"data": RAW}}]}],
+        },
+        "messages[0].images[0].source.data",
+    ),
+    ("/tokenize", chat(user("x") | {"images": [RAW]}), "messages[0].images[0]"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"), PICTURES, ids=[f"{path} {at}" for path, _, at in PICTURES]
+)
+def test_a_picture_in_an_unknown_field_is_refused(
+    client: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    """Clients of other servers put pictures beside the text; the answer was about no picture at all."""
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    assert param in answer.text
+    assert "holds a picture" in answer.text
+    assert path == "/v1/messages" or answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guidance": "data: none, so far as we know"},
+        {"images": []},
+        {"image": None, "video": False, "picture": "a cat"},
+        {"homepage": "https://a.example/a.png", "format_of": {"type": "image"}},
+        {"token": RAW[40:400], "guesses": {"properties": {"image_url": {"type": "string"}}}},
+        {"metadata": {"thumbnail": RAW[:500]}},
+    ],
+    ids=lambda fields: ", ".join(fields),
+)
+def test_other_unknown_fields_stay_as_they_are(client: httpx.Client, fields: dict[str, Any]) -> None:
+    answer = client.post(CHAT, json=chat(**fields))
+    assert answer.status_code == 200, answer.text
+    assert set(answer.headers.get(HEADER, "metadata").split(", ")) == set(fields)
+
+
+def test_a_picture_in_a_text_is_text(client: httpx.Client) -> None:
+    """Declared fields are read, so nothing in them gets lost."""
+    assert client.post(CHAT, json=chat(user(GOOD[:2000]))).status_code == 200

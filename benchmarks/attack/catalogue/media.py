@@ -96,6 +96,15 @@ async def mutants(battle: Battle) -> None:
     await battle.crowd(4, act)
 
 
+async def video_mutants(battle: Battle) -> None:
+    async def act(number: int) -> None:
+        data, media_type = battle.payload[number % len(battle.payload)]
+        part = {"type": "video_url", "video_url": {"url": bombs.data_url(data, media_type)}}
+        await battle.ask(chat([part, {"type": "text", "text": "What?"}]))
+
+    await battle.crowd(4, act)
+
+
 async def hanging_names(battle: Battle) -> None:
     """Name a new host in every picture; the only DNS server never answers."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as resolver:
@@ -111,6 +120,10 @@ async def hanging_names(battle: Battle) -> None:
 
 def _mutants() -> Any:
     return list(bombs.mutants(600))
+
+
+def _video_mutants() -> Any:
+    return list(bombs.video_mutants(300))
 
 
 async def nothing(battle: Battle) -> None:
@@ -157,6 +170,13 @@ ATTACKS = [
         lambda: bombs.many_scans(0),
     ),
     Attack("broken-images", "key", "4 clients send damaged pictures of all formats", mutants, _mutants),
+    Attack(
+        "broken-videos",
+        "key",
+        "4 clients send damaged videos of several codecs",
+        video_mutants,
+        _video_mutants,
+    ),
     Attack(
         "hanging-names",
         "key",

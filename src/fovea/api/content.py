@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from fovea.api.tools import MAX_TOOLS, ToolCallBody
 from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Integer, Number, Text, Url, Wire, Word
 from fovea.core.payload import Payload
 
-Detail = Literal["auto", "low", "medium", "high"]
+
+def _level(value: Any) -> Any:
+    """Clients send null for no choice, and newer ones of OpenAI "original" for an image of its full size."""
+    if value is None:
+        return "auto"
+    return "high" if value == "original" else value
+
+
+Detail = Annotated[
+    Literal["auto", "low", "medium", "high"],
+    BeforeValidator(_level),
+    WithJsonSchema({"enum": ["auto", "low", "medium", "high", "original", None]}),
+]
 NO_EFFECT = "Accepted, without effect."
 SENT_BACK = (
     "Accepted, without effect. Answers of some servers contain this field, and clients send answers back."
@@ -21,8 +33,8 @@ SENT_BACK = (
 REASONING = "Extension. What the assistant thought. Chat templates decide which of it the model reads again."
 URL = "A data:, https:, http: or file: URL, as far as the server's settings allow it"
 DETAIL = (
-    "Number of visual tokens of the image. low: about 64; medium (extension): about 256; high: the model's "
-    "own limit; auto: the server chooses."
+    "Number of visual tokens of the image. low: about 64; medium (extension): about 256; high, and original: "
+    "the model's own limit; auto, and null: the server chooses."
 )
 MAX_PIXELS = "Extension. Upper bound on the pixels of the image after resizing. Overrides `detail`."
 MIN_PIXELS = "Extension. Lower bound on the pixels of the image after resizing. Overrides `detail`."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fovea.api.answer_format import answer_format
@@ -39,6 +39,7 @@ from fovea.core.types import (
     TokenPrompt,
     Usage,
     VideoPart,
+    in_order_of_calls,
 )
 from fovea.core.video import Video, VideoBudget
 
@@ -108,28 +109,6 @@ def _template_arguments(body: ChatRequest) -> dict[str, Any]:
         arguments.setdefault("reasoning_effort", body.reasoning_effort)
         arguments.setdefault("enable_thinking", body.reasoning_effort != "none")
     return arguments
-
-
-def in_order_of_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Order results of tools like the calls before them, and name the tool of each.
-
-    Clients name the call whose result a message is. Most chat templates do not write that, so the model knows
-    it by the order alone.
-    """
-    ordered: list[Message] = []
-    calls: dict[str, tuple[int, str]] = {}
-    for message in messages:
-        if message.calls:
-            calls = {call.id: (number, call.name) for number, call in enumerate(message.calls) if call.id}
-        if message.role != "tool" or message.call_id not in calls:
-            ordered.append(message)
-            continue
-        place, name = calls[message.call_id]
-        at = len(ordered)
-        while at and ordered[at - 1].role == "tool" and calls.get(ordered[at - 1].call_id, (-1,))[0] > place:
-            at -= 1
-        ordered.insert(at, replace(message, name=message.name or name))
-    return tuple(ordered)
 
 
 def _message(

@@ -3,13 +3,16 @@
 Clients send fields of other engines. These are ignored, and the answer names them in a header. A field that
 would change the answer, and that this server cannot carry out, is accepted without a note while its value
 asks for nothing (`audio: null`), and refused otherwise. A field that looks like a misspelt one of this API is
-refused, too: the client would not notice that it had no effect.
+refused, too: the client would not notice that it had no effect. So is a field that holds a picture: the
+answer would be about nothing.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +22,7 @@ from fovea.api.bodies.errors import clip
 from fovea.api.explain import LONGEST, LONGEST_PATH, misspelt, unknown_field
 from fovea.api.unsupported import UNSUPPORTED
 from fovea.core.errors import InvalidRequest
+from fovea.core.payload import Payload
 
 HEADER = "x-fovea-ignored-fields"
 """Header of an answer with the fields of the request that were ignored."""
@@ -26,13 +30,38 @@ MOST_NAMED = 16
 MOST = 32
 """Most undeclared fields of a body: each is compared with all names of the API."""
 SAFE = "[]._-"
+HEAD_BYTES = 256
+"""Bytes of a string that tell whether it is a picture."""
+Head = Callable[[str], bytes]
+"""Returns the beginning of a string as UTF-8, with or without JSON's escapes."""
+_PARTS = frozenset(("image", "image_url", "input_image", "video", "video_url", "input_video"))
+_MEDIA_NAMES = frozenset(
+    ("image", "images", "image_url", "image_urls", "img", "picture", "pictures", "photo", "photos", "video",
+     "videos", "video_url", "video_urls")
+)  # fmt: skip
+_MEDIA_TYPES = ("media_type", "mime_type", "mimetype", "content_type", "contenttype")
+_DATA_URL = re.compile(rb"\s*data:\s*(?:(image|video)/|[^,]{0,120},)", re.IGNORECASE)
+_ADDRESS = re.compile(rb"\s*(?:https?|file|fovea-image)://", re.IGNORECASE)
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{32}")
+_MAGIC = re.compile(
+    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP"
+    rb"|BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0|II\*\0|MM\0\*|....ftyp|\x1aE\xdf\xa3",
+    re.DOTALL,
+)
+"""How files of pictures and videos begin, those of formats that are not accepted, too."""
 
 
-def ignored_fields(body: BaseModel, known: Sequence[str], *, strict: bool) -> list[str]:
+def head_of(text: str) -> bytes:
+    """The beginning of a text as UTF-8."""
+    return text[:HEAD_BYTES].encode("utf-8", "replace")
+
+
+def ignored_fields(body: BaseModel, known: Sequence[str], *, strict: bool, head: Head = head_of) -> list[str]:
     """Remove undeclared fields from a validated body, and return the JSON paths of those that are ignored.
 
     known: names of declared fields, for hints.
     strict: refuse every unknown field.
+    head: returns the beginning of a string, in which it may be a placeholder.
 
     Raises InvalidRequest for a field that is refused.
     """
@@ -43,6 +72,9 @@ def ignored_fields(body: BaseModel, known: Sequence[str], *, strict: bool) -> li
             raise InvalidRequest(
                 f"the body: more than {MOST} unknown fields, such as {path}", code="unknown_field"
             )
+        picture = picture_in(value, name, head)
+        if picture is not None:
+            raise misplaced_picture(path + picture, "messages" in known or "input" in known)
         if name in UNSUPPORTED:
             reason, neutral = UNSUPPORTED[name]
             if value not in neutral:
@@ -57,6 +89,70 @@ def ignored_fields(body: BaseModel, known: Sequence[str], *, strict: bool) -> li
             raise unknown_field(path, known)
         ignored.append(path)
     return ignored
+
+
+def picture_in(value: Any, name: str, head: Head = head_of) -> str | None:
+    """Return the path of the first picture or video in the value of an unknown field; None: there is none.
+
+    A picture is a data: URL of an image, base64 that begins like a file of one, a part of a message, an
+    address under a name such as `images`, or a file with the media type of an image. name: of the field.
+    """
+    if isinstance(value, Payload):
+        return ""
+    if isinstance(value, str):
+        return "" if _is_picture(head(value), name) else None
+    if isinstance(value, list):
+        inner = ((f"[{index}]", picture_in(entry, name, head)) for index, entry in enumerate(value))
+    elif isinstance(value, dict):
+        if _is_part(value):
+            return ""
+        inner = ((f".{key}", picture_in(entry, key, head)) for key, entry in value.items())
+    else:
+        return None
+    return next((f"{place}{rest}" for place, rest in inner if rest is not None), None)
+
+
+def misplaced_picture(path: str, in_conversations: bool) -> InvalidRequest:
+    """The error for a picture in a field that is not read.
+
+    in_conversations: whether the API has messages, which may hold pictures.
+    """
+    path = clip(path, LONGEST_PATH)
+    place = (
+        "parts of a message's content (image_url, input_image or image)"
+        if in_conversations
+        else "images in messages of /v1/chat/completions"
+    )
+    return InvalidRequest(
+        f"{path}: this field is not read, and it holds a picture; accepted: {place}",
+        param=path,
+        code="misplaced_image",
+    )
+
+
+def _is_part(value: dict[Any, Any]) -> bool:
+    if value.get("type") in _PARTS and len(value) > 1:
+        return True
+    kinds = (value[name] for name in value if isinstance(name, str) and name.lower() in _MEDIA_TYPES)
+    if any(isinstance(kind, str) and kind.startswith(("image/", "video/")) for kind in kinds):
+        return len(value) > 1
+    urls = (value.get(name) for name in ("image_url", "video_url"))
+    return any(isinstance(url.get("url") if isinstance(url, dict) else None, str | Payload) for url in urls)
+
+
+def _is_picture(head: bytes, name: str) -> bool:
+    """Whether a text that begins so is a picture."""
+    head = head.replace(b"\\/", b"/")  # JSON's escape
+    match = _DATA_URL.match(head)
+    if match is not None and match[1]:
+        return True
+    if name.lower() in _MEDIA_NAMES and _ADDRESS.match(head):
+        return True
+    digits = _BASE64.match(head, match.end() if match else 0)
+    if digits is None:
+        return False
+    data = base64.b64decode(digits[0].replace(b"-", b"+").replace(b"_", b"/"))
+    return _MAGIC.match(data) is not None
 
 
 def header(ignored: Sequence[str]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fovea.core.errors import InvalidRequest
@@ -61,6 +61,28 @@ class Message:
     call_id: str = ""
     name: str = ""
     reasoning: str = ""
+
+
+def in_order_of_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Order results of tools like the calls before them, and name the tool of each.
+
+    Clients name the call whose result a message is. Most chat templates do not write that, so the model knows
+    it by the order alone.
+    """
+    ordered: list[Message] = []
+    calls: dict[str, tuple[int, str]] = {}
+    for message in messages:
+        if message.calls:
+            calls = {call.id: (number, call.name) for number, call in enumerate(message.calls) if call.id}
+        if message.role != "tool" or message.call_id not in calls:
+            ordered.append(message)
+            continue
+        place, name = calls[message.call_id]
+        at = len(ordered)
+        while at and ordered[at - 1].role == "tool" and calls.get(ordered[at - 1].call_id, (-1,))[0] > place:
+            at -= 1
+        ordered.insert(at, replace(message, name=message.name or name))
+    return tuple(ordered)
 
 
 @dataclass(frozen=True, slots=True)

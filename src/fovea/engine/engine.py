@@ -30,7 +30,7 @@ from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.events import Event, Sink
 from fovea.engine.intake import Visit, walk, walk_async
 from fovea.engine.load import LoadedModel, load_model
-from fovea.engine.request.inputs import ImageLike, PromptLike, RequestOptions, to_request, to_sampling
+from fovea.engine.request.inputs import Images, PromptLike, RequestOptions, to_request, to_sampling
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import detokenize
 from fovea.engine.request.waiting import wait_for_shared
@@ -116,12 +116,12 @@ class Engine:
         return "ready" if self.loop.alive and not self._draining else "stopped"
 
     def generate(
-        self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
+        self, prompt: PromptLike, images: Images = (), **options: Unpack[RequestOptions]
     ) -> Completion:
         """Return the whole answer.
 
         prompt: a question, OpenAI-style messages, or a Prompt.
-        images: inserted before a question. With messages, images are content parts.
+        images: inserted before a question; several, or one alone. With messages, images are content parts.
         options: sampling options, and those of `RequestOptions`. Sampling options that are not given have the
             checkpoint's defaults.
         Raises RequestError for a request that cannot run, EngineError if the engine fails, Unavailable if it
@@ -134,7 +134,7 @@ class Engine:
         return answer.build()
 
     async def stream(
-        self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
+        self, prompt: PromptLike, images: Images = (), **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Delta]:
         """Yield deltas as they are generated.
 
@@ -162,7 +162,7 @@ class Engine:
             visit.leave()
 
     def request(
-        self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
+        self, prompt: PromptLike, images: Images = (), **options: Unpack[RequestOptions]
     ) -> GenerationRequest:
         """Build a request and decode its images. Arguments as in `generate`.
 

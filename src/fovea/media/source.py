@@ -29,7 +29,7 @@ _ACCEPTED = "accepted: data:{noun}/...;base64,..., https://..., http://... or fi
 class InlineSource:
     """A data: URL.
 
-    declared: the media type in the URL; the type found in the bytes takes precedence.
+    declared: the media type in the URL, "" if there is none; the type found in the bytes takes precedence.
     encoded: the URL. It is not copied, and may be large.
     start: position of its base64 text, after the comma.
     """
@@ -102,10 +102,9 @@ def _inline(url: bytes | bytearray, kind: Kind) -> InlineSource:
         )
     head = bytes(url[:comma]).decode("utf-8", "replace").partition(":")[2]
     declared, *parameters = (part.strip().lower() for part in head.split(";"))
-    if not declared.startswith(f"{kind.noun}/"):
-        media_type = _short(declared) if declared else "no media type"
+    if declared and not declared.startswith(f"{kind.noun}/"):
         raise kind.invalid(
-            f"the data: URL declares {media_type}; accepted: {kind.noun}/*",
+            f"the data: URL declares {_short(declared)}; accepted: {kind.noun}/*, or no media type",
             "invalid_{noun}_url",
         )
     if not parameters or parameters[-1] != "base64":

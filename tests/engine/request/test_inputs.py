@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fovea.api.convert import chat_prompt
+from fovea.api.schema import ChatRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import SamplingParams
+from fovea.core.tools import ToolCall
 from fovea.core.types import ChatPrompt, ImagePart, TextPart
-from fovea.engine.request.inputs import to_prompt
+from fovea.engine.request.inputs import to_image, to_prompt
 
 RED = Image.new("RGB", (8, 4), "red")
+CALL = {"id": "c1", "type": "function", "function": {"name": "save", "arguments": '{"count": 1}'}}
 
 BAD_PROMPTS: list[tuple[Any, str]] = [
     ([], "at least one"),
@@ -27,6 +32,10 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "image"}]}], "needs the field 'image'"),
     ([{"role": "user", "content": [{"type": "image", "image": 3}]}], "int is no image"),
     ([{"role": "user", "content": [{"type": "sound"}]}], "accepted: text, image"),
+    ([{"role": "user", "content": "x", "images": [RED]}], "no field 'images'; images and videos are parts"),
+    ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "not in those of user"),
+    ([{"role": "assistant", "tool_calls": [{"function": "save"}]}], "a tool call is"),
+    ([{"role": "assistant", "content": None}], "text or a list"),
 ]
 
 
@@ -47,6 +56,56 @@ def test_images_come_before_a_question(tmp_path: Path) -> None:
     assert all(isinstance(part, ImagePart) and part.image.width == 8 for part in images)
     first, second = (part.image.identity for part in images[:2] if isinstance(part, ImagePart))
     assert first == second
+
+
+def test_one_image_needs_no_list(tmp_path: Path) -> None:
+    """A path alone was once taken for a list of its characters, and a PIL image raised a TypeError."""
+    path = tmp_path / "red.png"
+    RED.save(path)
+    data = path.read_bytes()
+    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    for image in (path, str(path), data, bytearray(data), RED, to_image(path), url, [url]):
+        prompt = to_prompt("what?", image)
+        assert isinstance(prompt, ChatPrompt)
+        picture, text = prompt.messages[0].parts
+        assert isinstance(picture, ImagePart)
+        assert (picture.image.width, picture.image.height, text) == (8, 4, TextPart("what?"))
+    with pytest.raises(InvalidRequest, match="images is a int; accepted: a list, or one alone"):
+        to_prompt("what?", 5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="image 0: 'https://example.com/a.png' is not downloaded"):
+        to_prompt("what?", "https://example.com/a.png")
+    with pytest.raises(InvalidRequest, match="video 0: .*cannot be read"):
+        to_prompt("what?", videos=str(tmp_path / "missing.mp4"))
+
+
+def test_conversations_with_tools_are_those_of_the_server() -> None:
+    """Calls of the assistant were dropped, and the role developer reached templates that do not know it."""
+    messages: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "How many?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "I count.",
+            "tool_calls": [CALL, {"id": "c2", "function": {"name": "look", "arguments": {"at": "left"}}}],
+        },
+        {"role": "tool", "tool_call_id": "c2", "content": "nothing"},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "saved"}]},
+    ]
+    prompt = to_prompt(messages)
+    assert isinstance(prompt, ChatPrompt)
+    assert [message.role for message in prompt.messages] == ["system", "user", "assistant", "tool", "tool"]
+    answer, first, second = prompt.messages[2:]
+    assert answer.calls == (ToolCall("save", '{"count": 1}', "c1"), ToolCall("look", '{"at": "left"}', "c2"))
+    assert (answer.parts, answer.reasoning) == ((), "I count.")
+    assert [(m.call_id, m.name, m.parts) for m in (first, second)] == [
+        ("c1", "save", (TextPart("saved"),)),
+        ("c2", "look", (TextPart("nothing"),)),
+    ]
+    on_the_wire = [*messages[:2], messages[2] | {"content": None}, *messages[3:]]
+    on_the_wire[2]["tool_calls"][1]["function"]["arguments"] = '{"at": "left"}'
+    body = ChatRequest.model_validate({"model": "m", "messages": on_the_wire})
+    assert chat_prompt(body, []).messages == prompt.messages
 
 
 def test_the_error_names_the_index_of_a_bad_image() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from itertools import cycle
 
 import pytest
 from PIL import Image as Pillow
@@ -22,7 +23,7 @@ COLOURS = ("red", "green", "blue")
 def pdf(*sizes: tuple[int, int]) -> bytes:
     """A PDF whose pages have one colour each, with a black square in the middle. sizes: pixels at 72 dpi."""
     pictures = []
-    for size, colour in zip(sizes, COLOURS, strict=False):
+    for size, colour in zip(sizes, cycle(COLOURS)):
         picture = Pillow.new("RGB", size, colour)
         middle = (size[0] // 2, size[1] // 2)
         ImageDraw.Draw(picture).rectangle((*middle, middle[0] + 9, middle[1] + 9), fill="black")

@@ -212,8 +212,7 @@ def _content(content: str | list[InputText | InputImage]) -> Any:
         if isinstance(part, InputText):
             parts.append({"type": "text", "text": part.refusal or part.text})
             continue
-        detail = "high" if part.detail == "original" else part.detail or "auto"
-        parts.append({"type": "image_url", "image_url": {"url": part.image_url, "detail": detail}})
+        parts.append({"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}})
     return parts
 
 

@@ -31,9 +31,7 @@ class InputImage(Wire):
 
     type: Literal["input_image"]
     image_url: Url = Field(description="A data:, https: or http: URL, or fovea-image://ID.")
-    detail: Literal["original"] | Detail | None = Field(
-        default=None, description="As in chat completions. original means the same as high."
-    )
+    detail: Detail = Field(default="auto", description="As in chat completions.")
 
 
 Content = Annotated[InputText | InputImage, Field(discriminator="type")]

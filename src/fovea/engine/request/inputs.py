@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo
 from fovea.core.image import Image, PixelBudget
 from fovea.core.sampling import SamplingOptions, SamplingParams
+from fovea.core.tools import ToolCall
 from fovea.core.types import (
     ChatPrompt,
     GenerationRequest,
@@ -22,11 +25,13 @@ from fovea.core.types import (
     TextPrompt,
     TokenPrompt,
     VideoPart,
+    in_order_of_calls,
 )
 from fovea.core.video import Video, VideoBudget, video_of_images
 from fovea.media.image.decode import decode
 from fovea.media.image.identity import from_pil
 from fovea.media.limits import MediaLimits
+from fovea.media.source import InlineSource, parse_source
 from fovea.media.video.container import container_of
 from fovea.media.video.decode import open_video
 
@@ -34,8 +39,15 @@ if TYPE_CHECKING:
     import PIL.Image
 
 LIMITS = MediaLimits()
+_MEDIA_FIELDS = ("images", "image", "image_url", "videos", "video", "video_url", "attachments")
+"""Fields in which other libraries expect media beside a message's content."""
+_URL = re.compile(r"\s*(data:|https?://)", re.IGNORECASE)
 ImageLike: TypeAlias = "Image | str | Path | bytes | bytearray | PIL.Image.Image"
-"""An image from a Python caller: a path, encoded bytes, a PIL image, or a `fovea.core.image.Image`."""
+"""An image from a Python caller: a path, encoded bytes, a data: URL, a PIL image, or a
+`fovea.core.image.Image`.
+"""
+Images: TypeAlias = "Sequence[ImageLike] | ImageLike"
+"""Images from a Python caller: several in order, or one alone."""
 VideoLike: TypeAlias = "Video | str | Path | bytes | bytearray | Sequence[ImageLike]"
 """A video from a Python caller: a path, encoded bytes, frames of one size in order, or a
 `fovea.core.video.Video`.
@@ -49,7 +61,7 @@ class RequestOptions(SamplingOptions, total=False):
 
     sampling: all sampling parameters in one value; then no sampling option may be given.
     budget: detail level and bounds of the images.
-    videos: inserted after the images, before the question.
+    videos: inserted after the images, before the question; several, or one path, file or Video.
     video_budget: which frames of the videos are used.
     cache_salt: requests with different salts share no cache.
     timeout: seconds after which the request is given up.
@@ -58,7 +70,7 @@ class RequestOptions(SamplingOptions, total=False):
 
     sampling: SamplingParams | None
     budget: PixelBudget | None
-    videos: Sequence[VideoLike]
+    videos: Sequence[VideoLike] | VideoLike
     video_budget: VideoBudget | None
     cache_salt: str
     timeout: float | None
@@ -70,7 +82,7 @@ OWN_OPTIONS = frozenset(RequestOptions.__annotations__) - frozenset(SamplingOpti
 
 
 def to_request(
-    prompt: PromptLike, images: Sequence[ImageLike], options: RequestOptions, defaults: Mapping[str, Any]
+    prompt: PromptLike, images: Images, options: RequestOptions, defaults: Mapping[str, Any]
 ) -> GenerationRequest:
     """Return the request for the arguments of `Engine.generate`, with decoded images.
 
@@ -79,7 +91,7 @@ def to_request(
     Raises InvalidRequest for unknown options and for options that exclude each other.
     """
     if isinstance(prompt, GenerationRequest):
-        if images or any(options.values()):
+        if _several(images, "images") or any(options.values()):
             raise InvalidRequest("a GenerationRequest is complete; it takes no other argument")
         return prompt
     own = {name: options[name] for name in OWN_OPTIONS if name in options}  # type: ignore[literal-required]
@@ -117,6 +129,11 @@ def to_image(value: ImageLike) -> Image:
     """Return the decoded image. Raises InvalidImage."""
     if isinstance(value, Image):
         return value
+    if isinstance(value, str) and _URL.match(value):
+        source = parse_source(value, LIMITS)
+        if not isinstance(source, InlineSource):
+            raise InvalidImage(f"{value[:100]!r} is not downloaded; accepted: a path, bytes, or a data: URL")
+        return decode(source.read(LIMITS), LIMITS)
     if isinstance(value, bytes | bytearray | str | Path):
         return decode(_read(value, InvalidImage), LIMITS)
     if hasattr(value, "convert") and hasattr(value, "size"):
@@ -164,17 +181,18 @@ def is_video(path: str | Path) -> bool:
 
 def to_prompt(
     prompt: PromptLike,
-    images: Sequence[ImageLike] = (),
+    images: Images = (),
     budget: PixelBudget | None = None,
-    videos: Sequence[VideoLike] = (),
+    videos: Sequence[VideoLike] | VideoLike = (),
     video_budget: VideoBudget | None = None,
 ) -> Prompt:
     """Convert a question, OpenAI-style messages, or a Prompt into a Prompt.
 
-    images, videos: come before a question. With messages they are content parts instead.
+    images, videos: come before a question; several, or one alone. With messages they are content parts.
     budget, video_budget: apply to all images and videos.
     Raises InvalidRequest or InvalidMedia, naming the message and the part.
     """
+    images, videos = _several(images, "images"), _several(videos, "videos")
     if isinstance(prompt, ChatPrompt | TextPrompt | TokenPrompt):
         arguments = {"images": images, "budget": budget, "videos": videos, "video_budget": video_budget}
         name = next((name for name, value in arguments.items() if value), None)
@@ -199,8 +217,8 @@ def to_prompt(
     if not isinstance(prompt, Sequence) or not prompt:
         raise InvalidRequest("a prompt is text, messages (at least one), or a Prompt", param="messages")
     conversation = _Conversation(budget, video_budget or VideoBudget())
-    messages = tuple(_message(m, f"messages[{i}]", conversation) for i, m in enumerate(prompt))
-    return ChatPrompt(messages, budget.visual)
+    messages = [_message(m, f"messages[{i}]", conversation) for i, m in enumerate(prompt)]
+    return ChatPrompt(in_order_of_calls(messages), budget.visual)
 
 
 @dataclass(slots=True)
@@ -211,6 +229,16 @@ class _Conversation:
     video_budget: VideoBudget
     images: int = 0
     videos: int = 0
+
+
+def _several(media: Any, name: str) -> Sequence[Any]:
+    """Return a list of images or videos; one alone is a list of one."""
+    if isinstance(media, str | bytes | bytearray | Path | Image | Video) or hasattr(media, "convert"):
+        return (media,)
+    if not isinstance(media, Sequence):
+        kind = type(media).__name__
+        raise InvalidRequest(f"{name} is a {kind}; accepted: a list, or one alone", param=name)
+    return media
 
 
 def _image_at(index: int, value: Any) -> Image:
@@ -230,17 +258,57 @@ def _video_at(index: int, value: Any) -> Video:
 def _message(value: Any, where: str, conversation: _Conversation) -> Message:
     if isinstance(value, Message):
         return value
-    if not isinstance(value, Mapping) or "role" not in value or "content" not in value:
+    calls = _calls(value, where) if isinstance(value, Mapping) else ()
+    if not isinstance(value, Mapping) or "role" not in value or not ("content" in value or calls):
         raise InvalidRequest("a message is a mapping with role and content", param=where)
-    role, content = value["role"], value["content"]
+    role, content = value["role"], value.get("content")
     if not isinstance(role, str):
         raise InvalidRequest(f"role must be text, got {role!r}", param=f"{where}.role")
+    if calls and role != "assistant":
+        raise InvalidRequest(
+            f"tool_calls are accepted in messages of the assistant, not in those of {role}",
+            param=f"{where}.tool_calls",
+        )
+    lost = next((name for name in _MEDIA_FIELDS if value.get(name) is not None), None)
+    if lost is not None:
+        raise InvalidRequest(
+            f"a message has no field {lost!r}; images and videos are parts of its content",
+            param=f"{where}.{lost}",
+        )
+    parts = () if calls and not content else _parts(content, f"{where}.content", conversation)
+    if role == "tool":
+        call_id, name = (str(value.get(field) or "") for field in ("tool_call_id", "name"))
+        return Message(role, parts, call_id=call_id, name=name)
+    if role == "assistant":
+        reasoning = str(value.get("reasoning_content") or value.get("reasoning") or "")
+        return Message(role, parts, calls, reasoning=reasoning)
+    return Message("system" if role == "developer" else role, parts)
+
+
+def _parts(content: Any, where: str, conversation: _Conversation) -> tuple[Part, ...]:
     if isinstance(content, str):
-        return Message(role, (TextPart(content),))
+        return (TextPart(content),)
     if not isinstance(content, Sequence):
-        raise InvalidRequest("content must be text or a list of parts", param=f"{where}.content")
-    parts = [_part(part, f"{where}.content[{i}]", conversation) for i, part in enumerate(content)]
-    return Message(role, tuple(parts))
+        raise InvalidRequest("content must be text or a list of parts", param=where)
+    return tuple(_part(part, f"{where}[{i}]", conversation) for i, part in enumerate(content))
+
+
+def _calls(message: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
+    """Return the tool calls of a message in OpenAI's form; arguments are JSON text, or a mapping."""
+    calls = []
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, Mapping):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if not isinstance(name, str) or not isinstance(arguments, str | None):
+            raise InvalidRequest(
+                "a tool call is {'id': ..., 'function': {'name': text, 'arguments': JSON text}}",
+                param=f"{where}.tool_calls[{index}]",
+            )
+        calls.append(ToolCall(name, arguments or "", call.get("id") or ""))
+    return tuple(calls)
 
 
 def _part(value: Any, where: str, conversation: _Conversation) -> Part:

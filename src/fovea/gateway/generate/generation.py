@@ -33,7 +33,7 @@ from fovea.gateway.generate.stored import Stored
 from fovea.gateway.generate.trace import CACHE, FORWARD, INSPECT, LIMITS, QUEUE, RECEIVE
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.inspect.fields import check_fields, check_priority, separate_uuids
+from fovea.gateway.inspect.fields import check_fields, check_pictures, check_priority, separate_uuids
 from fovea.gateway.inspect.images import RequestImage
 from fovea.gateway.inspect.media_parts import media_parts
 from fovea.gateway.queue.turn import Turn
@@ -158,6 +158,7 @@ class Generation:
         check_headers(self.exchange.headers)
         check_priority(body.value, self.tenant.name, self.tenant.limits.priority)
         parts = list(media_parts(body.value))
+        check_pictures(body, self.api)
         separate_uuids(body, parts, self.tenant.name)
         images = await services.inspector.inspect(body, parts) if parts else []
         services.metrics.count("images", by=len(images))
@@ -211,7 +212,12 @@ class Generation:
         backends = self.services.fleet.serving(model)
         if backends and all(self.api in backend.config.apis for backend in backends):
             return body
-        self._translation = to_chat(self.api, body.value, body.text)  # type: ignore[arg-type]
+        self._translation = to_chat(
+            self.api,  # type: ignore[arg-type]
+            body.value,
+            body.text,
+            head=body.head,
+        )
         if self._translation.ignored:
             self.exchange.extra[HEADER] = header(self._translation.ignored)
         return body.with_value(self._translation.body)

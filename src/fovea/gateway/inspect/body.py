@@ -16,6 +16,7 @@ from typing import Any
 
 from fovea.api.cut_texts import decode, unescape
 from fovea.api.cutter import Cutter
+from fovea.api.unknown import HEAD_BYTES
 from fovea.core.errors import InvalidRequest
 from fovea.core.payload import Payload
 from fovea.gateway.translate.prefixed import Prefixed
@@ -89,6 +90,10 @@ class Body:
         """The bytes of a string as they arrived, with JSON's escapes if it is a placeholder."""
         raw = self._strings.get(text)
         return text.encode("utf-8", "surrogatepass") if raw is None else raw
+
+    def head(self, text: str) -> bytes:
+        """The beginning of a string as it arrived."""
+        return bytes(self.raw(text)[:HEAD_BYTES])
 
     def payload(self, text: str) -> str | Payload:
         """Return a URL with its escapes resolved: bytes if it is a long data: URL, text otherwise.

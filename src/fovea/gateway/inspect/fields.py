@@ -8,9 +8,12 @@ request is, and engines read more forms of them than the gateway counts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from fovea.api.content import ChatMessage, ImageContent, TextContent, VideoContent
+from fovea.api.schema import ChatRequest, CompletionRequest
+from fovea.api.unknown import misplaced_picture, picture_in
 from fovea.core.errors import InvalidRequest
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.media_parts import MediaPart
@@ -48,6 +51,45 @@ ANSWERS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predic
 CHOICES = ("n", "best_of")
 MOST_CHOICES = 1024
 MOST_TOKENS = (1 << 31) - 1
+
+
+_TOP = {
+    "chat": frozenset(ChatRequest.model_fields),
+    "completions": frozenset(CompletionRequest.model_fields),
+}
+_IN_MESSAGES = frozenset(ChatMessage.model_fields)
+_IN_PARTS = frozenset(
+    name for model in (TextContent, ImageContent, VideoContent) for name in model.model_fields
+) | {"source", "input_audio"}
+
+
+def check_pictures(body: Body, api: str) -> None:
+    """Raise InvalidRequest for a picture in a field in which no engine looks for one.
+
+    Bodies of other APIs than chat and completions are checked by the backend, or when they are translated.
+    """
+    if api not in _TOP:
+        return
+    for path, name, value in _unknown(body.value, _TOP[api]):
+        inner = picture_in(value, name, body.head)
+        if inner is not None:
+            raise misplaced_picture(path + inner, api == "chat")
+
+
+def _unknown(value: dict[str, Any], known: frozenset[str]) -> Iterator[tuple[str, str, Any]]:
+    """Yield path, name and value of the undeclared fields of a body, its messages, and their parts."""
+    yield from ((name, name, entry) for name, entry in value.items() if name not in known)
+    messages = value.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        if not isinstance(message, dict):
+            continue
+        at = f"messages[{index}]"
+        yield from ((f"{at}.{name}", name, message[name]) for name in message if name not in _IN_MESSAGES)
+        parts = message.get("content")
+        for place, part in enumerate(parts if isinstance(parts, list) else ()):
+            if isinstance(part, dict):
+                inside = f"{at}.content[{place}]"
+                yield from ((f"{inside}.{name}", name, part[name]) for name in part if name not in _IN_PARTS)
 
 
 def check_fields(value: Mapping[str, Any], api: str) -> None:

@@ -57,7 +57,7 @@ class VisualCounter:
 
 def _tokens(rule: VisualTokenRule, image: RequestImage, number: int, index: int) -> int:
     own: dict[str, Any] = image.part.owner if image.part.key == "url" else image.part.part
-    detail = own.get("detail")
+    detail = "high" if own.get("detail") == "original" else own.get("detail")
     try:
         return rule.tokens(
             image.width or UNKNOWN_SIDE,

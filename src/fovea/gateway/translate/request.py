@@ -14,7 +14,7 @@ from fovea.api.messages.writer import MessagesWriter
 from fovea.api.responses import convert as responses
 from fovea.api.responses.request import ResponsesRequest
 from fovea.api.responses.writer import ResponsesWriter, echoed
-from fovea.api.unknown import ignored_fields
+from fovea.api.unknown import Head, head_of, ignored_fields
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.gateway.translate.prefixed import prefixed
 from fovea.gateway.translate.translation import Api, ChatTranslation
@@ -42,7 +42,12 @@ _FIELDS = {"messages": fields_of(MessagesRequest), "responses": fields_of(Respon
 
 
 def to_chat(
-    api: Api, body: Any, text_of: TextOf = str, *, limit_field: LimitField = "max_tokens"
+    api: Api,
+    body: Any,
+    text_of: TextOf = str,
+    *,
+    limit_field: LimitField = "max_tokens",
+    head: Head = head_of,
 ) -> ChatTranslation:
     """Turn a request into a chat request.
 
@@ -51,6 +56,7 @@ def to_chat(
         as they are. URLs and the base64 of images may be Payloads.
     text_of: resolves placeholders. It is needed for what is not passed on as it is: arguments of calls,
         which become JSON within JSON, stop strings, and fields that the answer repeats.
+    head: returns the beginning of a string, placeholder or not.
     limit_field: name of the field with the longest answer. All engines know max_tokens; some ignore the newer
         name, and newer models of OpenAI's own API refuse the older one.
 
@@ -64,17 +70,17 @@ def to_chat(
                 param=name,
                 code="unsupported_field",
             )
-    translation = _messages(body, text_of) if api == "messages" else _responses(body, text_of)
+    translation = _messages(body, text_of, head) if api == "messages" else _responses(body, text_of, head)
     limit = translation.body.pop("max_completion_tokens", None)
     if limit is not None:
         translation.body[limit_field] = limit
     return translation
 
 
-def _messages(body: Any, text_of: TextOf) -> ChatTranslation:
+def _messages(body: Any, text_of: TextOf, head: Head) -> ChatTranslation:
     with explained():
         request = MessagesRequest.model_validate(body, extra="allow")
-    ignored = ignored_fields(request, _FIELDS["messages"], strict=False)
+    ignored = ignored_fields(request, _FIELDS["messages"], strict=False, head=head)
     for message in request.messages:
         for block in message.content if isinstance(message.content, list) else ():
             if isinstance(block, ToolUseBlock):
@@ -100,10 +106,10 @@ def _messages(body: Any, text_of: TextOf) -> ChatTranslation:
     )
 
 
-def _responses(body: Any, text_of: TextOf) -> ChatTranslation:
+def _responses(body: Any, text_of: TextOf, head: Head) -> ChatTranslation:
     with explained():
         request = ResponsesRequest.model_validate(body, extra="allow")
-    ignored = ignored_fields(request, _FIELDS["responses"], strict=False)
+    ignored = ignored_fields(request, _FIELDS["responses"], strict=False, head=head)
     fields, conversation = responses.chat_fields(request)
     places = conversation.places
     if request.instructions is not None:

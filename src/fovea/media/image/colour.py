@@ -16,6 +16,7 @@ _WITH_ALPHA = frozenset(("RGBA", "LA", "PA", "RGBa", "La"))
 _SIXTEEN_BIT = frozenset(("I;16", "I;16L", "I;16B", "I;16N"))
 _WITH_COLOUR_KEY = frozenset(("1", "L", "P", "RGB"))
 _OPAQUE = frozenset(("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"))
+_EMPTY_ALPHA_IS_NONE = frozenset(("BMP", "DIB", "ICO", "CUR", "TGA"))
 MODES = _WITH_ALPHA | _SIXTEEN_BIT | _OPAQUE
 
 
@@ -29,6 +30,18 @@ def to_rgb(picture: Pillow.Image) -> Pillow.Image:
     if mode in _WITH_ALPHA or (mode in _WITH_COLOUR_KEY and "transparency" in picture.info):
         return _over_white(_to_rgba(picture))
     return picture if mode == "RGB" else picture.convert("RGB")
+
+
+def without_empty_alpha(picture: Pillow.Image) -> Pillow.Image:
+    """Return a picture without its alpha channel if that is 0 everywhere and the file's format is an old one.
+
+    Many writers of these formats, the Windows clipboard among them, announce an alpha channel and leave it 0.
+    Browsers and Windows show such a picture opaque. In PNG and WebP, an alpha channel means what it says.
+    """
+    if picture.format not in _EMPTY_ALPHA_IS_NONE or picture.mode not in ("RGBA", "LA"):
+        return picture
+    empty = picture.getchannel("A").getextrema() == (0, 0)
+    return picture.convert(picture.mode[:-1]) if empty else picture
 
 
 def _to_rgba(picture: Pillow.Image) -> Pillow.Image:

@@ -3,8 +3,7 @@
 The order matters: first header and limits (`probe`), then extraction of only those bytes that the pixels need
 (`formats`), then Pillow with only the decoder of the header's format. Every failure becomes InvalidImage; an
 incomplete picture is refused instead of decoded half grey.
-XMP orientation and colour profiles are ignored, because the models' reference implementations ignore them,
-too.
+Colour profiles are ignored, because the models' reference implementations ignore them, too.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from PIL import (
 )
 
 from fovea.core.errors import FoveaError, InvalidImage
-from fovea.core.image import Image
+from fovea.core.image import Image, content_identity
 from fovea.core.stage import stage
-from fovea.media.image.colour import to_rgb
+from fovea.media.image.colour import to_rgb, without_empty_alpha
 from fovea.media.image.formats import Format
-from fovea.media.image.identity import identity_of_source
 from fovea.media.image.probe import ImageHeader, check_still, format_of, probe, upright_size
 from fovea.media.limits import MediaLimits
 
@@ -75,7 +73,7 @@ def decode_bands(data: bytes, header: ImageHeader, limits: MediaLimits) -> Itera
 
 def identify(data: bytes, header: ImageHeader) -> str:
     """Return the identity that the decoded image will have. Hashes all bytes: call in a thread."""
-    return identity_of_source(header.media_type, header.width, header.height, data)
+    return content_identity(header.media_type, header.width, header.height, data)
 
 
 def _upright(kind: Format, essence: bytes, header: ImageHeader) -> Pillow.Image:
@@ -85,7 +83,8 @@ def _upright(kind: Format, essence: bytes, header: ImageHeader) -> Pillow.Image:
         if upright_size(*file.size, header.orientation) != (header.width, header.height):
             raise InvalidImage(f"the {kind.name} is corrupt: its header contradicts itself about the size")
         file.load()
-        return file if turn is None else file.transpose(turn)
+        picture = without_empty_alpha(file)
+        return picture if turn is None else picture.transpose(turn)
 
 
 @contextmanager

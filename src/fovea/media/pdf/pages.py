@@ -37,11 +37,13 @@ class PageRange:
 
     first, last: numbers from 1, both included; a last one beyond the end means the last page.
     max_side: pixels of a page's longer side.
+    most: number of pages that may be rendered.
     """
 
     first: int = 1
     last: int = 16
     max_side: int = 1344
+    most: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,23 @@ class Document:
         self._file.close()
 
     def render(self, wanted: PageRange) -> Iterator[Page]:
-        """Yield the wanted pages. Raises InvalidRequest if the first one is beyond the end, InvalidPdf."""
+        """Yield the wanted pages.
+
+        Raises InvalidRequest if the first one is beyond the end, or if there are too many, and InvalidPdf.
+        """
         if wanted.first > self.pages:
             raise InvalidRequest(
                 f"first is {wanted.first}; the PDF has {self.pages} pages", param="first", code="no_such_page"
             )
-        for number in range(wanted.first, min(wanted.last, self.pages) + 1):
+        last = min(wanted.last, self.pages)
+        if last - wanted.first >= wanted.most:
+            raise InvalidRequest(
+                f"last is {wanted.last} with first {wanted.first}, and the PDF has {self.pages} pages; "
+                f"accepted: up to {wanted.first + wanted.most - 1} (max_pdf_pages is {wanted.most})",
+                param="last",
+                code="too_many_pages",
+            )
+        for number in range(wanted.first, last + 1):
             try:
                 yield self._page(number, wanted.max_side)
             except self._error as error:

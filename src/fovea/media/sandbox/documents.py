@@ -34,6 +34,10 @@ class DocumentPages(NamedTuple):
     total: int
 
 
+_PARAMS = {"no_such_page": "first", "too_many_pages": "last"}
+"""The wrong parameter of a request, by the code of its error."""
+
+
 class DocumentRenderer:
     """Renders documents in processes that start with the first one. Thread-safe; `render` blocks.
 
@@ -72,7 +76,7 @@ class DocumentRenderer:
             )  # fmt: skip
             with closing(answers):
                 for answer, output in answers:
-                    if "frame" in answer and len(pages) <= wanted.last - wanted.first:
+                    if "frame" in answer and len(pages) < wanted.most:
                         pages.append(_page(answer, output()))
                         left -= len(pages[-1].jpeg)
                         _check_left(left, len(pages), wanted)
@@ -113,7 +117,7 @@ def _error_of(answer: Message) -> FoveaError:
     code, message = str(answer.get("code")), str(answer.get("error", "it cannot be drawn"))[:300]
     if code == UNAVAILABLE:
         return Unavailable(message, code=code)
-    if code == "no_such_page":
-        return InvalidRequest(message, param="first", code=code)
+    if code in _PARAMS:
+        return InvalidRequest(message, param=_PARAMS[code], code=code)
     known = code if code in ("not_a_pdf", "pdf_encrypted") else None
     return InvalidPdf(message, code=known)

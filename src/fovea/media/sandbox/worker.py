@@ -124,7 +124,7 @@ def _frames(channel: Channel, message: Message, memory: mmap.mmap, limits: Media
 def _pages(channel: Channel, message: Message, memory: mmap.mmap, limits: MediaLimits) -> None:
     """Draw pages one by one; each waits in the shared memory until the server has taken it."""
     size = message["size"]
-    wanted = pages.PageRange(message["first"], message["last"], message["max_side"])
+    wanted = pages.PageRange(message["first"], message["last"], message["max_side"], message["most"])
     with pages.Document(memory[:size]) as document:
         for page in document.render(wanted):
             if len(page.jpeg) > message["room"]:

@@ -24,7 +24,15 @@ from fovea.core.image import content_identity
 from fovea.core.video import Abandoned, FrameSource, Video
 from fovea.media.image.sniff import describe
 from fovea.media.limits import MediaLimits
-from fovea.media.video.container import MEDIA_TYPES, Container, container_of, is_truncated
+from fovea.media.video.container import (
+    DAMAGED,
+    MEDIA_TYPES,
+    Container,
+    check_blocks,
+    container_of,
+    is_truncated,
+)
+from fovea.media.video.reader import STRICT, FrameReader, Stamps, checking_decoder
 
 CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4")
 VIDEO_UNAVAILABLE = "video_unavailable"
@@ -93,14 +101,17 @@ def probe_video(data: bytes, limits: MediaLimits) -> VideoHeader:
             (packet.pts if packet.pts is not None else packet.dts, packet.is_keyframe)
             for packet in _frame_packets(file.demux(stream), limits)
         ]
+        if container == "webm":
+            check_blocks(data, len(packets))
         stamps = tuple(sorted({stamp for stamp, _ in packets if stamp is not None}))
         if not stamps:
             raise InvalidVideo(f"the {container} holds no frames", code="video_empty")
         fps = float(stream.average_rate or 0) or _rate(stamps, float(stream.time_base))
         _check_length(len(stamps) / fps, len(stamps), limits)
         keys = tuple(sorted(stamp for stamp, key in packets if key and stamp is not None))
-        file.seek(stamps[0], stream=stream)
-        rotation = round(next(iter(file.decode(stream))).rotation) % 360
+        times = Stamps(stamps, keys, float(stream.time_base))
+        reader = FrameReader(_av(), file, stream, stream.codec_context, times, lambda: None)
+        rotation = round(reader.find(0).rotation) % 360
     if rotation in (90, 270):
         width, height = height, width
     return VideoHeader(container, width, height, rotation, fps, stamps, keys)
@@ -126,30 +137,25 @@ class EncodedFrames:
         self.check(indices)
         most = 2 * frames_to_decode(header, indices) + _SPARE_FRAMES
 
-        def wanted_still(frames: Iterator[Any]) -> Iterator[Any]:
+        def each_packet() -> None:
             nonlocal most
-            for frame in frames:
-                most -= 1
-                if most < 0:
-                    raise InvalidVideo("its key frames are not where its container says")
-                if abandoned():
-                    raise Abandoned
-                yield frame
+            most -= 1
+            if most < 0:
+                raise InvalidVideo("its key frames are not where its container says")
+            if abandoned():
+                raise Abandoned
 
-        with _open_stream(self.data, header.container, self.limits.max_video_frame_pixels) as (file, stream):
-            frames: Iterator[Any] = iter(())
+        pixels = self.limits.max_video_frame_pixels
+        with _open_stream(self.data, header.container, pixels) as (file, stream):
+            decoder = checking_decoder(_av(), stream, _options(pixels))
+            times = Stamps(header.stamps, header.keys, float(stream.time_base))
+            reader = FrameReader(_av(), file, stream, decoder, times, each_packet)
             at: int | None = None
             rgb = b""
             for index in indices:
                 wanted = header.stamps[index]
                 if at is None or wanted > at:
-                    key = bisect_right(header.keys, wanted) - 1
-                    if at is None or (key >= 0 and header.keys[key] > at):
-                        file.seek(header.keys[max(key, 0)], stream=stream)
-                        frames = wanted_still(file.decode(stream))
-                    frame = next((f for f in frames if f.pts is None or f.pts >= wanted), None)
-                    if frame is None:
-                        raise InvalidVideo(f"frame {index} of {len(header.stamps)} is missing")
+                    frame = reader.find(index)
                     at = wanted if frame.pts is None else frame.pts
                     rgb = self._upright_rgb(frame)
                 yield rgb
@@ -225,13 +231,18 @@ def _open_stream(data: bytes, container: Container, max_pixels: int) -> Iterator
                     f"the {container} is encoded with {name}; {_ACCEPTED}", code="unsupported_video_type"
                 )
             codec.thread_count = 1  # every frame thread would hold a frame
-            codec.options = {"max_pixels": str(max_pixels)}
+            codec.options = _options(max_pixels)
             yield file, stream
     except (FoveaError, Abandoned):
         raise
     except Exception as error:
         # FFmpeg's errors have many Python types, and PyAV adds IndexError, StopIteration and MemoryError.
         raise InvalidVideo(f"the {container} cannot be decoded: {_reason(error)}") from error
+
+
+def _options(max_pixels: int) -> dict[str, str]:
+    """Return the options of a decoder."""
+    return STRICT | {"max_pixels": str(max_pixels)}
 
 
 def _av() -> Any:
@@ -250,6 +261,10 @@ def _frame_packets(packets: Iterator[Any], limits: MediaLimits) -> Iterator[Any]
     """Yield the packets that hold a visible frame, within the limits. The empty last packet holds none."""
     count = 0
     for packet in packets:
+        if packet.is_corrupt:
+            raise InvalidVideo(
+                f"the file is damaged: frame {count} is incomplete; send a whole file", code=DAMAGED
+            )
         if packet.size and not packet.is_discard:
             count += 1
             _check_length(0.0, count, limits)

@@ -1,39 +1,61 @@
-"""Reads the EXIF orientation, the only tag that changes where pixels are. All other tags are ignored."""
+"""Reads the orientation of a picture, the only metadata that changes where pixels are.
+
+EXIF states it, and XMP does if EXIF has no such tag. This is the rule of Pillow's `exif_transpose`, and so of
+the models' reference implementations.
+"""
 
 from __future__ import annotations
 
+import re
 import struct
 
 _ORIENTATION = 0x0112
 _BYTE_ORDERS = {b"II": "<", b"MM": ">"}
-_VALUE_KINDS = {3: "H", 4: "I"}
-
+_VALUE_KINDS = {3: "H", 4: "I", 8: "h", 9: "i"}
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 MAX_BYTES = 1 << 16
 """Most bytes of an EXIF block that are read. A block in a JPEG cannot be larger, so no writer needs more."""
+
+MAX_XMP_BYTES = 1 << 20
+"""Most bytes of an XMP document that are searched."""
 
 SIDEWAYS = range(5, 9)
 """Orientations that exchange width and height."""
 
 
-def orientation(blob: bytes) -> int:
-    """Return the orientation, 1 to 8 (EXIF 2.3, section 4.6.4 A).
+def upright_by(block: bytes | None, xmp: bytes = b"") -> int:
+    """Return the orientation, 1 to 8, of a file with this EXIF block and this XMP document.
 
-    If it is unreadable, return 1 (upright), as viewers do. The time is bounded by MAX_BYTES: a directory may
-    claim 65,535 entries, but only those within the block are read.
+    An orientation that is unreadable or does not exist counts as 1 (upright), as in viewers.
     """
-    tiff = blob[:MAX_BYTES].removeprefix(b"Exif\0\0")
+    stated = 0 if block is None else orientation(block)
+    if not stated:
+        match = _XMP_ORIENTATION.search(xmp, 0, MAX_XMP_BYTES)
+        stated = int(match[1]) if match else 1
+    return stated if 1 <= stated <= 8 else 1
+
+
+def orientation(block: bytes) -> int:
+    """Return the orientation that an EXIF block states, 1 to 8 (EXIF 2.3, section 4.6.4 A); 0: none.
+
+    If it is unreadable, return 1. The time is bounded by MAX_BYTES: a directory may claim 65,535 entries, but
+    only those within the block are read.
+    """
+    tiff = block[:MAX_BYTES].removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")  # some writers repeat it
     order = _BYTE_ORDERS.get(tiff[:2])
     if order is None:
-        return 1
+        return 0
     try:
         (directory,) = struct.unpack_from(f"{order}I", tiff, 4)
         (entries,) = struct.unpack_from(f"{order}H", tiff, directory)
         for entry in range(directory + 2, directory + 2 + 12 * entries, 12):
             tag, kind = struct.unpack_from(f"{order}HH", tiff, entry)
             if tag == _ORIENTATION:
-                (value,) = struct.unpack_from(f"{order}{_VALUE_KINDS.get(kind, 'H')}", tiff, entry + 8)
+                if kind not in _VALUE_KINDS:
+                    return 1
+                (value,) = struct.unpack_from(f"{order}{_VALUE_KINDS[kind]}", tiff, entry + 8)
                 return int(value) if 1 <= value <= 8 else 1
     except struct.error:
         return 1
-    return 1
+    return 0

@@ -21,6 +21,7 @@ _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # The others are lossless, hierarchical or arithmetic-coded. Browsers show none of them, so few but
 # attackers would reach these parts of a decoder.
 _ACCEPTED_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))
 # Application data and comments are removed, except JFIF and Adobe, which determine the colours of components.
 _METADATA = (frozenset(range(0xE0, 0xF0)) | {0xFE}) - {0xE0, 0xEE}
@@ -131,17 +132,20 @@ def _segment(data: bytes, at: int) -> _Segment | None:
 
 def _scan(data: bytes) -> Facts:
     frame: _Frame | None = None
-    orientation: int | None = None
+    block: bytes | None = None
+    xmp = b""
     for marker, _, body, end in _segments(data, scans=False):
         if marker in _FRAME_HEADERS and frame is None:
             frame = _frame(marker, data[body:end])
-        elif marker == _APP1 and orientation is None and data.startswith(b"Exif\0\0", body):
-            orientation = exif.orientation(data[body:end])
+        elif marker == _APP1 and block is None and data.startswith(b"Exif\0\0", body):
+            block = data[body:end]
+        elif marker == _APP1 and data.startswith(_XMP, body):
+            xmp = data[body + len(_XMP) : end]
         elif marker in (_SOS, _EOI) and frame is None:
             raise InvalidImage("the JPEG is corrupt: its pixels come before its frame header")
     if frame is None:
         raise IncompleteHeader
-    return Facts(frame.width, frame.height, frame.mode, orientation=orientation or 1)
+    return Facts(frame.width, frame.height, frame.mode, orientation=exif.upright_by(block, xmp))
 
 
 def _frame(marker: int, body: bytes) -> _Frame:

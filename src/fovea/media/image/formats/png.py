@@ -32,6 +32,10 @@ _MODES = {
     (8, 6): "RGBA",
     (16, 6): "RGBA",
 }
+_TEXT_CHUNKS = frozenset((b"tEXt", b"zTXt", b"iTXt"))
+_XMP, _RAW_EXIF = b"XML:com.adobe.xmp", b"Raw profile type exif"
+_MAX_KEYWORD = 80
+"""Bytes of the longest keyword of a text, and the 0 that ends it (PNG 11.3.3.2)."""
 _ESSENTIAL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 
 
@@ -66,15 +70,48 @@ def _scan(data: bytes) -> Facts:
     if mode is None:
         raise InvalidImage(f"the PNG is corrupt: bit depth {depth} with colour type {colour} does not exist")
     frames, in_pixels = 1, False
-    orientation: int | None = None
+    block: bytes | None = None
+    texts: dict[bytes, tuple[bytes, int, int]] = {}
     for name, start, end in _chunks(data):
         in_pixels = in_pixels or name == b"IDAT"
         # An acTL chunk after the first pixels is not an animation control (PNG 11.3.4.1).
         if name == b"acTL" and not in_pixels and end - start >= 4:
             frames = max(1, int.from_bytes(data[start : start + 4], "big"))
-        elif name == b"eXIf" and orientation is None:  # a file has one at most (PNG 11.3.4.2)
-            orientation = exif.orientation(data[start : min(end, start + exif.MAX_BYTES)])
-    return Facts(width, height, mode, frames, orientation or 1)
+        elif name == b"eXIf" and block is None:  # a file has one at most (PNG 11.3.4.2)
+            block = data[start : min(end, start + exif.MAX_BYTES)]
+        elif name in _TEXT_CHUNKS:
+            keyword = data[start : min(end, start + _MAX_KEYWORD)].partition(b"\0")[0]
+            if keyword in (_XMP, _RAW_EXIF):  # of several, the last counts, as in Pillow
+                texts[keyword] = (name, start + len(keyword) + 1, end)
+    if block is None and _RAW_EXIF in texts:
+        block = _raw_profile(_text(data, *texts[_RAW_EXIF]))
+    xmp = _text(data, *texts[_XMP]) if _XMP in texts else b""
+    return Facts(width, height, mode, frames, exif.upright_by(block, xmp))
+
+
+def _text(data: bytes, name: bytes, start: int, end: int) -> bytes:
+    """Return the beginning of a text, inflated if need be; b"" if it is damaged. start: after its keyword."""
+    body = data[start : min(end, start + exif.MAX_XMP_BYTES)]
+    compressed = name == b"zTXt"
+    if name == b"iTXt":
+        compressed = body[:1] == b"\1"
+        # the compression method, then a language tag and a translated keyword, both ended by 0
+        body = body[1:2] + b"".join(body[2:].split(b"\0", 2)[2:])
+    if name == b"tEXt" or not compressed:
+        return body if name == b"tEXt" else body[1:]
+    try:
+        return zlib.decompressobj().decompress(body[1:], exif.MAX_XMP_BYTES)
+    except zlib.error:
+        return b""
+
+
+def _raw_profile(text: bytes) -> bytes:
+    """Return the EXIF block that ImageMagick wrote as a text: name, length, and hexadecimal digits."""
+    digits = b"".join(text.split(b"\n")[3:])
+    try:
+        return bytes.fromhex(digits.decode("ascii"))
+    except ValueError:
+        return b""
 
 
 def _essence(data: bytes) -> bytes:

@@ -48,15 +48,19 @@ def _scan(data: bytes) -> Facts:
         raise IncompleteHeader
     width, height, mode, animated = _canvas(data)
     frames = 0
-    orientation: int | None = None
+    block: bytes | None = None
+    xmp: bytes | None = None
     for name, start, end in _chunks(data):
         if name == b"ANMF":
             frames += 1
-        elif name == b"EXIF" and orientation is None:  # further ones are ignored (RFC 9649, 2.7.1.5)
-            orientation = exif.orientation(data[start : min(end, start + exif.MAX_BYTES)])
+        elif name == b"EXIF" and block is None:  # further ones are ignored (RFC 9649, 2.7.1.5)
+            block = data[start : min(end, start + exif.MAX_BYTES)]
+        elif name == b"XMP " and xmp is None:
+            xmp = data[start : min(end, start + exif.MAX_XMP_BYTES)]
     if animated and len(data) < _size(data):
         frames = max(2, frames)  # a prefix of an animation: the frames are still to come
-    return Facts(width, height, mode, max(1, frames) if animated else 1, orientation or 1)
+    upright = exif.upright_by(block, xmp or b"")
+    return Facts(width, height, mode, max(1, frames) if animated else 1, upright)
 
 
 def _canvas(data: bytes) -> tuple[int, int, str, bool]:
