@@ -230,7 +230,7 @@ def test_a_file_is_not_blamed_for_a_decoder_that_does_not_start(
                     continue
                 with pytest.raises(Unavailable, match=message) as caught:
                     decode(decoder, sample())
-        assert caught.value.code == "decoder_unavailable"
+        assert (caught.value.code, caught.value.scope) == ("decoder_unavailable", "request")
         assert "the image is not the cause" in caught.value.message
         assert decode(decoder, sample())
     finally:

@@ -227,4 +227,5 @@ def unavailable(kind: WorkerKind, error: Exception) -> Unavailable:
         f"the server has no process that could decode the {kind} now: {error}; the {kind} is not the cause, "
         "so try again later",
         code="decoder_unavailable",
+        scope="request",
     )
