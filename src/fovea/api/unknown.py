@@ -131,7 +131,8 @@ def misplaced_picture(path: str, in_conversations: bool) -> InvalidRequest:
 
 
 def _is_part(value: dict[Any, Any]) -> bool:
-    if value.get("type") in _PARTS and len(value) > 1:
+    kind = value.get("type")
+    if isinstance(kind, str) and kind in _PARTS and len(value) > 1:
         return True
     kinds = (value[name] for name in value if isinstance(name, str) and name.lower() in _MEDIA_TYPES)
     if any(isinstance(kind, str) and kind.startswith(("image/", "video/")) for kind in kinds):
