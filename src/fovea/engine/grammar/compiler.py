@@ -29,7 +29,7 @@ _TOOL = re.compile(r"tools\[\d+\]\.function\.parameters")
 MOST_KEPT = 64
 """Number of forms whose grammars are kept. A hostile one may come to take 40 MB while it is used."""
 SLOWEST_MASK_S = 0.1
-"""Longest time of a form's first mask. Those of answers are computed within steps, which delays everyone."""
+"""Longest time of a form's first mask, which other forms wait for."""
 MOST_WAITING = 64
 """Number of forms that wait to be compiled; more are refused."""
 
@@ -41,13 +41,15 @@ class Grammar:
         answers, so the others would exceed them, too; the form has to be compiled again.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, kind: str = "format") -> None:
+        """kind: kind of the form, for errors."""
         self._matcher = matcher
+        self._kind = kind
         self.broken = False
 
     def guide(self, after: tuple[int, ...] = ()) -> Guide:
         """Return a new guide, which is at the beginning of an answer. after: see `Guide`."""
-        return Guide(self._matcher.deep_copy(), self._break, after)
+        return Guide(self._matcher.deep_copy(), self._kind, self._break, after)
 
     def _break(self) -> None:
         self.broken = True
@@ -106,7 +108,7 @@ class GrammarCompiler:
             self._trial.check(form)
             if self._vocabulary is None:
                 self._vocabulary = self._load()
-            grammar = Grammar(compile_format(form, self._vocabulary))
+            grammar = Grammar(compile_format(form, self._vocabulary), form.kind)
             started = time.perf_counter()
             grammar.guide().fill_first_mask()
             if time.perf_counter() - started > SLOWEST_MASK_S:
