@@ -21,6 +21,9 @@ from transformers import PreTrainedTokenizerFast
 
 from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest
+from fovea.core.tools import Tool, ToolUse
+from fovea.dialects.dialect import FORMATS, Dialect
+from fovea.dialects.grammar import request_format
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.vocabulary import load_vocabulary
 from fovea.engine.request.detokenize import TextStream
@@ -143,6 +146,18 @@ def test_texts_that_a_tokenizer_changes_are_written_as_they_are(kind: str) -> No
     for text in TEXTS:
         for form, expected in forms(text):
             assert write(kind, form).replace(": null", ":null") == expected, (form, text)
+
+
+@pytest.mark.parametrize("notation", FORMATS)
+@pytest.mark.parametrize("kind", ["bytes, NFC", "sentencepiece, NFKC"])
+def test_arguments_of_tool_calls_are_written_as_they_are(kind: str, notation: str) -> None:
+    """In every way in which models write calls: as JSON, like Python, and between tags."""
+    for text in TEXTS[:5]:
+        parameters = {"type": "object", "properties": {"x": {"enum": [text]}}, "required": ["x"]}
+        tool = Tool("f", parameters, {})
+        form = request_format(ToolUse((tool,), "required"), None, Dialect(FORMATS[notation]))
+        assert form is not None
+        assert text in write(kind, form), text
 
 
 @given(st.data())

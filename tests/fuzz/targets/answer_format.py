@@ -320,10 +320,9 @@ def check(schema: Schema, rng: Random, walks: int = WALKS) -> tuple[int, int]:
             pairs += errors is not None
         text = text_of(instance(schema, rng, schema))
         if text is not None and errors_of(schema, text) == []:
-            follower, tokens = matcher.deep_copy(), list(text.encode())
+            # What the library has learnt from the answers may be beyond its limits, so it is compiled anew.
+            follower, tokens = compile_format(form, vocabulary()), list(text.encode())
             read = follower.try_consume_tokens(tokens)
-            if follower.is_error():  # what the library has learnt from the answers is beyond its limits
-                break
             assert read == len(tokens), f"{json.dumps(schema)} refuses {text} at {text.encode()[read:]!r}"
             assert follower.is_accepting(), f"{json.dumps(schema)} wants more than {text}"
             valid += 1

@@ -19,7 +19,7 @@ from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
 from fovea.core.stage import stage
 from fovea.engine.grammar.definition import compile_format
-from fovea.engine.grammar.guide import Guide
+from fovea.engine.grammar.guide import Ahead, Guide
 from fovea.engine.grammar.trial import Trial
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ MOST_KEPT = 64
 """Number of forms whose grammars are kept. A hostile one may come to take 40 MB while it is used."""
 SLOWEST_MASK_S = 0.1
 """Longest time of a form's first mask, which other forms wait for."""
+MOST_FIRST = 16
+"""Most forced tokens at the beginning of an answer that are found when its form is compiled."""
 MOST_WAITING = 64
 """Number of forms that wait to be compiled; more are refused."""
 
@@ -37,6 +39,7 @@ MOST_WAITING = 64
 class Grammar:
     """A compiled form, which several answers may follow at a time.
 
+    first: the tokens with which an answer may begin; None: each guide finds them.
     broken: whether an answer exceeded the library's limits. What the library has learnt is shared by all
         answers, so the others would exceed them, too; the form has to be compiled again.
     """
@@ -45,6 +48,7 @@ class Grammar:
         """kind: kind of the form, for errors."""
         self._matcher = matcher
         self._kind = kind
+        self.first: Ahead | None = None
         self.broken = False
 
     def guide(self, after: tuple[int, ...] = ()) -> Guide:
@@ -110,7 +114,7 @@ class GrammarCompiler:
                 self._vocabulary = self._load()
             grammar = Grammar(compile_format(form, self._vocabulary), form.kind)
             started = time.perf_counter()
-            grammar.guide().fill_first_mask()
+            grammar.first = grammar.guide().look((), (), None, MOST_FIRST)
             if time.perf_counter() - started > SLOWEST_MASK_S:
                 raise InvalidRequest(
                     f"{form.kind}: its first mask takes more than {SLOWEST_MASK_S:g} seconds",

@@ -77,11 +77,6 @@ class Guide:
         """Whether the model is still reasoning. Every token is allowed until then."""
         return self._begin is None
 
-    def fill_first_mask(self) -> None:
-        """Compute the mask of the answer's first token, and drop it. Raises InvalidRequest as `read`."""
-        self.matcher.compute_bitmask()
-        self.check()
-
     def read(self, answer: Seq[int]) -> None:
         """Go to the end of an answer. It may be shorter than before: a step that failed is tried again.
 
@@ -229,7 +224,11 @@ class Guides:
     def add(self, name: str, grammar: Grammar, after: tuple[int, ...] = ()) -> None:
         """Start the guide of a sequence. name: its id. after: see `Guide`."""
         self._guides[name] = grammar.guide(after)
-        self.look(name, ())
+        if grammar.first is None or after:
+            self.look(name, ())
+        else:
+            self._looks[name] = first = _Look(self._clock)
+            first.future.set_result(grammar.first)
 
     def remove(self, name: str) -> None:
         self._guides.pop(name, None)

@@ -109,7 +109,7 @@ class Sampler:
         self._guides.add(seq.id, grammar, after)
         self._guides.wait([seq.id])
         ahead = self._guides.ahead(seq.id)
-        return [] if ahead is None else ahead.drafts
+        return [] if ahead is None else ahead.drafts[: self._most_drafts]
 
     def remove(self, seq: Sequence) -> None:
         self._streams.pop(seq.id, None)
