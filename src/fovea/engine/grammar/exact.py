@@ -40,7 +40,7 @@ DIGITS, PLACES = 15, 22
 """Digits of a number, and places behind its point, with which the library reads it exactly."""
 LARGEST_LIMIT, LARGEST_BOUND = 10**18, 10**22
 """The largest lower bound, and the largest upper bound that is not taken for none."""
-_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 _WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f]"
 _CODE = r"[pPxuU]\{[^}]*\}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[pP]."
 _PIECE = re.compile(rf"\\(?:{_CODE}|.)|\[\^?\]?|.", re.DOTALL)
@@ -156,8 +156,9 @@ def _wrong_value(node: dict[str, Any]) -> str | None:
             left += [(key, part) for part in (value.values() if isinstance(value, dict) else value)]
         elif isinstance(value, str) and (control := _UNWRITABLE.search(value)):
             return (
-                f"{key} has the control character U+{ord(control[0]):04X}, which cannot be written; of "
-                "these, U+0008, U+0009, U+000A, U+000C and U+000D are accepted"
+                f"{key} has the character U+{ord(control[0]):04X}, which cannot be written; accepted: text "
+                "without halves of surrogate pairs, and without control characters other than U+0008, "
+                "U+0009, U+000A, U+000C and U+000D"
             )
         elif _is_number(value) and not _is_written(value):
             return (

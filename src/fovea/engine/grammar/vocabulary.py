@@ -53,7 +53,7 @@ def load_vocabulary(tokenizer: GrammarTokenizer, size: int) -> LLTokenizer:
     try:
         encode = tokenizer.encode_plain if tokenizer.backend is None else _plain_encode(tokenizer.backend)
         tokens = [tokenizer.token_bytes(token) for token in range(min(size, tokenizer.vocab_size))]
-        specials = sorted(token for token in tokenizer.special_ids if token < size)
+        specials = sorted(token for token in tokenizer.special_ids | set(ends) if token < size)
         plain = PlainTokens(tokens, ends[0], specials, _exact(encode, tokens, frozenset(specials)))
         return LLTokenizer(TokenizerWrapper(plain), n_vocab=size, eos_token=ends)
     except (KeyboardInterrupt, SystemExit):
