@@ -149,10 +149,10 @@ def test_choices_with_control_characters_are_written_exactly(vocabulary: LLToken
 
 
 @pytest.mark.slow
-def test_twenty_thousand_answers_by_random_schemas_are_valid() -> None:
+def test_thousands_of_answers_by_random_schemas_are_valid() -> None:
     """And valid instances are allowed. Default tests of the fuzz target compare a few, `make fuzz` more."""
     pairs = valid = 0
-    for number in range(4000):
+    for number in range(1000):
         rng = Random(f"schema {number}")
         schema = schema_of(rng)
         try:
@@ -160,5 +160,5 @@ def test_twenty_thousand_answers_by_random_schemas_are_valid() -> None:
         except InvalidRequest:
             continue
         pairs, valid = pairs + found[0], valid + found[1]
-    assert pairs > 20_000
-    assert valid > 10_000
+    assert pairs > 5_000
+    assert valid > 2_500
