@@ -63,7 +63,7 @@ def number(rng: Random) -> Any:
         return rng.choice(NUMBERS)
     if kind < 0.7:
         return rng.randint(-(10 ** rng.randint(0, 6)), 10 ** rng.randint(0, 6))
-    return round(rng.uniform(-1, 1) * 10 ** rng.randint(-2, 4), rng.randint(0, 4))
+    return round(rng.uniform(-1, 1) * 10 ** rng.randint(-2, 4), rng.randint(0, 4)) or 0
 
 
 def value(rng: Random, depth: int = 2) -> Any:
