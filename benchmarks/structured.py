@@ -162,16 +162,21 @@ def masks(size: int) -> dict[str, float]:
 def _walk(grammar: Grammar, size: int, rng: Random) -> list[float]:
     guides, times = Guides(), []
     guides.add("a", grammar)
+    complete = None
     answer = Answer("a", [0], SamplingParams(), 200)
     for _ in range(60):
         started = time.perf_counter()
-        allowed = guides.masks([(answer, 0)], size, {})
+        if answer.output_ids:
+            guides.look("a", answer.output_ids[:-1], answer.output_ids[-1:])
+            guides.wait(["a"])
+            ahead = guides.ahead("a")
+            complete = ahead and ahead.complete
+        allowed, _ = guides.masks([(answer, 0)], size, {})
         times.append(time.perf_counter() - started)
-        assert allowed is not None
+        if complete or allowed is None:
+            break
         tokens = np.nonzero(allowed.allowed(size)[0])[0]
         token = int(tokens[rng.randrange(len(tokens))])
-        if guides.read(answer, [token]):
-            break
         answer.output_ids.append(token)
     return times
 

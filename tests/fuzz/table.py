@@ -19,6 +19,7 @@ NAMES = (
     "events",
     "config_file",
     "gateway",
+    "answer_format",
 )
 
 

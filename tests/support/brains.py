@@ -109,16 +109,20 @@ class SlotRunner:
         image_bytes: int = 10,
         slices: Callable[[], int] = lambda: 1,
         drafts: Callable[[Sequence, list[int]], list[int]] = lambda seq, new: [],
+        late: Callable[[], int] = lambda: 0,
     ) -> None:
         """Create a runner for a scheduler.
 
         image_bytes: size of every encoder output.
         slices: returns the number of steps that the next image takes; images are encoded one after the other.
         drafts: returns the drafts that follow a sequence's new tokens.
+        late: returns the number of steps by which the next token of a sequence is late.
         """
         self.scheduler = scheduler
         self.slices = slices
         self.drafts = drafts
+        self.late = late
+        self.held: dict[str, tuple[Sequence, int, int]] = {}
         self.left: dict[str, int] = {}
         self.image_bytes = image_bytes
         self.slots: dict[int, int] = {}
@@ -131,6 +135,7 @@ class SlotRunner:
     def step(self) -> StepPlan:
         """Schedule and execute a step, update the scheduler, end finished sequences; check everything."""
         scheduler = self.scheduler
+        self._settle()
         plan = scheduler.schedule()
         self._check_budgets(plan)
         sampled: dict[str, list[int]] = {}
@@ -142,6 +147,7 @@ class SlotRunner:
             self._compute(work.seq, work.start, work.stop)
             if work.samples:
                 sampled[work.seq.id] = chosen_tokens(work)
+                self._hold(work.seq, sampled)
         for job in sorted(plan.encode, key=lambda job: job.span.key not in self.left):
             assert job.holders, "an image is encoded, but no sequence waits for it"
             assert len(set(job.holders)) == len(job.holders)
@@ -156,7 +162,9 @@ class SlotRunner:
             self.encoded.append(job.span.key)
         self.computed_tokens += plan.tokens
         drafts = {
-            work.seq.id: self.drafts(work.seq, sampled[work.seq.id]) for work in plan.work if work.samples
+            work.seq.id: self.drafts(work.seq, sampled[work.seq.id])
+            for work in plan.work
+            if work.seq.id in sampled
         }
         scheduler.update(plan, sampled, drafts)
         for seq in [s for s in scheduler.waiting if s.id in plan.encoded_ids]:
@@ -166,6 +174,25 @@ class SlotRunner:
                 scheduler.finish(work.seq, "length")
         scheduler.check_integrity()
         return plan
+
+    def _hold(self, seq: Sequence, sampled: dict[str, list[int]]) -> None:
+        """Hold the token of a sequence back, if it is late or was late before a preemption."""
+        if seq.id not in self.held and (steps := self.late()):
+            self.held[seq.id] = seq, steps, sampled[seq.id][0]
+        if seq.id in self.held:
+            del sampled[seq.id]
+
+    def _settle(self) -> None:
+        """Give sequences their late tokens."""
+        for name, (seq, steps, token) in list(self.held.items()):
+            if steps and seq.status is not Status.FINISHED:
+                self.held[name] = seq, steps - 1, token
+                continue
+            del self.held[name]
+            if seq.status is not Status.FINISHED:
+                self.scheduler.settle(seq, [token], self.drafts(seq, [token]))
+                if len(seq.output_ids) >= seq.max_tokens:
+                    self.scheduler.finish(seq, "length")
 
     def spoil(self, plan: StepPlan) -> None:
         """Overwrite everything that a step would have written, and execute nothing."""
@@ -198,7 +225,8 @@ class SlotRunner:
         plans = []
         while not self.scheduler.idle:
             plans.append(self.step())
-            assert plans[-1], "sequences wait, yet the step is empty: a deadlock"
+            empty = not plans[-1] and not self.held and not self.scheduler.idle
+            assert not empty, "sequences wait, yet the step is empty: a deadlock"
             assert len(plans) <= limit, f"{limit} steps were not enough"
         return plans
 

@@ -48,6 +48,9 @@ class SlotExecutor:
     def remove(self, seq: Sequence) -> None:
         pass
 
+    def late(self) -> None:
+        return None
+
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
         self.steps += 1
         result, fails = StepResult(), self.fails(plan)

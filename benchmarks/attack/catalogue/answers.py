@@ -58,6 +58,19 @@ async def deadlines(battle: Battle) -> None:
     await battle.crowd(8, lambda _: battle.ask(late))
 
 
+async def ambiguous_grammar(battle: Battle) -> None:
+    """Prescribe a grammar by which a text can be read in 80 ways per letter, so each token takes long."""
+    rules = range(80)
+    text = f"start: {' | '.join(f'r{number} start' for number in rules)} | r0\n"
+    text += "".join(f'r{number}: "a" | "b"\n' for number in rules)
+
+    async def act(number: int) -> None:
+        form = {"grammar": f"{text}// {number}"}
+        await battle.ask(chat("Say a.", max_tokens=24, min_tokens=20, structured_outputs=form))
+
+    await battle.crowd(4, act)
+
+
 async def deaf_streams(battle: Battle) -> None:
     """Open 96 streams of long answers with a receive buffer of 1 KiB, read the status, and read no more."""
     question = chat(
@@ -91,6 +104,12 @@ ATTACKS = [
     ),
     Attack(
         "long-prompts", "key", "16 clients send prompts of 7,000 tokens and have them scored", long_prompts
+    ),
+    Attack(
+        "ambiguous-grammar",
+        "key",
+        "4 clients prescribe a grammar by which a text can be read in 80 ways per letter",
+        ambiguous_grammar,
     ),
     Attack("deaf-streams", "key", "96 clients ask for long streams and do not read them", deaf_streams),
     Attack(

@@ -275,5 +275,5 @@ def _inner(tool: Tool, schema: Any) -> Mapping[str, Any]:
 
 
 def _text(text: str) -> str:
-    """A text as Lark's notation writes it; "" for none."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    """A text as Lark's notation writes it; "" for none. It does not take U+007F as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""

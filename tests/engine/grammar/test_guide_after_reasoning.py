@@ -126,21 +126,21 @@ def test_masks_leave_out_the_answers_that_wait() -> None:
     guides.add("writes", grammar(), MARK)
     failures: dict[str, Exception] = {}
     rows = [(sequence("thinks", THOUGHT), 0), (sequence("writes", [*THOUGHT, *MARK]), 0)]
-    masks = guides.masks(rows, END + 1, failures)
+    masks, late = guides.masks(rows, END + 1, failures)
     assert masks is not None
+    assert not late
     assert masks.rows == [1]
     assert masks.allows(0, ord("y"))
     assert not masks.allows(0, ord("z"))
-    assert guides.masks(rows[:1], END + 1, failures) is None
+    assert guides.masks(rows[:1], END + 1, failures) == (None, set())
     assert failures == {}
 
 
 def test_the_answer_is_complete_at_its_last_token() -> None:
-    guides = Guides()
-    guides.add("a", grammar("yes"), MARK)
-    assert guides.read(sequence("a", THOUGHT), [*MARK, *ANSWER]) == len(MARK) + len(ANSWER)
-    assert guides.read(sequence("a", THOUGHT), [*MARK, *b"ye"]) is None
-    assert guides.read(sequence("a", THOUGHT), list(b"yes")) is None, "the model only considers it"
+    place = grammar("yes").guide(MARK)
+    assert place.look(THOUGHT, [*MARK, *ANSWER], None, 9).complete == len(MARK) + len(ANSWER)
+    assert place.look(THOUGHT, [*MARK, *b"ye"], None, 9).complete is None
+    assert place.look(THOUGHT, list(b"yes"), None, 9).complete is None, "the model only considers it"
 
 
 BEGIN = tuple(b"<t>")

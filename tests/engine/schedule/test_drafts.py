@@ -83,10 +83,18 @@ def test_a_preempted_sequence_has_no_drafts() -> None:
     tokens=st.integers(2, 9),
     blocks=st.integers(10, 24),
     states=st.sampled_from([0, 2, 4, 30]),
+    late=st.lists(st.integers(0, 4), min_size=1, max_size=9),
 )
 def test_any_drafts_give_the_same_answers(
-    prompts: list[int], right: list[int], wrong: list[int], tokens: int, blocks: int, states: int
+    prompts: list[int],
+    right: list[int],
+    wrong: list[int],
+    tokens: int,
+    blocks: int,
+    states: int,
+    late: list[int],
 ) -> None:
+    """Also if tokens are late, so that accepted drafts behind them are computed again."""
     brain = scheduler(
         blocks=blocks, block_size=3, max_step_tokens=tokens, state_slots=states, state_spacing=3
     )
@@ -97,7 +105,7 @@ def test_any_drafts_give_the_same_answers(
         calls += 1
         return next_tokens(seq, new, right[calls % len(right)]) + [98] * wrong[calls % len(wrong)]
 
-    runner = SlotRunner(brain, drafts=drafts)
+    runner = SlotRunner(brain, drafts=drafts, late=lambda: late[calls % len(late)])
     seqs = [sequence(f"s{i}", size, arrival=i, max_tokens=8) for i, size in enumerate(prompts)]
     for seq in seqs:
         brain.add(seq, drafts(seq, []))

@@ -28,6 +28,18 @@ def test_a_prompt_is_computed_in_chunks_of_the_step_budget() -> None:
     assert (seq.status, seq.finish_reason) == (Status.FINISHED, "length")
 
 
+def test_a_sequence_whose_token_is_late_is_in_no_step_and_the_others_go_on() -> None:
+    brain = scheduler()
+    late = iter([0, 0, 2])
+    runner = SlotRunner(brain, late=lambda: next(late, 0))
+    seqs = [sequence(name, 3, arrival=when, max_tokens=5) for name, when in (("a", 0.0), ("b", 0.1))]
+    for seq in seqs:
+        brain.add(seq)
+    plans = runner.run()
+    assert ["".join(sorted(amounts(plan))) for plan in plans] == ["ab", "ab", "b", "b", "ab", "a", "a"]
+    assert [seq.output_ids for seq in seqs] == [answer(seq) for seq in seqs]
+
+
 def test_decodes_come_first_and_a_long_prompt_gets_the_rest_of_the_budget() -> None:
     brain = scheduler(max_step_tokens=6)
     runner = SlotRunner(brain)

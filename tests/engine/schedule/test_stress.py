@@ -38,6 +38,7 @@ class Stress(RuleBasedStateMachine):
         lasting_images=st.booleans(),
         policy=st.sampled_from(POLICY_NAMES),
         passes=st.integers(0, 3),
+        late=st.sampled_from([0, 0, 1, 5]),
         seed=st.integers(0, 9),
     )
     def start(
@@ -56,9 +57,10 @@ class Stress(RuleBasedStateMachine):
         lasting_images: bool,
         policy: str,
         passes: int,
+        late: int,
         seed: int,
     ) -> None:
-        self.room = blocks * BLOCK
+        self.room, self.late = blocks * BLOCK, late
         if window:  # no model has both a window and states, or blocks in host memory
             host = states = 0
         enough = (window + step + MOST_IMAGE) // BLOCK + 2
@@ -81,7 +83,12 @@ class Stress(RuleBasedStateMachine):
             max_passes=passes,
         )
         random = Random(seed)
-        self.runner = SlotRunner(self.brain, image_bytes=IMAGE, slices=lambda: random.randint(1, 3))
+        self.runner = SlotRunner(
+            self.brain,
+            image_bytes=IMAGE,
+            slices=lambda: random.randint(1, 3),
+            late=lambda: random.randint(0, late),
+        )
         self.sequences: list[Sequence] = []
         self.cancelled: set[str] = set()
 
@@ -103,7 +110,8 @@ class Stress(RuleBasedStateMachine):
     def steps(self, count: int) -> None:
         for _ in range(count):
             if not self.brain.idle:
-                assert self.runner.step(), "sequences wait, yet the step is empty"
+                plan = self.runner.step()
+                assert plan or self.runner.held or self.brain.idle, "sequences wait, yet the step is empty"
 
     @precondition(lambda self: not self.brain.idle)
     @rule()
@@ -139,10 +147,11 @@ class Stress(RuleBasedStateMachine):
         if not hasattr(self, "brain"):
             return
         # The oldest sequence is never preempted and advances in every step, by a token or by one of three
-        # slices of an image (which is encoded again for each of its spans if nothing is cached). So the
-        # number of steps is bounded.
+        # slices of an image (which is encoded again for each of its spans if nothing is cached), or waits
+        # for a late token. So the number of steps is bounded.
         work = sum(len(seq.prompt_ids) + seq.max_tokens + 3 * len(seq.spans) for seq in self.sequences)
-        self.runner.run(limit=2 * work + 1)
+        waits = (self.late + 1) * sum(seq.max_tokens for seq in self.sequences)
+        self.runner.run(limit=2 * work + waits + 1)
         for seq in self.sequences:
             assert seq.finish_reason is not None
             truth = answer(seq)

@@ -45,6 +45,9 @@ class FakeExecutor:
     def remove(self, seq: Sequence) -> None:
         self.inputs.pop(seq.id, None)
 
+    def late(self) -> None:
+        return None
+
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
         self.encode_s.append(encode_s)
         result = StepResult()

@@ -185,6 +185,11 @@ class Runner:
                 self.sampler.sample(logits, [(item.seq, item.draft) for item in work if item.samples], result)
         return result
 
+    @torch.inference_mode()
+    def late(self) -> StepResult | None:
+        """Return the tokens that were held back in earlier steps and are ready; None: there are none."""
+        return self.sampler.late()
+
     def _score_prompts(self, places: list[tuple[Work, int]], hidden: Tensor, result: StepResult) -> None:
         """Compute the log probabilities of tokens of prompts.
 

@@ -19,7 +19,7 @@ from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
 from fovea.core.stage import stage
 from fovea.engine.grammar.definition import compile_format
-from fovea.engine.grammar.guide import Guide
+from fovea.engine.grammar.guide import Ahead, Guide
 from fovea.engine.grammar.trial import Trial
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ _TOOL = re.compile(r"tools\[\d+\]\.function\.parameters")
 MOST_KEPT = 64
 """Number of forms whose grammars are kept. A hostile one may come to take 40 MB while it is used."""
 SLOWEST_MASK_S = 0.1
-"""Longest time of a form's first mask. Those of answers are computed within steps, which delays everyone."""
+"""Longest time of a form's first mask, which other forms wait for."""
+MOST_FIRST = 16
+"""Most forced tokens at the beginning of an answer that are found when its form is compiled."""
 MOST_WAITING = 64
 """Number of forms of one client that wait to be compiled; more are refused."""
 MOST_OF_KEY = 256
@@ -40,17 +42,21 @@ Client = tuple[str, str]
 class Grammar:
     """A compiled form, which several answers may follow at a time.
 
+    first: the tokens with which an answer may begin; None: each guide finds them.
     broken: whether an answer exceeded the library's limits. What the library has learnt is shared by all
         answers, so the others would exceed them, too; the form has to be compiled again.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, kind: str = "format") -> None:
+        """kind: kind of the form, for errors."""
         self._matcher = matcher
+        self._kind = kind
+        self.first: Ahead | None = None
         self.broken = False
 
     def guide(self, after: tuple[int, ...] = ()) -> Guide:
         """Return a new guide, which is at the beginning of an answer. after: see `Guide`."""
-        return Guide(self._matcher.deep_copy(), self._break, after)
+        return Guide(self._matcher.deep_copy(), self._kind, self._break, after)
 
     def _break(self) -> None:
         self.broken = True
@@ -174,9 +180,9 @@ class GrammarCompiler:
             self._trial.check(form)
             if self._vocabulary is None:
                 self._vocabulary = self._load()
-            grammar = Grammar(compile_format(form, self._vocabulary))
+            grammar = Grammar(compile_format(form, self._vocabulary), form.kind)
             started = time.perf_counter()
-            grammar.guide().fill_first_mask()
+            grammar.first = grammar.guide().look((), (), None, MOST_FIRST)
             if time.perf_counter() - started > SLOWEST_MASK_S:
                 raise InvalidRequest(
                     f"{form.kind}: its first mask takes more than {SLOWEST_MASK_S:g} seconds",

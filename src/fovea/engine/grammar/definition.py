@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest
+from fovea.engine.grammar.exact import check_schema, exact_schema, parts_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,28 +25,14 @@ ROW_ITEMS, LEXER_STATES = 10_000, 20_000
 A state takes one or two KB. The library's own limits are 2,000, which 260 optional properties exceed, and
 250,000.
 """
-_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
-_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
-_DATE = f"({_YEAR}-(0[13-9]|1[0-2])-[0-9]{{2}}|{_YEAR}-02-([01][0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
-PATTERNS = {
-    "date": f"^{_DATE}$",
-    "time": "^.{6}[0-5]",
-    "date-time": f"^{_DATE}.{{7}}[0-5]",
-    "hostname": "^.{1,253}$",
-}
-"""Patterns that are added to formats. Alone, the library allows 29 February in any year, 60 seconds, and host
-names of any length.
-"""
 REWORDED = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
         "oneOf is supported only if no value can fit two of its schemas; use anyOf"
     )
 }
 _PLACE = re.compile(r"^at \d+\(\d+\): (?:invalid regex .*?\(in regex\): )?", re.DOTALL)
+_EMPTY = re.compile(r"(?:Unsatisfiable schema: )?Regex is empty: .*", re.DOTALL)
 _CITATION = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)
-SUBSCHEMA = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
-SUBSCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
-NAMED_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
@@ -60,7 +46,7 @@ def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
     if schema is None:
         grammar = _text_grammar(form)
     else:
-        _check_counts(schema)
+        check_schema(schema)
         grammar = (
             _one_line_grammar(schema) if form.whitespace is None else _json_grammar(schema, form.whitespace)
         )
@@ -90,7 +76,7 @@ def _compile_calls(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
         rules.append(f"{name}: {mark if tokens[name] else json.dumps(mark)}\n")
     for name, part in value["schemas"].items():
         schema, place = part["schema"], part["param"]
-        _check_counts(schema)
+        check_schema(schema)
         error = _compile(_json_grammar(schema, ""), vocabulary).get_error()
         if error:
             where = _blame(schema, error, vocabulary)
@@ -108,26 +94,10 @@ def _compile_calls(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
 
 def _is_token(mark: str, vocabulary: LLTokenizer) -> bool:
     """Whether a mark is one token of the vocabulary that the library keeps apart from text."""
-    ids = vocabulary.tokenize_str(mark, parse_special=True)
-    return len(ids) == 1 and bool(vocabulary.is_special_token(ids[0]))
+    from llguidance import LLMatcher
 
-
-def _check_counts(schema: dict[str, Any]) -> None:
-    """Refuse `minProperties` that the library could satisfy by one name twice: readers keep only one."""
-    left: list[tuple[str, Any]] = [("", schema)]
-    while left:
-        path, node = left.pop()
-        if not isinstance(node, dict):
-            continue
-        least, required = node.get("minProperties"), node.get("required")
-        names = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
-        if isinstance(least, int) and least > max(1, names):
-            raise InvalidRequest(
-                f"json{' at ' + path if path else ''}: minProperties above the number of required properties "
-                "cannot be followed, because a name might be repeated; name the properties in required",
-                code="unsupported_format",
-            )
-        left += [(f"{path}/{name}", part) for name, part in _parts(node)]
+    named = mark.startswith("<") and mark.endswith(">")
+    return named and not _compile(LLMatcher.grammar_from_lark(f"start: {mark}"), vocabulary).get_error()
 
 
 def _compile(grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
@@ -153,9 +123,14 @@ def _text_grammar(form: AnswerFormat) -> str:
         grammar: str = LLMatcher.grammar_from_regex(form.definition)
         return grammar
     if form.kind == "choice":
-        options = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(form.definition))
+        options = " | ".join(map(_lark_text, json.loads(form.definition)))
         return LLMatcher.grammar_from_lark(f"start: {options}")
     return LLMatcher.grammar_from_lark(_lark(form.definition))
+
+
+def _lark_text(text: str) -> str:
+    """Return a text in Lark's notation, which does not take U+007F as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _one_line_grammar(schema: dict[str, Any]) -> str:
@@ -203,28 +178,7 @@ def _with_options(schema: dict[str, Any], **options: Any) -> dict[str, Any]:
         # Without \u: the library does not recognise the name of a property in which letters are written so.
         "json_allowed_escapes": 'nrtbf"\\',
     }
-    return {**_exact(schema), "x-guidance": {**defaults, **options}}
-
-
-def _exact(schema: Any) -> Any:
-    """Return a schema with patterns beside those formats of which the library allows too much."""
-    if not isinstance(schema, dict):
-        return schema
-    exact = {}
-    for key, value in schema.items():
-        if key in SUBSCHEMA:
-            exact[key] = _exact(value)
-        elif key in SUBSCHEMAS and isinstance(value, list):
-            exact[key] = [_exact(part) for part in value]
-        elif key in NAMED_SUBSCHEMAS and isinstance(value, dict):
-            exact[key] = {name: _exact(part) for name, part in value.items()}
-        else:
-            exact[key] = value
-    pattern = PATTERNS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
-    if pattern is not None:
-        also = exact.get("allOf")
-        exact["allOf"] = [*(also if isinstance(also, list) else []), {"pattern": pattern}]
-    return exact
+    return {**exact_schema(schema), "x-guidance": {**defaults, **options}}
 
 
 def _lark(text: str) -> str:
@@ -253,7 +207,7 @@ def _blame(schema: dict[str, Any], error: str, vocabulary: LLTokenizer) -> str:
     definitions: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     path, node, left = "", schema, MAX_SEARCH
     while True:
-        for name, part in _parts(node):
+        for name, part in parts_of(node):
             left -= 1
             if left < 0:
                 return path
@@ -266,20 +220,6 @@ def _blame(schema: dict[str, Any], error: str, vocabulary: LLTokenizer) -> str:
             return path
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the direct parts of a schema that are schemas, with their place in it."""
-    for key in SUBSCHEMA:
-        if key in schema:
-            yield key, schema[key]
-    for key in SUBSCHEMAS:
-        if isinstance(schema.get(key), list):
-            yield from ((f"{key}/{index}", part) for index, part in enumerate(schema[key]))
-    for key in NAMED_SUBSCHEMAS:
-        if isinstance(schema.get(key), dict):
-            for name, part in schema[key].items():
-                yield f"{key}/{name.replace('~', '~0').replace('/', '~1')}", part
-
-
 def explain_error(error: str, kind: str) -> str:
     """Return an error of the library in one line of bounded length.
 
@@ -287,6 +227,10 @@ def explain_error(error: str, kind: str) -> str:
     """
     if kind != "grammar":
         error = _PLACE.sub("", _CITATION.sub("", error))
+        error = _EMPTY.sub(
+            "no text that can be written matches; accepted: patterns of text without control characters",
+            error,
+        )
     for theirs, ours in REWORDED.items():
         error = error.replace(theirs, ours)
     text = " ".join(error.split())

@@ -1,9 +1,18 @@
-"""Follows answers through their grammars: which tokens may come next, and which must."""
+"""Follows answers through their grammars: which tokens may come next, and which must.
+
+Some grammars need a second for a token, so guides work in threads of their own, beside the steps. When a
+step has chosen tokens, the guide of their answer reads them, and looks which tokens may follow. The step
+waits for its guides for a few milliseconds, all together, but not for one that was late before. An answer
+whose guide is late is left out of the next steps until its guide is ready, and the other answers go on. An
+answer whose guide needs longer than LONGEST_LOOK_S ends alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,17 +23,37 @@ from fovea.core.hardware import usable_cores
 from fovea.engine.sequence import Sequence
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher
+    from llguidance import LLMatcher
 
     from fovea.engine.grammar.compiler import Grammar
 
 WORD = 32
 """Tokens per number of a mask."""
+GRACE_S = 0.03
+"""Seconds for which a step waits for its guides. Most need less than one millisecond."""
+LONGEST_LOOK_S = 1.0
+"""Most seconds that a guide may work on the tokens of one step."""
+
+
+class Ahead(NamedTuple):
+    """The tokens that may follow an answer, as its guide found them.
+
+    length: number of the answer's tokens.
+    complete: number of the step's new tokens with which the answer is complete; None: it is not.
+    drafts: tokens that follow next in any case.
+    masks: allowed tokens behind the answer, and behind each draft, as `Masks.bits`; empty: all tokens.
+    """
+
+    length: int
+    complete: int | None
+    drafts: list[int]
+    masks: list[NDArray[np.int32]]
 
 
 class Guide:
     """The place of one answer in its grammar.
 
+    kind: kind of the form, for errors.
     on_failure: called if the library gives up; what it has learnt for the grammar is unusable then.
     after: tokens that end the model's reasoning. The grammar begins behind them; (): with the answer.
     """
@@ -32,10 +61,12 @@ class Guide:
     def __init__(
         self,
         matcher: LLMatcher,
+        kind: str,
         on_failure: Callable[[], None] = lambda: None,
         after: tuple[int, ...] = (),
     ) -> None:
         self.matcher = matcher
+        self.kind = kind
         self._on_failure = on_failure
         self._after = after
         self._begin = None if after else 0
@@ -45,11 +76,6 @@ class Guide:
     def waits(self) -> bool:
         """Whether the model is still reasoning. Every token is allowed until then."""
         return self._begin is None
-
-    def fill_first_mask(self) -> None:
-        """Compute the mask of the answer's first token, and drop it. Raises InvalidRequest as `read`."""
-        self.matcher.compute_bitmask()
-        self.check()
 
     def read(self, answer: Seq[int]) -> None:
         """Go to the end of an answer. It may be shorter than before: a step that failed is tried again.
@@ -65,6 +91,36 @@ class Guide:
             self.matcher.consume_tokens(list(answer[self._read :]))
         self._read = len(answer)
         self.check()
+
+    def look(self, answer: Seq[int], new: Seq[int], drafts: Seq[int] | None, most: int) -> Ahead:
+        """Read an answer and new tokens, up to the end of the answer, and find what may follow.
+
+        drafts: tokens that are expected to follow; None: those that must, at most `most`.
+
+        Raises InvalidRequest as `read`.
+        """
+        answer = list(answer)
+        self.read(answer)
+        for count, token in enumerate(new, 1):
+            answer.append(token)
+            self.read(answer)
+            if self.ended:
+                return Ahead(len(answer), count, [], [])
+        if self.waits:
+            return Ahead(len(answer), None, [], [])
+        if drafts is None:
+            drafts = self.forced[:most] if most else []
+        masks = [self._mask()]
+        for draft in drafts:
+            if not self.matcher.try_consume_tokens([draft]):
+                break
+            masks.append(self._mask())
+        self.matcher.rollback(len(masks) - 1)
+        self.check()
+        return Ahead(len(answer), None, list(drafts), masks)
+
+    def _mask(self) -> NDArray[np.int32]:
+        return np.frombuffer(self.matcher.compute_bitmask(), np.int32)
 
     def check(self) -> None:
         """Raise InvalidRequest if the library has given up."""
@@ -106,6 +162,14 @@ class Masks(NamedTuple):
     rows: list[int]
     bits: NDArray[np.int32]
 
+    @classmethod
+    def of(cls, places: Seq[tuple[int, NDArray[np.int32]]], size: int) -> Masks:
+        """Return the masks of rows for `size` logits. The vocabulary of a mask may be smaller."""
+        bits = np.zeros((len(places), -(-size // WORD)), dtype=np.int32)
+        for index, (_, mask) in enumerate(places):
+            bits[index, : len(mask)] = mask[: bits.shape[1]]
+        return cls([row for row, _ in places], bits)
+
     def allows(self, index: int, token: int) -> bool:
         """Whether a token is allowed. index: place of the row in `rows`."""
         return bool(self.bits[index, token // WORD] >> token % WORD & 1)
@@ -116,93 +180,142 @@ class Masks(NamedTuple):
         return bits[:, :size].view(np.bool_)
 
 
-class Guides:
-    """The guides of all answers that are being generated and have a grammar. For one thread."""
+class _Look:
+    """One look of a guide, which waits for a thread, is at work, or is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.future: Future[Ahead] = Future()
+        self._clock = clock
+        self._started: float | None = None
+        self.seconds = 0.0
+
+    def run(self, look: Callable[[], Ahead], previous: _Look | None) -> None:
+        if previous is not None:
+            wait([previous.future])
+        self._started = self._clock()
+        try:
+            found = look()
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
+            self.future.set_exception(error)
+        else:
+            self.seconds = self._clock() - self._started
+            self.future.set_result(found)
+
+    @property
+    def too_long(self) -> bool:
+        return self._started is not None and self._clock() - self._started > LONGEST_LOOK_S
+
+
+class Guides:
+    """The guides of all answers that are being generated and have a grammar. For one thread.
+
+    most_drafts: most forced tokens behind an answer that are found; 0: none.
+    clock: seconds, for the longest look.
+    """
+
+    def __init__(self, most_drafts: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_drafts = most_drafts
+        self._clock = clock
         self._guides: dict[str, Guide] = {}
-        self._executor: LLExecutor | None = None
+        self._looks: dict[str, _Look] = {}
+        self._slow: set[str] = set()
+        self._threads: ThreadPoolExecutor | None = None
 
     def add(self, name: str, grammar: Grammar, after: tuple[int, ...] = ()) -> None:
         """Start the guide of a sequence. name: its id. after: see `Guide`."""
         self._guides[name] = grammar.guide(after)
+        if grammar.first is None or after:
+            self.look(name, ())
+        else:
+            self._looks[name] = first = _Look(self._clock)
+            first.future.set_result(grammar.first)
 
     def remove(self, name: str) -> None:
         self._guides.pop(name, None)
+        self._looks.pop(name, None)
+        self._slow.discard(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._guides
 
-    def __bool__(self) -> bool:
-        return bool(self._guides)
+    def look(self, name: str, answer: Seq[int], new: Seq[int] = (), drafts: Seq[int] | None = None) -> None:
+        """Let the guide of a sequence look in its thread. The arguments are those of `Guide.look`."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(max(2, len(usable_cores())), "fovea-guide")
+        guide, look, most = self._guides[name], _Look(self._clock), self._most_drafts
+        answer, new = list(answer), list(new)  # the engine's thread changes them
+        self._threads.submit(look.run, lambda: guide.look(answer, new, drafts, most), self._looks.get(name))
+        self._looks[name] = look
+
+    def wait(self, names: Collection[str]) -> None:
+        """Wait until the guides of some sequences are ready, but not longer than GRACE_S.
+
+        A guide that was late is not waited for until it is fast again.
+        """
+        looks = {name: self._looks[name].future for name in names if name not in self._slow}
+        wait(looks.values(), GRACE_S)
+        self._slow.update(name for name, future in looks.items() if not future.done())
+
+    def ahead(self, name: str) -> Ahead | None:
+        """Return what the guide of a sequence found; None: it is late.
+
+        Raises its error, and InvalidRequest if it takes too long.
+        """
+        look = self._looks[name]
+        if look.future.done():
+            if look.seconds < GRACE_S:
+                self._slow.discard(name)
+            return look.future.result()
+        if look.too_long:
+            raise InvalidRequest(
+                f"the answer's format failed: a token takes more than {LONGEST_LOOK_S:g} s, because the "
+                f"{self._guides[name].kind} is too ambiguous; accepted: one by which a text can be read in "
+                "few ways",
+                code="format_failed",
+            )
+        return None
 
     def masks(
         self, rows: Seq[tuple[Sequence, int]], size: int, failures: dict[str, Exception]
-    ) -> Masks | None:
-        """Return the masks of the rows whose sequences have a grammar; None: no row has one.
+    ) -> tuple[Masks | None, set[str]]:
+        """Return the masks of the rows whose sequences have a grammar, and the ids of late sequences.
+
+        None: no row has a mask.
 
         rows: sequence, and number of its drafts before the row; in any order.
         size: number of logits.
         failures: gets the error of each sequence whose grammar fails, by sequence id; it has no mask.
         """
-        places: dict[str, list[int]] = {}
-        sequences: dict[str, Sequence] = {}
-        for number in sorted(range(len(rows)), key=lambda number: rows[number][1]):
-            seq = rows[number][0]
-            if seq.id not in self._guides:
-                continue
-            if seq.id not in sequences:
-                sequences[seq.id] = seq
-                try:
-                    self._guides[seq.id].read(seq.output_ids)
-                except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
-                    failures[seq.id] = error
-            if seq.id not in failures and not self._guides[seq.id].waits:
-                places.setdefault(seq.id, []).append(number)
-        if not places:
-            return None
-        order = [number for numbers in places.values() for number in numbers]
-        bits = np.full((len(order), -(-size // WORD)), -1, dtype=np.int32)
-        tasks, at = [], 0
-        for name, numbers in places.items():
-            tasks.append((self._guides[name].matcher, at, sequences[name].drafts[: len(numbers) - 1]))
-            at += len(numbers)
-        self._fill(tasks, bits)
-        return Masks(order, bits)
+        sequences = {seq.id: seq for seq, _ in rows if seq.id in self._guides}
+        for seq in sequences.values():
+            if not self._is_current(seq):  # a step that failed is tried again, for example
+                self.look(seq.id, seq.output_ids, (), list(seq.drafts))
+        self.wait(sequences)
+        found: dict[str, Ahead] = {}
+        late = set()
+        for name in sequences:
+            try:
+                ahead = self.ahead(name)
+            except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
+                failures[name] = error
+            else:
+                if ahead is None:
+                    late.add(name)
+                else:
+                    found[name] = ahead
+        places = [
+            (number, found[seq.id].masks[drafts])
+            for number, (seq, drafts) in enumerate(rows)
+            if seq.id in found and drafts < len(found[seq.id].masks)
+        ]
+        return (Masks.of(places, size) if places else None), late
 
-    def read(self, seq: Sequence, new: Seq[int]) -> int | None:
-        """Let the guide of a sequence read its answer and new tokens after it, up to the end of the answer.
-
-        Returns the number of new tokens with which the answer is complete; None: it is not complete yet.
-
-        Raises InvalidRequest as `Guide.read`.
-        """
-        guide = self._guides[seq.id]
-        answer = list(seq.output_ids)
-        guide.read(answer)
-        for count, token in enumerate(new, 1):
-            answer.append(token)
-            guide.read(answer)
-            if guide.ended:
-                return count
-        return None
-
-    def forced(self, name: str) -> list[int]:
-        """Return the tokens that come next in any case in the answer of a sequence. name: its id."""
-        return self._guides[name].forced
-
-    def _fill(self, tasks: list[tuple[LLMatcher, int, list[int]]], bits: NDArray[np.int32]) -> None:
-        from llguidance import LLExecutor
-        from llguidance.numpy import (
-            fill_next_token_bitmask_par,
-            fill_next_token_bitmask_par_with_draft_tokens,
+    def _is_current(self, seq: Sequence) -> bool:
+        """Whether the latest look of a guide is behind the answer and the drafts, or not done yet."""
+        future = self._looks[seq.id].future
+        if not future.done() or future.exception() is not None:
+            return True
+        ahead = future.result()
+        return ahead.length == len(seq.output_ids) and (
+            not ahead.masks or ahead.drafts[: len(seq.drafts)] == seq.drafts
         )
-
-        if self._executor is None:
-            self._executor = LLExecutor(len(usable_cores()))
-        single = [(matcher, row) for matcher, row, drafts in tasks if not drafts]
-        several = [task for task in tasks if task[2]]
-        if single:
-            fill_next_token_bitmask_par(self._executor, single, bits)
-        if several:
-            fill_next_token_bitmask_par_with_draft_tokens(self._executor, several, bits)

@@ -109,7 +109,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     vocabulary = byte_vocabulary()
     for line in source:
         form = AnswerFormat(**json.loads(line))
-        sink.write((_attempt(form, vocabulary) or b"null") + b"\n")
+        sink.write((attempt(form, vocabulary) or b"null") + b"\n")
         sink.flush()
 
 
@@ -121,7 +121,7 @@ def byte_vocabulary() -> Any:
     return LLTokenizer(TokenizerWrapper(PlainTokens(tokens, END)), eos_token=END)
 
 
-def _attempt(form: AnswerFormat, vocabulary: Any) -> bytes:
+def attempt(form: AnswerFormat, vocabulary: Any) -> bytes:
     """Compile in a fork of this process. Returns the line of the result, empty if it was killed."""
     reader, writer = os.pipe()
     child = os.fork()

@@ -32,13 +32,21 @@ class TextStream:
     keep_stop: the first stop string itself is emitted.
     min_tokens: stop strings are searched only from this token on (1 = first); text before it is part of no
         match.
+    before: tokens of another text, which the answer follows. Some tokenizers drop a space at the start of a
+        text, so an answer that has to begin with one needs tokens before it.
     stopped: whether a stop string occurred.
     length: characters of the tokens so far, without an incomplete character at their end. It counts text that
         is held back for a stop string, and that of the stop string itself.
     """
 
     def __init__(
-        self, decode: Decode, stop: Sequence[str] = (), *, min_tokens: int = 0, keep_stop: bool = False
+        self,
+        decode: Decode,
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        keep_stop: bool = False,
+        before: Sequence[int] = (),
     ) -> None:
         self._decode = decode
         self._stops = StopSearch(stop, keep=keep_stop)
@@ -46,9 +54,9 @@ class TextStream:
         self._count = 0
         # The window: tokens whose text is still needed. The text of its first `_emitted_ids` tokens was
         # emitted; the first `_emitted_chars` characters of the window's text were emitted.
-        self._ids: list[int] = []
-        self._emitted_ids = 0
-        self._emitted_chars = 0
+        self._ids = list(before)
+        self._emitted_ids = len(before)
+        self._emitted_chars = len(decode(before)) if before else 0
         self.stopped = False
         self.length = 0
 

@@ -13,6 +13,9 @@ from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Sequence
 
+FULL_STOP = "."
+"""Text that an answer with a form follows, see `TextStream`."""
+
 
 def build_jobs(
     request: GenerationRequest,
@@ -39,23 +42,28 @@ def build_jobs(
     def decode(ids: Ids[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=sampling.skip_special_tokens)
 
+    def before(inputs: SequenceInputs) -> Ids[int]:
+        exact = inputs.grammar is not None and not inputs.grammar_after
+        return tokenizer.encode_plain(FULL_STOP) if exact else ()
+
     return [
         Job(
             seq=to_sequence(request, prompt, max_tokens, arrival, choice),
-            inputs=inputs(choice),
+            inputs=own,
             sink=sink,
             text=TextStream(
                 decode,
                 sampling.stop,
                 min_tokens=sampling.min_tokens,
                 keep_stop=sampling.include_stop_str_in_output,
+                before=before(own),
             ),
             fetch_s=request.fetch_s,
             media_decode_s=request.media_decode_s,
             preprocess_s=preprocess_s,
             decode_s=decode_s,
         )
-        for choice in range(sampling.n)
+        for choice, own in enumerate(map(inputs, range(sampling.n)))
     ]
 
 

@@ -101,8 +101,13 @@ class ChatTokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text, such as those that begin a turn."""
-        return self._specials
+        """Ids that stand for no text, such as those that begin a turn.
+
+        Not all added tokens are special: those of Qwen around tool calls are text.
+        """
+        return frozenset(
+            number for number, token in self._tokenizer.added_tokens_decoder.items() if token.special
+        )
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens around it."""

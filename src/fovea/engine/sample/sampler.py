@@ -4,7 +4,8 @@ A sequence with drafts has several rows, and gets the tokens up to the first tha
 one included.
 
 A sequence with a grammar only gets tokens that the grammar allows. Tokens that the grammar leaves no choice
-about become its next drafts, so that one step computes all of them.
+about become its next drafts, so that one step computes all of them. If its guide is late, its logits or its
+token are held back, and it gets the token between two later steps (`Sampler.late`).
 
 The random stream of a sequence depends only on the request's seed and the number of the choice, and number k
 of the stream belongs to token k of the answer. So a seed gives the same text alone, in a batch, after a
@@ -14,15 +15,16 @@ preemption, and after a step that failed and was tried again.
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB
 from fovea.engine.grammar.compiler import Grammar
-from fovea.engine.grammar.guide import Guides
+from fovea.engine.grammar.guide import Ahead, Guides, Masks
 from fovea.engine.sample.batch import draw, has_filter, row_index
 from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair
 from fovea.engine.sample.masks import RowMask, RowMasks
@@ -51,6 +53,19 @@ class _Stream:
         return self._numbers[index]
 
 
+@dataclass(slots=True)
+class _Held:
+    """A sequence whose guide is late. It has nothing to compute until it gets its token.
+
+    row: logits of its next token, (1, vocabulary); None: the token was chosen.
+    pick: the token, which the guide is reading.
+    """
+
+    seq: Sequence
+    row: Tensor | None = None
+    pick: SampledToken | None = None
+
+
 class Sampler:
     """Chooses the next tokens of sequences and keeps their random streams. For one thread.
 
@@ -66,7 +81,8 @@ class Sampler:
         self._most_drafts = most_drafts
         self._streams: dict[str, _Stream] = {}
         self._seen: dict[str, SeenTokens] = {}
-        self._guides = Guides()
+        self._guides = Guides(most_drafts)
+        self._held: dict[str, _Held] = {}
         self._bad_words: dict[str, list[list[int]]] = {}
 
     def add(
@@ -91,12 +107,15 @@ class Sampler:
         if grammar is None:
             return []
         self._guides.add(seq.id, grammar, after)
-        return self._guides.forced(seq.id)[: self._most_drafts]
+        self._guides.wait([seq.id])
+        ahead = self._guides.ahead(seq.id)
+        return [] if ahead is None else ahead.drafts[: self._most_drafts]
 
     def remove(self, seq: Sequence) -> None:
         self._streams.pop(seq.id, None)
         self._seen.pop(seq.id, None)
         self._guides.remove(seq.id)
+        self._held.pop(seq.id, None)
         self._bad_words.pop(seq.id, None)
 
     def sample(self, logits: Tensor, rows: Seq[Row], result: StepResult) -> None:
@@ -110,7 +129,72 @@ class Sampler:
         result: gets the tokens, or the error why none could be chosen; it concerns that sequence alone. It
             also gets the next drafts.
         """
-        masks = RowMasks.of(self._guides.masks(rows, logits.shape[1], result.failures), logits)
+        free = [i for i, (seq, _) in enumerate(rows) if seq.id not in self._held]
+        if len(free) < len(rows):  # after a preemption, tokens before a held one are computed again
+            rows = [rows[i] for i in free]
+            logits = logits[row_index(free, logits.device)]
+            if not rows:
+                return
+        found, late = self._guides.masks(rows, logits.shape[1], result.failures)
+        for i, (seq, drafts) in enumerate(rows):
+            if seq.id in late and not drafts:
+                self._held[seq.id] = _Held(seq, row=logits[i : i + 1].clone())
+        picks = self._choose(logits, rows, found, result.failures, late)
+        guided = [(seq, picks.get(seq.id)) for seq in {seq.id: seq for seq, _ in rows}.values()]
+        self._look_ahead([(seq, chosen) for seq, chosen in guided if chosen], result)
+        result.sampled.update(
+            {name: chosen for name, chosen in picks.items() if chosen and name not in result.failures}
+        )
+
+    def late(self) -> StepResult | None:
+        """Return the tokens that were held back and are ready now; None: there are none.
+
+        Of a sequence that had drafts, only the token after the answer was kept.
+        """
+        if not self._held:
+            return None
+        result = StepResult()
+        for name, held in list(self._held.items()):
+            try:
+                ahead = self._guides.ahead(name)
+                if ahead is None:
+                    continue
+                if held.row is not None:
+                    self._choose_held(held, ahead)
+                    continue
+                assert held.pick is not None
+                result.sampled[name] = chosen = [held.pick]
+                self._finish(name, chosen, ahead, result)
+            except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
+                result.failures[name] = error
+            del self._held[name]
+        return result if result.sampled or result.failures else None
+
+    def _choose_held(self, held: _Held, ahead: Ahead) -> None:
+        """Choose the token of logits that were held back, and let the guide read it."""
+        row, seq = held.row, held.seq
+        assert row is not None
+        masks = None if not ahead.masks else Masks.of([(0, ahead.masks[0])], row.shape[1])
+        failures: dict[str, Exception] = {}
+        picks = self._choose(row, [(seq, 0)], masks, failures)
+        if seq.id in failures:
+            raise failures[seq.id]
+        held.row, held.pick = None, picks[seq.id][0]
+        self._guides.look(seq.id, seq.output_ids, [held.pick.token])
+
+    def _choose(
+        self,
+        logits: Tensor,
+        rows: Seq[Row],
+        found: Masks | None,
+        failures: dict[str, Exception],
+        late: Collection[str] = (),
+    ) -> dict[str, list[SampledToken]]:
+        """Choose the tokens of rows by their masks. Returns the new tokens of each sequence.
+
+        late: ids of sequences that get none.
+        """
+        masks = RowMasks.of(found, logits)
         best = logits.argmax(-1)
         points: dict[int, float] = {}
         if self._batched:
@@ -122,32 +206,45 @@ class Sampler:
         for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
             seq, drafts = rows[i]
             chosen = picks.setdefault(seq.id, [])
-            if seq.id in result.failures or not _is_reached(seq, drafts, chosen):
+            if seq.id in failures or seq.id in late or not _is_reached(seq, drafts, chosen):
                 continue
             try:
                 done = i in points and sure[i]
                 chosen.append(self._pick(logits[i], tokens[i], seq, drafts, masks.get(i), done=done))
             except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
-                result.failures[seq.id] = error
-        if self._guides:
-            self._look_ahead({seq.id: seq for seq, _ in rows}, picks, result)
-        result.sampled.update({name: chosen for name, chosen in picks.items() if name not in result.failures})
+                failures[seq.id] = error
+        return picks
 
-    def _look_ahead(
-        self, sequences: dict[str, Sequence], picks: dict[str, list[SampledToken]], result: StepResult
-    ) -> None:
-        """Cut each answer with a grammar where it is complete; note which tokens must follow the others."""
-        for name, chosen in picks.items():
-            if name not in self._guides or name in result.failures:
-                continue
+    def _look_ahead(self, chosen: list[tuple[Sequence, list[SampledToken]]], result: StepResult) -> None:
+        """Let guides read the new tokens of their answers.
+
+        An answer is cut where it is complete. Tokens that must follow are noted as drafts. The first token of
+        an answer whose guide is late is held back; accepted drafts behind it are computed again.
+        """
+        guided = [
+            (seq, picks) for seq, picks in chosen if seq.id in self._guides and seq.id not in result.failures
+        ]
+        for seq, picks in guided:
+            self._guides.look(seq.id, seq.output_ids, [pick.token for pick in picks])
+        self._guides.wait([seq.id for seq, _ in guided])
+        for seq, picks in guided:
             try:
-                complete = self._guides.read(sequences[name], [pick.token for pick in chosen])
-                if complete is not None:
-                    chosen[complete - 1 :] = [replace(chosen[complete - 1], final=True)]
-                elif self._most_drafts:
-                    result.drafts[name] = self._guides.forced(name)[: self._most_drafts]
+                ahead = self._guides.ahead(seq.id)
+                if ahead is None:
+                    if len(picks) > 1:
+                        self._guides.look(seq.id, seq.output_ids, [picks[0].token])
+                    self._held[seq.id] = _Held(seq, pick=picks[0])
+                    picks.clear()
+                else:
+                    self._finish(seq.id, picks, ahead, result)
             except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
-                result.failures[name] = error
+                result.failures[seq.id] = error
+
+    def _finish(self, name: str, picks: list[SampledToken], ahead: Ahead, result: StepResult) -> None:
+        if ahead.complete is not None:
+            picks[ahead.complete - 1 :] = [replace(picks[ahead.complete - 1], final=True)]
+        elif self._most_drafts:
+            result.drafts[name] = ahead.drafts
 
     def _points(self, rows: Seq[Row]) -> dict[int, float]:
         """Random numbers for the rows to draw on the device, by row: those without penalties and logprobs."""

@@ -185,6 +185,15 @@ class Scheduler:
                 seq.first_token_step = seq.first_token_step or self.steps
                 seq.expect((drafts or {}).get(seq.id, ()))
 
+    def settle(self, seq: Sequence, tokens: Seq[int], drafts: Seq[int]) -> None:
+        """Add tokens to a sequence that were not ready when their step ended.
+
+        Since then no token of the sequence was missing, so it was in no step, unless it was preempted.
+        """
+        seq.output_ids.extend(tokens)
+        seq.first_token_step = seq.first_token_step or self.steps
+        seq.expect(drafts)
+
     def abandon(self, plan: StepPlan) -> None:
         """The step failed: forget its moves.
 

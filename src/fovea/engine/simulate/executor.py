@@ -85,6 +85,9 @@ class CostExecutor:
         result.seconds = self._noise.disturb(tokens_s) + result.encode_s
         return result
 
+    def late(self) -> None:
+        return None
+
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
         self._queue.update(plan.encode)
         if seconds < 0:

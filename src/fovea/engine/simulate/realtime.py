@@ -44,6 +44,9 @@ class RealtimeExecutor:
         self._filler.remove(seq)
         self._executor.remove(seq)
 
+    def late(self) -> None:
+        return None
+
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
         result = self._executor.execute(plan, encode_s)
         # A step begins at the due end of the last one, however long Python took in between.

@@ -105,5 +105,11 @@ class Executor(Protocol):
         """Compute the plan's tokens, and encode its images for about `encode_s` seconds.
 
         At least one slice is encoded if there is an image, unless `encode_s` is NO_SLICE.
+
+        A sequence whose token is late gets none. It has nothing to compute until `late` returns the token.
         """
+        ...
+
+    def late(self) -> StepResult | None:
+        """Return the tokens of earlier steps that were late and are ready now; None: there are none."""
         ...

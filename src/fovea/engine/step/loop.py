@@ -23,6 +23,7 @@ from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
 from fovea.core.stage import stage
 from fovea.engine.job import Job
 from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.step.executor import StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.probe import PROBE, probe_job
@@ -161,6 +162,10 @@ class EngineLoop:
 
     def _step(self) -> None:
         now = time.monotonic()
+        late = self.stepper.executor.late()
+        if late is not None:
+            self.stepper.settle(late, now)
+            self.board.end_step(Step(StepPlan()), late, now)
         step = self.stepper.plan(now)
         expired = [seq.id for seq in step.expired]
         self.board.fail(expired, DeadlineExceeded("the request's timeout ran out", param="timeout"))

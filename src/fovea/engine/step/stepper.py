@@ -3,6 +3,7 @@
     plan(now)                       which tokens, and how many seconds of encoding
     executor.execute(...)           computes the step, or estimates its duration
     apply(step, result, seconds)    notes computed and new tokens, and updates the pace's estimates
+    settle(result, now)             notes tokens of earlier steps that were late
     abandon(step)                   in place of apply, if the step failed: who is to blame?
 
 The engine's loop, the simulated server and the virtual clock of `fovea simulate` all run on this one class.
@@ -194,6 +195,17 @@ class Stepper:
                 self.finish(self.sequences[seq_id], "error")
         tokens = {seq_id: [pick.token for pick in picks] for seq_id, picks in result.sampled.items()}
         self.scheduler.update(step.plan, tokens, result.drafts)
+
+    def settle(self, result: StepResult, now: float) -> None:
+        """Take in the tokens of earlier steps that were late. Sequences that failed are ended."""
+        for seq_id in result.failures:
+            if seq_id in self.sequences:
+                self.finish(self.sequences[seq_id], "error")
+        for seq_id, picks in result.sampled.items():
+            seq = self.sequences[seq_id]
+            if not seq.output_ids:
+                self.first_tokens.observe(seq_id, now)
+            self.scheduler.settle(seq, [pick.token for pick in picks], result.drafts.get(seq_id, ()))
 
     def control_stats(self) -> dict[str, float]:
         """Return the figures of pace and admission, by the names of `observe.table`."""
