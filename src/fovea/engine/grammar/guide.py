@@ -252,9 +252,11 @@ class Guides:
 
         A guide that was late is not waited for until it is fast again.
         """
-        looks = {name: self._looks[name].future for name in names if name not in self._slow}
-        wait(looks.values(), GRACE_S)
-        self._slow.update(name for name, future in looks.items() if not future.done())
+        looks = ((name, self._looks[name].future) for name in names if name not in self._slow)
+        pending = {name: future for name, future in looks if not future.done()}
+        if pending:
+            wait(pending.values(), GRACE_S)
+            self._slow.update(name for name, future in pending.items() if not future.done())
 
     def ahead(self, name: str) -> Ahead | None:
         """Return what the guide of a sequence found; None: it is late.
@@ -286,6 +288,8 @@ class Guides:
         size: number of logits.
         failures: gets the error of each sequence whose grammar fails, by sequence id; it has no mask.
         """
+        if not self._guides:
+            return None, set()
         sequences = {seq.id: seq for seq, _ in rows if seq.id in self._guides}
         for seq in sequences.values():
             if not self._is_current(seq):  # a step that failed is tried again, for example

@@ -129,8 +129,8 @@ class Sampler:
         result: gets the tokens, or the error why none could be chosen; it concerns that sequence alone. It
             also gets the next drafts.
         """
-        free = [i for i, (seq, _) in enumerate(rows) if seq.id not in self._held]
-        if len(free) < len(rows):  # after a preemption, tokens before a held one are computed again
+        if self._held:  # after a preemption, tokens before a held one are computed again
+            free = [i for i, (seq, _) in enumerate(rows) if seq.id not in self._held]
             rows = [rows[i] for i in free]
             logits = logits[row_index(free, logits.device)]
             if not rows:

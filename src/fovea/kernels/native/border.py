@@ -35,15 +35,19 @@ def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | Non
     """
     if tensor is None:
         return None
-    fits = len(tensor.shape) == len(shape) and all(
-        wanted in (ANY, length) for wanted, length in zip(shape, tensor.shape, strict=True)
-    )
+    fits = tensor.shape == shape or _fits(tensor.shape, shape)
     if not fits or tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
         raise ValueError(
             f"the C++ kernels need a contiguous tensor of {dtype} {list(shape)} on the CPU, "
             f"got {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}"
         )
     return tensor.data_ptr()
+
+
+def _fits(lengths: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a shape is the wanted one, in which ANY stands for any length."""
+    pairs = zip(wanted, lengths, strict=False)
+    return len(lengths) == len(wanted) and all(want in (ANY, length) for want, length in pairs)
 
 
 def check_numbers(name: str, numbers: Tensor, least: int, most: int) -> None:
