@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from fovea.core.errors import CheckpointError, InvalidRequest
@@ -99,7 +100,7 @@ class ChatTokenizer:
     def eos_ids(self) -> frozenset[int]:
         return self._eos_ids
 
-    @property
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that stand for no text, such as those that begin a turn.
 

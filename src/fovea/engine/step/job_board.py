@@ -178,7 +178,7 @@ class JobBoard:
         ends = ends or (pick.final and pick.token in self.tokenizer.eos_ids)
         offset = job.text.length
         text = "" if ends else job.text.push(pick.token)
-        hidden = ends or (pick.token in self.tokenizer.special_ids and job.text.length == offset)
+        hidden = ends or (job.text.length == offset and pick.token in self.tokenizer.special_ids)
         reason: FinishReason | None = None
         if ends or pick.final:
             reason = "stop"

@@ -54,9 +54,10 @@ def check_numbers(name: str, numbers: Tensor, least: int, most: int) -> None:
     """Raise ValueError unless all numbers are from `least` to `most`. name: names them in the message."""
     if not numbers.numel():
         return
-    low, high = (int(bound) for bound in torch.aminmax(numbers))
+    array = numbers.numpy()
+    low, high = (array, array) if array.size == 1 else (array.min(), array.max())
     if low < least or high > most:
-        raise ValueError(f"{name} must be from {least} to {most}, got {low} to {high}")
+        raise ValueError(f"{name} must be from {least} to {most}, got {int(low)} to {int(high)}")
 
 
 class Checked:
