@@ -14,6 +14,7 @@ always accepted if its own work alone is within the target: nothing would make a
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import deque
@@ -55,6 +56,7 @@ class Expectation:
     share: part of each second that is left for prompts and images, 0 to 1.
     computed: tokens of the prompt that are in the prefix cache.
     idle: whether the engine has no other request.
+    short: whether a longer prompt shares each step with it.
     """
 
     seconds: float
@@ -64,6 +66,7 @@ class Expectation:
     share: float
     computed: int = 0
     idle: bool = False
+    short: bool = False
 
     def late(self, target_s: float) -> bool:
         """Whether the first token is expected after the target. target_s: in seconds; 0: there is none."""
@@ -115,7 +118,8 @@ class FirstTokens:
         self._pace = pace
         self._most = most
         percentile = pace.times.margin.percentile
-        self._margins = {ready: Margin(percentile, WINDOW, FIRST_FACTOR) for ready in (True, False)}
+        kinds = itertools.product((True, False), repeat=2)  # ready, short
+        self._margins = {kind: Margin(percentile, WINDOW, FIRST_FACTOR) for kind in kinds}
         self._pending: dict[str, _Pending] = {}
         self._turns: deque[float] = deque(maxlen=TURNS)
         self._last: float | None = None
@@ -139,18 +143,21 @@ class FirstTokens:
             before = tuple(self._pending.values())
         # Without a target nothing depends on the work ahead, and a queue may be long.
         pending = [self._cost(one, chunk) for one in before] if self._target_s else []
+        longest_s = max((other.prompt_s for other in pending), default=0.0)
+        short = self._scheduler.policy.fair and SHORT * cost.prompt_s <= longest_s
         ahead = total(pending)
         work_s = ahead.seconds + cost.seconds
         if cost.ready and not self._scheduler.policy.strict:
-            work_s = _passing_s(cost.prompt_s, pending, fair=self._scheduler.policy.fair)
+            work_s = _passing_s(cost.prompt_s, pending, short=short)
         return Expectation(
             step_s + max(work_s / share, self._turn_s(len(before)) + cost.seconds / share),
-            self._factor(cost.ready),
+            self._factor(cost.ready, short),
             cost,
             ahead,
             share,
             computed,
             not before and not decodes,
+            short,
         )
 
     def enter(self, seq: Sequence, arrival: float, expected: Expectation) -> None:
@@ -183,7 +190,7 @@ class FirstTokens:
             self._last = now
             one = self._pending.pop(seq_id, None)
             if one is not None and one.expected.seconds >= self._near_s(one.expected):
-                margin = self._margins[one.expected.cost.ready]
+                margin = self._margins[one.expected.cost.ready, one.expected.short]
                 margin.observe(one.expected.seconds, now - one.arrival)
 
     def _near_s(self, expected: Expectation) -> float:
@@ -198,8 +205,8 @@ class FirstTokens:
         computed = seq.computed_tokens if seq.status is Status.RUNNING else one.expected.computed
         return self.costs.remaining(seq, computed, chunk_tokens)
 
-    def _factor(self, ready: bool) -> float:
-        return max(1.0, self._margins[ready].factor) if self._fixed is None else self._fixed
+    def _factor(self, ready: bool, short: bool) -> float:
+        return max(1.0, self._margins[ready, short].factor) if self._fixed is None else self._fixed
 
     def _share(self, decodes: Composition, others: int) -> tuple[float, float]:
         """Return the share of the time for prompts and images, and the seconds of a step."""
@@ -222,28 +229,27 @@ class FirstTokens:
         return sum(seq.decoding for seq in tuple(self._scheduler.running))
 
 
-def _passing_s(own_s: float, pending: Iterable[LodCost], *, fair: bool) -> float:
+def _passing_s(own_s: float, pending: Iterable[LodCost], *, short: bool) -> float:
     """Return the seconds of work until a request that needs no encoder has its first token.
 
     It passes the requests whose image is encoded after its turn has come. As long as there are images,
     prompts and the encoder have half of the time each.
 
     own_s: seconds of its prompt. pending: the requests before it, in order.
-    fair: it shares each step with longer prompts, see `Policy`: half of the time is for it and shorter ones.
+    short: it shares each step with longer prompts, see `Policy`: half of the time is for it and shorter ones.
     """
-    prompts_s, encode_s, shorter_s, longest_s = own_s, 0.0, own_s, 0.0
+    prompts_s, encode_s, shorter_s = own_s, 0.0, own_s
     images = []
     for cost in pending:
         if cost.ready:
             prompts_s += cost.prompt_s
             shorter_s += cost.prompt_s if cost.prompt_s <= own_s else 0.0
-            longest_s = max(longest_s, cost.prompt_s)
         else:
             images.append(cost)
     for cost in images:
         encode_s += sum(cost.encode_s.values())
         if encode_s <= prompts_s:
             prompts_s += cost.prompt_s
-    if fair and SHORT * own_s <= longest_s:
+    if short:
         prompts_s = min(prompts_s, 2 * shorter_s)
     return prompts_s + min(encode_s, prompts_s)
