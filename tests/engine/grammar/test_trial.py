@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -53,6 +54,23 @@ def test_a_helper_that_died_is_replaced(trial: Trial) -> None:
     trial._process.kill()
     trial._process.wait()
     trial.check(AnswerFormat.regex("c"))
+
+
+def test_a_server_with_many_connections_compiles_forms() -> None:
+    """Forms failed with a 500 while a thousand connections were open: select() takes descriptors up to 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip("this process may not open 1,200 files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
+    trial = Trial()
+    try:
+        trial.check(AnswerFormat.choice(["yes", "no"]))
+    finally:
+        trial.close()
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_a_process_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

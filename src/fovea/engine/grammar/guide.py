@@ -9,6 +9,9 @@ answer whose guide needs longer than LONGEST_LOOK_S ends alone.
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
@@ -19,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.hardware import usable_cores
 from fovea.engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
 WORD = 32
 """Tokens per number of a mask."""
+THREADS = 16
+"""Guides that look at a time. Each waits for a processor, but not for guides that take long."""
+NICENESS = 5
+"""How far the threads of guides are below the model's, whose work everyone waits for."""
 GRACE_S = 0.03
 """Seconds for which a step waits for its guides. Most need less than one millisecond."""
 LONGEST_LOOK_S = 1.0
@@ -180,6 +186,13 @@ class Masks(NamedTuple):
         return bits[:, :size].view(np.bool_)
 
 
+def lower_priority() -> None:
+    """Let the other threads of this process go before this one. Linux only: elsewhere all would be lowered."""
+    if sys.platform == "linux":
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice + NICENESS)
+
+
 class _Look:
     """One look of a guide, which waits for a thread, is at work, or is done."""
 
@@ -241,7 +254,7 @@ class Guides:
     def look(self, name: str, answer: Seq[int], new: Seq[int] = (), drafts: Seq[int] | None = None) -> None:
         """Let the guide of a sequence look in its thread. The arguments are those of `Guide.look`."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(max(2, len(usable_cores())), "fovea-guide")
+            self._threads = ThreadPoolExecutor(THREADS, "fovea-guide", lower_priority)
         guide, look, most = self._guides[name], _Look(self._clock), self._most_drafts
         answer, new = list(answer), list(new)  # the engine's thread changes them
         self._threads.submit(look.run, lambda: guide.look(answer, new, drafts, most), self._looks.get(name))

@@ -95,8 +95,9 @@ class Trial:
         assert sink is not None
         sink.write(job)
         sink.flush()
-        ready, _, _ = select.select([source], [], [], ANSWER_S)
-        line = source.readline() if ready else b""
+        answered = select.poll()  # select.select takes no descriptors from 1024 on
+        answered.register(source, select.POLLIN)
+        line = source.readline() if answered.poll(1000 * ANSWER_S) else b""
         if not line:
             self.close()
             raise EOFError("the process that tries them does not answer")
