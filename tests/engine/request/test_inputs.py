@@ -32,7 +32,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "image"}]}], "needs the field 'image'"),
     ([{"role": "user", "content": [{"type": "image", "image": 3}]}], "int is no image"),
     ([{"role": "user", "content": [{"type": "sound"}]}], "accepted: parts of type text, image"),
-    ([{"role": "user", "content": "x", "images": [RED]}], "no field 'images'; images and videos are parts"),
+    ([{"role": "user", "content": "x", "images": [RED]}], "field 'images', got .* type list; images"),
     ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "not in those of user"),
     ([{"role": "assistant", "tool_calls": [{"function": "save"}]}], "a tool call is .* got .* type str"),
     ([{"role": "assistant", "content": None}], "text or a list"),

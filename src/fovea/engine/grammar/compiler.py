@@ -65,8 +65,9 @@ class Grammar:
 class FormQueue:
     """The forms that wait to be compiled. Keys take turns, and within a key its clients.
 
-    So a client with many costly forms delays another client's form by one of them, not by all. A form that
-    several clients wait for is in the turns of each. Not thread-safe.
+    Before each form of a client, at most one form of each other client of its key is compiled, and before
+    each form of a key at most one of each other key. So many costly forms of one do not delay all.
+    A form that several clients wait for is in the turns of each. Not thread-safe.
     """
 
     def __init__(self) -> None:

@@ -281,7 +281,8 @@ def _message(value: Any, where: str, conversation: _Conversation) -> Message:
     lost = next((name for name in _MEDIA_FIELDS if value.get(name) is not None), None)
     if lost is not None:
         raise InvalidRequest(
-            f"a message has no field {lost!r}; images and videos are parts of its content",
+            f"a message has no field {lost!r}, got {_found(value[lost])}; images and videos are parts of its "
+            "content",
             param=f"{where}.{lost}",
         )
     parts = () if calls and not content else _parts(content, f"{where}.content", conversation)
