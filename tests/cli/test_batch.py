@@ -136,10 +136,13 @@ BAD = {
     "missing image": ({"question": "q", "image": "none.png"}, "cannot be read: No such file or directory"),
     "a NUL in its path": ({"question": "q", "image": "a\0.png"}, "null byte"),
     "not an image": ({"question": "q", "images": ["a.png", "no.png"]}, "image 1: the data is not an image"),
-    "no message": ({"messages": ["hello"]}, "a message is a mapping with role and content"),
+    "no message": (
+        {"messages": ["hello"]},
+        "a message needs a role, and content or tool_calls; got a value of type str",
+    ),
     "no such part": (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "part of type 'image_url'; accepted: text, image",
+        "part of type 'image_url'; accepted: parts of type text, image",
     ),
     "a message's image": (
         {"messages": [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}]},

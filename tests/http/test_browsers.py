@@ -107,3 +107,14 @@ def test_the_name_to_listen_on_is_a_name_of_the_server() -> None:
         assert with_own_name(HttpSettings(), host).server_names == ()
     with pytest.raises(ConfigError, match=r"server_names has 'Box.lan:80'; accepted: \*, or a name in small"):
         HttpSettings(server_names=("Box.lan:80",))
+
+
+def test_a_refusal_shows_what_was_sent() -> None:
+    scope: dict[str, Any] = {"method": "POST", "server": (ELSEWHERE, 8000)}
+    rules = Browsers(())
+    with pytest.raises(Forbidden, match="the Host header 'vlm.example.com:80' is no name of this server"):
+        rules.check({**scope, "headers": [(b"host", b"vlm.example.com:80")]})
+    with pytest.raises(Forbidden, match=r"another site \(Origin: 'http://shop.example.org'\)"):
+        rules.check({**scope, "headers": [(b"host", b"10.0.0.7"), (b"origin", b"http://shop.example.org")]})
+    with pytest.raises(Forbidden, match=r"another site \(Sec-Fetch-Site: cross-site\)"):
+        rules.check({**scope, "headers": [(b"host", b"10.0.0.7"), (b"sec-fetch-site", b"cross-site")]})

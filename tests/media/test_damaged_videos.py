@@ -117,7 +117,7 @@ def test_the_error_names_the_damaged_frame() -> None:
     data[at + 40 : at + size] = np.random.default_rng(0).bytes(size - 40)
     video = open_video(bytes(data), LIMITS)
     assert len(list(video.source.read([*range(8), *range(16, 24)]))) == 16  # they do not need the damaged one
-    with pytest.raises(InvalidVideo, match=r"damaged at frame 10 of 24 \(0\.33 s\): ") as caught:
+    with pytest.raises(InvalidVideo, match=r"at frame 10 of 24 \(0\.33 s, first frame: 0\): ") as caught:
         list(video.source.read([12]))
     assert caught.value.code == "video_damaged"
     decoder = SandboxedDecoder(MediaLimits(video_workers=1))

@@ -76,7 +76,7 @@ def test_a_crash_harms_its_own_file_only(sandbox: SandboxedDecoder) -> None:
     with sandbox.images.lease() as worker:
         answers = worker.ask({"ask": "image"}, sample(), 20, room=40 * 30 * 3)
         os.kill(worker.pid, signal.SIGSEGV)
-        with pytest.raises(WorkerCrashed, match="the decoder crashed on it .SIGSEGV."):
+        with pytest.raises(WorkerCrashed, match="the decoder crashed while it read the file .SIGSEGV."):
             next(answers)
     assert decode(sandbox, sample()) == decode(LocalDecoder(LIMITS), sample())
     assert (sandbox.images.crashes, sandbox.images.ended) == (crashes + 1, ended)
@@ -90,12 +90,12 @@ def test_a_file_that_crashes_its_decoder_is_tried_twice_and_refused(
     def crash(self: WorkerProcess, *_: Any, **__: Any) -> Iterator[Any]:
         asked.append(self)
         self.end()
-        raise WorkerCrashed("the decoder crashed on it (SIGSEGV)")
+        raise WorkerCrashed("the decoder crashed while it read the file (SIGSEGV)")
         yield
 
     with monkeypatch.context() as patch:
         patch.setattr(WorkerProcess, "ask", crash)
-        with pytest.raises(InvalidImage, match="image/png cannot be decoded: the decoder crashed on it"):
+        with pytest.raises(InvalidImage, match="image/png cannot be decoded: the decoder crashed while it"):
             decode(sandbox, sample())
     assert len(set(asked)) == 2
     assert decode(sandbox, sample())
@@ -272,7 +272,7 @@ def test_a_decoder_that_hangs_is_ended(sandbox: SandboxedDecoder) -> None:
     assert impatient.images is not None
     impatient.images = sandbox.images
     crashes, ended = sandbox.images.crashes, sandbox.images.ended
-    with pytest.raises(InvalidImage, match="cannot be decoded: decoding it takes longer than 0.2 s"):
+    with pytest.raises(InvalidImage, match="cannot be decoded: decoding the file takes longer than 0.2 s"):
         decode(impatient, sample())
     assert not worker.alive
     assert (sandbox.images.crashes, sandbox.images.ended) == (crashes, ended + 1)
@@ -339,7 +339,7 @@ def test_a_video_whose_key_frames_are_invented_is_given_up() -> None:
     module = sys.modules["fovea.media.video.decode"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SPARE_FRAMES", 2)
-        with pytest.raises(InvalidVideo, match="key frames are not where its container says"):
+        with pytest.raises(InvalidVideo, match="key frames are not where its header states"):
             list(liar.read([95]))
 
 

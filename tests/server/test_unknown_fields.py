@@ -86,7 +86,7 @@ OFF: dict[str, list[Any]] = {
     "stream": [False], "ignore_eos": [False], "skip_special_tokens": [True], "best_of": [1], "echo": [False],
     "suffix": [""], "priority": [0], "chat_template_kwargs": [{}], "user": [""], "service_tier": ["auto"],
 }  # fmt: skip
-"""Values by which clients of OpenAI, vLLM, SGLang and llama.cpp say that a field asks for nothing."""
+"""Values by which clients of OpenAI, vLLM, SGLang and llama.cpp leave a field neutral."""
 
 
 def _nullable(path: str) -> list[str]:

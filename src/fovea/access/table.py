@@ -61,8 +61,9 @@ class KeyTable(Generic[L]):
         self.keys: Keys[L] = Keys(self._fixed) if path is None else self._read(path)
         if path is not None and is_mounted_alone(path):
             log.warning(
-                "the keys file %s is a mount of its own, so a file that replaces it outside is not seen and "
-                "revoked keys stay valid; mount its folder instead",
+                "the keys file %s is mounted alone (a bind mount of one file). If it is replaced on the "
+                "host, this process keeps the old file, and revoked keys stay valid; mount its folder "
+                "instead",
                 path,
             )
 

@@ -15,7 +15,7 @@ from fovea.core.payload import Payload
 
 
 def _level(value: Any) -> Any:
-    """Clients send null for no choice, and newer ones of OpenAI "original" for an image of its full size."""
+    """Replace null (no choice) and OpenAI's newer "original" (the image's full size) by a detail level."""
     if value is None:
         return "auto"
     return "high" if value == "original" else value

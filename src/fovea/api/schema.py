@@ -33,8 +33,8 @@ from fovea.core.sampling import MAX_CHOICES, MAX_REPETITION_PENALTY, MAX_STOP_ST
 
 MODEL = "Name of the served model. May be omitted."
 MAX_TOKENS = (
-    "Longest answer in tokens. -1 (extension): as many as the context has room for. Default: the same; at "
-    "/v1/completions at most 16."
+    "Longest answer in tokens. -1 (extension): as many as the context has room for. Default: -1; 16 at "
+    "/v1/completions."
 )
 SALT = "Extension. Requests share cached results only if their salts are equal."
 TIMEOUT = (
@@ -109,8 +109,8 @@ class Sampling(Body, FormatFields):
         default=None,
         ge=-(2**63),
         lt=2**63,
-        description="Seed of the random numbers. Equal requests with equal seeds get equal answers. -1 "
-        "(extension): a random one.",
+        description="Seed of the random numbers. Equal requests with equal seeds get equal answers (up to "
+        "rounding on torch and CUDA). -1 (extension): a random one.",
     )
     user: Word | None = Field(default=None, description=NO_EFFECT)
     top_k: Integer | None = Field(

@@ -1,10 +1,10 @@
 """Fields of a body that the API does not declare: unsupported, misspelt, or unknown.
 
 Clients send fields of other engines. These are ignored, and the answer names them in a header. A field that
-would change the answer, and that this server cannot carry out, is accepted without a note while its value
-asks for nothing (`audio: null`), and refused otherwise. A field that looks like a misspelt one of this API is
-refused, too: the client would not notice that it had no effect. So is a field that holds a picture: the
-answer would be about nothing.
+would change the answer, and that this server cannot carry out, is accepted without a note if its value is
+neutral (`audio: null`), and refused otherwise. A field that looks like a misspelt one of this API is
+refused, too: the client would not notice that it had no effect. So is a field that holds a picture: otherwise
+the model would answer without seeing the image.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ _ZERO: tuple[object, ...] = (None, 0)
 _ONE: tuple[object, ...] = (None, 1)
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 _BEAMS = "beam search is not supported"
-_SAMPLER = "this way to sample is not supported"
+_SAMPLER = "this sampling method is not supported"
 _FORM = "forms of answers under this name are not supported; send structured_outputs or response_format"
 _ADAPTER = "adapters are not supported"
 _TEMPLATE = "chat templates and documents of clients are not supported"
@@ -62,10 +62,10 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "json_schema": (_FORM, _EMPTY),
     "structural_tag": (_FORM, _EMPTY),
     "stop_regex": ("stop strings that are patterns are not supported", _EMPTY),
-    "no_stop_trim": ("this name is not supported; send include_stop_str_in_output", _OFF),
-    "n_predict": ("this name is not supported; send max_tokens", (None, -1)),
-    "num_predict": ("this name is not supported; send max_tokens", (None, -1)),
-    "repeat_penalty": ("this name is not supported; send repetition_penalty", _ONE),
+    "no_stop_trim": ("true is not supported; send include_stop_str_in_output", _OFF),
+    "n_predict": ("a limit under this name is not supported; send max_tokens", (None, -1)),
+    "num_predict": ("a limit under this name is not supported; send max_tokens", (None, -1)),
+    "repeat_penalty": ("a penalty under this name is not supported; send repetition_penalty", _ONE),
     "mirostat": (_SAMPLER, _ZERO),
     "mirostat_mode": (_SAMPLER, _ZERO),
     "dry_multiplier": (_SAMPLER, _ZERO),
@@ -75,4 +75,4 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "top_a": (_SAMPLER, _ZERO),
     "tfs_z": (_SAMPLER, _ONE),
 }
-"""The reason of each refusal, and the values that ask for nothing and are accepted, by the field's name."""
+"""The reason of each refusal, and the neutral values, which are accepted, by the field's name."""

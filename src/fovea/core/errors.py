@@ -32,8 +32,11 @@ from __future__ import annotations
 from typing import Literal, Self
 
 Scope = Literal["engine", "request"]
-"""Whom a refusal is about. engine: every request of this client would be refused now; request: others have
-room, because this one is refused for its size, its media or the form of its answer."""
+"""Scope of a refusal.
+
+engine: all further requests with this key would be refused now.
+request: only this request is refused, for its size, media or form; others could be accepted.
+"""
 
 
 class FoveaError(Exception):

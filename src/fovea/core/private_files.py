@@ -44,9 +44,10 @@ def exposure(path: Path, *, may_be_link: bool = False) -> str | None:
 
 
 def is_mounted_alone(path: Path) -> bool:
-    """Tell whether a file is a mount of its own, as in a container that gets single files.
+    """Tell whether a file is mounted alone (a bind mount of one file), as in some containers.
 
-    Whoever replaces such a file outside, as editors do, changes nothing here. False where nobody can tell.
+    If such a file is replaced on the host, as editors do, this process keeps the old file. False if the
+    mounts of this system cannot be read.
     """
     try:
         name = str(path.resolve())

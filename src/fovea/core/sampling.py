@@ -96,7 +96,8 @@ class SamplingParams:
         negative. [0.01, 10]; a number much closer to 0 would make logits infinite.
     presence_penalty: subtracted once from the logit of each generated token. [-2, 2].
     frequency_penalty: subtracted from the logit of a generated token per occurrence. [-2, 2].
-    seed: the same seed gives the same text, whatever else is in the batch. None or -1: a random seed.
+    seed: the same seed gives the same text, whatever else is in the batch (up to rounding on torch and CUDA).
+        None or -1: a random seed.
     stop: strings that end the text; the answer does not include them. At most 16 of at most 4,096 characters.
     stop_token_ids: token ids that end the text; their text is not shown. At most 64.
     max_tokens: longest answer. None or -1: as many tokens as the context has room for.
@@ -183,10 +184,10 @@ class SamplingParams:
                 )
         top = max(self.top_logprobs, self.prompt_logprobs or 0)
         if self.n * top > MAX_REPORTED:
+            name = "top_logprobs" if self.top_logprobs == top else "prompt_logprobs"
             raise InvalidRequest(
-                f"{self.n} choices with {top} likely tokens at each position are requested; accepted: at "
-                f"most {MAX_REPORTED} together",
-                param="top_logprobs" if self.top_logprobs == top else "prompt_logprobs",
+                f"n ({self.n}) times {name} ({top}) is {self.n * top}; accepted: at most {MAX_REPORTED}",
+                param=name,
             )
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")

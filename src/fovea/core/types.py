@@ -149,8 +149,8 @@ class GenerationRequest:
     fetch_s: seconds spent to download images and videos and to read the images' headers, before the engine
         got the request.
     media_decode_s: seconds spent to decode images and to open videos, before the engine got the request.
-    client: who sent it: the name of the key, and of the client for whom a gateway with that key speaks.
-        Clients take turns where one could delay others.
+    client: (name of the key, name of the tenant for whom a gateway sends with that key; "": none). Clients
+        take turns where one could delay others.
 
     Raises InvalidRequest for values that clocks, queues and hashes cannot take.
     """

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fovea.api.bodies.errors import clip
 from fovea.core.errors import Forbidden
 from fovea.http.address import as_address
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from fovea.http.settings import HttpSettings
 
 ALL = "*"
+LONGEST = 100
+"""Characters of a header's value in a message."""
 
 
 def with_own_name(http: HttpSettings, host: str) -> HttpSettings:
@@ -60,8 +63,9 @@ class Browsers:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if host and not self._is_own(_name_of(host), scope.get("server")):
             raise Forbidden(
-                "the Host header has no name of this server; accepted without API keys: an IP address, "
-                "localhost, and the names in server_names (--server-names NAME,NAME)",
+                f"the Host header {clip(host, LONGEST)!r} is no name of this server; accepted without API "
+                "keys: IP addresses, localhost, names without a dot (not on the loopback interface), and the "
+                "names of --server-names and --host",
                 param="host",
                 code="host_not_allowed",
             )
@@ -75,8 +79,8 @@ class Browsers:
             refused = headers.get(b"sec-fetch-site") == b"cross-site" and not linked
         if refused:
             raise Forbidden(
-                "a web page of another site has made a browser send this; accepted without API keys: "
-                f"requests of programs, {self._own_pages}",
+                f"a web page of another site ({_site(origin)}) has made a browser send this; accepted "
+                f"without API keys: requests of programs, {self._own_pages}",
                 param="origin",
                 code="origin_not_allowed",
             )
@@ -102,6 +106,12 @@ class Browsers:
         # Behind a proxy, Host may be another name. On another port of a name is another program.
         names = [name for name in self._names if name != ALL]
         return ":" not in authority and _is_among(authority, names)
+
+
+def _site(origin: bytes | None) -> str:
+    if origin is None:
+        return "Sec-Fetch-Site: cross-site"
+    return f"Origin: {clip(origin.decode('latin-1'), LONGEST)!r}"
 
 
 def check_server_name(name: str) -> str:

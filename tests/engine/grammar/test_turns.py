@@ -62,12 +62,12 @@ def test_keys_take_turns_and_within_a_key_its_clients(clients: list[Client]) -> 
 def test_a_client_can_only_fill_its_own_part() -> None:
     """A full client gets 429 for this request; others are accepted, and its pending forms stay shared."""
     queue = filled([("a", "")] * MOST_WAITING)
-    with pytest.raises(Overloaded, match="64 answer formats of this client wait") as caught:
+    with pytest.raises(Overloaded, match="64 forms of this client wait") as caught:
         queue.add(form(99), Future(), ("a", ""))
     assert caught.value.scope == "request"
     queue.add(form(99), Future(), ("b", ""))
     gateway = filled([("g", str(number % 32)) for number in range(MOST_OF_KEY)])
-    with pytest.raises(Overloaded, match="256 answer formats"):
+    with pytest.raises(Overloaded, match="256 forms of this key wait"):
         gateway.add(form(999), Future(), ("g", "new"))
 
 

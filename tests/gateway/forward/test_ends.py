@@ -118,16 +118,20 @@ def test_the_page_shows_the_table() -> None:
         FAULT: "failure of the stage",
         UNREACHABLE: "failure of `connect`",
     }
+    bills = {
+        "nothing": "nothing",
+        "used": "prompt and what was generated",
+        "most": "prompt and longest answer",
+    }
+    free = dict.fromkeys(("late", "long request"), f"{bills['most']}, in the limits only, no money")
+    reported = {"deadline": f"usage that the backend reports; without it, {bills['most']}"}
     wanted = {
         name: [
             breakers[end.verdict] + (", a pause" if end.pauses else ""),
             "yes" if end.retried else "no",
-            {
-                "nothing": "nothing",
-                "used": "prompt and what was generated",
-                "most": "prompt and longest answer",
-            }[end.billed],
+            (free | reported).get(name, bills[end.billed]),
         ]
         for name, end in ENDS.items()
     }
+    assert all(ENDS[name].billed == "most" for name in free | reported)
     assert {name: shown.get(name) for name in wanted} == wanted

@@ -225,7 +225,7 @@ async def test_the_bound_is_written_into_requests_of_tenants_with_budgets(
 def test_each_api_has_its_own_name_of_the_bound(api: str, name: str) -> None:
     given = body({"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 2})
     demand = Demand(api, given, [])
-    assert demand.bounded(given.value, api, 50, 0) == {**given.value, name: 50}
+    assert demand.with_answer_limit(given.value, api, 50, 0) == {**given.value, name: 50}
     assert demand.answer_tokens == 100
     assert name not in given.value
 

@@ -22,8 +22,8 @@ from fovea.gateway.generate.outgoing import (
     PATHS,
     Renderer,
     check_headers,
+    client_header,
     lowered,
-    name_of_client,
 )
 from fovea.gateway.translate import to_chat
 from tests.gateway.samples import MODEL, backend, body, chat
@@ -250,8 +250,8 @@ def test_headers_of_a_backends_answer_are_bounded() -> None:
 
 
 def test_engines_tell_tenants_apart_without_their_names() -> None:
-    one, other = name_of_client("alice"), name_of_client("bob")
+    one, other = client_header("alice"), client_header("bob")
     assert one.keys() == other.keys() == {"x-fovea-client"}
     assert one != other
     assert "alice" not in one["x-fovea-client"]
-    assert name_of_client("") == {}
+    assert client_header("") == {}

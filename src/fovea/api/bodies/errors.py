@@ -28,7 +28,7 @@ def error_body(error: FoveaError) -> dict[str, Any]:
 def error_headers(error: FoveaError) -> dict[str, str]:
     """The headers of an answer to an error: when to try again, and how to send a key. Names in lower case.
 
-    x-fovea-scope tells a gateway whether a status 429 or 503 is about all of its requests, or this one alone.
+    x-fovea-scope is the scope of a status 429 or 503, see `fovea.core.errors.Scope`.
     """
     headers = {}
     if isinstance(error, Overloaded):

@@ -85,10 +85,10 @@ def _part(part: Part) -> Iterator[str]:
         + (f"{part.requests} requests in " if several else "")
         + f"{part.wall_s * 1e3:.1f} ms, {first}{' in the median' * several}, "
         f"{part.tokens / part.wall_s:.1f} tokens/s; {part.attributed:.1%} of the time is in a stage"
-        + (f"; {part.wall_s / part.bound_s:.2f} times all lower bounds" if part.bound_s else "")
+        + (f"; {part.wall_s / part.bound_s:.2f} times the sum of the lower bounds" if part.bound_s else "")
     )
     if several:
-        yield f"  {part.concurrency} at once; the table has the times of all, divided by their number"
+        yield f"  {part.concurrency} at once; the table: sum of all requests, divided by their number"
     rows = [HEAD, *(_row(stage, part) for stage in part.stages)]
     total = sum(stage.time.path_s for stage in part.stages)
     rows.append(("all", "", "", f"{total * per:.2f}", "", f"{part.bound_s * per:.2f}", "", ""))

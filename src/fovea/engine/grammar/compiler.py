@@ -63,10 +63,11 @@ class Grammar:
 
 
 class FormQueue:
-    """The forms that wait to be compiled. Keys take turns, and within a key the clients for whom it speaks.
+    """The forms that wait to be compiled. Keys take turns, and within a key its clients.
 
-    So a client with many costly forms delays another client's form by one of them, not by all. A form that
-    several clients wait for is in the turns of each. Not thread-safe.
+    Before each form of a client, at most one form of each other client of its key is compiled, and before
+    each form of a key at most one of each other key. So many costly forms of one do not delay all.
+    A form that several clients wait for is in the turns of each. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -81,10 +82,11 @@ class FormQueue:
         mine = clients.get(name, ())
         if any(waiting is future for _, waiting in mine):
             return
-        for count, most in ((len(mine), MOST_WAITING), (sum(map(len, clients.values())), MOST_OF_KEY)):
+        of_key = sum(map(len, clients.values()))
+        for owner, count, most in (("client", len(mine), MOST_WAITING), ("key", of_key, MOST_OF_KEY)):
             if count >= most:
                 raise Overloaded(
-                    f"{count} answer formats of this client wait to be compiled; accepted: at most {most}",
+                    f"{count} forms of this {owner} wait to be compiled; accepted: at most {most}",
                     retry_after=1.0,
                     scope="request",
                 )
@@ -158,7 +160,7 @@ class GrammarCompiler:
         self._trial.close()
 
     def _forget_one(self) -> None:
-        """Forget the oldest form of the client with most of them, so that nobody evicts those of others."""
+        """Remove the oldest form of the client with the most forms, so that a client evicts only its own."""
         counts = Counter(client for _, client in self._known.values())
         largest = max(counts, key=counts.__getitem__)
         del self._known[next(form for form, (_, client) in self._known.items() if client == largest)]

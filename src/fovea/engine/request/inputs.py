@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 LIMITS = MediaLimits()
 _MEDIA_FIELDS = ("images", "image", "image_url", "videos", "video", "video_url", "attachments")
 """Fields in which other libraries expect media beside a message's content."""
+LONGEST_FOUND = 100
+"""Characters of a message about the fields of a value."""
 _URL = re.compile(r"\s*(data:|https?://)", re.IGNORECASE)
 ImageLike: TypeAlias = "Image | str | Path | bytes | bytearray | PIL.Image.Image"
 """An image from a Python caller: a path, encoded bytes, a data: URL, a PIL image, or a
@@ -132,7 +134,10 @@ def to_image(value: ImageLike) -> Image:
     if isinstance(value, str) and _URL.match(value):
         source = parse_source(value, LIMITS)
         if not isinstance(source, InlineSource):
-            raise InvalidImage(f"{value[:100]!r} is not downloaded; accepted: a path, bytes, or a data: URL")
+            raise InvalidImage(
+                f"the Python API downloads nothing, got {value[:100]!r}; accepted: a path, bytes, "
+                "a data: URL or a PIL image"
+            )
         return decode(source.read(LIMITS), LIMITS)
     if isinstance(value, bytes | bytearray | str | Path):
         return decode(_read(value, InvalidImage), LIMITS)
@@ -215,7 +220,9 @@ def to_prompt(
         if media:
             raise InvalidRequest(f"with messages, {kind}s are content parts of type {kind}", param=f"{kind}s")
     if not isinstance(prompt, Sequence) or not prompt:
-        raise InvalidRequest("a prompt is text, messages (at least one), or a Prompt", param="messages")
+        raise InvalidRequest(
+            f"a prompt is text, messages (at least one), or a Prompt; got {_found(prompt)}", param="messages"
+        )
     conversation = _Conversation(budget, video_budget or VideoBudget())
     messages = [_message(m, f"messages[{i}]", conversation) for i, m in enumerate(prompt)]
     return ChatPrompt(in_order_of_calls(messages), budget.visual)
@@ -260,7 +267,9 @@ def _message(value: Any, where: str, conversation: _Conversation) -> Message:
         return value
     calls = _calls(value, where) if isinstance(value, Mapping) else ()
     if not isinstance(value, Mapping) or "role" not in value or not ("content" in value or calls):
-        raise InvalidRequest("a message is a mapping with role and content", param=where)
+        raise InvalidRequest(
+            f"a message needs a role, and content or tool_calls; got {_found(value)}", param=where
+        )
     role, content = value["role"], value.get("content")
     if not isinstance(role, str):
         raise InvalidRequest(f"role must be text, got {role!r}", param=f"{where}.role")
@@ -272,7 +281,8 @@ def _message(value: Any, where: str, conversation: _Conversation) -> Message:
     lost = next((name for name in _MEDIA_FIELDS if value.get(name) is not None), None)
     if lost is not None:
         raise InvalidRequest(
-            f"a message has no field {lost!r}; images and videos are parts of its content",
+            f"a message has no field {lost!r}, got {_found(value[lost])}; images and videos are parts of its "
+            "content",
             param=f"{where}.{lost}",
         )
     parts = () if calls and not content else _parts(content, f"{where}.content", conversation)
@@ -289,7 +299,7 @@ def _parts(content: Any, where: str, conversation: _Conversation) -> tuple[Part,
     if isinstance(content, str):
         return (TextPart(content),)
     if not isinstance(content, Sequence):
-        raise InvalidRequest("content must be text or a list of parts", param=where)
+        raise InvalidRequest(f"content must be text or a list of parts, got {_found(content)}", param=where)
     return tuple(_part(part, f"{where}[{i}]", conversation) for i, part in enumerate(content))
 
 
@@ -304,7 +314,8 @@ def _calls(message: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
             arguments = json.dumps(arguments, ensure_ascii=False)
         if not isinstance(name, str) or not isinstance(arguments, str | None):
             raise InvalidRequest(
-                "a tool call is {'id': ..., 'function': {'name': text, 'arguments': JSON text}}",
+                "a tool call is {'id': ..., 'function': {'name': text, 'arguments': JSON text}}, got "
+                f"{_found(call if function is None else function)}",
                 param=f"{where}.tool_calls[{index}]",
             )
         calls.append(ToolCall(name, arguments or "", call.get("id") or ""))
@@ -317,7 +328,10 @@ def _part(value: Any, where: str, conversation: _Conversation) -> Part:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         if not isinstance(value.get("text"), str):
-            raise InvalidRequest("a part of type text needs the field 'text'", param=f"{where}.text")
+            raise InvalidRequest(
+                f"a part of type text needs the field 'text' with a text, got {_found(value.get('text'))}",
+                param=f"{where}.text",
+            )
         return TextPart(value["text"])
     if kind == "image":
         if "image" not in value:
@@ -329,4 +343,14 @@ def _part(value: Any, where: str, conversation: _Conversation) -> Part:
             raise InvalidRequest("a part of type video needs the field 'video'", param=f"{where}.video")
         conversation.videos += 1
         return VideoPart(_video_at(conversation.videos - 1, value["video"]), conversation.video_budget)
-    raise InvalidRequest(f"part of type {kind!r}; accepted: text, image, video", param=where)
+    found = f"part of type {kind!r}" if isinstance(value, Mapping) else f"the part is {_found(value)}"
+    raise InvalidRequest(f"{found}; accepted: parts of type text, image, video", param=where)
+
+
+def _found(value: Any) -> str:
+    """Describe a value in an error message: the fields of a mapping, or the type of another value."""
+    if isinstance(value, Mapping):
+        return f"the fields {', '.join(map(str, value))}"[:LONGEST_FOUND] if value else "no fields"
+    if value is None or (isinstance(value, Sequence) and not value):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"

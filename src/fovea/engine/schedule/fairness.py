@@ -42,7 +42,7 @@ class Turns:
     def order(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
         """Yield the sequences so that clients take turns; those of one client stay in their order.
 
-        What is charged between two of them counts at once.
+        Charges made between two yields change the order at once.
         """
         queues: dict[Client, deque[Sequence]] = {}
         for seq in sequences:

@@ -272,7 +272,7 @@ class Scheduler:
         for seq in self.turns.order(short):
             count = _to_compute(seq)
             if ends and count > 2 * ends or seq is oldest and count > budget.most(seq):
-                continue  # it would delay those that end, or the other half is for it
+                continue  # too long to end in this step, or the oldest prompt, which has the other half
             if seq.status is Status.RUNNING:
                 self._continue(seq, budget, budget.tokens)
             elif not self._admit_short(seq, joining, budget):

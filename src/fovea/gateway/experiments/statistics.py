@@ -32,9 +32,10 @@ class Outcome(NamedTuple):
 
 
 def answer_of(tenant: str, request_id: str) -> str:
-    """Return the name of an answer for ratings. Only its tenant can name it, whoever knows its request id.
+    """Return the id of an answer for ratings: tenant and request id.
 
-    Request ids come from clients, so two tenants can have the same one.
+    Clients choose request ids, so two tenants can have the same one. And a tenant that learns a request id
+    of another one cannot rate its answer.
     """
     return f"{tenant}\n{request_id}" if tenant else request_id
 

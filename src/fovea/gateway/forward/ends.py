@@ -1,4 +1,4 @@
-"""The table of ends: whose fault each end of an attempt or of an answer is, and what follows from it.
+"""The table of ends: how an attempt or an answer can end, and what follows for breakers and bills.
 
 One row for each way in which a backend's work can end. Breakers, retries, pauses and bills all read it, so a
 client's own deadline, for example, can neither open a breaker nor be free. docs/gateway.md shows the table.

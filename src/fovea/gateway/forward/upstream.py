@@ -40,7 +40,7 @@ class AttemptFailed(Exception):
     connected: whether the backend took the request.
     status: its HTTP status; 0: it sent none.
     retry_after: seconds after which it wants to be asked again.
-    scope: whom its status 429 is about, by the header x-fovea-scope; "": it does not say.
+    scope: value of the header x-fovea-scope of a 429 or 503; empty: it was missing.
     body: the body of its error; b"": none.
     request_id: id of the request, for logs.
     """

@@ -27,7 +27,7 @@ from fovea.gateway.forward.ends import ENDS, MOST, USED
 from fovea.gateway.generate.bill import Bill
 from fovea.gateway.generate.disclose import headers_of
 from fovea.gateway.generate.experiment import assignment_of, outcome_of
-from fovea.gateway.generate.outgoing import PATHS, Renderer, check_headers, name_of_client
+from fovea.gateway.generate.outgoing import PATHS, Renderer, check_headers, client_header
 from fovea.gateway.generate.relay import Relay, ShuttingDown
 from fovea.gateway.generate.stored import Stored
 from fovea.gateway.generate.trace import CACHE, FORWARD, INSPECT, LIMITS, QUEUE, RECEIVE
@@ -175,7 +175,9 @@ class Generation:
             )
         limits = self.tenant.limits
         if limits.bounds_answers:
-            value = demand.bounded(body.value, self._sent_as, limits.answer_tokens, limits.most_text)
+            value = demand.with_answer_limit(
+                body.value, self._sent_as, limits.answer_tokens, limits.most_text
+            )
             body = body.with_value(value)
         self.bill = bill = Bill(services, self.tenant, demand)
         trace.mark(INSPECT, services.clock())
@@ -262,7 +264,7 @@ class Generation:
             self._sent_as,
             self.exchange.headers,
             self.exchange.request_id,
-            {**self.trace.headers(), **name_of_client(self.tenant.name)},
+            {**self.trace.headers(), **client_header(self.tenant.name)},
         )
         queue = services.queues.of(model)
         renderer.degraded = services.queues.degrade(model) if images else ""
@@ -334,7 +336,7 @@ class Generation:
         self.stored.end()
         if bill is not None:
             stored = self.stored.result in ("hit", "stale")
-            await bill.settle(answered=won is not None or self._worked_in_vain, stored=stored)
+            await bill.settle(answered=won is not None or self._unanswered_work, stored=stored)
         outcome = outcome_of(self)
         if self._assignment is not None and services.experiments is not None and outcome is not None:
             services.experiments.record(self._assignment, outcome)
@@ -355,7 +357,7 @@ class Generation:
                 bill.use(model, relay.usage, relay.generated, whole=relay.end == "answered")
             elif billed == MOST:
                 bill.use_most(model)
-        elif self._worked_in_vain:
+        elif self._unanswered_work:
             left = "left stream" if demand.stream else "left"
             if self.gone and ENDS[left].billed == USED:
                 bill.use(self._work[-1], None, 0)  # its first token would have been sent
@@ -363,10 +365,11 @@ class Generation:
                 bill.use_most(self._work[-1], free=not self.gone)
 
     @property
-    def _worked_in_vain(self) -> bool:
+    def _unanswered_work(self) -> bool:
         """Whether a backend has worked without an answer, because the client left or the time was over.
 
-        It counts, or else a client would have no limits: it could leave every request just before its answer.
+        This work counts. Otherwise a client could exceed its limits: by leaving every request just before its
+        answer.
         """
         return self.won is None and bool(self._work) and (self.gone or self.code in TIMEOUTS)
 

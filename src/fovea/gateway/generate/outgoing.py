@@ -20,26 +20,26 @@ PATHS = {
     "responses": "/v1/responses",
 }
 PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id", b"anthropic-version", b"anthropic-beta")
-"""Headers of a request that its backend gets. Keys are never passed on."""
+"""Headers of a client's request that are passed on to the backend. Keys are never passed on."""
 LONGEST_HEADER = 1024
-"""Bytes of such a header. Some engines refuse requests with more than 8 KiB of headers."""
+"""Most bytes of a header that is passed on. Some engines refuse requests with more than 8 KiB of headers."""
 DEGRADED_PIXELS = {"medium": 512 * 512, "low": 256 * 256}
 """Pixels of an image for backends that know no detail levels."""
 
 
 def check_headers(headers: Mapping[bytes, bytes]) -> None:
-    """Raise InvalidRequest for a header that backends get and that is too long for them."""
+    """Raise InvalidRequest if a header that backends get has more than LONGEST_HEADER bytes."""
     for name in PASSED_ON:
         if len(headers.get(name, b"")) > LONGEST_HEADER:
             raise InvalidRequest(
                 f"the header {name.decode()} has {len(headers[name])} bytes; "
-                f"accepted: at most {LONGEST_HEADER}",
+                f"accepted: at most {LONGEST_HEADER} bytes",
                 param=name.decode(),
                 code="header_too_long",
             )
 
 
-def name_of_client(tenant: str) -> dict[str, str]:
+def client_header(tenant: str) -> dict[str, str]:
     """Return the header by which an engine tells tenants apart, so that they take turns.
 
     They share the gateway's key. It is a hash, because an engine need not know who they are.

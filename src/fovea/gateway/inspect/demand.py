@@ -82,7 +82,7 @@ class Demand:
             self.session = hashlib.blake2b(data, digest_size=16).hexdigest()
         self.prefix = _prefix(value, body)
 
-    def bounded(self, value: dict[str, Any], api: str, usual: int, most: float) -> dict[str, Any]:
+    def with_answer_limit(self, value: dict[str, Any], api: str, usual: int, most: float) -> dict[str, Any]:
         """Return a body that names its longest answer, so that no engine generates more than is reserved.
 
         value: of the body as it is sent. api: as which it is sent.
@@ -99,9 +99,9 @@ class Demand:
                 limit = min(limit, int(most - self.prompt_tokens) // _answers(value))
             least = value.get("min_tokens")
             limit = max(1, limit, least if type(least) is int and least <= MOST_TOKENS else 1)
-        bounded = {**value, OWN_LIMITS[api][0]: limit}
-        self.answer_tokens = _answer_tokens(bounded)
-        return bounded
+        limited = {**value, OWN_LIMITS[api][0]: limit}
+        self.answer_tokens = _answer_tokens(limited)
+        return limited
 
     @property
     def text_tokens(self) -> int:

@@ -72,8 +72,8 @@ class TenantLimits:
     )
     answer_tokens: int = setting(
         1024,
-        "Longest answer of a request that names none, if the tenant has a limit of text tokens or costs. It "
-        "is reserved, and written into the request.",
+        "Tokens. max_tokens that the gateway writes into a request without one, and reserves, if the tenant "
+        "has a limit of text tokens or costs. At most 16 for /v1/completions.",
         low=1,
         high=1_000_000,
     )

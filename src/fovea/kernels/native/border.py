@@ -60,8 +60,8 @@ def check_numbers(name: str, numbers: Tensor, least: int, most: int) -> None:
         raise ValueError(f"{name} must be from {least} to {most}, got {int(low)} to {int(high)}")
 
 
-class Checked:
-    """Plans that were checked a moment ago: all layers of a step pass the same ones."""
+class PlanChecks:
+    """Checks plans, each only once within a step, because all its layers pass the same ones."""
 
     def __init__(self) -> None:
         self._plans: deque[tuple[object, tuple[int, ...]]] = deque(maxlen=REMEMBERED)

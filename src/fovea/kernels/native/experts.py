@@ -42,9 +42,13 @@ class NativeExperts:
         self._library = library
         self._products = gate_up, down  # their addresses are valid as long as they live
         self._hidden = gate_up[0].weight.k
-        if not 0 < active <= len(gate_up) or len(gate_up) != len(down):
+        if len(gate_up) != len(down):
             raise ValueError(
-                f"{active} of {len(gate_up)} experts cannot be active ({len(down)} have outputs)"
+                f"each expert needs both products, got {len(gate_up)} gate_up and {len(down)} down"
+            )
+        if not 0 < active <= len(gate_up):
+            raise ValueError(
+                f"the active experts of a row must be from 1 to all {len(gate_up)} experts, got {active}"
             )
         self._tables = _addresses(gate_up), _addresses(down)
         first, second = map(ctypes.addressof, self._tables)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan
 from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
-from fovea.kernels.native.border import ANY, BF16, F32, I64, Checked, address, check_numbers
+from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
 from fovea.kernels.native.experts import NativeExperts
 from fovea.kernels.native.product import NativeProduct, fuses
 from fovea.kernels.native.stack import NativeStack, is_native, shares_struct
@@ -59,7 +59,7 @@ class NativeKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._torch = TorchKernels(pack=True)
-        self._checked = Checked()
+        self._checked = PlanChecks()
         self.library = library
         for name, signature in SIGNATURES.items():
             function = getattr(library, name)
@@ -199,8 +199,10 @@ class NativeKernels:
         rows, _, dim = qkv.shape
         if qkv.dtype is not BF16 or dim % 2 or not (qkv.is_contiguous() and out.is_contiguous()):
             return self._torch.attend_groups(qkv, groups, heads, part, out)
-        if rows % groups or not 0 <= part.start <= part.stop <= heads:
-            raise ValueError(f"{rows} rows cannot be {groups} groups, or heads {part} are not among {heads}")
+        if rows % groups:
+            raise ValueError(f"the rows must be a multiple of the {groups} groups, got {rows} rows")
+        if not 0 <= part.start <= part.stop <= heads:
+            raise ValueError(f"heads of a part must be from 0 to {heads}, got {part.start} to {part.stop}")
         self.library.fovea_group_attention(
             address(qkv, BF16, rows, 3 * heads, dim), groups, rows // groups, heads, part.start, part.stop,
             dim, dim**-0.5, address(out, BF16, rows, heads * dim), torch.get_num_threads(),

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 _NOBODY = 65534
 _FIRST_OWN_USER = 0x7000_0000
-"""Start of a range of user numbers that no distribution and no service manager gives to anybody."""
+"""Start of a range of user ids that no distribution and no service manager assigns."""
 _MAX_THREADS = 512
 _CAPABILITIES_V3 = 0x20080522
 _KILL_AND_CHANGE_USER = 0b1110_0000
-"""CAP_KILL, CAP_SETGID and CAP_SETUID. The server has what this process has at its start."""
+"""CAP_KILL, CAP_SETGID and CAP_SETUID. A decoding process starts with the capabilities of its server."""
 _SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -32,7 +32,7 @@ _LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x35,
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _ARGUMENT_BYTES = 0, 4, 16, 8
 
 
-class _Only(NamedTuple):
+class _ArgumentRule(NamedTuple):
     """Condition on an argument of a call. It is an int in the kernel, so its lower 32 bits decide.
 
     argument: its number from 0.
@@ -45,17 +45,19 @@ class _Only(NamedTuple):
     mask: int = 0xFFFFFFFF
 
 
-_OWN_PROCESS = _Only(0, ())
+_OWN_PROCESS = _ArgumentRule(0, ())
 """Stands for a condition whose value is known only when the filter is made: the process itself."""
-_NOT_EXECUTABLE = _Only(2, (0,), mask=4)  # PROT_EXEC
+_NOT_EXECUTABLE = _ArgumentRule(2, (0,), mask=4)  # PROT_EXEC
 # A thread shares everything with its process and gets no new namespace. Where glibc and musl store its number
 # is up to them.
-_THREAD = _Only(0, (0x50F00,), mask=0xFFFFFFFF & ~(0x80000 | 0x100000 | 0x200000 | 0x400000 | 0x1000000))
+_THREAD = _ArgumentRule(
+    0, (0x50F00,), mask=0xFFFFFFFF & ~(0x80000 | 0x100000 | 0x200000 | 0x400000 | 0x1000000)
+)
 # FUTEX_WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET; private or not, any clock. Locks
 # with priority inheritance are left out: nothing here needs them, and they have a history of kernel defects.
-_PLAIN_FUTEX = _Only(1, (0, 1, 3, 4, 5, 9, 10), mask=0xFFFFFFFF & ~(128 | 256))
+_PLAIN_FUTEX = _ArgumentRule(1, (0, 1, 3, 4, 5, 9, 10), mask=0xFFFFFFFF & ~(128 | 256))
 
-_ALLOWED: dict[str, tuple[int, int, _Only | None]] = {
+_ALLOWED: dict[str, tuple[int, int, _ArgumentRule | None]] = {
     # name: (number on x86-64, number on arm64, condition)
     # Memory
     "mmap": (9, 222, _NOT_EXECUTABLE), "mprotect": (10, 226, _NOT_EXECUTABLE), "munmap": (11, 215, None),
@@ -64,13 +66,13 @@ _ALLOWED: dict[str, tuple[int, int, _Only | None]] = {
     "clone": (56, 220, _THREAD), "futex": (202, 98, _PLAIN_FUTEX), "set_robust_list": (273, 99, None),
     "rseq": (334, 293, None),  # glibc aborts if a thread cannot have what the first one had
     "sched_yield": (24, 124, None), "sched_getaffinity": (204, 123, None),
-    "prctl": (157, 167, _Only(0, (15,))),  # PR_SET_NAME
+    "prctl": (157, 167, _ArgumentRule(0, (15,))),  # PR_SET_NAME
     "exit": (60, 93, None), "exit_group": (231, 94, None),
     "getpid": (39, 172, None), "gettid": (186, 178, None),
     # Signals: to the process itself only, for abort()
     "rt_sigaction": (13, 134, None), "rt_sigprocmask": (14, 135, None), "rt_sigreturn": (15, 139, None),
     "sigaltstack": (131, 132, None), "restart_syscall": (219, 128, None), "tgkill": (234, 131, _OWN_PROCESS),
-    "setitimer": (38, 103, _Only(0, (0,))),  # ITIMER_REAL
+    "setitimer": (38, 103, _ArgumentRule(0, (0,))),  # ITIMER_REAL
     # Time, and facts about the system
     "clock_gettime": (228, 113, None), "clock_getres": (229, 114, None), "clock_nanosleep": (230, 115, None),
     "nanosleep": (35, 101, None), "gettimeofday": (96, 169, None), "getrandom": (318, 278, None),
@@ -78,8 +80,8 @@ _ALLOWED: dict[str, tuple[int, int, _Only | None]] = {
     # The socket, and descriptors that came over it or are /dev/null
     "recvmsg": (47, 212, None), "sendto": (44, 206, None), "read": (0, 63, None), "write": (1, 64, None),
     "writev": (20, 66, None), "lseek": (8, 62, None), "fstat": (5, 80, None), "close": (3, 57, None),
-    "fcntl": (72, 25, _Only(1, (1030,))),  # F_DUPFD_CLOEXEC, for mmap.mmap
-    "ioctl": (16, 29, _Only(1, (0x5421,))),  # FIONBIO, for socket.settimeout
+    "fcntl": (72, 25, _ArgumentRule(1, (1030,))),  # F_DUPFD_CLOEXEC, for mmap.mmap
+    "ioctl": (16, 29, _ArgumentRule(1, (0x5421,))),  # FIONBIO, for socket.settimeout
 }  # fmt: skip
 
 

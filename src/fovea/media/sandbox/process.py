@@ -126,9 +126,9 @@ class WorkerProcess:
             reason = self._reason()
             if reason == "SIGKILL" and not self._ended:
                 raise WorkerKilled("the system killed the decoder, perhaps to free memory") from error
-            raise WorkerCrashed(f"the decoder crashed on it ({reason})") from error
+            raise WorkerCrashed(f"the decoder crashed while it read the file ({reason})") from error
         except TooSlow as error:
-            raise WorkerFailed(f"decoding it takes longer than {seconds:g} s") from error
+            raise WorkerFailed(f"decoding the file takes longer than {seconds:g} s") from error
         finally:
             if done:
                 self.answered += 1

@@ -16,6 +16,7 @@ MEDIA_TYPES: dict[Container, str] = {"mp4": "video/mp4", "webm": "video/webm"}
 MAX_PARTS = 10_000
 """Parts that are looked at. Real files have a few; a hostile one has millions of 8 bytes."""
 DAMAGED = "video_damaged"
+UNDAMAGED = "send an undamaged file"
 MAX_ELEMENTS = 300_000
 """Most elements of a WebM that are checked. Ten minutes have 36,000 frames and 30,000 pieces of sound."""
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
@@ -106,12 +107,16 @@ def check_blocks(data: bytes, packets: int) -> None:
         elif identifier in _BLOCKS and frames:
             width, track = _number(data, body)
             if track not in frames:
-                raise InvalidVideo(f"the file is damaged at byte {body}; send a whole file", code=DAMAGED)
+                raise InvalidVideo(
+                    f"the video is damaged at byte {body} of {len(data)}: a frame of track {track}, which "
+                    f"its header does not list; {UNDAMAGED}",
+                    code=DAMAGED,
+                )
             laced = data[body + width + 2] & 0x06
             frames[track] += 1 + (data[body + width + 3] if laced else 0)
     if packets < frames.get(video, 0):
         raise InvalidVideo(
-            f"the file is damaged: {packets} of its {frames[video]} frames can be found; send a whole file",
+            f"the video is damaged: only {packets} of its {frames[video]} frames can be found; {UNDAMAGED}",
             code=DAMAGED,
         )
 
@@ -150,15 +155,26 @@ def _tree(data: bytes) -> Iterator[tuple[bytes, int, int]]:
             around.pop()  # a cluster without a size ends where the next part of the segment begins
         parent, limit = around[-1]
         if identifier not in _PARTS[parent] or size_width > 8:
-            raise InvalidVideo(f"the file is damaged at byte {at}; send a whole file", code=DAMAGED)
+            raise InvalidVideo(
+                f"the video is damaged at byte {at} of {len(data)}: no part that WebM allows begins here; "
+                f"{UNDAMAGED}",
+                code=DAMAGED,
+            )
         body = at + width + size_width
         master = identifier in _PARTS
         end = limit if master and size == (1 << 7 * size_width) - 1 else body + size
         if end > limit:
-            cut = limit == len(data)
-            what = "truncated: it ends within its part" if cut else "damaged: a part is too long"
-            code = "video_truncated" if cut else DAMAGED
-            raise InvalidVideo(f"the webm is {what} at byte {at}; send a whole file", code=code)
+            if limit == len(data):
+                raise InvalidVideo(
+                    f"the webm is truncated: its part at byte {at} ends after byte {end}, but it has only "
+                    f"{len(data)} bytes; send the whole file",
+                    code="video_truncated",
+                )
+            raise InvalidVideo(
+                f"the video is damaged at byte {at} of {len(data)}: this part ends after the part around it; "
+                f"{UNDAMAGED}",
+                code=DAMAGED,
+            )
         yield identifier, body, end
         if identifier == _SEGMENT:
             around = [(_SEGMENT, end)]

@@ -27,6 +27,7 @@ from fovea.media.limits import MediaLimits
 from fovea.media.video.container import (
     DAMAGED,
     MEDIA_TYPES,
+    UNDAMAGED,
     Container,
     check_blocks,
     container_of,
@@ -141,7 +142,10 @@ class EncodedFrames:
             nonlocal most
             most -= 1
             if most < 0:
-                raise InvalidVideo("its key frames are not where its container says")
+                raise InvalidVideo(
+                    "the video's key frames are not where its header states: after more than twice the "
+                    f"expected number of frames, the wanted ones were not found; {UNDAMAGED}"
+                )
             if abandoned():
                 raise Abandoned
 
@@ -263,7 +267,8 @@ def _frame_packets(packets: Iterator[Any], limits: MediaLimits) -> Iterator[Any]
     for packet in packets:
         if packet.is_corrupt:
             raise InvalidVideo(
-                f"the file is damaged: frame {count} is incomplete; send a whole file", code=DAMAGED
+                f"the video is damaged at frame {count} (first frame: 0): it is incomplete; {UNDAMAGED}",
+                code=DAMAGED,
             )
         if packet.size and not packet.is_discard:
             count += 1

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from fovea.core.errors import InvalidVideo
-from fovea.media.video.container import DAMAGED
+from fovea.media.video.container import DAMAGED, UNDAMAGED
 
 Key = Literal["closed", "open", "rolling"]
 """How much can be decoded from a key frame on: all, all but frames that lead it, or more with every frame."""
@@ -70,7 +70,11 @@ class FrameReader:
         """
         frames, keys, _ = self._stamps
         if not keys:
-            raise InvalidVideo("it has no key frame, so none of its frames can be decoded", code=DAMAGED)
+            raise InvalidVideo(
+                f"the video is damaged: none of its {len(frames)} frames is a key frame, so none can be "
+                f"decoded; {UNDAMAGED}",
+                code=DAMAGED,
+            )
         key = max(bisect_right(keys, frames[index]) - 1, 0)
         at = self._at
         if at is None or (index > at + 1 and keys[max(key - self._back, 0)] > frames[at]):
@@ -83,9 +87,7 @@ class FrameReader:
                     raise
                 frame = self._search(key, frames[index])
         if frame is None:
-            raise InvalidVideo(
-                f"frame {index} of {len(frames)} is missing; the file is damaged", code=DAMAGED
-            )
+            raise self._damage(frames[index], "it is missing")
         self._at = index if frame.pts is None else bisect_left(frames, frame.pts)
         return frame
 
@@ -174,10 +176,9 @@ class FrameReader:
         place = "its end"
         if time is not None:
             index = bisect_left(frames, time)
-            place = f"frame {index} of {len(frames)} ({(time - frames[0]) * seconds:.2f} s)"
-        return InvalidVideo(
-            f"the file is damaged at {place}: {reason.lower()}; send a whole file", code=DAMAGED
-        )
+            at_s = (time - frames[0]) * seconds
+            place = f"frame {index} of {len(frames)} ({at_s:.2f} s, first frame: 0)"
+        return InvalidVideo(f"the video is damaged at {place}: {reason.lower()}; {UNDAMAGED}", code=DAMAGED)
 
 
 def checking_decoder(av: Any, stream: Any, options: dict[str, str]) -> Any:

@@ -20,7 +20,7 @@ class Caller:
         "" without keys.
     request_id: names the request in logs and in the header x-request-id.
     fingerprint: the first 8 hex digits of the hash of the key that was sent; "-" if there was none.
-    speaks_for: the client for whom a gateway sends the request, as it says in x-fovea-client; "": itself.
+    speaks_for: the tenant for whom a gateway sends the request, from the header x-fovea-client; "": none.
     prompt_tokens, completion_tokens: tokens that the request has used so far.
     """
 
@@ -40,5 +40,5 @@ class Caller:
 
     @property
     def party(self) -> tuple[str, str]:
-        """The party that takes turns with others: the key, and the client for whom it speaks."""
+        """The client that takes turns with others: the key, and the tenant for whom a gateway uses it."""
         return self.owner, self.speaks_for
