@@ -159,7 +159,7 @@ def test_a_late_token_is_that_of_its_own_logits(monkeypatch: pytest.MonkeyPatch)
 def test_a_guide_that_takes_too_long_ends_its_answer_alone() -> None:
     """The error says which kind of form it was. The clock is the test's own."""
     now = 0.0
-    guides = Guides(clock=lambda: now)
+    guides = Guides(clock=lambda thread: now)
     opened, begun = threading.Event(), threading.Event()
 
     class Stuck(Guide):

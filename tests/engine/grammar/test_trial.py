@@ -57,7 +57,7 @@ def test_a_helper_that_died_is_replaced(trial: Trial) -> None:
 
 
 def test_a_server_with_many_connections_compiles_forms() -> None:
-    """Forms failed with a 500 while a thousand connections were open: select() takes descriptors up to 1,023."""
+    """Forms failed with a 500 while a thousand connections were open: select() takes files up to 1,023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 1200:
         pytest.skip("this process may not open 1,200 files")

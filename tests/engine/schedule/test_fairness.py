@@ -130,6 +130,19 @@ def test_clients_take_turns() -> None:
     assert [next(iter(amounts(plan))) for plan in runner.run()] == ["c1", "b2", "c2", "b3"]
 
 
+def test_a_key_gets_no_more_turns_by_naming_many_clients() -> None:
+    brain = scheduler(blocks=400, max_step_tokens=64)
+    runner = SlotRunner(brain)
+    for number in range(4):
+        many = sequence(f"a{number}", [number] * 64, arrival=number, max_tokens=1)
+        many.client = ("a", f"tenant {number % 3}")
+        brain.add(many)
+    for number in range(3):
+        brain.add(sequence(f"b{number}", [50 + number] * 64, arrival=10 + number, max_tokens=1, client="b"))
+    order = [next(iter(amounts(plan))) for plan in runner.run()]
+    assert order == ["a0", "b0", "a1", "b1", "a2", "b2", "a3"]
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_policies_with_an_order_of_their_own_keep_it(policy: str) -> None:
     brain = scheduler(blocks=400, max_step_tokens=64, policy=policy)

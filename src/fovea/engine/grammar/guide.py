@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 WORD = 32
 """Tokens per number of a mask."""
-THREADS = 16
-"""Guides that look at a time. Each waits for a processor, but not for guides that take long."""
+THREADS, SLOW_THREADS = 16, 2
+"""Guides that look at a time, and how many of those that were late: they share the machine with the model."""
 NICENESS = 5
 """How far the threads of guides are below the model's, whose work everyone waits for."""
 GRACE_S = 0.03
@@ -187,52 +187,66 @@ class Masks(NamedTuple):
 
 
 def lower_priority() -> None:
-    """Let the other threads of this process go before this one. Linux only: elsewhere all would be lowered."""
+    """Let the other threads of this process go before this one. Only on Linux a thread has a priority."""
     if sys.platform == "linux":
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice + NICENESS)
 
 
-class _Look:
-    """One look of a guide, which waits for a thread, is at work, or is done."""
+def thread_time(thread: int) -> float:
+    """Return the processor time of a thread that lives, in seconds. thread: its `threading.get_ident()`."""
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+
+class _Look:
+    """One look of a guide, which waits for a thread, is at work, or is done.
+
+    seconds: processor time that it took.
+    """
+
+    def __init__(self, clock: Callable[[int], float]) -> None:
         self.future: Future[Ahead] = Future()
-        self._clock = clock
-        self._started: float | None = None
         self.seconds = 0.0
+        self._clock = clock
+        self._started: tuple[int, float] | None = None
 
     def run(self, look: Callable[[], Ahead], previous: _Look | None) -> None:
         if previous is not None:
             wait([previous.future])
-        self._started = self._clock()
+        thread = threading.get_ident()
+        self._started = thread, self._clock(thread)
         try:
             found = look()
         except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
             self.future.set_exception(error)
         else:
-            self.seconds = self._clock() - self._started
+            self.seconds = self._clock(thread) - self._started[1]
             self.future.set_result(found)
 
     @property
     def too_long(self) -> bool:
-        return self._started is not None and self._clock() - self._started > LONGEST_LOOK_S
+        """Whether it takes more processor time than it may. Waiting for a processor does not count."""
+        if self._started is None:
+            return False
+        thread, began = self._started
+        return self._clock(thread) - began > LONGEST_LOOK_S
 
 
 class Guides:
     """The guides of all answers that are being generated and have a grammar. For one thread.
 
     most_drafts: most forced tokens behind an answer that are found; 0: none.
-    clock: seconds, for the longest look.
+    clock: returns the processor time of a thread, for the longest look.
     """
 
-    def __init__(self, most_drafts: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most_drafts: int = 0, clock: Callable[[int], float] = thread_time) -> None:
         self._most_drafts = most_drafts
         self._clock = clock
         self._guides: dict[str, Guide] = {}
         self._looks: dict[str, _Look] = {}
         self._slow: set[str] = set()
         self._threads: ThreadPoolExecutor | None = None
+        self._slow_threads: ThreadPoolExecutor | None = None
 
     def add(self, name: str, grammar: Grammar, after: tuple[int, ...] = ()) -> None:
         """Start the guide of a sequence. name: its id. after: see `Guide`."""
@@ -253,11 +267,13 @@ class Guides:
 
     def look(self, name: str, answer: Seq[int], new: Seq[int] = (), drafts: Seq[int] | None = None) -> None:
         """Let the guide of a sequence look in its thread. The arguments are those of `Guide.look`."""
-        if self._threads is None:
+        if self._threads is None or self._slow_threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "fovea-guide", lower_priority)
+            self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, "fovea-slow-guide", lower_priority)
         guide, look, most = self._guides[name], _Look(self._clock), self._most_drafts
         answer, new = list(answer), list(new)  # the engine's thread changes them
-        self._threads.submit(look.run, lambda: guide.look(answer, new, drafts, most), self._looks.get(name))
+        threads = self._slow_threads if name in self._slow else self._threads
+        threads.submit(look.run, lambda: guide.look(answer, new, drafts, most), self._looks.get(name))
         self._looks[name] = look
 
     def wait(self, names: Collection[str]) -> None:

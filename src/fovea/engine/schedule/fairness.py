@@ -13,47 +13,60 @@ SHORT = 4
 
 
 class Turns:
-    """Clients in turn: the next prompt is one of the client that was served least.
+    """Whose prompt is next: keys take turns, and the clients of one key take its turns one after the other.
 
-    A client is charged the tokens of each prompt that joins. One that comes back after a pause begins with
-    the least charge of those who are there, so a pause earns nothing (start-time fair queueing, Goyal et al.
-    1996).
+    A key and a client are charged the tokens of each prompt that joins. Next is the key with the least
+    charge, and of its clients the one with the least. One that comes back after a pause begins with the least
+    charge of those who are there, so a pause earns nothing (start-time fair queueing, Goyal et al. 1996).
     """
 
     def __init__(self) -> None:
-        self._charged: dict[Client, int] = {}
-        self._present: Counter[Client] = Counter()
+        self._charged: dict[tuple[str, ...], int] = {}
+        self._present: Counter[tuple[str, ...]] = Counter()
 
     def enter(self, client: Client) -> None:
         """Count a sequence of the client."""
-        if client not in self._present:
-            self._charged[client] = min(self._charged.values(), default=0)
-        self._present[client] += 1
+        for party in (client[:1], client):
+            if party not in self._present:
+                rivals = (
+                    other for other in self._present if len(other) == len(party) and other[:-1] == party[:-1]
+                )
+                self._charged[party] = min((self._charged[other] for other in rivals), default=0)
+            self._present[party] += 1
 
     def leave(self, client: Client) -> None:
         """Count a sequence of the client no longer."""
-        self._present[client] -= 1
-        if not self._present[client]:
-            del self._present[client], self._charged[client]
+        for party in (client[:1], client):
+            self._present[party] -= 1
+            if not self._present[party]:
+                del self._present[party], self._charged[party]
 
     def charge(self, client: Client, tokens: int) -> None:
+        self._charged[client[:1]] += tokens
         self._charged[client] += tokens
 
     def order(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-        """Yield the sequences so that clients take turns; those of one client stay in their order.
+        """Yield the sequences in turn; those of one client stay in their order.
 
         Charges made between two yields change the order at once.
         """
-        queues: dict[Client, deque[Sequence]] = {}
+        keys: dict[tuple[str, ...], dict[Client, deque[Sequence]]] = {}
         for seq in sequences:
-            queues.setdefault(seq.client, deque()).append(seq)
-        taken = dict.fromkeys(queues, 0)
-        while queues:
-            client = min(queues, key=lambda name: (self._charged[name], taken[name]))
-            taken[client] += 1
-            yield queues[client].popleft()
-            if not queues[client]:
-                del queues[client]
+            keys.setdefault(seq.client[:1], {}).setdefault(seq.client, deque()).append(seq)
+        taken: Counter[tuple[str, ...]] = Counter()
+
+        def turn(party: tuple[str, ...]) -> tuple[int, int]:
+            return self._charged[party], taken[party]
+
+        while keys:
+            key = min(keys, key=turn)
+            client = min(keys[key], key=turn)
+            taken.update((key, client))
+            yield keys[key][client].popleft()
+            if not keys[key][client]:
+                del keys[key][client]
+            if not keys[key]:
+                del keys[key]
 
 
 def may_pass(seq: Sequence, waiting: Iterable[Sequence], most: int) -> bool:
