@@ -13,7 +13,7 @@ SHORT = 4
 
 
 class Turns:
-    """Whose prompt is next: keys take turns, and the clients of one key take its turns one after the other.
+    """Turns of API keys, and of the clients of one key among its own turns.
 
     A key and a client are charged the tokens of each prompt that joins. Next is the key with the least
     charge, and of its clients the one with the least. One that comes back after a pause begins with the least
