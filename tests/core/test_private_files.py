@@ -103,4 +103,6 @@ def test_a_file_that_is_a_mount_of_its_own_is_noticed(tmp_path: Path) -> None:
     lines = f'mount --bind {names[0]} {names[0]}; mount --bind {tmp_path}/other {tmp_path}/folder; exec "$@"'
     shell = ["unshare", "--mount", "sh", "-ec", lines, "sh"]
     done = subprocess.run([*shell, sys.executable, "-c", code, *names], capture_output=True, text=True)
+    if done.stderr.startswith("unshare:"):  # in a chroot, for example
+        pytest.skip(done.stderr)
     assert done.stdout == "[True, False, False]\n", done.stderr

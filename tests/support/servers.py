@@ -256,6 +256,7 @@ def nginx_proxy(urls: Sequence[str], *, buffering: bool = False) -> contextlib.A
         upstream servers {{ {upstream} keepalive 16; }}
         server {{ listen 127.0.0.1:{port}; location / {{
           proxy_pass http://servers; proxy_http_version 1.1; proxy_set_header Connection "";
+          proxy_set_header Host $http_host;
           proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
           proxy_buffering {switch}; proxy_request_buffering {switch}; proxy_next_upstream off;
         }} }}"""
