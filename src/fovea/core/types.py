@@ -130,6 +130,8 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+Client = tuple[str, str]
+"""Name of a key, and of the client for whom a gateway with that key speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ class GenerationRequest:
     return_prompt_ids: bool = False
     fetch_s: float = 0.0
     media_decode_s: float = 0.0
-    client: tuple[str, str] = ("", "")
+    client: Client = ("", "")
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not abs(self.timeout) <= MAX_TIMEOUT:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fovea.core.sampling import SamplingParams
-from fovea.core.types import FinishReason
+from fovea.core.types import Client, FinishReason
 from fovea.kernels.slots import NOTHING
 
 
@@ -154,7 +154,7 @@ class Sequence:
     max_tokens: int
     spans: tuple[ImageSpan, ...] = ()
     salt: str = ""
-    client: tuple[str, str] = ("", "")
+    client: Client = ("", "")
     arrival: float = 0.0
     deadline: float | None = None
     output_ids: list[int] = field(default_factory=list)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
 from fovea.core.stage import stage
+from fovea.core.types import Client
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.guide import Ahead, Guide
 from fovea.engine.grammar.trial import Trial
@@ -36,7 +37,6 @@ MOST_WAITING = 64
 """Number of forms of one client that wait to be compiled; more are refused."""
 MOST_OF_KEY = 256
 """Number of forms of one key that wait, those of all clients behind a gateway together."""
-Client = tuple[str, str]
 
 
 class Grammar:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 
+from fovea.core.types import Client
 from fovea.engine.sequence import Sequence
 
-Client = tuple[str, str]
 SHORT = 4
 """A prompt is short beside one of this many times its length."""
 
