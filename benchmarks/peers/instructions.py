@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-ALL, AVX2 = "all", "avx2"
+ALL, AVX2, AMX = "all", "avx2", "amx"
 CHOICES = (ALL, AVX2)
-"""What `--instructions` accepts. Each has a page of its own, with its own targets."""
-FILES = {ALL: "peers.json", AVX2: "peers_avx2.json"}
+"""What `--instructions` accepts."""
+FILES = {ALL: "peers.json", AVX2: "peers_avx2.json", AMX: "peers_amx.json"}
+"""The file of each page. Each page has its own targets."""
 WIDE = ("avx512", "avx10", "amx")
 """Prefixes of the CPU flags of a machine that has more than AVX2 and its extensions."""
 
@@ -17,10 +18,15 @@ def is_wide(flags: Collection[str]) -> bool:
     return any(flag.startswith(WIDE) for flag in flags)
 
 
-def pages(asked: Collection[str], flags: Collection[str]) -> tuple[str, ...]:
-    """The names of the pages to write, for those that were asked for.
+def page_of(instructions: str, flags: Collection[str]) -> str:
+    """The name of the page of a comparison: a machine with AMX has one of its own for everything it has."""
+    return AMX if instructions == ALL and "amx_tile" in flags else instructions
 
-    A machine without AVX-512 has one page, that of AVX2. Raises ValueError for an unknown name.
+
+def pages(asked: Collection[str], flags: Collection[str]) -> tuple[str, ...]:
+    """The instruction sets to compare with, of those that were asked for.
+
+    A machine without AVX-512 has one, AVX2. Raises ValueError for an unknown name.
 
     flags: CPU flags of the machine.
     """

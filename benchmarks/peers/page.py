@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from instructions import ALL, AVX2
+from instructions import ALL, AMX, AVX2
 from rows import MEMORY_FACTOR, ROWS, Figure, Row, best_peer, figures, verdicts
-from sampling import BEYOND, OTHER, VECTOR
+from sampling import BEYOND, MATRIX, OTHER, VECTOR
 
 TITLES = {
     ALL: "Fovea beside other engines on one machine",
     AVX2: "Fovea beside other engines on a machine with AVX2 and without AVX-512",
+    AMX: "Fovea beside other engines on a machine with AMX",
 }
 PRECISIONS = ("bf16", "int8", "int4")
 WORDS = {True: "met", False: "**missed**", None: "not measured"}
@@ -120,7 +121,8 @@ def _kept(engine: Mapping[str, Any]) -> Iterator[str]:
         yield f"  - kept to AVX2 by {engine['limit']}"
     kinds = engine.get("instructions", {}).get("kinds")
     if kinds:
-        counts = ", ".join(f"{kinds.get(kind, 0)} {kind}" for kind in (BEYOND, VECTOR, OTHER))
+        names = (*((MATRIX,) if MATRIX in kinds else ()), BEYOND, VECTOR, OTHER)
+        counts = ", ".join(f"{kinds.get(name, 0)} {name}" for name in names)
         files = ", ".join(engine["instructions"]["beyond_in"])
         yield f"  - of {sum(kinds.values())} sampled instructions: {counts}" + (files and f" (in {files})")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from instructions import ALL, AVX2
+from instructions import ALL, AMX, AVX2
 
 Round = Mapping[str, Any]
 """One round of a workload with one engine, as measure.py writes it."""
@@ -135,9 +135,9 @@ def verdicts(
     """Judge the row's targets.
 
     limit_mib: limit of the row `memory`, in MiB.
-    instructions: name of the page, `all` or `avx2`.
+    instructions: name of the page, `all`, `avx2` or `amx`.
     """
-    if instructions == AVX2:
+    if instructions in (AVX2, AMX):
         return [_first(row, by_engine)]
     sign = "at most" if row.lower else "at least"
     if row.name == "memory" and precision == "bf16":
@@ -158,7 +158,7 @@ def verdicts(
 
 
 def _first(row: Row, by_engine: Mapping[str, Figure]) -> Verdict:
-    """The target of every row on the page of AVX2: better than all peers."""
+    """The target of every row on the pages of AVX2 and AMX: better than all peers."""
     peer = best_peer(row, by_engine)
     if peer is None or "fovea" not in by_engine:
         return Verdict("first", None)

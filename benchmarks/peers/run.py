@@ -30,7 +30,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 from earlier import earlier
-from instructions import ALL, AVX2, CHOICES, FILES, is_wide, pages
+from instructions import ALL, AVX2, CHOICES, FILES, is_wide, page_of, pages
 from measure import Plan, measure
 from process import Server, free_port
 from servers import NAMES, load, names
@@ -92,7 +92,8 @@ def main() -> None:
         if args.setup:
             set_up(engines, precisions, settings)
         else:
-            run(engines, precisions, settings, args.out or RESULTS / FILES[instructions], args.add)
+            out = args.out or RESULTS / FILES[page_of(instructions, cpu_flags())]
+            run(engines, precisions, settings, out, args.add)
 
 
 def run(names: list[str], precisions: list[str], settings: Settings, out: Path, add: bool) -> None:
@@ -103,7 +104,7 @@ def run(names: list[str], precisions: list[str], settings: Settings, out: Path, 
     results: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(settings.cores),
-        "instructions": settings.instructions,
+        "instructions": page_of(settings.instructions, cpu_flags()),
         "limited": settings.instructions == AVX2 and is_wide(cpu_flags()),
         "checkpoint_mib": (settings.checkpoint / "model.safetensors").stat().st_size / 2**20,
         "shape": {"visual_tokens": 256, "text_tokens": TEXT_TOKENS, "output_tokens": 64},
@@ -259,11 +260,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/fovea-peers"))
     parser.add_argument(
         "--instructions", default=ALL, metavar=",".join(CHOICES),
-        help="all: what the machine has; avx2: every engine is kept to AVX2; both write one page each. On a "
+        help="all: what the machine has; avx2: every engine is kept to AVX2; both write one page each, and a "
+        "machine with AMX writes another one for `all`. On a "
         "machine without AVX-512 they are the same page, that of avx2 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, help="JSON file of the results (default: peers.json, peers_avx2.json)"
+        "--out",
+        type=Path,
+        help="JSON file of the results (default: peers.json, peers_avx2.json or peers_amx.json)",
     )
     args = parser.parse_args()
     try:

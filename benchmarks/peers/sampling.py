@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-BEYOND, VECTOR, OTHER = "beyond AVX2", "AVX and AVX2", "other"
+MATRIX, BEYOND, VECTOR, OTHER = "AMX", "beyond AVX2", "AVX and AVX2", "other"
 """Kinds of instructions. `other` are whole numbers, jumps, and vectors of 128 bits in their old encoding."""
 EVEX, VEX3, VEX2 = 0x62, 0xC4, 0xC5
 """First bytes of the encodings of AVX-512 and AVX10 (EVEX), and of AVX and AVX2 (VEX)."""
 MAP = 2
 """Opcode map of the VEX encoding that has products: 0F 38."""
-NOT_AVX2 = frozenset({0x49, 0x4B, 0x5C, 0x5E, 0x6C, *range(0x50, 0x54), 0x72, 0xB0, 0xB1, 0xD2, 0xD3})
-"""Opcodes of that map in VEX encoding that AVX2 lacks: AMX, AVX-VNNI (50 to 53, D2, D3), AVX-NE-CONVERT."""
+AMX = frozenset({0x49, 0x4B, 0x5C, 0x5E, 0x6C})
+"""Opcodes of AMX in that map."""
+NOT_AVX2 = frozenset({*range(0x50, 0x54), 0x72, 0xB0, 0xB1, 0xD2, 0xD3})
+"""Other opcodes of that map in VEX encoding that AVX2 lacks: AVX-VNNI (50 to 53, D2, D3), AVX-NE-CONVERT."""
 PROC = Path("/proc")
 CODE_BYTES = 4
 GENERATED = "generated code"
@@ -34,6 +36,8 @@ def kind(code: bytes) -> str:
     first = code[0]
     if first == EVEX:
         return BEYOND
+    if first == VEX3 and code[1] & 0x1F == MAP and code[3] in AMX:
+        return MATRIX
     if first == VEX3:
         return BEYOND if code[1] & 0x1F == MAP and code[3] in NOT_AVX2 else VECTOR
     return VECTOR if first == VEX2 else OTHER
@@ -56,7 +60,7 @@ def next_instructions(group: int, proc: Path = PROC) -> Iterator[tuple[str, str]
                 with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
                     memory.seek(address)
                     found = kind(memory.read(CODE_BYTES))
-                yield found, _file(pid, address, proc) if found == BEYOND else ""
+                yield found, _file(pid, address, proc) if found in (MATRIX, BEYOND) else ""
 
 
 def _processes(group: int, proc: Path) -> Iterator[int]:

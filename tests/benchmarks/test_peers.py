@@ -14,9 +14,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "peers"))
 
 from earlier import earlier
-from instructions import ALL, AVX2, CHOICES, FILES, pages
+from instructions import ALL, AMX, AVX2, CHOICES, FILES, page_of, pages
 from rows import ROWS, best_peer, figures, verdicts
-from sampling import BEYOND, OTHER, VECTOR, Samples, kind, next_instructions
+from sampling import BEYOND, MATRIX, OTHER, VECTOR, Samples, kind, next_instructions
 from servers import NAMES, ONLY_AVX2, load, names
 from servers.base import Home
 
@@ -197,8 +197,11 @@ def test_a_machine_without_avx512_has_only_the_page_of_avx2(asked: list[str]) ->
 
 
 def test_pages_have_files_and_engines_of_their_own() -> None:
-    assert set(FILES) == set(CHOICES)
-    assert len(set(FILES.values())) == len(CHOICES)
+    assert set(FILES) == {*CHOICES, AMX}
+    assert len(set(FILES.values())) == len(FILES)
+    assert page_of(ALL, ["avx512f", "amx_tile"]) == AMX
+    assert page_of(AVX2, ["avx512f", "amx_tile"]) == AVX2
+    assert page_of(ALL, ["avx512f"]) == ALL
     assert names(ALL) == NAMES
     assert set(names(AVX2)) == {*NAMES, *ONLY_AVX2}
 
@@ -232,7 +235,7 @@ def test_limited_engines_start_with_their_switches(tmp_path: Path) -> None:
         ("62f27e4852c1", BEYOND),  # vdpbf16ps zmm0, zmm0, zmm1
         ("62f1fe086f07", BEYOND),  # vmovdqu64 xmm0, [rdi]: AVX-512 is not only 512 bits wide
         ("c4e27550c2", BEYOND),  # vpdpbusd ymm0, ymm1, ymm2: AVX-VNNI
-        ("c4e27a5cc1", BEYOND),  # tdpbf16ps tmm0, tmm1, tmm0: AMX
+        ("c4e27a5cc1", MATRIX),  # tdpbf16ps tmm0, tmm1, tmm0
         ("c4e275b8c2", VECTOR),  # vfmadd231ps ymm0, ymm1, ymm2
         ("c4e27504c2", VECTOR),  # vpmaddubsw ymm0, ymm1, ymm2
         ("c4e17d50c0", VECTOR),  # vmovmskpd: opcode 50 of another map
