@@ -25,9 +25,36 @@
     }                                                                                                                \
     return best;
 
+#if defined(__AMX_BF16__)
+// Products in matrix registers: four sums of 16 x 16, so that the latency of an instruction is hidden.
+#define MEASURE_AMX(INSTRUCTION, OPERATIONS)                                                                         \
+    struct alignas(64) { uint8_t palette = 1, rest[15] = {}; uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};  \
+                         uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16}; } config;                              \
+    asm volatile("ldtilecfg %0" : : "m"(config));                                                                    \
+    asm volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm4\n\t"                      \
+                 "tilezero %tmm5\n\ttilezero %tmm6\n\ttilezero %tmm7");                                             \
+    double best = 0;                                                                                                 \
+    for (int repeat = 0; repeat < 5; ++repeat) {                                                                     \
+        const auto start = std::chrono::steady_clock::now();                                                         \
+        constexpr int64_t rounds = 1 << 19;                                                                          \
+        for (int64_t i = 0; i < rounds; ++i)                                                                         \
+            asm volatile(INSTRUCTION " %tmm1, %tmm0, %tmm4\n\t" INSTRUCTION " %tmm1, %tmm0, %tmm5\n\t"              \
+                         INSTRUCTION " %tmm1, %tmm0, %tmm6\n\t" INSTRUCTION " %tmm1, %tmm0, %tmm7");                 \
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;                         \
+        const double rate = 4.0 * OPERATIONS * rounds / took.count() * 1e-9;                                         \
+        best = rate > best ? rate : best;                                                                            \
+    }                                                                                                                \
+    asm volatile("tilerelease");                                                                                     \
+    return best;
+#endif
+
 extern "C" {
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+double fovea_peak_float() {  // TDPBF16PS: 16 x 16 sums of 32 products of bf16
+    MEASURE_AMX("tdpbf16ps", 16384)
+}
+#elif defined(__AVX512BF16__)
 double fovea_peak_float() {  // VDPBF16PS: 32 products and sums of bf16
     const __m512 w = _mm512_set1_ps(1.0f);
 #define STEP(a) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(a) : "v"(w));
@@ -45,7 +72,11 @@ double fovea_peak_float() {  // VFMADD231PS: 8 products and sums of float32
 double fovea_peak_float() { return 0; }
 #endif
 
-#if defined(__AVX512VNNI__)
+#if defined(__AMX_INT8__)
+double fovea_peak_int8() {  // TDPBSUD: 16 x 16 sums of 64 products of bytes
+    MEASURE_AMX("tdpbsud", 32768)
+}
+#elif defined(__AVX512VNNI__)
 double fovea_peak_int8() {  // VPDPBUSD: 64 products and sums of bytes
     const __m512i w = _mm512_set1_epi8(1);
 #define STEP(a) asm volatile("vpdpbusd %1, %1, %0" : "+v"(a) : "v"(w));

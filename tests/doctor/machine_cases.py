@@ -83,6 +83,10 @@ CASES: list[Case] = [
     case("machine/instruction-set", PASS, subject, "AVX-512"),
     case("machine/instruction-set", WARN, kernels(KernelFacts("", "", "", 0)), "AVX2"),
     case("machine/instruction-set", NONE, kernels(GPU), "GPU"),
+    case(
+        "machine/instruction-set", WARN, kernels(replace(KERNELS, amx_refusal="Invalid argument")),
+        "AVX-512; Invalid argument",
+    ),
     case("machine/native-kernels", PASS, subject),
     case("machine/native-kernels", WARN, kernels(replace(KERNELS, failure="no compiler")), "no compiler"),
     case("machine/native-kernels", NONE, kernels(GPU)),

@@ -18,7 +18,9 @@ from fovea.core.types import ChatPrompt, Completion, TokenPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 from fovea.engine.simulate.bundled import FOLDER
+from fovea.kernels.native import build
 from tests.engine.test_native_families import FAMILIES
+from tests.support.amx import amx_twin
 from tests.support.engines import all_at_once, ask, assert_idle, picture
 from tests.support.programs import need_kernels
 from tests.support.thorough import is_thorough, others_slow
@@ -29,8 +31,10 @@ BASE: dict[str, Any] = {
     "dtype": "bfloat16", "device": "cpu", "threads": 2, "kernels": "native", "kv_blocks": 256,
 }  # fmt: skip
 COLD: dict[str, Any] = {"prefix_cache": False, "embed_cache_mib": 0, "max_running": 1}
-MODELS = ("bundled", "bundled int8", "bundled int4", *FAMILIES)
-DEFAULT = ("bundled", "bundled int8", "gemma3", "mllama")
+AMX = ("bundled amx", "gemma3 amx", "bundled int8 amx", "mllama amx", "gemma4 amx")
+"""Models that are computed by the kernels for AMX, with its operations as plain functions."""
+MODELS = ("bundled", "bundled int8", "bundled int4", *FAMILIES, *AMX)
+DEFAULT = ("bundled", "bundled int8", "gemma3", "mllama", *AMX[:2])
 """The models of the default run, without those that test_native_families has."""
 WORDS = "what the can above this of shape square red circle left blue how many are there"
 TOKENS = 12
@@ -51,15 +55,19 @@ def written(done: Completion) -> list[list[tuple[int, float | None]]]:
 
 
 @pytest.mark.parametrize("chosen", others_slow(MODELS, DEFAULT))
-def test_any_cut_of_a_prompt_gives_the_same_bits(chosen: str, checkpoint: Callable[[str], Path]) -> None:
+def test_any_cut_of_a_prompt_gives_the_same_bits(
+    chosen: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prompt of 17 tokens once had another log probability when 16 of them were cached.
 
     Its last row was then computed like a decode, whose kernel added in another order. So was that of the
     second choice of an answer, and of a prompt that was cut behind its 16th token. And log probabilities of
     prompts were those of other rows: C++ moved the rows that are read as if they ascended.
     """
+    if chosen.endswith(" amx"):
+        monkeypatch.setattr(build, "chosen", amx_twin)
     need_kernels()
-    name, quantization = [*chosen.split(), "none"][:2]
+    name, quantization = [*chosen.removesuffix(" amx").split(), "none"][:2]
     folder = str(FOLDER) if name == "bundled" else str(checkpoint(name))
     model = load_model(folder, EngineConfig.of(**BASE, quantization=quantization))
 

@@ -11,6 +11,7 @@ import torch
 from fovea.kernels.native import build
 from fovea.kernels.native.instruction_sets import VARIABLE, InstructionSet, chosen, supported
 from fovea.kernels.native.kernels import NativeKernels
+from tests.support.amx import amx_twin
 from tests.support.programs import need_compiler
 from tests.support.thorough import is_thorough
 
@@ -22,13 +23,16 @@ def one_thread() -> None:
 
 
 def tested_sets() -> list[InstructionSet | None]:
-    """The set that the engine would choose, None if there is none. In `make test-all` all sets of this CPU.
+    """The set that the engine would choose, None if there is none, and the twin of AMX.
+
+    In `make test-all` all sets of this CPU.
 
     To compile one takes 15 to 20 seconds. `make test-portable` names AVX2.
     """
+    twin = [each for each in [amx_twin()] if each is not None]
     if os.environ.get(VARIABLE) in (None, "", "on") and is_thorough():
-        return [*supported()] or [None]
-    return [chosen()]
+        return [*supported(), *twin] or [None]
+    return [chosen(), *twin]
 
 
 @pytest.fixture(scope="module", params=tested_sets(), ids=lambda each: each.name if each else "no set")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import functools
 import platform
 
 import pytest
@@ -14,6 +17,8 @@ ZEN3 = "fma avx avx2 f16c bmi1 bmi2 vaes vpclmulqdq"
 ALDER_LAKE = f"{ZEN3} avx_vnni gfni"
 ICE_LAKE = f"{ZEN3} gfni avx512f avx512bw avx512vl avx512dq avx512cd avx512_vnni avx512vbmi avx512_vbmi2"
 ZEN4 = f"{ICE_LAKE} avx512_bitalg avx512_vpopcntdq avx512_bf16"
+SAPPHIRE_RAPIDS = f"{ZEN4} amx_tile amx_bf16 amx_int8"
+AMX_REFUSAL = instruction_sets.amx_refusal
 A72 = "fp asimd evtstrm aes crc32 cpuid"
 N1 = f"{A72} asimdhp asimddp"
 V2 = f"{N1} sve bf16 i8mm"
@@ -22,6 +27,7 @@ V2 = f"{N1} sve bf16 i8mm"
 def machine(monkeypatch: pytest.MonkeyPatch, name: str, flags: str, variable: str = "") -> None:
     monkeypatch.setattr(platform, "machine", lambda: name)
     monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(instruction_sets, "amx_refusal", lambda: "")
     monkeypatch.setenv("FOVEA_NATIVE_KERNELS", variable)
 
 
@@ -33,6 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, name: str, flags: str, variable: st
         ("AMD64", ALDER_LAKE, ["avx2_vnni", "avx2"]),
         ("x86_64", ICE_LAKE, ["avx2"]),
         ("x86_64", ZEN4, ["avx512", "avx2"]),
+        ("x86_64", SAPPHIRE_RAPIDS, ["amx", "avx512", "avx2"]),
         ("aarch64", A72, ["neon"]),
         ("arm64", N1, ["neon_dotprod", "neon"]),
         ("aarch64", V2, ["neon_bf16", "neon_dotprod", "neon"]),
@@ -46,6 +53,31 @@ def test_the_fastest_set_comes_first(
     assert [each.name for each in supported()] == expected
     best = chosen()
     assert (best.name if best else None) == (expected or [None])[0]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_amx_needs_the_permission_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: bool
+) -> None:
+    """An old kernel, gVisor and a thread with a small signal stack refuse matrix registers that the CPU has.
+
+    Using them without permission would end the process with SIGILL.
+    """
+    asked: list[tuple[int, ...]] = []
+
+    class Libc:
+        def syscall(self, *arguments: int) -> int:
+            asked.append(arguments)
+            ctypes.set_errno(errno.EINVAL)
+            return -1 if refused else 0
+
+    machine(monkeypatch, "x86_64", SAPPHIRE_RAPIDS)
+    monkeypatch.setattr(instruction_sets, "amx_refusal", functools.cache(AMX_REFUSAL.__wrapped__))
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+    assert [each.name for each in supported()] == ["amx", "avx512", "avx2"][refused:]
+    supported()
+    assert asked == [(158, 0x1023, 18)], "once per process"
+    assert ("does not allow it, so AVX-512 is used: arch_prctl: Invalid argument" in caplog.text) is refused
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ class KernelFacts:
     failure: why the C++ kernels could not be loaded or compiled; empty: they could.
     cuda_build: version of CUDA that torch was built for; empty: a build for CPUs.
     gpus: number of GPUs that torch can use.
+    amx_refusal: why the operating system refuses the AMX of this CPU; empty: it does not, or there is none.
     """
 
     instruction_set: str
     failure: str
     cuda_build: str
     gpus: int
+    amx_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,13 @@ def instruction_set(subject: Subject) -> Verdict:
             "torch computes in float32, which is several times slower",
             "use a processor with AVX2 or NEON, and unset FOVEA_NATIVE_KERNELS",
         )
+    if facts.amx_refusal:
+        return warned(
+            f"{facts.instruction_set}; {facts.amx_refusal}",
+            "with AMX, which this processor has, prompts and images are computed faster by far, but the "
+            "operating system refuses it",
+            "use Linux 5.16 or later, without a sandbox that hides AMX (gVisor does)",
+        )
     return passed(facts.instruction_set)
 
 

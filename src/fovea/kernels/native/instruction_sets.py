@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
+import logging
 import os
 import platform
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 from fovea.core.errors import ConfigError
 from fovea.core.hardware import cpu_flags
 
+log = logging.getLogger("fovea.kernels")
 FILE = Path(__file__).parent / "instruction_sets.json"
 VARIABLE = "FOVEA_NATIVE_KERNELS"
 """Environment variable: "on" (default), "off", or the name of an instruction set.
@@ -23,6 +26,10 @@ With "off" the C++ kernels are not used. With a name they use this set, although
 one. In both cases Fovea decides as on a machine without the better instructions, so `--dtype auto` is float32
 with "off". It is meant for tests and comparisons; `--kernels` chooses kernels in production.
 """
+AMX = "amx_tile"
+"""The CPU feature of matrix registers. A process may use them only after it has asked the kernel for them."""
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+"""Linux on x86-64: number of the call, and its arguments (Documentation/arch/x86/xstate.rst)."""
 BF16_UNITS = frozenset({"avx512_bf16", "amx_tile", "bf16"})
 """CPU features with which torch multiplies bfloat16 faster than float32."""
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -65,10 +72,32 @@ def common_flags() -> tuple[str, ...]:
 
 
 def supported() -> tuple[InstructionSet, ...]:
-    """Return the sets that this CPU can run, the fastest first. FOVEA_NATIVE_KERNELS has no influence."""
+    """Return the sets that this process can run, the fastest first. FOVEA_NATIVE_KERNELS has no influence."""
     machine = platform.machine().lower()
     machine, flags = MACHINES.get(machine, machine), cpu_flags()
+    if AMX in flags and amx_refusal():
+        flags -= {AMX}
     return tuple(each for each in instruction_sets() if each.machine == machine and each.needs <= flags)
+
+
+@functools.cache
+def amx_refusal() -> str:
+    """Ask the kernel for the matrix registers of AMX. Return why it refuses them, "" if it grants them.
+
+    The permission belongs to the process and its threads. A fork inherits it, another program does not. Linux
+    refuses it before 5.16, and if a thread has a small stack for signals. Sandboxes such as gVisor refuse it.
+    """
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not libc.syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA):
+            return ""
+        reason = f"arch_prctl: {os.strerror(ctypes.get_errno())}"
+    except (AttributeError, OSError) as error:
+        reason = str(error)
+    log.warning(
+        "this CPU has AMX, but the operating system does not allow it, so AVX-512 is used: %s", reason
+    )
+    return reason
 
 
 def chosen() -> InstructionSet | None:

@@ -25,19 +25,34 @@ inline int64_t offset_of(int64_t lane, int64_t pair, int64_t pairs) {
     return (lane / STRIP * pairs + pair) * STRIP + lane % STRIP;
 }
 
-// Packs `count` keys into panels of 64 keys by dim / 2 pairs. Lanes without a key are zero.
-void pack_keys(const Rows& keys, int64_t count, int64_t dim, uint32_t* out) {
-    const int64_t pairs = dim / 2;
-    for (int64_t start = 0; start < count; start += PANEL, out += pairs * PANEL) {
-        for (int64_t lane = 0; lane < PANEL; ++lane) {
-            const bf16* key = start + lane < count ? keys.at(start + lane) : nullptr;
-            for (int64_t pair = 0; pair < pairs; ++pair) {
-                uint32_t both = 0;
-                if (key) std::memcpy(&both, key + 2 * pair, 4);
-                out[offset_of(lane, pair, pairs)] = both;
-            }
+// Exchanges rows and columns: afterwards lane i of vector v is what lane v of vector i was.
+inline void transpose(Unsigned (&vectors)[LANES]) {
+    for (int round = 1; round < LANES; round *= 2) {
+        Unsigned next[LANES];
+        for (int i = 0; i < LANES / 2; ++i) {
+            next[2 * i] = hn::InterleaveWholeLower(u32, vectors[i], vectors[i + LANES / 2]);
+            next[2 * i + 1] = hn::InterleaveWholeUpper(u32, vectors[i], vectors[i + LANES / 2]);
         }
+        for (int i = 0; i < LANES; ++i) vectors[i] = next[i];
     }
+}
+
+// Packs `count` keys into panels of 64 keys by `pairs` pairs. Lanes without a key, and pairs behind dim / 2, are zero.
+void pack_keys(const Rows& keys, int64_t count, int64_t dim, int64_t pairs, uint32_t* out) {
+    for (int64_t start = 0; start < count; start += PANEL, out += pairs * PANEL)
+        for (int64_t lane = 0; lane < PANEL; lane += LANES)
+            for (int64_t pair = 0; pair < pairs; pair += LANES) {
+                const int64_t left = std::max<int64_t>(0, dim / 2 - pair), wanted = std::min<int64_t>(LANES, pairs - pair);
+                Unsigned block[LANES];
+                for (int64_t i = 0; i < LANES; ++i) {
+                    block[i] = hn::Zero(u32);
+                    if (start + lane + i >= count) continue;
+                    const auto* from = reinterpret_cast<const uint32_t*>(keys.at(start + lane + i) + 2 * pair);
+                    block[i] = left >= LANES ? hn::LoadU(u32, from) : hn::LoadN(u32, from, left);
+                }
+                transpose(block);
+                for (int64_t i = 0; i < wanted; ++i) hn::Store(block[i], u32, out + offset_of(lane, pair + i, pairs));
+            }
 }
 
 // Packs `count` values: for every 64 numbers of dim, `pairs` pairs of tokens. `pairs` includes the padding of the
@@ -59,11 +74,8 @@ void pack_values(const Rows& values, int64_t count, int64_t dim, int64_t pairs, 
     }
 }
 
-#if FOVEA_BF16_DOT
-inline void store_weight(bf16* to, Floats weight) { store(to, weight); }
-#else
-inline void store_weight(float* to, Floats weight) { hn::StoreU(weight, f32, to); }
-#endif
+[[maybe_unused]] inline void store_weight(bf16* to, Floats weight) { store(to, weight); }
+[[maybe_unused]] inline void store_weight(float* to, Floats weight) { hn::StoreU(weight, f32, to); }
 
 // The keys [first, last) that a query attends to.
 struct Reach {
@@ -76,17 +88,32 @@ inline float weigh(const float* scores, Reach reach, int64_t begin, int64_t room
     const Floats low = hn::Set(f32, -3.0e38f), factor = hn::Set(f32, scale);
     const auto below = [&](int64_t i, int64_t end) { return hn::FirstN(f32, std::max<int64_t>(0, end - i)); };
     const auto within = [&](int64_t i) { return hn::AndNot(below(i, reach.first), below(i, reach.last)); };
-    Floats top = low;
-    for (int64_t i = begin; i < reach.last; i += LANES)
-        top = hn::Max(top, hn::IfThenElse(within(i), hn::LoadU(f32, scores + i), low));
+    // Vectors from `full` to `end` have only keys within reach, so they need no masks.
+    const int64_t used = (reach.last + LANES - 1) / LANES * LANES;
+    const int64_t full = std::min((reach.first + LANES - 1) / LANES * LANES, used);
+    const int64_t end = std::max(full, reach.last / LANES * LANES);
+    Floats tops[4] = {low, low, low, low};  // several, because each maximum waits for the one before
+    const auto edge_top = [&](int64_t i) { return hn::IfThenElse(within(i), hn::LoadU(f32, scores + i), low); };
+    for (int64_t i = begin; i < full; i += LANES) tops[0] = hn::Max(tops[0], edge_top(i));
+    for (int64_t i = end; i < used; i += LANES) tops[0] = hn::Max(tops[0], edge_top(i));
+    int64_t at = full;
+    for (; at + 4 * LANES <= end; at += 4 * LANES)
+        for (int part = 0; part < 4; ++part) tops[part] = hn::Max(tops[part], hn::LoadU(f32, scores + at + part * LANES));
+    for (; at < end; at += LANES) tops[0] = hn::Max(tops[0], hn::LoadU(f32, scores + at));
+    const Floats top = hn::Max(hn::Max(tops[0], tops[1]), hn::Max(tops[2], tops[3]));
     const Floats most = hn::Set(f32, hn::ReduceMax(f32, top));
     Floats sum = hn::Zero(f32);
-    for (int64_t i = begin; i < room; i += LANES) {
-        const Floats e = hn::IfThenElseZero(
-            within(i), exponential(hn::Mul(factor, hn::Sub(hn::LoadU(f32, scores + i), most))));
+    const auto weight = [&](int64_t i) {
+        return exponential(hn::Mul(factor, hn::Sub(hn::LoadU(f32, scores + i), most)));
+    };
+    const auto add = [&](int64_t i, Floats e) {
         sum = hn::Add(sum, e);
         store_weight(weights + i, e);
-    }
+    };
+    for (int64_t i = begin; i < full; i += LANES) add(i, hn::IfThenElseZero(within(i), weight(i)));
+    for (int64_t i = full; i < end; i += LANES) add(i, weight(i));
+    for (int64_t i = end; i < used; i += LANES) add(i, hn::IfThenElseZero(within(i), weight(i)));
+    for (int64_t i = used; i < room; i += LANES) store_weight(weights + i, hn::Zero(f32));
     return 1.0f / sum_of(sum);
 }
 
@@ -96,13 +123,16 @@ void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t 
               const Rows& values, int64_t count, int64_t dim, const Reaches& reach, float scale, bf16* out,
               int64_t out_stride) {
     const int64_t panels = (count + PANEL - 1) / PANEL, room = panels * PANEL, wide = (dim + PANEL - 1) / PANEL;
-    uint32_t* key_tiles = fit_aligned(scratch.keys, room * dim / 2);
+    const int64_t pairs = padded_pairs(dim / 2), width = 2 * pairs;
+    uint32_t* key_tiles = fit_aligned(scratch.keys, room * pairs);
     uint32_t* value_tiles = fit_aligned(scratch.values, wide * PANEL * room / 2);
-    pack_keys(keys, count, dim, key_tiles);
+    pack_keys(keys, count, dim, pairs, key_tiles);
     pack_values(values, count, dim, room / 2, value_tiles);
+    const int64_t apart = room + 64 / static_cast<int64_t>(sizeof(Input));  // not a power of two: see strip_stride
     float* scores = fit(scratch.scores, ROWS * room);
-    Input* weights = fit(scratch.weights, ROWS * room);
-    Input* inputs = fit(scratch.queries, ROWS * dim);
+    Input* weights = fit_aligned(scratch.weights, ROWS * apart);
+    Input* inputs = fit_aligned(scratch.queries, ROWS * width);
+    std::fill(inputs, inputs + ROWS * width, Input{0});
     float sums[ROWS * PANEL], inverse[ROWS];
     for (int64_t row = 0; row < queries; row += ROWS) {
         const int64_t rows = std::min<int64_t>(ROWS, queries - row);
@@ -111,15 +141,14 @@ void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t 
         for (int64_t r = 0; r < rows; ++r)
             first = std::min(first, reach(row + r).first), last = std::max(last, reach(row + r).last);
         const int64_t begin = first / PANEL, used = (last + PANEL - 1) / PANEL;
-        for (int64_t r = 0; r < rows; ++r) to_inputs(query + (row + r) * query_stride, dim, inputs + r * dim);
+        for (int64_t r = 0; r < rows; ++r) to_inputs(query + (row + r) * query_stride, dim, inputs + r * width);
         for (int64_t panel = begin; panel < used; ++panel)
-            block_panel(rows, key_tiles + panel * dim / 2 * PANEL, dim / 2, inputs, dim, scores + panel * PANEL, room, true);
+            block_panel(rows, key_tiles + panel * pairs * PANEL, pairs, pairs, inputs, width, scores + panel * PANEL, room);
         for (int64_t r = 0; r < rows; ++r)
-            inverse[r] = weigh(scores + r * room, reach(row + r), begin * PANEL, used * PANEL, scale, weights + r * room);
+            inverse[r] = weigh(scores + r * room, reach(row + r), begin * PANEL, used * PANEL, scale, weights + r * apart);
         for (int64_t part = 0; part < wide; ++part) {
-            for (int s = 0; s < STRIPS; ++s)
-                block_rows<ROWS>(rows, value_tiles + part * room / 2 * PANEL + (s * room + begin * PANEL) / 2 * STRIP,
-                                 (used - begin) * PANEL / 2, weights + begin * PANEL, room, sums + s * STRIP, PANEL, true);
+            block_panel(rows, value_tiles + (part * room * PANEL + begin * PANEL * STRIP) / 2, room / 2,
+                        (used - begin) * PANEL / 2, weights + begin * PANEL, apart, sums, PANEL);
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t lane = 0; lane < PANEL; lane += LANES) {
                     const int64_t d = part * PANEL + lane;
@@ -140,7 +169,7 @@ extern "C" {
 void fovea_group_attention(const bf16* qkv, int64_t groups, int64_t queries, int64_t heads, int64_t from, int64_t to,
                            int64_t dim, float scale, bf16* out, int threads) {
     const int64_t stride = 3 * heads * dim;
-    parallel(threads, groups * (to - from), 1, [&](int64_t part) {
+    parallel<TileScope>(threads, groups * (to - from), 1, [&](int64_t part) {
         thread_local Packed scratch;
         const int64_t group = part / (to - from), head = from + part % (to - from);
         const bf16* query = qkv + group * queries * stride + head * dim;
@@ -161,7 +190,7 @@ void fovea_chunk_attention(const bf16* query, int64_t query_stride, int64_t quer
         return limits ? Reach{limits[2 * i], limits[2 * i + 1]} : Reach{0, first_key + i + 1};
     };
     const int64_t stride = 2 * kv_heads * dim, group = heads / kv_heads;
-    parallel(threads, heads, 1, [&](int64_t head) {
+    parallel<TileScope>(threads, heads, 1, [&](int64_t head) {
         thread_local Packed scratch;
         const bf16* base = kv + head / group * dim;
         const Rows keys{base, stride, table, block}, values{base + kv_heads * dim, stride, table, block};

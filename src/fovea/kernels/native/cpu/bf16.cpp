@@ -78,6 +78,8 @@ FOVEA_INLINE void unpack_pair(const uint8_t* at, hn::Vec<Bytes> table, const Use
         }
 }
 
+#if !FOVEA_AMX
+
 // Multiplies `rows` rows of x (at most R) with `pairs` pairs of a panel while they are unpacked: sums to c (rows,
 // 64), added to it unless `fresh`. far: how many bytes ahead to prefetch. KEEP: the tiles are stored to `tiles` for
 // other rows.
@@ -118,11 +120,14 @@ void stream_rows(int64_t rows, const uint8_t* panel, hn::Vec<Bytes> table, int64
         for (int v = 0; v < PANEL_VECTORS; ++v) hn::StoreU(sums[r][v], f32, c + r * PANEL + v * LANES);
 }
 
-// Unpacks `pairs` pairs of a panel into strips.
+#endif
+
+// Unpacks `pairs` pairs of a panel into strips. Meanwhile the bytes `far` ahead are prefetched.
 template <bool PACKED>
-void unpack(const uint8_t* panel, hn::Vec<Bytes> table, int64_t pairs, uint32_t* strips) {
+void unpack(const uint8_t* panel, hn::Vec<Bytes> table, int64_t pairs, uint32_t* strips, int64_t far) {
     constexpr int BYTES = 2 * (PACKED ? TWO_PACKED : TWO_PLAIN);
     for (int64_t pair = 0; pair < pairs; ++pair, panel += BYTES) {
+        for (int line = 0; line < BYTES; line += 64) prefetch(panel + far + line);
         unpack_pair<PACKED>(panel, table, [&](int v, Unsigned part) {
             hn::Store(part, u32, strips + v / VECTORS * strip_stride(pairs) + pair * STRIP + v % VECTORS * LANES);
         });
@@ -144,6 +149,65 @@ void add_exceptions(const Call& call, int64_t panel, int64_t start, int64_t rows
             c[r * PANEL + e.lane] += widen(call.x[(start + r) * call.ldx + e.k]) * widen(e.value);
     }
 }
+
+#if FOVEA_AMX
+
+// Returns the tiles of `count` pairs of a panel as the registers load them: in place, or unpacked to `room`, with zeros up to
+// a multiple of 16 pairs.
+template <bool PACKED>
+FOVEA_INLINE const void* matrix_tiles(const uint8_t* at, hn::Vec<Bytes> table, int64_t count, uint32_t* room) {
+    const int64_t missing = padded_pairs(count) - count;
+    if (!PACKED && !missing) return at;
+    unpack<PACKED>(at, table, count, room, FAR);
+    if (missing) std::memset(room + count * PANEL, 0, missing * 4 * PANEL);
+    return room;
+}
+
+// Does the work of `bf16_panels`. Some pairs of k of a panel are unpacked at a time, and while the registers multiply them
+// the next ones are fetched. Several panels are multiplied together if the rows do not fit in the L2 cache: then only
+// these pairs of the rows stay there, for all panels, and the sums are stored meanwhile.
+template <bool PACKED>
+void multiply_panels(const Call& call, int64_t first, int64_t last, int64_t start, int64_t rows, Scratch& scratch) {
+    const Weight& w = call.weight;
+    constexpr int64_t bytes = 2 * (PACKED ? TWO_PACKED : TWO_PLAIN), apart = MATRIX_BYTES * MATRIX_ROWS;
+    const int64_t pairs = w.k / 2, all = padded_pairs(pairs);
+    const int64_t size = (rows + MATRIX_ROWS - 1) / MATRIX_ROWS * MATRIX_ROWS * PANEL;
+    float* c = fit_aligned(scratch.sums, (last - first) * size);
+    uint32_t* tiles = fit_aligned(scratch.tiles, DEEP * PANEL);
+    const auto table = lookup(w.table);
+    const auto finish = [&](int64_t panel, float* sums) {
+        add_exceptions(call, panel, start, rows, sums);
+        finish_rows(call, panel, start, rows, sums);
+    };
+    if (rows <= MATRIX_ROWS) {
+        constexpr int64_t SLOTS = 4;  // places for tiles that are not multiplied yet
+        for (int64_t panel = first; panel < last; ++panel) {
+            const uint8_t* data = w.data + panel * pairs * bytes;
+            const auto make = [&](int64_t k) {
+                const int64_t from = k * MATRIX_PAIRS, count = std::min<int64_t>(MATRIX_PAIRS, pairs - from);
+                return matrix_tiles<PACKED>(data + from * bytes, table, count, tiles + k % SLOTS * MATRIX_PAIRS * PANEL);
+            };
+            matrix_stream({call.inputs, MATRIX_BYTES, apart, 0}, make, all / MATRIX_PAIRS, c, PANEL);
+            finish(panel, c);
+        }
+        return;
+    }
+    const int64_t whole = !PACKED && last - first == 1 ? pairs / MATRIX_PAIRS * MATRIX_PAIRS : 0;  // read in place
+    const int64_t most = whole ? whole : rows <= FEW ? SHALLOW : DEEP;
+    for (int64_t from = 0; from < pairs; from += most)
+        for (int64_t panel = first; panel < last; ++panel) {
+            const int64_t count = std::min(most, pairs - from);
+            const uint8_t* at = w.data + (panel * pairs + from) * bytes;
+            float* sums = c + (panel - first) * size;
+            Ahead ahead{at + count * bytes, at + 2 * count * bytes};
+            matrix_rows<false>(rows, {call.inputs + from * 2 * MATRIX_ROWS, MATRIX_BYTES, apart, 2 * call.input_stride},
+                               matrix_tiles<PACKED>(at, table, count, tiles), padded_pairs(count) / MATRIX_PAIRS, sums, PANEL,
+                               from == 0, ahead);
+            if (from + count == pairs) finish(panel, sums);
+        }
+}
+
+#else
 
 // Multiplies rows [start, start + rows) with one panel, in blocks of about equal size, and some pairs of k at a
 // time: they are unpacked once, and meanwhile the first blocks prefetch the next ones.
@@ -169,7 +233,7 @@ void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, Sc
         const int64_t count = std::min(depth, pairs - from);
         const bool last = from + count == pairs;
         const uint8_t *at = data + from * bytes, *next = at + count * bytes;
-        if constexpr (STRIPS > 1) unpack<PACKED>(at, table, count, tiles);
+        if constexpr (STRIPS > 1) unpack<PACKED>(at, table, count, tiles, 0);
         for (int64_t block = 0, line = STRIPS == 1 ? 128 : 0; block < blocks; ++block) {
             const int64_t row = rows * block / blocks, some = rows * (block + 1) / blocks - row;
             const Input* in = x + row * ldx + 2 * from;
@@ -188,14 +252,21 @@ void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, Sc
     }
 }
 
+template <bool PACKED>
+void multiply_panels(const Call& call, int64_t first, int64_t last, int64_t start, int64_t rows, Scratch& scratch) {
+    for (int64_t panel = first; panel < last; ++panel) panel_rows<PACKED>(call, panel, start, rows, scratch);
+}
+
+#endif
+
 }  // namespace
 
-void bf16_panel(const Call& call, int64_t panel, int64_t start, int64_t rows) {
+void bf16_panels(const Call& call, int64_t first, int64_t last, int64_t start, int64_t rows) {
     thread_local Scratch scratch;
     if (call.weight.table)
-        panel_rows<true>(call, panel, start, rows, scratch);
+        multiply_panels<true>(call, first, last, start, rows, scratch);
     else
-        panel_rows<false>(call, panel, start, rows, scratch);
+        multiply_panels<false>(call, first, last, start, rows, scratch);
 }
 
 }  // namespace fovea

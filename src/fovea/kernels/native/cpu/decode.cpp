@@ -23,8 +23,11 @@ using namespace fovea;
 namespace {
 
 constexpr int KEYS = 8;                     // keys whose scores are computed together
-constexpr int MIXED = REGISTERS == 32 ? 8 : 4;  // query heads whose sums are kept in registers together
+constexpr int MIXED = REGISTERS == 32 && !FOVEA_AMX ? 8 : 4;  // query heads whose sums are kept in registers together
 constexpr int STRETCH = 256;                // shared tokens that are processed together: 64 bytes of each stay in L1
+// Tokens whose weighted values are added up together, counted from the first of a context: pairs, or with AMX the 16 pairs of
+// a matrix register. STRETCH is a multiple of them.
+constexpr int64_t TOGETHER = 2 * PAIRS_TOGETHER;
 constexpr int DIMS = 2 * LANES;             // dimensions that are mixed together: a vector of values
 // A lane of a tile of queries, or of weights, holds a pair of bf16, or, without instructions for them, two floats
 // that are a vector apart. PAIR: vectors that a pair of values takes.
@@ -53,9 +56,8 @@ struct Pages {
     const int64_t *tables, width, *lengths, *firsts;
     // The first token that a row attends to.
     int64_t first(int64_t row) const { return firsts ? firsts[row] : 0; }
-    // The first token that a row reads itself, after `shared` tokens that it reads with others: an even number, because
-    // pairs of tokens begin there.
-    int64_t own(int64_t row, int64_t shared) const { return shared ? shared : first(row) / 2 * 2; }
+    // The first token that a row reads itself, after `shared` tokens that it reads with others: a multiple of TOGETHER.
+    int64_t own(int64_t row, int64_t shared) const { return shared ? shared : first(row) / TOGETHER * TOGETHER; }
     int64_t stride() const { return 2 * kv_heads * dim; }
     Rows keys(int64_t row, int64_t head) const { return {kv + head * dim, stride(), tables + row * width, block}; }
     Rows values(int64_t row, int64_t head) const {
@@ -79,8 +81,9 @@ FOVEA_INLINE void set_weights(uint32_t* at, Floats even, Floats odd) {
     const Unsigned low = hn::PromoteTo(u32, narrow(even)), high = hn::PromoteTo(u32, narrow(odd));
     hn::StoreU(hn::Or(low, hn::ShiftLeft<16>(high)), u32, at);
 #else
-    hn::StoreU(hn::BitCast(u32, even), u32, at);
-    hn::StoreU(hn::BitCast(u32, odd), u32, at + LANES);
+    const auto kept = [](Floats weight) { return hn::BitCast(u32, FOVEA_AMX ? rounded(weight) : weight); };
+    hn::StoreU(kept(even), u32, at);
+    hn::StoreU(kept(odd), u32, at + LANES);
 #endif
 }
 
@@ -96,6 +99,22 @@ void score_keys(const uint32_t* queries, const Rows& keys, int64_t first, int64_
         }
         Floats sums[KEYS];
         for (auto& sum : sums) sum = hn::Zero(f32);
+#if FOVEA_AMX
+        for (int64_t pair = 0; pair < dim / 2;) {
+            Floats evens[KEYS], odds[KEYS];
+            for (int i = 0; i < KEYS; ++i) evens[i] = odds[i] = hn::Zero(f32);
+            for (const int64_t end = std::min<int64_t>(pair + MATRIX_PAIRS, dim / 2); pair < end; ++pair) {
+                const uint32_t* tile = queries + pair * PAIR * LANES;
+                const Floats even = hn::BitCast(f32, hn::LoadU(u32, tile)), odd = hn::BitCast(f32, hn::LoadU(u32, tile + LANES));
+                for (int i = 0; i < KEYS; ++i) {
+                    const Unsigned both = pair_of(key[i], pair);
+                    evens[i] = hn::MulAdd(even_of(both), even, evens[i]);
+                    odds[i] = hn::MulAdd(odd_of(both), odd, odds[i]);
+                }
+            }
+            for (int i = 0; i < KEYS; ++i) sums[i] = hn::Add(sums[i], hn::Add(evens[i], odds[i]));
+        }
+#else
         for (int64_t pair = 0; pair < dim / 2; ++pair) {
             const uint32_t* tile = queries + pair * PAIR * LANES;
 #if FOVEA_BF16_DOT
@@ -109,6 +128,7 @@ void score_keys(const uint32_t* queries, const Rows& keys, int64_t first, int64_
             }
 #endif
         }
+#endif
         for (int64_t i = 0; i < KEYS && start + i < last; ++i)
             hn::StoreU(sums[i], f32, scores + (start - first + i) * LANES);
     }
@@ -144,6 +164,31 @@ void weigh_lanes(const float* scores, int64_t start, int64_t first, int64_t last
 template <int G>
 void mix_values(const uint32_t* weights, const Rows& values, int64_t first, int64_t last, int64_t d, int heads,
                 bool fresh, float* kept) {
+#if FOVEA_AMX
+    for (int64_t start = first; start < last; start += TOGETHER) {
+        Floats added[G][2][2];  // by query head, half of the dimensions, and even or odd token
+        for (auto& of_head : added)
+            for (auto& half : of_head) half[0] = half[1] = hn::Zero(f32);
+        for (int64_t t = start; t < std::min(start + TOGETHER, last); t += 2, weights += PAIR * LANES)
+            for (int token = 0; token < 2; ++token) {
+                const bf16* at = values.at(std::min(t + token, last - 1)) + d;
+                prefetch(values.at(std::min(t + 8 + token, last - 1)) + d);
+                const Unsigned pairs = hn::BitCast(u32, hn::LoadU(u16, at));
+                const Floats left = even_of(pairs), right = odd_of(pairs);
+                for (int g = 0; g < G; ++g) {
+                    const Floats weight = hn::BitCast(f32, hn::Set(u32, weights[token * LANES + g]));
+                    added[g][0][token] = hn::MulAdd(weight, left, added[g][0][token]);
+                    added[g][1][token] = hn::MulAdd(weight, right, added[g][1][token]);
+                }
+            }
+        for (int g = 0; g < G; ++g)
+            for (int side = 0; side < 2 && g < heads; ++side) {
+                float* sum = kept + (2 * g + side) * LANES;
+                const Floats before = fresh && start == first ? hn::Zero(f32) : hn::LoadU(f32, sum);
+                hn::StoreU(hn::Add(before, hn::Add(added[g][side][0], added[g][side][1])), f32, sum);
+            }
+    }
+#else
     Floats sums[G][2];
     for (int g = 0; g < G; ++g)
         for (int side = 0; side < 2; ++side)
@@ -176,6 +221,7 @@ void mix_values(const uint32_t* weights, const Rows& values, int64_t first, int6
     }
     for (int g = 0; g < heads; ++g)
         for (int side = 0; side < 2; ++side) hn::StoreU(sums[g][side], f32, kept + (2 * g + side) * LANES);
+#endif
 }
 
 // Does the work of `mix_values` for all query heads of a piece.
@@ -232,7 +278,7 @@ FOVEA_INLINE auto lanes_of(const Piece& p) {
     return hn::And(hn::FirstN(f32, p.lane + p.count), hn::Not(hn::FirstN(f32, p.lane)));
 }
 
-// Attention of rows that begin with the same `shared` tokens (an even number), for the query heads of one KV
+// Attention of rows that begin with the same `shared` tokens (a multiple of TOGETHER), for the query heads of one KV
 // head.
 void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t heads, const Pages& pages, int64_t kv_head,
             const int64_t* rows, int64_t count, int64_t shared, float scale, bf16* out) {
@@ -316,7 +362,7 @@ struct Families {
         placed.assign(count, false);
         for (int64_t s = 0; given && s < given->count; ++s)
             for (int64_t i = 0; i < given->width && given->members[s * given->width + i] >= 0; ++i)
-                add(given->members[s * given->width + i], i % most == 0, given->lengths[s] / 2 * 2);
+                add(given->members[s * given->width + i], i % most == 0, given->lengths[s] / TOGETHER * TOGETHER);
         for (int64_t row = 0; row < count; ++row)
             if (!placed[row]) add(row, true, 0);
         starts.push_back(count);
@@ -348,7 +394,7 @@ void fovea_decode_attention(const bf16* query, int64_t query_stride, int64_t row
     families.form(rows, shared, std::max<int64_t>(1, rows * kv_heads / threads));
     const Pages pages{kv, block, kv_heads, dim, tables, width, lengths, firsts};
     const Families& all = families;  // the calling thread's families, for all threads
-    parallel(threads, static_cast<int64_t>(all.shared.size()) * kv_heads, 1, [&](int64_t part) {
+    parallel<TileScope>(threads, static_cast<int64_t>(all.shared.size()) * kv_heads, 1, [&](int64_t part) {
         thread_local Decode scratch;
         const int64_t f = part / kv_heads;
         family(scratch, query, query_stride, heads, pages, part % kv_heads, &all.rows[all.starts[f]],

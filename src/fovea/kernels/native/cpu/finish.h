@@ -65,7 +65,9 @@ struct Call {
     int kind;
     const bf16* residual;
     bf16* out;
-    const Input* inputs;  // x for tiles of bf16, `input_stride` values apart, if the weight is not quantized
+    // x for tiles of bf16, `input_stride` values apart, if the weight is not quantized. With AMX: only the rows of this call,
+    // in blocks of 16 as the registers load them, with `input_stride` values per block.
+    const Input* inputs;
     int64_t input_stride;
     LevelRows rows;  // x in 8 bits, if the weight is quantized
 

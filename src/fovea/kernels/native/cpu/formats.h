@@ -5,9 +5,9 @@
 
 namespace fovea {
 
-// Multiplies rows [start, start + rows) with one panel of the weight, finishes and stores them (finish.h).
-void bf16_panel(const Call& call, int64_t panel, int64_t start, int64_t rows);
-void quantized_panel(const Call& call, int64_t panel, int64_t start, int64_t rows);
+// Multiplies rows [start, start + rows) with panels [first, last) of the weight, finishes and stores them (finish.h).
+void bf16_panels(const Call& call, int64_t first, int64_t last, int64_t start, int64_t rows);
+void quantized_panels(const Call& call, int64_t first, int64_t last, int64_t start, int64_t rows);
 
 // out[i] = row ids[i] of a weight whose outputs are in their own order (not gated); out (count, k).
 void bf16_rows(const Weight& w, const int64_t* ids, int64_t count, bf16* out);

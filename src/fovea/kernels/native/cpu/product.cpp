@@ -6,6 +6,7 @@
 
 #include "product.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "pages.h"
@@ -14,18 +15,38 @@
 namespace fovea {
 namespace {
 
+// With AMX: more rows are cut, so that they stay in the L2 cache for several panels; rows of more bytes than LARGE do not.
+constexpr int64_t MOST_ROWS = 320, LARGE = 1 << 20;
+
 // Memory for the rows of x as the kernels multiply them. It belongs to the calling thread.
 struct Buffer {
     std::vector<Level> levels;
     std::vector<float> scale;
     std::vector<int32_t> start;
     std::vector<Input> inputs;
+    std::vector<int64_t> blocks;  // the first block of each share
 
     LevelRows rows(int64_t count, int64_t k, int64_t group) {
         const int64_t groups = (k + group - 1) / group;
-        return {grown(levels, count * groups * group), grown(scale, count * groups), grown(start, count * groups), groups};
+        const int64_t loaded = count + (FOVEA_AMX ? 15 : 0);  // matrix registers load 16 rows, also where fewer are left
+        return {grown(levels, loaded * groups * group), grown(scale, count * groups), grown(start, count * groups), groups};
     }
 };
+
+#if FOVEA_AMX
+template <class T>
+T* aligned_to_line(T* at) {
+    return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64);
+}
+
+// Writes a row to its place in a block of 16 rows: 16 pairs of k, and the next ones a block of 16 x 64 bytes later.
+inline void to_blocks(const bf16* row, int64_t k, bf16* to) {
+    for (; k > 0; k -= 32, row += 32, to += 32 * MATRIX_ROWS) {
+        if (k < 32) std::memset(to, 0, 64);
+        std::memcpy(to, row, 2 * std::min<int64_t>(k, 32));
+    }
+}
+#endif
 
 }  // namespace
 
@@ -37,10 +58,29 @@ void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, in
     const Input* inputs = nullptr;
     int64_t input_stride = ldx;
     LevelRows levels{};
+    const int64_t* first_blocks = nullptr;
     if (quantized) {
         const int64_t group = group_size(w.format);
         levels = buffer.rows(rows, w.k, group);
         each_row(threads, rows, w.k, [&](int64_t row) { quantize_row(x + row * ldx, w.k, group, row, levels); });
+#if FOVEA_AMX
+    } else {
+        // Blocks of 16 rows, which begin anew with each share.
+        input_stride = MATRIX_ROWS * 2 * padded_pairs(w.k / 2);
+        int64_t* blocks = grown(buffer.blocks, count + 1);
+        blocks[0] = 0;
+        for (int64_t s = 0; s < count; ++s) blocks[s + 1] = blocks[s] + (shares[s].rows + MATRIX_ROWS - 1) / MATRIX_ROWS;
+        first_blocks = blocks;
+        Input* room = aligned_to_line(grown(buffer.inputs, blocks[count] * input_stride + 32));
+        inputs = room;
+        each_row(threads, rows, w.k, [&](int64_t row) {
+            const auto begins_behind = [](int64_t at, const Share& share) { return at < share.start; };
+            const Share* share = std::upper_bound(shares, shares + count, row, begins_behind) - 1;
+            const int64_t at = row - share->start, block = blocks[share - shares] + at / MATRIX_ROWS;
+            to_blocks(x + row * ldx, w.k, room + block * input_stride + at % MATRIX_ROWS * 32);
+        });
+    }
+#else
     } else if constexpr (FOVEA_BF16_DOT) {
         inputs = reinterpret_cast<const Input*>(x);
     } else {
@@ -48,12 +88,19 @@ void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, in
         inputs = wide, input_stride = w.k;
         each_row(threads, rows, w.k, [&](int64_t row) { to_inputs(x + row * ldx, w.k, wide + row * w.k); });
     }
+#endif
     const int64_t panels = (w.n + PANEL - 1) / PANEL;
-    const auto panel_rows = quantized ? quantized_panel : bf16_panel;
-    parallel(threads, count * panels, 1, [&](int64_t task) {
-        const Share& share = shares[task / panels];
-        const Call call{*share.weight, x, ldx, kind, residual, out, inputs, input_stride, levels};
-        panel_rows(call, task % panels, share.start, share.rows);
+    // Panels that one thread multiplies together, so that rows that do not fit in its cache are read once for all of them.
+    const bool large = FOVEA_AMX && !quantized && 2 * shares->rows * w.k > LARGE;
+    const int64_t group = large ? std::max<int64_t>(1, std::min<int64_t>(8, count * panels / threads)) : 1;
+    const int64_t groups = (panels + group - 1) / group;
+    const auto multiply_panels = quantized ? quantized_panels : bf16_panels;
+    parallel<TileScope>(threads, count * groups, 1, [&](int64_t task) {
+        const Share& share = shares[task / groups];
+        const int64_t first = task % groups * group;
+        const Input* in = first_blocks ? inputs + first_blocks[task / groups] * input_stride : inputs;
+        const Call call{*share.weight, x, ldx, kind, residual, out, in, input_stride, levels};
+        multiply_panels(call, first, std::min(panels, first + group), share.start, share.rows);
     });
 }
 
@@ -71,6 +118,7 @@ void fovea_product(const Weight* w, const bf16* x, int64_t ldx, int64_t rows, in
     const int64_t panels = (w->n + PANEL - 1) / PANEL;
     int64_t cuts = 1;
     if (rows > 192) cuts = std::max<int64_t>(1, std::min<int64_t>(4 * threads / panels, rows / 96));
+    if (FOVEA_AMX) cuts = std::max(cuts, (rows + MOST_ROWS - 1) / MOST_ROWS);
     const int64_t size = ((rows + cuts - 1) / cuts + ROWS - 1) / ROWS * ROWS;
     thread_local std::vector<Share> shares;
     shares.clear();

@@ -20,6 +20,7 @@ constexpr int NEAR = 256;                // the same for few rows: 16 KiB stay i
 constexpr int FEW = 16, FEW_CODED = 36;  // at most so many rows are few; unpacked levels gain more from L1
 constexpr int CODE_ROWS = 12;            // up to this many rows, each block of rows unpacks codes itself:
                                          // unpacking overlaps with the products
+constexpr int64_t VECTOR_ROWS = 12;      // up to this many rows, vectors are faster than matrix registers
 constexpr int AHEAD = 4096;              // how many bytes ahead a single block of rows prefetches
 constexpr int QUAD = 4 * PANEL;          // bytes of a quad of a panel, or of a pair of quads of codes
 
@@ -135,11 +136,70 @@ struct Scratch {
     std::vector<uint8_t> bytes;
 };
 
+#if FOVEA_AMX && FOVEA_VNNI
+
+// Adds the sums of group `group` of `rows` rows from `start` on to c (rows, 64): (sum + start) * both scales.
+template <class Format>
+void add_sums(const int32_t* sums, const LevelRows& x, int64_t start, int64_t rows, int64_t group, const bf16* scales, float* c) {
+    const float* x_scale = x.scale + start * x.groups + group;
+    const int32_t* first = x.start + start * x.groups + group;
+    Floats scale[PANEL / LANES];
+    for (int v = 0; v < PANEL / LANES; ++v) scale[v] = load(scales + v * LANES);
+    for (int64_t r = 0; r < rows; ++r, sums += PANEL, c += PANEL, x_scale += x.groups, first += x.groups)
+        for (int v = 0; v < PANEL / LANES; ++v) {
+            const Ints sum = hn::Add(hn::LoadU(i32, sums + v * LANES), hn::Set(i32, *first));
+            const Floats both = hn::Mul(scale[v], hn::Set(f32, *x_scale));
+            hn::StoreU(hn::MulAdd(hn::ConvertTo(f32, sum), both, hn::LoadU(f32, c + v * LANES)), f32, c + v * LANES);
+        }
+}
+
+// Does the work of `panel_rows` with matrix registers, which multiply levels of 8 bits. Sums in int32 are exact, so both give the same bits.
+// The sums of a group are added to c while the registers multiply the next one.
+template <class Format>
+void matrix_panel(const Call& call, int64_t panel, int64_t start, int64_t rows, Scratch& scratch) {
+    constexpr int64_t GROUP_BYTES = QUAD * Format::QUADS + 2 * PANEL, BLOCK = 2 * MATRIX_ROWS;
+    const int64_t groups = call.rows.groups, stride = groups * Format::GROUP, step = CHUNK / Format::GROUP;
+    const uint8_t* data = call.weight.data + panel * groups * Format::BYTES;
+    alignas(64) static thread_local int32_t sums[2][BLOCK * PANEL];
+    scratch.sums.assign(rows * PANEL, 0.0f);
+    for (int64_t first = 0; first < groups; first += step) {
+        const int64_t count = std::min(step, groups - first);
+        const uint8_t* levels = data + first * Format::BYTES;
+        Ahead ahead{levels + count * Format::BYTES, levels + 2 * count * Format::BYTES};
+        if constexpr (Format::CODED) {
+            uint8_t* room = fit_aligned(scratch.bytes, step * GROUP_BYTES);
+            unpack<Format>(levels, count, room);
+            levels = room;
+        }
+        for (int64_t row = 0; row < rows; row += BLOCK) {
+            const int64_t some = std::min(BLOCK, rows - row);
+            float* c = scratch.sums.data() + row * PANEL;
+            const auto add = [&](int64_t g) {
+                const bf16* scales = reinterpret_cast<const bf16*>(levels + g * GROUP_BYTES + QUAD * Format::QUADS);
+                add_sums<Format>(sums[g % 2], call.rows, start + row, some, first + g, scales, c);
+            };
+            for (int64_t g = 0; g < count; ++g) {
+                const Level* x = call.rows.levels + (start + row) * stride + (first + g) * Format::GROUP;
+                matrix_rows<true>(some, {x, stride, MATRIX_BYTES, MATRIX_ROWS * stride}, levels + g * GROUP_BYTES,
+                                  Format::QUADS / 16, sums[g % 2], PANEL, true, ahead);
+                if (g) add(g - 1);
+            }
+            add(count - 1);
+        }
+    }
+    finish_rows(call, panel, start, rows, scratch.sums.data());
+}
+
+#endif
+
 // Multiplies rows [start, start + rows) with one panel: a chunk of k at a time, and rows in blocks of about
 // equal size. Each of the first two blocks prefetches half of the next chunk.
 template <class Format>
 void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows) {
     thread_local Scratch scratch;
+#if FOVEA_AMX && FOVEA_VNNI
+    if (rows > VECTOR_ROWS) return matrix_panel<Format>(call, panel, start, rows, scratch);
+#endif
     const int64_t groups = call.rows.groups, few = Format::CODED ? FEW_CODED : FEW;
     const int64_t step = (rows <= few ? NEAR : CHUNK) / Format::GROUP;
     const uint8_t* data = call.weight.data + panel * groups * Format::BYTES;
@@ -179,11 +239,12 @@ void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows) {
 
 }  // namespace
 
-void quantized_panel(const Call& call, int64_t panel, int64_t start, int64_t rows) {
-    if (call.weight.format == INT8)
-        panel_rows<Int8>(call, panel, start, rows);
-    else
-        panel_rows<Int4>(call, panel, start, rows);
+void quantized_panels(const Call& call, int64_t first, int64_t last, int64_t start, int64_t rows) {
+    for (int64_t panel = first; panel < last; ++panel)
+        if (call.weight.format == INT8)
+            panel_rows<Int8>(call, panel, start, rows);
+        else
+            panel_rows<Int4>(call, panel, start, rows);
 }
 
 }  // namespace fovea

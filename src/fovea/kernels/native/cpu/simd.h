@@ -106,7 +106,9 @@ FOVEA_INLINE Floats exponential(Floats x) {
     // Here they would return the number. Comparisons with NaN are false.
     x = hn::IfThenElse(hn::Lt(x, lowest), lowest, hn::IfThenElse(hn::Gt(x, highest), highest, x));
 #endif
-    const Floats n = hn::Round(hn::Mul(x, hn::Set(f32, 1.44269504f)));
+    // Adding 1.5 * 2^23 rounds to a whole number n, which the lowest bits then hold: quicker than conversions.
+    const Floats magic = hn::Set(f32, 12582912.0f), shifted = hn::MulAdd(x, hn::Set(f32, 1.44269504f), magic);
+    const Floats n = hn::Sub(shifted, magic);
     Floats f = hn::NegMulAdd(n, hn::Set(f32, 0.693359375f), x);
     f = hn::NegMulAdd(n, hn::Set(f32, -2.12194440e-4f), f);
     Floats p = hn::Set(f32, 1.0f / 720);
@@ -116,9 +118,9 @@ FOVEA_INLINE Floats exponential(Floats x) {
     p = hn::MulAdd(p, f, hn::Set(f32, 0.5f));
     p = hn::MulAdd(p, f, hn::Set(f32, 1.0f));
     p = hn::MulAdd(p, f, hn::Set(f32, 1.0f));
-    // 2^n by its exponent bits: n is -126 to 127 after the clamp.
-    const Ints exponent = hn::ShiftLeft<23>(hn::Add(hn::NearestInt(n), hn::Set(i32, 127)));
-    return hn::Mul(p, hn::BitCast(f32, exponent));
+    // Times 2^n, by adding n to the exponent. After the clamp n is -126 to 127, and the result is no subnormal number. A NaN
+    // stays one, because its lowest bits are zero.
+    return hn::BitCast(f32, hn::Add(hn::BitCast(i32, p), hn::ShiftLeft<23>(hn::BitCast(i32, shifted))));
 }
 
 // The sum of LANES numbers: those of one vector, or of each lane of LANES vectors. Both functions add in the same order,

@@ -39,11 +39,17 @@ void on_threads(int threads, void (*job)(void*), void* context);
 
 constexpr int64_t ALONE = 16384;  // values of a simple operation that one thread handles sooner than several
 
-// Calls body(i) for i from 0 to count - 1, on up to `threads` threads, at least `step` calls on each.
-template <class Body>
+struct NoScope {
+    NoScope() {}
+};
+
+// Calls body(i) for i from 0 to count - 1, on up to `threads` threads, at least `step` calls on each. Each thread has an
+// object of the class Scope meanwhile.
+template <class Scope = NoScope, class Body>
 void parallel(int threads, int64_t count, int64_t step, const Body& body) {
     if (threads > (count + step - 1) / step) threads = static_cast<int>((count + step - 1) / step);
     if (threads <= 1) {
+        const Scope scope;
         for (int64_t i = 0; i < count; ++i) body(i);
         return;
     }
@@ -55,6 +61,7 @@ void parallel(int threads, int64_t count, int64_t step, const Body& body) {
         threads,
         [](void* at) {
             Context& all = *static_cast<Context*>(at);
+            const Scope scope;
             for (int64_t from, to; all.work.take(from, to);)
                 for (int64_t i = from; i < to; ++i) all.body(i);
         },

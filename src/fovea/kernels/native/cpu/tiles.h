@@ -1,17 +1,23 @@
 // Rows times tiles of bf16: the inner loop of products and of attention.
 //
-// A tile holds, for each of 16 outputs, the weights of a pair of inputs. Inputs are counted by k. A panel is 4 tiles wide, that is 64 outputs. The sums
-// of a few rows and a whole panel do not fit in the registers of every machine, so a panel is multiplied in
-// strips.
+// A tile holds, for each of 16 outputs, the weights of a pair of inputs. Inputs are counted by k. A panel is 4 tiles wide,
+// that is 64 outputs. The sums of a few rows and a whole panel do not fit in the registers of every machine, so a
+// panel is multiplied in strips.
+//
+// With AMX the processor multiplies 16 pairs of 16 rows at once: see amx.h. A panel is one strip then.
 //
 // With instructions for dot products of bf16, an operand is a pair of a row in every lane. Without them rows are
 // in float32, and a tile is expanded in registers: its even values of k are the low halves of the lanes, its odd
 // ones the high halves.
 #pragma once
 
+#include "amx.h"
 #include "simd.h"
+#include "team.h"
 
-#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#if FOVEA_AMX
+#define FOVEA_BF16_DOT 0  // these instructions add in another order than AMX does
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #include <arm_neon.h>
 #define FOVEA_BF16_DOT 1
 #else
@@ -21,12 +27,16 @@
 namespace fovea {
 
 constexpr int PANEL = 64, TILES = 4, TILE_LANES = 16, TILE_PLAIN = 64;
-constexpr int VECTORS = REGISTERS == 32 ? 4 : 2;            // vectors of a strip
+constexpr int VECTORS = FOVEA_AMX ? PANEL / LANES : REGISTERS == 32 ? 4 : 2;  // vectors of a strip
 constexpr int STRIP = VECTORS * LANES, STRIPS = PANEL / STRIP;  // outputs of a strip; strips of a panel
-constexpr int ROWS = 6;                                     // rows of the register block
+constexpr int ROWS = FOVEA_AMX ? 32 : 6;                    // rows of the register block
+// Pairs of k that are added up together. Memory for rows and tiles has a multiple of them, padded with zeros.
+constexpr int64_t PAIRS_TOGETHER = FOVEA_AMX ? 16 : 1;
+
+constexpr int64_t padded_pairs(int64_t pairs) { return (pairs + PAIRS_TOGETHER - 1) / PAIRS_TOGETHER * PAIRS_TOGETHER; }
 
 // A value of the rows that are multiplied with tiles.
-#if FOVEA_BF16_DOT
+#if FOVEA_BF16_DOT || FOVEA_AMX
 using Input = bf16;
 #else
 using Input = float;
@@ -53,6 +63,23 @@ FOVEA_INLINE Unsigned pair_of(const bf16* row, int64_t pair) {
 // The even and the odd values of pairs, in float32.
 FOVEA_INLINE Floats even_of(Unsigned pairs) { return hn::BitCast(f32, hn::ShiftLeft<16>(pairs)); }
 FOVEA_INLINE Floats odd_of(Unsigned pairs) { return hn::BitCast(f32, hn::And(pairs, hn::Set(u32, ~0xFFFFu))); }
+
+#if FOVEA_AMX
+
+// The threads of a call that uses tiles, or adds in their order, have a scope of this class.
+using TileScope = MatrixScope;
+
+// c (rows, 64) = x times a panel, all of whose strips have `pairs` pairs. rows: at most ROWS; ldx, ldc: values between rows.
+inline void block_panel(int64_t rows, const uint32_t* strips, int64_t, int64_t pairs, const Input* x, int64_t ldx, float* c,
+                        int64_t ldc) {
+    Ahead nothing{nullptr, nullptr};
+    matrix_rows<false>(rows, {x, 2 * ldx, MATRIX_BYTES, 2 * ldx * MATRIX_ROWS}, strips, pairs / PAIRS_TOGETHER, c, ldc, true,
+                       nothing);
+}
+
+#else
+
+using TileScope = NoScope;
 
 // Adds a pair of k of R rows, `ldx` values apart, times N vectors of a tile in memory to sums.
 template <int R, int N>
@@ -102,16 +129,19 @@ inline void block_rows(int64_t rows, const uint32_t* strip, int64_t pairs, const
         for (int v = 0; v < VECTORS; ++v) hn::StoreU(sums[r][v], f32, c + r * ldc + v * LANES);
 }
 
-// Does the work of `block_rows` for a whole panel, whose strips follow each other: c (rows, 64).
-inline void block_panel(int64_t rows, const uint32_t* strips, int64_t pairs, const Input* x, int64_t ldx, float* c,
-                        int64_t ldc, bool fresh) {
+// c (rows, 64) = x times `pairs` pairs of a panel whose strips lie `all_pairs` pairs apart. rows: at most ROWS; ldx, ldc:
+// values between rows.
+inline void block_panel(int64_t rows, const uint32_t* strips, int64_t all_pairs, int64_t pairs, const Input* x, int64_t ldx,
+                        float* c, int64_t ldc) {
     for (int s = 0; s < STRIPS; ++s)
-        block_rows<ROWS>(rows, strips + s * pairs * STRIP, pairs, x, ldx, c + s * STRIP, ldc, fresh);
+        block_rows<ROWS>(rows, strips + s * all_pairs * STRIP, pairs, x, ldx, c + s * STRIP, ldc, true);
 }
+
+#endif
 
 // Converts `count` values to inputs.
 inline void to_inputs(const bf16* from, int64_t count, Input* to) {
-#if FOVEA_BF16_DOT
+#if FOVEA_BF16_DOT || FOVEA_AMX
     std::memcpy(to, from, count * sizeof(bf16));
 #else
     for (int64_t i = 0; i < count; i += LANES)
