@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 
 from fovea.core.sampling import SamplingParams
+from fovea.engine.events import SampledToken
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import StepResult
 
 SIZE, LENGTH, EOS = 40, 12, 3
 PARAMS: list[dict[str, Any]] = [

@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import SamplingParams
+from fovea.engine.events import SampledToken
 from fovea.engine.sample import sampler as module
 from fovea.engine.sample.logits import distribution
-from fovea.engine.sample.sampler import LOWEST_LOGPROB, SampledToken, Sampler
+from fovea.engine.sample.sampler import LOWEST_LOGPROB, Sampler
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
 from tests.support.thorough import examples

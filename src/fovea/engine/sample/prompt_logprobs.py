@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB
+from fovea.engine.events import PromptToken
 from fovea.engine.schedule.plan import Work
-from fovea.engine.step.executor import PromptToken
 
 ROWS = 64
 """Rows whose logits are in memory at a time."""

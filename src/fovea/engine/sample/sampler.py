@@ -17,12 +17,13 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB
+from fovea.engine.events import SampledToken
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
 from fovea.engine.sample.batch import draw, has_filter, row_index
@@ -30,7 +31,7 @@ from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjus
 from fovea.engine.sample.masks import RowMask, RowMasks
 from fovea.engine.sample.seen import SeenTokens
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import StepResult
 
 Row = tuple[Sequence, int]
 """A row of logits: its sequence, and the number of drafts between the answer and the row's token."""
@@ -242,7 +243,7 @@ class Sampler:
 
     def _finish(self, name: str, picks: list[SampledToken], ahead: Ahead, result: StepResult) -> None:
         if ahead.complete is not None:
-            picks[ahead.complete - 1 :] = [replace(picks[ahead.complete - 1], final=True)]
+            picks[ahead.complete - 1 :] = [picks[ahead.complete - 1]._replace(final=True)]
         elif self._most_drafts:
             result.drafts[name] = ahead.drafts
 
