@@ -121,7 +121,7 @@ class Sequence:
     the scheduler.
 
     id: unique name of the sequence.
-    prompt_ids, output_ids: token ids of the prompt, and those generated so far.
+    prompt_ids, output_ids: token ids of the prompt, and those generated so far, which `append` adds.
     drafts: token ids that are expected to follow.
     sampling: how the next token is chosen.
     max_tokens: most tokens to generate.
@@ -146,6 +146,7 @@ class Sequence:
     times_passed: how many sequences that arrived later joined before this one.
     arrival_step, first_token_step: numbers of the steps in which it arrived and got its first token; 0 for
         not yet.
+    length: number of tokens of prompt and answer, without drafts.
     """
 
     id: str
@@ -175,11 +176,15 @@ class Sequence:
     times_passed: int = 0
     arrival_step: int = 0
     first_token_step: int = 0
+    length: int = field(init=False)
 
-    @property
-    def length(self) -> int:
-        """Number of tokens of prompt and answer, without drafts."""
-        return len(self.prompt_ids) + len(self.output_ids)
+    def __post_init__(self) -> None:
+        self.length = len(self.prompt_ids) + len(self.output_ids)
+
+    def append(self, tokens: Seq[int]) -> None:
+        """Add generated tokens."""
+        self.output_ids.extend(tokens)
+        self.length += len(tokens)
 
     @property
     def missing_tokens(self) -> int:

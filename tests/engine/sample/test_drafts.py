@@ -47,7 +47,7 @@ def generate(params: dict[str, Any], *, batched: bool) -> list[SampledToken]:
     picks: list[SampledToken] = []
     while len(picks) < LENGTH:
         picks += step(sampler, seq)
-        seq.output_ids = [pick.token for pick in picks]
+        seq.append([pick.token for pick in picks][len(seq.output_ids) :])
     return picks
 
 
@@ -72,7 +72,7 @@ def test_tokens_are_those_of_single_steps(
         new = step(sampler, seq)
         assert len(new) == len(good) + 1 or at + len(new) > LENGTH
         picks += new
-        seq.output_ids = [pick.token for pick in picks]
+        seq.append([pick.token for pick in picks][len(seq.output_ids) :])
         steps += 1
     assert picks[:LENGTH] == expected[:LENGTH]
 

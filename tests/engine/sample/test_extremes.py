@@ -61,7 +61,7 @@ class Points:
 def sequence(name: str, params: dict[str, Any], output: list[int]) -> Sequence:
     top = {"top_logprobs": 20} if params.get("logprobs") else {}
     seq = Sequence(name, [1, 2, 2], SamplingParams(**params, **top), 99)
-    seq.output_ids = list(output)
+    seq.append(output)
     return seq
 
 
@@ -188,7 +188,7 @@ def test_a_token_that_is_sampled_again_gets_the_same_random_number(batched: bool
     sampler.add(seq, 0)
     first, second = sample_rows(sampler, rows, [seq]), sample_rows(sampler, rows, [seq])
     assert first == second
-    seq.output_ids.append(1)
+    seq.append([1])
     assert sample_rows(sampler, rows, [seq]) != first
 
 

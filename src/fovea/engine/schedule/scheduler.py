@@ -177,7 +177,7 @@ class Scheduler:
             tokens = sampled.get(seq.id, ())
             computed = item.count - item.draft + max(0, len(tokens) - 1)
             known = seq.length
-            seq.output_ids.extend(tokens)
+            seq.append(tokens)
             self.kv.commit(seq, computed, known)
             if any(span.end <= seq.computed_tokens for span in seq.spans_between(item.start, item.stop)):
                 self.images.release_computed(seq)
@@ -190,7 +190,7 @@ class Scheduler:
 
         Since then no token of the sequence was missing, so it was in no step, unless it was preempted.
         """
-        seq.output_ids.extend(tokens)
+        seq.append(tokens)
         seq.first_token_step = seq.first_token_step or self.steps
         seq.expect(drafts)
 
