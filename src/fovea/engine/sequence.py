@@ -199,7 +199,7 @@ class Sequence:
     def expect(self, tokens: Seq[int]) -> None:
         """Set the drafts, as far as the answer has room for them and for the token after them."""
         room = self.max_tokens - len(self.output_ids) - 1
-        self.drafts = list(tokens[: max(0, room)])
+        self.drafts = list(tokens[: max(0, room)]) if tokens else []
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids in [start, stop): prompt, answer, drafts."""
@@ -217,6 +217,8 @@ class Sequence:
         Spans are in order and do not overlap, so only those are read: a video may have thousands, and this is
         asked for every block of its prompt.
         """
+        if not self.spans:
+            return ()
         first = last = bisect_right(self.spans, start, key=_end)
         while last < len(self.spans) and self.spans[last].start < stop:
             last += 1

@@ -259,7 +259,7 @@ def slots(work: Sequence[Work], block_size: int, *, windowed: bool = False) -> N
 
 def by_length(work: Sequence[Work]) -> list[Work]:
     """Sort the work as `group_by_length` needs it: single tokens first, from short contexts to long ones."""
-    return sorted(work, key=lambda item: (item.count != 1, item.stop if item.count == 1 else 0))
+    return sorted(work, key=lambda item: (item.count != 1, item.start if item.count == 1 else 0))
 
 
 def group_by_length(work: Sequence[Work]) -> list[list[Work]]:

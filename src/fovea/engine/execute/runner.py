@@ -169,15 +169,19 @@ class Runner:
         for move in plan.moves:
             self._move(move)
         self._encode(plan, encode_s, result)
-        items = [item for item in plan.work if item.seq.id not in result.failures]
+        items = plan.work
+        if result.failures:
+            items = tuple(item for item in items if item.seq.id not in result.failures)
         work = by_length([piece for item in items for piece in item.split()])
         if not work:
             return result
-        ends = np.cumsum([item.count for item in work]) - 1
-        rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
+        ends = (np.cumsum([item.count for item in work]) - 1).tolist()
+        sampled = [(end, item) for end, item in zip(ends, work, strict=True) if item.samples]
+        rows = [end for end, _ in sampled]
         scored = [
-            (item, place, int(end) - item.stop + 1 + place)
+            (item, place, end - item.stop + 1 + place)
             for end, item in zip(ends, work, strict=True)
+            if item.seq.scores_prompt
             for place in prompt_rows(item)
         ]
         with forward_stage(work):
@@ -190,7 +194,7 @@ class Runner:
             with stage("head", rows=len(rows)):
                 logits = self.model.logits(hidden)
             with stage("sampling", rows=len(rows)):
-                self.sampler.sample(logits, [(item.seq, item.draft) for item in work if item.samples], result)
+                self.sampler.sample(logits, [(item.seq, item.draft) for _, item in sampled], result)
         return result
 
     @torch.inference_mode()

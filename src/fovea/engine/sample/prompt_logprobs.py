@@ -17,9 +17,10 @@ ROWS = 64
 
 
 def prompt_rows(item: Work) -> range:
-    """Positions of a step's work whose logits tell the log probability of the next token of the prompt."""
-    if not item.seq.scores_prompt:
-        return range(0)
+    """Positions of a step's work whose logits tell the log probability of the next token of the prompt.
+
+    The log probabilities of the sequence's prompt are wanted.
+    """
     return range(item.start, min(item.stop, len(item.seq.prompt_ids) - 1))
 
 
