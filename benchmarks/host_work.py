@@ -48,7 +48,10 @@ class Prepared:
         self._logits = torch.rand(rows, config.vocab_size, generator=random)
         words = engine.tokenizer.encode_plain("one two three four five six seven eight nine ten")
         self._logits[:, words] += 1.0  # answers are words
-        forward, logits = model.decoder.forward, model.logits
+        embed, forward, logits = model.decoder.embed, model.decoder.forward, model.logits
+
+        def look_up(ids: Tensor) -> Tensor:
+            return self._hidden[: len(ids)] if self.on else embed(ids)
 
         def decode(x: Tensor, *rest: Any, **named: Any) -> Tensor:
             return self._hidden[: len(x)] if self.on else forward(x, *rest, **named)
@@ -56,6 +59,7 @@ class Prepared:
         def head(hidden: Tensor) -> Tensor:
             return self._logits[: len(hidden)] if self.on else logits(hidden)
 
+        model.decoder.embed = look_up
         model.decoder.forward = decode
         model.logits = head  # type: ignore[method-assign]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -172,10 +173,12 @@ class Runner:
         items = plan.work
         if result.failures:
             items = tuple(item for item in items if item.seq.id not in result.failures)
-        work = by_length([piece for item in items for piece in item.split()])
+        work = by_length(
+            [piece for item in items for piece in ((item,) if item.count == 1 else item.split())]
+        )
         if not work:
             return result
-        ends = (np.cumsum([item.count for item in work]) - 1).tolist()
+        ends = [end - 1 for end in accumulate(item.count for item in work)]
         sampled = [(end, item) for end, item in zip(ends, work, strict=True) if item.samples]
         rows = [end for end, _ in sampled]
         scored = [

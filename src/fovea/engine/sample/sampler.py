@@ -211,10 +211,10 @@ class Sampler:
         else:
             tokens, sure = best.tolist(), [True] * len(rows)
         picks: dict[str, list[SampledToken]] = {}
-        for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
+        for i in sorted(range(len(rows)), key=[drafts for _, drafts in rows].__getitem__):
             seq, drafts = rows[i]
             chosen = picks.setdefault(seq.id, [])
-            if seq.id in failures or seq.id in late or (drafts and not _is_reached(seq, drafts, chosen)):
+            if drafts and not _is_reached(seq, drafts, chosen) or seq.id in failures or seq.id in late:
                 continue
             mask = masks.get(i)
             if (seq.id in self._simple or i in points and sure[i]) and (

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import FinishReason
-from fovea.engine.events import NO_TIMINGS, Event, Reading, SampledToken
+from fovea.engine.events import Event, Reading, SampledToken
 from fovea.engine.job import Job
 from fovea.engine.request.reader import public_error
 from fovea.engine.request.tokenizer import ChatTokenizer
@@ -150,26 +150,17 @@ class JobBoard:
                 ended = ended and reading.tokens == len(picks)
                 picks, reason = picks[: reading.tokens], "stop"
         self.generated_tokens += len(picks)
-        last = picks[-1].token
-        params = job.seq.sampling
+        params, last = job.seq.sampling, picks[-1].token
         if ended and last in params.stop_token_ids and self._ends(params, last, before + len(picks)):
             stop = last
-        event = Event(
-            job.choice,
-            picks,
-            ended,
-            reading,
-            reason,
-            stop,
-            None,
-            job.seq.cached_tokens,
-            job.scored,
-            job.timings if reason else NO_TIMINGS,
-        )
-        job.scored = []
+        cached, scored = job.seq.cached_tokens, job.scored
+        if scored:
+            job.scored = []
         if reason is None:
-            self._send(job, event)
+            self._send(job, Event(job.choice, picks, cached_tokens=cached, prompt=scored, reading=reading))
         else:
+            timings = job.timings
+            event = Event(job.choice, picks, ended, reading, reason, stop, None, cached, scored, timings)
             self._end(job, reason, event)
 
     def _cut(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import AbstractEventLoop, Queue
+from collections import defaultdict
 
 from fovea.engine.events import Event, Sink
 
@@ -20,7 +21,7 @@ class Outbox:
     """The events that wait for the end of the step, by event loop. For the thread that runs the steps."""
 
     def __init__(self) -> None:
-        self._mail: dict[AbstractEventLoop, Mail] = {}
+        self._mail: defaultdict[AbstractEventLoop, Mail] = defaultdict(list)
 
     def sink(self, loop: AbstractEventLoop, queue: Queue[Event]) -> Sink:
         """Return a sink whose events are put into `queue` in the thread of `loop`, after the next `flush`.
@@ -31,13 +32,15 @@ class Outbox:
         def post(event: Event) -> None:
             if loop.is_closed():
                 raise RuntimeError("the event loop is closed")
-            self._mail.setdefault(loop, []).append((queue, event))
+            self._mail[loop].append((queue, event))
 
         return post
 
     def flush(self) -> None:
         """Hand the waiting events over. Events for a loop that was closed meanwhile are dropped."""
-        waiting, self._mail = self._mail, {}
+        if not self._mail:
+            return
+        waiting, self._mail = self._mail, defaultdict(list)
         for loop, mail in waiting.items():
             try:
                 loop.call_soon_threadsafe(_put_all, mail)
