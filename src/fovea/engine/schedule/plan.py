@@ -40,8 +40,10 @@ class Work:
 
     def split(self) -> tuple[Work, ...]:
         """Return the known tokens as one piece, and each draft as another, because each draft is verified."""
+        if self.count == 1:
+            return (self,)
         first = min(max(self.seq.length, self.start), self.stop)
-        if self.count == 1 or first == self.stop:
+        if first == self.stop:
             return (self,)
         apart = tuple(self._piece(place, place + 1) for place in range(first, self.stop))
         return (self._piece(self.start, first), *apart) if first > self.start else apart

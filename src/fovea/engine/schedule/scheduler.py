@@ -147,11 +147,11 @@ class Scheduler:
         budget = Budget(self.config.max_step_tokens, self.config.max_step_visual_tokens, prompts)
         current.sort(key=BY_ARRIVAL)
         decodes = [seq for seq in current if seq.decoding]
-        prompts = [seq for seq in current if not seq.decoding]
+        others = [seq for seq in current if not seq.decoding]
         for later, seq in enumerate(decodes, 1 - len(decodes)):
             self._continue(seq, budget, max(1, budget.tokens + later))
-        self._serve_short(prompts, waiting, budget)
-        for seq in prompts:
+        self._serve_short(others, waiting, budget)
+        for seq in others:
             if seq.id not in budget.work:
                 self._continue(seq, budget, budget.most(seq))
         self._admit_waiting(_among(self.waiting, only), budget)
