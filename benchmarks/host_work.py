@@ -4,14 +4,14 @@
 
 The bundled model answers texts, with decodes padded as for CUDA graphs. While only decodes run, its decoder
 and its head are replaced by prepared hidden states and logits, so the engine's thread has nothing left but
-the host's work: inbox, plan, arrays of the step, sampling, bookkeeping, events. An idle GPU, or a fast CPU,
+the host's work: plan, arrays of the step, sampling, bookkeeping, events. An idle GPU, or a fast CPU,
 waits for this work. Clients read their streams in one event loop of the same process, and what is there for
 life is left out of garbage collections, both as in a server.
 
 Times are those of the thread's own clock, so other processes do not count, although they disturb caches.
-Each figure is the median of the repeats, with the lowest and the highest. Calls that wake the event loop are
-counted, too. With --stop every request has a stop string that does not occur. With --profile the calls of the
-engine's thread are listed for that number of rows. The last line is JSON.
+Each figure is the median of all steps of all repeats. Calls that wake the event loop are counted, too. With
+--stop every request has a stop string that does not occur. With --profile the calls of the engine's thread
+are listed for that number of rows. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -63,40 +63,54 @@ class Prepared:
         model.logits = prepared_logits  # type: ignore[method-assign]
 
 
-class Look(NamedTuple):
-    """The state of the engine's thread between two steps.
+class Watch:
+    """Measures the steps of an engine's thread while its model is prepared.
 
-    seconds: its processor time.
-    steps, wake_ups: number of steps so far, and of calls that woke the event loop.
+    step_s: processor time of each step. wake_ups: calls in these steps that woke the event loop.
     """
 
-    seconds: float
-    steps: int
-    wake_ups: int
-
-
-class Crowd:
-    """Clients that read one answer each, in the running event loop. wake_ups: calls that woke the loop."""
-
-    def __init__(self, engine: Engine, rows: int, *, stop: bool) -> None:
-        self.engine = engine
-        self.rows = rows
+    def __init__(self, engine: Engine, prepared: Prepared, profiler: cProfile.Profile | None) -> None:
+        self.step_s: list[float] = []
         self.wake_ups = 0
-        self._options: dict[str, Any] = {"stop": ("never written",)} if stop else {}
-        self._reading = 0
-        self._all_read = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        step = engine.loop._step
+
+        def measured() -> None:
+            if not prepared.on:
+                step()
+                return
+            began = time.thread_time()
+            if profiler is None:
+                step()
+            else:
+                profiler.runcall(step)
+            self.step_s.append(time.thread_time() - began)
+
+        engine.loop._step = measured  # type: ignore[method-assign]
+
+    def count(self, loop: asyncio.AbstractEventLoop, prepared: Prepared) -> None:
+        """Count from now on the calls that wake an event loop."""
         wake = loop.call_soon_threadsafe
 
         def counted(*args: Any, **named: Any) -> Any:
-            self.wake_ups += 1
+            self.wake_ups += prepared.on
             return wake(*args, **named)
 
         loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
 
+
+class Crowd:
+    """Clients that read one answer each, in the running event loop."""
+
+    def __init__(self, engine: Engine, rows: int, *, stop: bool) -> None:
+        self._engine = engine
+        self._rows = rows
+        self._options: dict[str, Any] = {"stop": ("never written",)} if stop else {}
+        self._reading = 0
+        self._all_read = asyncio.Event()
+
     async def enter(self) -> None:
         """Begin all answers, and wait until each has its first token."""
-        self._tasks = [asyncio.create_task(self._read(number)) for number in range(self.rows)]
+        self._tasks = [asyncio.create_task(self._read(number)) for number in range(self._rows)]
         begun = asyncio.create_task(self._all_read.wait())
         ended, _ = await asyncio.wait([begun, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
@@ -106,64 +120,42 @@ class Crowd:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        while self.engine.unfinished:
+        while self._engine.unfinished:
             await asyncio.sleep(0.002)
-
-    async def look(self, after: int) -> Look:
-        """Return the state of the engine's thread after so many further steps."""
-        stepper, looks = self.engine.loop.stepper, list[Look]()
-        end = stepper.steps + after
-        while stepper.steps < end:
-            await asyncio.sleep(0.002)
-        before = self.wake_ups
-
-        def note() -> None:
-            looks.append(Look(time.thread_time(), stepper.steps, before))
-
-        await asyncio.to_thread(self.engine.loop.call, note)
-        return looks[0]
 
     async def _read(self, number: int) -> None:
-        stream = self.engine.stream(
+        stream = self._engine.stream(
             f"{number}: {QUESTION}", temperature=0.0, max_tokens=ANSWER, ignore_eos=True, **self._options
         )
         first = True
         async for _ in stream:
             self._reading += first
             first = False
-            if self._reading == self.rows:
+            if self._reading == self._rows:
                 self._all_read.set()
 
 
-async def measure(engine: Engine, prepared: Prepared, rows: int, steps: int, stop: bool) -> dict[str, float]:
-    """Run `rows` answers at once, and return milliseconds and wake-ups per step."""
+class Figures(NamedTuple):
+    """Milliseconds of each step, and wake-ups per step."""
+
+    ms: list[float]
+    wake_ups: float
+
+
+async def measure(
+    engine: Engine, prepared: Prepared, watch: Watch, rows: int, steps: int, stop: bool
+) -> Figures:
+    """Run `rows` answers at once."""
     crowd = Crowd(engine, rows, stop=stop)
     await crowd.enter()
+    watch.count(asyncio.get_running_loop(), prepared)
+    watch.step_s, watch.wake_ups = [], 0
     prepared.on = True
-    begin = await crowd.look(WARM_UP)
-    end = await crowd.look(steps)
+    while len(watch.step_s) < WARM_UP + steps:
+        await asyncio.sleep(0.01)
     prepared.on = False
     await crowd.leave()
-    count = end.steps - begin.steps
-    return {
-        "ms": 1000 * (end.seconds - begin.seconds) / count,
-        "wake_ups": (end.wake_ups - begin.wake_ups) / count,
-    }
-
-
-def profile(engine: Engine, prepared: Prepared, rows: int, steps: int, stop: bool) -> None:
-    """Print the calls of the engine's thread."""
-    profiler, step = cProfile.Profile(time.thread_time), engine.loop._step
-
-    def profiled() -> None:
-        if prepared.on:
-            profiler.runcall(step)
-        else:
-            step()
-
-    engine.loop._step = profiled  # type: ignore[method-assign]
-    asyncio.run(measure(engine, prepared, rows, steps, stop))
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+    return Figures([1000 * seconds for seconds in watch.step_s[WARM_UP:]], watch.wake_ups / len(watch.step_s))
 
 
 def main() -> None:
@@ -177,24 +169,31 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0)
     args = parser.parse_args()
     sizes = [args.profile] if args.profile else [int(rows) for rows in args.rows.split(",")]
+    profiler = cProfile.Profile(time.thread_time) if args.profile else None
     settings: dict[str, Any] = {"threads": 1, "decode_graphs": "padded", "kv_cache_mib": 1024}
+    found: dict[int, list[Figures]] = {rows: [] for rows in sizes}
     with Engine.from_pretrained("fovea-tiny", max_running=max(sizes), **settings) as engine:
         prepared = Prepared(engine)
+        watch = Watch(engine, prepared, profiler)
         keep_for_life()
-        if args.profile:
-            profile(engine, prepared, args.profile, args.steps, args.stop)
-            return
-        results: dict[int, list[dict[str, float]]] = {rows: [] for rows in sizes}
-        for _ in range(args.repeats):
+        for _ in range(1 if args.profile else args.repeats):
             for rows in sizes:
-                results[rows].append(asyncio.run(measure(engine, prepared, rows, args.steps, args.stop)))
-    for rows, figures in results.items():
-        times = [figure["ms"] for figure in figures]
-        wake_ups = statistics.median(figure["wake_ups"] for figure in figures)
+                run = measure(engine, prepared, watch, rows, args.steps, args.stop)
+                found[rows].append(asyncio.run(run))
+    if profiler is not None:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+        return
+    results = {}
+    for rows, figures in found.items():
+        times = sorted(ms for one in figures for ms in one.ms)
+        low, median, high = (times[len(times) * tenths // 10] for tenths in (1, 5, 9))
+        wake_ups = statistics.mean(one.wake_ups for one in figures)
         target = f"; target {TARGETS_MS[rows]:g}" if rows in TARGETS_MS else ""
+        mean = statistics.mean(times)
+        results[rows] = {"p10": low, "median": median, "p90": high, "mean": mean, "wake_ups": wake_ups}
         print(
-            f"{rows:4} rows: {statistics.median(times):6.3f} ms per step "
-            f"({min(times):.3f} to {max(times):.3f}{target}), {wake_ups:.1f} wake-ups"
+            f"{rows:4} rows: {median:6.3f} ms per step (p10 {low:.3f}, p90 {high:.3f}, mean {mean:.3f}{target})"
+            f", {wake_ups:.1f} wake-ups"
         )
     print(json.dumps(results))
 

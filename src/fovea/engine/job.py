@@ -49,6 +49,7 @@ class Job:
     end in `_s` are durations in seconds.
 
     sink: receives the job's events.
+    choice: number of the answer within its request.
     reader: turns the job's tokens into text.
     fetch_s, media_decode_s: spent before the request arrived in the engine.
     decode_s, preprocess_s: spent after it: decoding images; template, tokens and pixels.
@@ -71,10 +72,10 @@ class Job:
     admitted: float | None = None
     first_token: float | None = None
     last_token: float = 0.0
+    choice: int = field(init=False)
 
-    @property
-    def choice(self) -> int:
-        return self.inputs.choice
+    def __post_init__(self) -> None:
+        self.choice = self.inputs.choice
 
     @property
     def timings(self) -> StageTimings:

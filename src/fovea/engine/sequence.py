@@ -194,7 +194,9 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Whether all tokens but the newest one of the answer are computed. Drafts do not count."""
-        return self.computed_tokens == self.length - 1 and bool(self.output_ids)
+        if not self.output_ids:
+            return False
+        return self.computed_tokens == self.length - 1
 
     def expect(self, tokens: Seq[int]) -> None:
         """Set the drafts, as far as the answer has room for them and for the token after them."""

@@ -83,7 +83,7 @@ def test_events_of_one_loop_stay_in_order(callers: Callers) -> None:
     queue: asyncio.Queue[Event] = asyncio.Queue()
     jobs = [callers.job(name, 0) for name in "abc"]
     for number, job in enumerate(jobs):
-        job.inputs.choice = number
+        job.choice = number
         job.sink = callers.machine.board.outbox.sink(callers.loops[0], queue)
     callers.machine.board.add(jobs)
     callers.machine.run()

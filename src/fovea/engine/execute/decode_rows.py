@@ -64,8 +64,7 @@ class DecodeRows:
         # have equal tables if they have the same list.
         self._blocks: list[list[int]] = []
         self._tables: Array = np.zeros((0, 0), dtype=np.int64)
-        self._filled: Array = np.zeros(0, dtype=np.int64)
-        self._deltas: Array = np.zeros(0, dtype=np.int64)
+        self._filled = self._deltas = self._numbers = np.zeros(0, dtype=np.int64)
 
     def update(self, work: Sequence[Work]) -> DecodeInputs:
         """Return the inputs of a step. work: single tokens of sequences that decode, or drafts of these."""
@@ -73,13 +72,13 @@ class DecodeRows:
         if len(blocks) != len(self._blocks) or not all(map(is_, blocks, self._blocks)):
             self._move(work, blocks)
         places = np.array([item.start for item in work], dtype=np.int64)
-        index = places // self._size
+        index, offset = np.divmod(places, self._size)
         self._fill(index + 1)
         positions = places + self._deltas
         return DecodeInputs(
             np.array([_token(item) for item in work], dtype=np.int64),
-            np.tile(positions, (self._axes, 1)) if self._axes else positions,
-            self._tables[np.arange(len(work)), index] * self._size + places % self._size,
+            positions[None].repeat(self._axes, 0) if self._axes else positions,
+            self._tables[self._numbers, index] * self._size + offset,
             self._tables[:, : int(index.max()) + 1],
             places + 1,
         )
@@ -95,13 +94,14 @@ class DecodeRows:
         width = int(filled.max())
         tables = np.zeros((len(blocks), width + ROOM), dtype=np.int64)
         tables[known, :width] = self._tables[before[known], :width]
-        for row in np.nonzero(~known)[0].tolist():
+        for row in (~known).nonzero()[0].tolist():
             deltas[row] = self._delta_of(work[row].seq.id)
         self._blocks, self._tables, self._filled, self._deltas = blocks, tables, filled, deltas
+        self._numbers = np.arange(len(blocks))
 
     def _fill(self, needed: Array) -> None:
         """Write the blocks that rows have got since they were written last. needed: entries of each row."""
-        missing = np.nonzero(self._filled < needed)[0].tolist()
+        missing = (self._filled < needed).nonzero()[0].tolist()
         if not missing:
             return
         width = int(needed.max())

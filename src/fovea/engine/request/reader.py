@@ -24,11 +24,7 @@ log = logging.getLogger("fovea.engine")
 
 
 class AnswerReader:
-    """The reader of one answer.
-
-    decides_end: the answer has stop strings, so its text decides where it ends.
-    seconds: time spent on reading.
-    """
+    """The reader of one answer. seconds: time spent on reading."""
 
     def __init__(self, tokenizer: ChatTokenizer, sampling: SamplingParams, before: Seq[int] = ()) -> None:
         """before: tokens of another text, which the answer follows, see `TextStream`."""
@@ -42,7 +38,6 @@ class AnswerReader:
             before=before,
         )
         self._first = True
-        self.decides_end = bool(sampling.stop)
         self.seconds = 0.0
 
     @property

@@ -50,6 +50,8 @@ from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32
 """How many waiting sequences are searched for images to encode ahead when no sequence can join."""
+RUNNING = Status.RUNNING
+"""A name of its own, because looking up a member of an enumeration takes 0.2 us, for every row of a step."""
 BY_ARRIVAL = attrgetter("arrival", "id")
 """The order in which sequences arrived."""
 
@@ -180,7 +182,7 @@ class Scheduler:
         self.kv.finish_moves()
         for item in plan.work:
             seq = item.seq
-            if seq.status is not Status.RUNNING:
+            if seq.status is not RUNNING:
                 continue
             tokens = sampled.get(seq.id, ())
             computed = item.count - item.draft + max(0, len(tokens) - 1)
@@ -251,7 +253,7 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
         """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
-        if seq.status is not Status.RUNNING or budget.tokens <= 0:  # another one has taken its blocks
+        if seq.status is not RUNNING or budget.tokens <= 0:  # another one has taken its blocks
             return
         count = self._next_tokens(seq, most, budget)
         if count == 0:

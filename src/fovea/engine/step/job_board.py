@@ -143,7 +143,7 @@ class JobBoard:
         picks, reason, ended = self._cut(job.seq, picks, before)
         reading: Reading | None = None
         stop: str | int | None = None
-        if job.reader.decides_end:
+        if job.seq.sampling.stop:
             reading = job.reader.read(picks, ended=ended, last=reason is not None)
             stop = job.reader.found_stop
             if stop is not None:
