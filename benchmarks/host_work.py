@@ -192,8 +192,8 @@ def main() -> None:
         mean = statistics.mean(times)
         results[rows] = {"p10": low, "median": median, "p90": high, "mean": mean, "wake_ups": wake_ups}
         print(
-            f"{rows:4} rows: {median:6.3f} ms per step (p10 {low:.3f}, p90 {high:.3f}, mean {mean:.3f}{target})"
-            f", {wake_ups:.1f} wake-ups"
+            f"{rows:4} rows: {median:6.3f} ms per step (p10 {low:.3f}, p90 {high:.3f}, mean {mean:.3f}"
+            f"{target}), {wake_ups:.1f} wake-ups"
         )
     print(json.dumps(results))
 
