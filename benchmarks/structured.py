@@ -177,7 +177,7 @@ def _walk(grammar: Grammar, size: int, rng: Random) -> list[float]:
             break
         tokens = np.nonzero(allowed.allowed(size)[0])[0]
         token = int(tokens[rng.randrange(len(tokens))])
-        answer.output_ids.append(token)
+        answer.append([token])
     return times
 
 

@@ -86,7 +86,7 @@ def answer(seq: Sequence) -> list[int]:
     """The output tokens that `seq` must have at its end: generated alone, without any cache."""
     alone = Sequence(seq.id, list(seq.prompt_ids), seq.sampling, seq.max_tokens, seq.spans, salt=seq.salt)
     while len(alone.output_ids) < alone.max_tokens:
-        alone.output_ids.append(rows(alone)[-1] % 97)
+        alone.append([rows(alone)[-1] % 97])
     return alone.output_ids
 
 

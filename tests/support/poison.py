@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from fovea.engine.events import Event
+from fovea.engine.events import Event, SampledToken
 from fovea.engine.job import Job, SequenceInputs
-from fovea.engine.request.detokenize import TextStream
+from fovea.engine.request.reader import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.bundled import FOLDER, PlainTokenizer
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import StepResult
 from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stepper import Stepper
 from tests.support.brains import SlotRunner, rows
@@ -98,8 +98,8 @@ class PoisonedLoop:
     def add(self, *sequences: Sequence) -> None:
         for seq in sequences:
             heard = self.events.setdefault(seq.id, [])
-            text = TextStream(plain_tokenizer().decode)
-            self.loop.board.add([Job(seq, SequenceInputs(), heard.append, text)])
+            reader = AnswerReader(plain_tokenizer(), seq.sampling)
+            self.loop.board.add([Job(seq, SequenceInputs(), heard.append, reader)])
 
     def run(self, limit: int = 2000) -> None:
         """Run steps until no sequence is left. Raises what ends the loop."""

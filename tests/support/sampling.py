@@ -6,9 +6,10 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
+from fovea.engine.events import SampledToken
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import StepResult
 
 
 def sample(sampler: Sampler, logits: Tensor, sequences: Seq[Sequence]) -> list[SampledToken | Exception]:

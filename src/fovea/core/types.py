@@ -240,7 +240,7 @@ class StageTimings:
 
     fetch, media_decode: before the engine, as in GenerationRequest.
     decode: generation of tokens, from the first to the last.
-    detokenize: turning tokens into text; nearly all of it is a part of decode.
+    detokenize: turning tokens into text; nearly all of it passes during decode, beside the next steps.
     ttft: from arrival at the engine to the first token.
     """
 

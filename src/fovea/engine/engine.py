@@ -142,18 +142,13 @@ class Engine:
 
         Arguments as in `generate`. A GenerationRequest, which servers pass, must be given alone.
         """
-        loop = asyncio.get_running_loop()
         build = partial(self.request, prompt, images, **options)
         # A GenerationRequest already has decoded images. It needs no worker thread, so it is admitted, and
         # its timeout starts, at once.
         complete = isinstance(prompt, GenerationRequest)
         request = build() if complete else await self._prepare_pool.run(build)
         events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def sink(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-        visit = self._visit(request, sink)
+        visit = self._visit(request, self.loop.board.outbox.sink(asyncio.get_running_loop(), events))
         try:
             await walk_async(visit.steps(), self._prepare_pool, request.timeout, text_cost(request.prompt))
             while not visit.done:

@@ -145,14 +145,6 @@ class Visit:
         self._ready = ready
         scored = request.sampling.prompt_logprobs is not None
         offsets = (yield partial(preparer.offsets, request.prompt, ready.prompt)) if scored else ()
-        self._answer = AnswerState(
-            ready.prompt,
-            request.sampling.n,
-            intake.find_realization,
-            preparer.reasoning_marks,
-            request.return_prompt_ids,
-            offsets,
-        )
         self._jobs = preparer.jobs(
             request,
             outline,
@@ -163,6 +155,15 @@ class Visit:
             pixels_s,
             min(decode_s, pixels_s),
             grammar,
+        )
+        self._answer = AnswerState(
+            request.id,
+            ready.prompt,
+            [job.reader for job in self._jobs],
+            intake.find_realization,
+            preparer.reasoning_marks,
+            request.return_prompt_ids,
+            offsets,
         )
         if ready.prompt is outline.prompt and self._seq is not None:
             for job in self._jobs:  # the names of its blocks need not be calculated again

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fovea.core.types import StageTimings, TokenLogprob
-from fovea.engine.events import Sink
+from fovea.core.types import StageTimings
+from fovea.engine.events import PromptToken, Sink
 from fovea.engine.sequence import Sequence
 
 if TYPE_CHECKING:  # a simulated engine has jobs, too, and loads no torch
     from fovea.engine.grammar.compiler import Grammar
-    from fovea.engine.request.detokenize import TextStream
+    from fovea.engine.request.reader import AnswerReader
     from fovea.engine.vision.features import VisualFeatures
     from fovea.engine.vision.processor.base import ProcessedImage
 
@@ -49,37 +49,37 @@ class Job:
     end in `_s` are durations in seconds.
 
     sink: receives the job's events.
-    text: turns the job's tokens into text.
+    choice: number of the answer within its request.
+    reader: turns the job's tokens into text.
     fetch_s, media_decode_s: spent before the request arrived in the engine.
     decode_s, preprocess_s: spent after it: decoding images; template, tokens and pixels.
-    detokenize_s: time spent to turn its tokens into text.
     encode_s: time that the encoder spent on the images for which this job was the first to wait.
-    scored: log probabilities of tokens of the prompt by position, until the first token is sent.
+    scored: log probabilities of tokens of the prompt, until the first token is sent.
     encoded_before_s: the part of encode_s that was spent before the sequence was admitted.
     """
 
     seq: Sequence
     inputs: SequenceInputs
     sink: Sink
-    text: TextStream
+    reader: AnswerReader
     fetch_s: float = 0.0
     media_decode_s: float = 0.0
     decode_s: float = 0.0
     preprocess_s: float = 0.0
-    detokenize_s: float = 0.0
     encode_s: float = 0.0
     encoded_before_s: float = 0.0
-    scored: dict[int, TokenLogprob] = field(default_factory=dict)
+    scored: list[PromptToken] = field(default_factory=list)
     admitted: float | None = None
     first_token: float | None = None
     last_token: float = 0.0
+    choice: int = field(init=False)
 
-    @property
-    def choice(self) -> int:
-        return self.inputs.choice
+    def __post_init__(self) -> None:
+        self.choice = self.inputs.choice
 
     @property
     def timings(self) -> StageTimings:
+        """Durations of all stages but detokenizing, which the reader knows."""
         admitted = self.admitted or self.seq.arrival
         first = self.first_token or self.last_token
         prepared_s = self.decode_s + self.preprocess_s
@@ -91,6 +91,5 @@ class Job:
             encode=self.encode_s,
             prefill=max(0.0, first - admitted - (self.encode_s - self.encoded_before_s)),
             decode=self.last_token - first,
-            detokenize=self.detokenize_s,
             ttft=first - self.seq.arrival,
         )

@@ -121,7 +121,7 @@ class Sequence:
     the scheduler.
 
     id: unique name of the sequence.
-    prompt_ids, output_ids: token ids of the prompt, and those generated so far.
+    prompt_ids, output_ids: token ids of the prompt, and those generated so far, which `append` adds.
     drafts: token ids that are expected to follow.
     sampling: how the next token is chosen.
     max_tokens: most tokens to generate.
@@ -146,6 +146,7 @@ class Sequence:
     times_passed: how many sequences that arrived later joined before this one.
     arrival_step, first_token_step: numbers of the steps in which it arrived and got its first token; 0 for
         not yet.
+    length: number of tokens of prompt and answer, without drafts.
     """
 
     id: str
@@ -175,11 +176,15 @@ class Sequence:
     times_passed: int = 0
     arrival_step: int = 0
     first_token_step: int = 0
+    length: int = field(init=False)
 
-    @property
-    def length(self) -> int:
-        """Number of tokens of prompt and answer, without drafts."""
-        return len(self.prompt_ids) + len(self.output_ids)
+    def __post_init__(self) -> None:
+        self.length = len(self.prompt_ids) + len(self.output_ids)
+
+    def append(self, tokens: Seq[int]) -> None:
+        """Add generated tokens."""
+        self.output_ids.extend(tokens)
+        self.length += len(tokens)
 
     @property
     def missing_tokens(self) -> int:
@@ -189,12 +194,14 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Whether all tokens but the newest one of the answer are computed. Drafts do not count."""
-        return self.computed_tokens == self.length - 1 and bool(self.output_ids)
+        if not self.output_ids:
+            return False
+        return self.computed_tokens == self.length - 1
 
     def expect(self, tokens: Seq[int]) -> None:
         """Set the drafts, as far as the answer has room for them and for the token after them."""
         room = self.max_tokens - len(self.output_ids) - 1
-        self.drafts = list(tokens[: max(0, room)])
+        self.drafts = list(tokens[: max(0, room)]) if tokens else []
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids in [start, stop): prompt, answer, drafts."""
@@ -212,6 +219,8 @@ class Sequence:
         Spans are in order and do not overlap, so only those are read: a video may have thousands, and this is
         asked for every block of its prompt.
         """
+        if not self.spans:
+            return ()
         first = last = bisect_right(self.spans, start, key=_end)
         while last < len(self.spans) and self.spans[last].start < stop:
             last += 1

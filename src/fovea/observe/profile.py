@@ -23,10 +23,10 @@ STAGES = (
 WAITING = "waiting"
 """No stage is active: a thread is being woken, or a socket transfers bytes."""
 PRECEDENCE = (
-    "projector", "encoder", "head", "sampling", "prefill", "mixed step", "decode step", "detokenize",
-    "schedule", "resize", "patchify", "tokenize", "image decode", "fetch", "server", "client",
+    "projector", "encoder", "head", "sampling", "prefill", "mixed step", "decode step", "schedule",
+    "resize", "patchify", "tokenize", "image decode", "fetch", "detokenize", "server", "client",
 )  # fmt: skip
-"""Stages by precedence: the model, then its thread, then preparation of its input, then transfer of text."""
+"""Stages by precedence: the model, then its thread, then preparation of its input, then the answer's text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,9 +147,9 @@ def test_slots_never_exceed_their_number_and_everyone_is_served(slots: int) -> N
 def ahead(seq: Sequence, new: Seq[int], count: int) -> list[int]:
     """The next `count` tokens of an answer with `new` tokens at its end."""
     copy = Sequence(seq.id, seq.prompt_ids, seq.sampling, seq.max_tokens, seq.spans, salt=seq.salt)
-    copy.output_ids = [*seq.output_ids, *new]
+    copy.append([*seq.output_ids, *new])
     for _ in range(count):
-        copy.output_ids.append(rows(copy)[-1] % 97)
+        copy.append([rows(copy)[-1] % 97])
     return copy.output_ids[len(seq.output_ids) + len(new) :]
 
 

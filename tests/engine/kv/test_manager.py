@@ -51,7 +51,7 @@ def test_a_finished_answer_is_a_prefix_too() -> None:
     turn = sequence("turn", 6)
     admit(kv, turn)
     compute(kv, turn)
-    turn.output_ids += [50, 51, 52]
+    turn.append([50, 51, 52])
     compute(kv, turn)
     kv.release(turn)
     follow_up = sequence("next", [*range(6), 50, 51, 9, 9])
@@ -189,7 +189,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.content[block] = tuple(seq.tokens(0, place + 1))
         self.kv.commit(seq, count, seq.length)
         if seq.missing_tokens == 0:
-            seq.output_ids.append(data.draw(st.integers(0, 1)))
+            seq.append([data.draw(st.integers(0, 1))])
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

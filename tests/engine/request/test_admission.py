@@ -112,7 +112,7 @@ def test_places_are_free_after_the_last_event_of_the_last_choice() -> None:
     ticket.commit(RequestSize(10, 0, 4))
     seen: list[Event] = []
     deliver = leave_at_end(ticket, seen.append)
-    deliver(Event(0, text="a"))
+    deliver(Event(0))
     deliver(Event(0, finish_reason="stop"))
     assert crowd.in_flight == 2
     deliver(Event(1, finish_reason="length"))

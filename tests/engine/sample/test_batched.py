@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 
 from fovea.core.sampling import SamplingParams
+from fovea.engine.events import SampledToken
 from fovea.engine.sample import sampler as module
 from fovea.engine.sample.batch import draw
 from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution
-from fovea.engine.sample.sampler import SampledToken, Sampler
+from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
 from tests.support.thorough import examples

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 
 from fovea.core.sampling import SamplingParams
+from fovea.engine.events import SampledToken
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import StepResult
 
 SIZE, LENGTH, EOS = 40, 12, 3
 PARAMS: list[dict[str, Any]] = [
@@ -46,7 +47,7 @@ def generate(params: dict[str, Any], *, batched: bool) -> list[SampledToken]:
     picks: list[SampledToken] = []
     while len(picks) < LENGTH:
         picks += step(sampler, seq)
-        seq.output_ids = [pick.token for pick in picks]
+        seq.append([pick.token for pick in picks][len(seq.output_ids) :])
     return picks
 
 
@@ -71,7 +72,7 @@ def test_tokens_are_those_of_single_steps(
         new = step(sampler, seq)
         assert len(new) == len(good) + 1 or at + len(new) > LENGTH
         picks += new
-        seq.output_ids = [pick.token for pick in picks]
+        seq.append([pick.token for pick in picks][len(seq.output_ids) :])
         steps += 1
     assert picks[:LENGTH] == expected[:LENGTH]
 

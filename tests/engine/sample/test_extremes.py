@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import SamplingParams
+from fovea.engine.events import SampledToken
 from fovea.engine.sample import sampler as module
 from fovea.engine.sample.logits import distribution
-from fovea.engine.sample.sampler import LOWEST_LOGPROB, SampledToken, Sampler
+from fovea.engine.sample.sampler import LOWEST_LOGPROB, Sampler
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
 from tests.support.thorough import examples
@@ -60,7 +61,7 @@ class Points:
 def sequence(name: str, params: dict[str, Any], output: list[int]) -> Sequence:
     top = {"top_logprobs": 20} if params.get("logprobs") else {}
     seq = Sequence(name, [1, 2, 2], SamplingParams(**params, **top), 99)
-    seq.output_ids = list(output)
+    seq.append(output)
     return seq
 
 
@@ -187,7 +188,7 @@ def test_a_token_that_is_sampled_again_gets_the_same_random_number(batched: bool
     sampler.add(seq, 0)
     first, second = sample_rows(sampler, rows, [seq]), sample_rows(sampler, rows, [seq])
     assert first == second
-    seq.output_ids.append(1)
+    seq.append([1])
     assert sample_rows(sampler, rows, [seq]) != first
 
 

@@ -18,8 +18,9 @@ from transformers import (
 )
 
 from fovea.core.sampling import SamplingParams
+from fovea.engine.events import SampledToken
 from fovea.engine.sample.logits import NUCLEUS_GUESS, adjust, distribution
-from fovea.engine.sample.sampler import SampledToken, Sampler
+from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sample.seen import SeenTokens
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
@@ -37,7 +38,7 @@ def seq(
     name: str = "s", prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any
 ) -> Sequence:
     sequence = Sequence(name, list(prompt), SamplingParams(**params), 100)
-    sequence.output_ids = list(output)
+    sequence.append(output)
     return sequence
 
 
@@ -63,7 +64,7 @@ def generate(
     sampler.add(mine, choice)
     for step in range(steps):
         rows = torch.stack([*(logits(1000 + i) for i in range(neighbours)), logits(step)])
-        mine.output_ids.append(draw(sampler, rows, [*others, mine])[-1])
+        mine.append([draw(sampler, rows, [*others, mine])[-1]])
     return mine.output_ids
 
 

@@ -12,7 +12,7 @@ def test_drafts_count_before_a_step_as_they_do_in_it() -> None:
     """Without them, steps that verify drafts took longer than a target for gaps had planned."""
     plain, drafting, prompt = sequence("a", 10), sequence("b", 20), sequence("c", 30)
     for seq in (plain, drafting):
-        seq.output_ids = [1, 2]
+        seq.append([1, 2])
         seq.computed_tokens = seq.length - 1
         seq.max_tokens = 50
     drafting.expect([3, 4, 5])

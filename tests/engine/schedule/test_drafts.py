@@ -12,9 +12,9 @@ from tests.support.brains import SlotRunner, answer, rows, scheduler, sequence
 def next_tokens(seq: Sequence, new: list[int], count: int) -> list[int]:
     """The next tokens of an answer with `new` tokens at its end."""
     ahead = Sequence(seq.id, seq.prompt_ids, seq.sampling, seq.max_tokens, seq.spans, salt=seq.salt)
-    ahead.output_ids = [*seq.output_ids, *new]
+    ahead.append([*seq.output_ids, *new])
     for _ in range(count):
-        ahead.output_ids.append(rows(ahead)[-1] % 97)
+        ahead.append([rows(ahead)[-1] % 97])
     return ahead.output_ids[len(seq.output_ids) + len(new) :]
 
 

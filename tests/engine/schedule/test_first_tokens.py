@@ -124,7 +124,8 @@ def test_ready_requests_do_not_wait_for_images_of_others_unless_the_policy_says_
 def test_decodes_leave_a_share_of_the_time() -> None:
     situation = Situation()
     running = sequence("running", 4, max_tokens=50)
-    running.output_ids, running.computed_tokens, running.status = [1], 4, Status.RUNNING
+    running.append([1])
+    running.computed_tokens, running.status = 4, Status.RUNNING
     situation.scheduler.running.append(running)
     expected = situation.first.expect(sequence("new", 100))
     assert expected.share == pytest.approx(0.5, rel=0.1), "a pace of 2 doubles the time of the decodes"
@@ -175,7 +176,8 @@ def test_turns_count_when_as_many_run_as_may() -> None:
     situation = Situation()
     for number in range(8):
         running = sequence(str(number), 4, max_tokens=50)
-        running.output_ids, running.computed_tokens, running.status = [1], 4, Status.RUNNING
+        running.append([1])
+        running.computed_tokens, running.status = 4, Status.RUNNING
         situation.scheduler.running.append(running)
         situation.first.observe(str(number), 10.0 * number)
     assert situation.first.expect(sequence("new", 5)).seconds > 10, "one place becomes free every 10 s"
@@ -205,7 +207,8 @@ def test_steps_that_are_expected_to_take_no_time_leave_all_of_it_for_prompts() -
     times.observe(Composition(0, 0, 8, 1, 36), 0.1)
     times._fit.costs = [0.0] * 6
     running = sequence("running", 4, max_tokens=50)
-    running.output_ids, running.computed_tokens, running.status = [1], 4, Status.RUNNING
+    running.append([1])
+    running.computed_tokens, running.status = 4, Status.RUNNING
     brain.running.append(running)
     costs = LodCosts(times, ImageTimes(), brain.embeddings.__contains__)
     first = FirstTokens(brain, Pace(2.5, 0.0, 2048, times), costs, lambda: 8, 1.0)

@@ -7,18 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fovea.core.sampling import SamplingParams
 from fovea.engine.schedule.padding import MOST_ROWS, Layout, Padding, fill, padded_sizes
-from fovea.engine.schedule.plan import Work
 from fovea.engine.schedule.shares import Share, write_shares
-from fovea.engine.sequence import Sequence
 
 PADDING = Padding(sizes=padded_sizes(8), width=3, axes=3, shared_rows=4, least_rows=4, block_size=4, scrap=50)
-
-
-def decode(length: int = 5) -> Work:
-    seq = Sequence("s", [1] * (length - 1), SamplingParams(), 9, output_ids=[7], computed_tokens=length - 1)
-    return Work(seq, length - 1, 1)
 
 
 def test_sizes_cover_the_running_sequences_up_to_the_largest_padded_batch() -> None:
@@ -30,16 +22,8 @@ def test_sizes_cover_the_running_sequences_up_to_the_largest_padded_batch() -> N
 
 
 def test_a_step_gets_the_smallest_batch_that_holds_it() -> None:
-    assert [PADDING.size([decode()] * count) for count in (1, 2, 3, 5, 8)] == [1, 2, 4, 8, 8]
-    assert PADDING.size([decode()] * 9) is None
-    assert PADDING.size([]) is None
-
-
-def test_a_step_that_does_more_than_decode_is_not_padded() -> None:
-    prompt = Work(Sequence("p", [1, 2, 3], SamplingParams(), 9), 0, 3)
-    last = Work(Sequence("l", [1, 2, 3], SamplingParams(), 9, computed_tokens=2), 2, 1)
-    assert PADDING.size([decode(), prompt]) is None
-    assert PADDING.size([decode(), last]) is None, "the last token of a prompt may belong to an image"
+    assert [PADDING.size(rows) for rows in (1, 2, 3, 5, 8)] == [1, 2, 4, 8, 8]
+    assert PADDING.size(9) is None
 
 
 def test_only_batches_with_enough_rows_have_arrays_for_shares() -> None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from fovea.core.errors import EngineError, InvalidRequest
 from fovea.core.sampling import SamplingParams
+from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.config import EngineConfig
-from fovea.engine.events import Event
+from fovea.engine.events import Event, SampledToken
 from fovea.engine.job import Job, SequenceInputs
-from fovea.engine.request.detokenize import TextStream
+from fovea.engine.request.reader import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.simulate.assemble import simulated_stepper
 from fovea.engine.simulate.bundled import PlainTokenizer
 from fovea.engine.simulate.executor import CostExecutor
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
 from fovea.planner.cost import CostModel
@@ -37,6 +38,31 @@ def tokenizer() -> ChatTokenizer:
     return ChatTokenizer(PlainTokenizer(FOLDER), None, eos_ids=frozenset({END}))
 
 
+@dataclass(frozen=True)
+class Heard:
+    """An event as its client reads it."""
+
+    event: Event
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(pick.token for pick in self.event.picks)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.event.finish_reason
+
+    @property
+    def error(self) -> Exception | None:
+        return self.event.error
+
+    @property
+    def timings(self) -> StageTimings:
+        return self.event.timings
+
+
 class Machine:
     """A stepper over a cost model, its job board, and a clock.
 
@@ -50,7 +76,7 @@ class Machine:
         )
         self.tokenizer = tokenizer
         self.board = JobBoard(self.stepper, tokenizer)
-        self.events: dict[str, list[Event]] = {}
+        self.events: dict[str, list[Heard]] = {}
         self.now = 0.0
 
     def job(
@@ -73,8 +99,15 @@ class Machine:
             arrival=self.now,
             encode_only=encode_only,
         )
-        text = TextStream(self.tokenizer.decode, sampling.stop, min_tokens=sampling.min_tokens)
-        return Job(seq, SequenceInputs(), heard.append, text, preprocess_s=0.25)
+        reader = AnswerReader(self.tokenizer, sampling)
+
+        def hear(event: Event) -> None:
+            reading = event.reading or reader.read(
+                event.picks, ended=event.ended, last=event.finish_reason is not None
+            )
+            heard.append(Heard(event, reading.text, reading.logprobs))
+
+        return Job(seq, SequenceInputs(), hear, reader, preprocess_s=0.25)
 
     def step(self, change: Callable[[StepResult], None] = lambda result: None) -> Step:
         """Run one step of one second. change: alters the executor's result."""
@@ -145,7 +178,7 @@ def test_tokens_know_their_place_in_the_text(tokenizer: ChatTokenizer) -> None:
 
     def score(result: StepResult) -> None:
         for name, picks in result.sampled.items():
-            result.sampled[name] = [replace(pick, logprob=-1.0) for pick in picks]
+            result.sampled[name] = [pick._replace(logprob=-1.0) for pick in picks]
 
     machine = Machine(tokenizer, spell)
     machine.board.add([machine.job("a", max_tokens=9)])
@@ -166,7 +199,7 @@ def test_texts_of_tokens_are_the_text_of_the_answer() -> None:
 
     def score(result: StepResult) -> None:
         for name, picks in result.sampled.items():
-            result.sampled[name] = [replace(pick, logprob=-1.0, top=((pick.token, -1.0),)) for pick in picks]
+            result.sampled[name] = [pick._replace(logprob=-1.0, top=((pick.token, -1.0),)) for pick in picks]
 
     machine = Machine(words, lambda seq: tokens[len(seq.output_ids)])
     machine.board.add([machine.job("a", max_tokens=9)])
@@ -301,7 +334,7 @@ def test_when_the_engine_is_dead_every_client_gets_an_error(tokenizer: ChatToken
     assert not machine.board.jobs
 
 
-def verified(machine: Machine, job: Job, *tokens: int, final: bool = False) -> Event:
+def verified(machine: Machine, job: Job, *tokens: int, final: bool = False) -> Heard:
     """Run a prompt's step, then one in which so many tokens are chosen at once. Returns the second event."""
     machine.board.add([job])
 

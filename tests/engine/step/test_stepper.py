@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fovea.engine.events import SampledToken
 from fovea.engine.job import SequenceInputs
 from fovea.engine.kv.moves import Move
 from fovea.engine.schedule.batch import BatchRule
@@ -14,7 +15,7 @@ from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence, Status
-from fovea.engine.step.executor import NO_SLICE, SampledToken, StepResult
+from fovea.engine.step.executor import NO_SLICE, StepResult
 from fovea.engine.step.stepper import Step, Stepper
 from tests.support.brains import image, scheduler, sequence
 

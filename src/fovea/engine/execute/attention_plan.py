@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fovea.engine.execute.decode_rows import DecodeInputs
 from fovea.engine.layers.shape import DecoderConfig, KVGroup
 from fovea.engine.layers.step import DecoderPlan
 from fovea.engine.schedule.plan import Work
@@ -51,14 +52,17 @@ class DecoderPlanner:
             for group in config.kv_groups
         ]
 
-    def plan(self, work: Sequence[Work], read: Sequence[int] = ()) -> DecoderPlan:
+    def plan(
+        self, work: Sequence[Work], read: Sequence[int] = (), decodes: DecodeInputs | None = None
+    ) -> DecoderPlan:
         """Return the plan of a step.
 
         work: single tokens first, as `by_length` sorts them.
         read: numbers of the rows that are returned. Layers after `DecoderConfig.writing_layers` get a plan of
             these rows alone.
+        decodes: inputs of a step that only decodes; None: it does more.
         """
-        attention = tuple(group.plan(work) for group in self._groups)
+        attention = tuple(group.plan(work, decodes) for group in self._groups)
         singles = _singles(work, read) if self._reads_apart else []
         apart = tuple(group.plan(singles) for group in self._groups) if singles else attention
         return DecoderPlan(
@@ -104,8 +108,15 @@ class GroupPlanner:
         self._shared_rows = kernels.shared_rows(group.heads.query // group.heads.kv) if shares else 0
         self._least_rows = kernels.least_shared_rows
 
-    def plan(self, work: Sequence[Work]) -> AttentionPlan:
-        """Return the plan of a step. work: single tokens first, as `by_length` sorts them."""
+    def plan(self, work: Sequence[Work], decodes: DecodeInputs | None = None) -> AttentionPlan:
+        """Return the plan of a step.
+
+        work: single tokens first, as `by_length` sorts them.
+        decodes: inputs of a step that only decodes; None: it does more.
+        """
+        if decodes is not None and self._in_place and self._window is None:
+            plan = self._padded(0, np.ascontiguousarray(decodes.tables), decodes.lengths)
+            return AttentionPlan(self._tensor(decodes.slots), (plan,), ())
         singles = next((i for i, item in enumerate(work) if item.count != 1), len(work))
         chunks, row = [], singles
         for item in work[singles:]:
@@ -167,9 +178,15 @@ class GroupPlanner:
     def _decodes(self, work: Sequence[Work], row: int) -> Decodes:
         begins = np.array([self._begin(item.start) for item in work])
         lengths = np.array([item.stop for item in work]) - begins * self._block_size
-        longest = int(lengths.max())
-        tables = np.zeros((len(work), -(-longest // self._block_size)), dtype=np.int64)
-        fill_tables(tables, work, self._block_size, begins, windowed=self._window is not None)
+        tables = np.zeros((len(work), -(-int(lengths.max()) // self._block_size)), dtype=np.int64)
+        for number, item in enumerate(work):
+            blocks = table(item, windowed=self._window is not None)
+            blocks = blocks[begins[number] : -(-item.stop // self._block_size)]
+            tables[number, : len(blocks)] = np.maximum(blocks, 0)
+        return self._padded(row, tables, lengths)
+
+    def _padded(self, row: int, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> Decodes:
+        """Return the plan of decodes from their block tables, padded to the longest, and their lengths."""
         firsts = None if self._window is None else np.maximum(0, lengths - self._window)
         mask = self._mask(lengths, firsts) if not self._in_place else None
         shared = self._shares(tables, lengths) if self._shared_rows else None
@@ -177,7 +194,7 @@ class GroupPlanner:
             row,
             self._tensor(tables),
             self._tensor(lengths),
-            longest,
+            int(lengths.max()),
             mask,
             shared,
             None if firsts is None else self._tensor(firsts),
@@ -240,28 +257,9 @@ def slots(work: Sequence[Work], block_size: int, *, windowed: bool = False) -> N
     return np.concatenate(parts)
 
 
-def fill_tables(
-    tables: NDArray[np.int64],
-    work: Sequence[Work],
-    block_size: int,
-    begins: NDArray[np.int64] | None = None,
-    *,
-    windowed: bool = False,
-) -> None:
-    """Write each sequence's blocks into its row of `tables`, (sequences, blocks). Other entries stay.
-
-    begins: (sequences,) first block that is written; None: the first of the sequence.
-    windowed: see `table`.
-    """
-    for number, item in enumerate(work):
-        begin = 0 if begins is None else int(begins[number])
-        blocks = table(item, windowed=windowed)[begin : -(-item.stop // block_size)]
-        tables[number, : len(blocks)] = np.maximum(blocks, 0)
-
-
 def by_length(work: Sequence[Work]) -> list[Work]:
     """Sort the work as `group_by_length` needs it: single tokens first, from short contexts to long ones."""
-    return sorted(work, key=lambda item: (item.count != 1, item.stop if item.count == 1 else 0))
+    return sorted(work, key=lambda item: (item.count != 1, item.start if item.count == 1 else 0))
 
 
 def group_by_length(work: Sequence[Work]) -> list[list[Work]]:

@@ -6,16 +6,15 @@ same memory one by one, on any device. This is how the padding is tested without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fovea.engine.execute.attention_plan import fill_tables, slots
-from fovea.engine.schedule.padding import Array, Padding, fill
-from fovea.engine.schedule.plan import Work
+from fovea.engine.execute.decode_rows import DecodeInputs
+from fovea.engine.schedule.padding import Padding, fill
 from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.kernels.attention import AttentionPlan, Decodes, Shares
 
@@ -42,21 +41,19 @@ class PaddedDecodes:
             for batch in self._batches.values():
                 batch.capture(pool)
 
-    def run(self, rows: int, work: Sequence[Work], ids: Array, positions: Array) -> Tensor:
-        """Return the hidden states of a decode step, (len(work), hidden). They are valid until the next call.
+    def run(self, rows: int, decodes: DecodeInputs) -> Tensor:
+        """Return the hidden states of a decode step, (B, hidden). They are valid until the next call.
 
         rows: size of the batch, from `padding.size`.
         """
         padding, size = self.padding, self.padding.block_size
-        lengths = np.array([item.stop for item in work])
-        tables = np.zeros((len(work), -(-int(lengths.max()) // size)), dtype=np.int64)
-        fill_tables(tables, work, size)
+        tables, lengths = decodes.tables, decodes.lengths
         groups = find_shares(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
         batch = self._batches[rows, bool(groups)]
-        fill(batch.arrays, padding, ids, positions, slots(work, size), tables, lengths)
+        fill(batch.arrays, padding, *decodes)
         if groups:
             write_shares(groups, size, *(batch.arrays[name] for name in ("starts", "members", "prefixes")))
-        return batch.run()[: len(work)]
+        return batch.run()[: len(lengths)]
 
 
 class _Batch:

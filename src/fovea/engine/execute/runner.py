@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from fovea.core.stage import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.execute.attention_plan import DecoderPlanner, by_length
+from fovea.engine.execute.decode_rows import DecodeRows, only_decodes
 from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.execute.graphs import PaddedDecodes
 from fovea.engine.execute.image_rows import image_rows
@@ -42,6 +44,10 @@ from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.engine.vision.stream import encoder_stream
 from fovea.kernels.attention import AttentionPlan
+
+Visual = tuple[Tensor | None, Tensor | None, list[Tensor]]
+"""The visual rows of a step, their embeddings, and DeepStack's additions for these rows."""
+NO_VISUAL: Visual = None, None, []
 
 
 class Runner:
@@ -103,6 +109,9 @@ class Runner:
             alive=self._prompts.__contains__,
         )
         self._cross = config.cross_attention
+        self._rows = DecodeRows(
+            block_size, 0 if model.merge is None else 3, lambda seq_id: self._prompts[seq_id].delta
+        )
         self._planner = DecoderPlanner(model.kernels, config, block_size, device, dtype)
         self._padded: PaddedDecodes | None = None
         if padding is not None:
@@ -161,15 +170,21 @@ class Runner:
         for move in plan.moves:
             self._move(move)
         self._encode(plan, encode_s, result)
-        items = [item for item in plan.work if item.seq.id not in result.failures]
-        work = by_length([piece for item in items for piece in item.split()])
+        items = plan.work
+        if result.failures:
+            items = tuple(item for item in items if item.seq.id not in result.failures)
+        work = by_length(
+            [piece for item in items for piece in ((item,) if item.count == 1 else item.split())]
+        )
         if not work:
             return result
-        ends = np.cumsum([item.count for item in work]) - 1
-        rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
+        ends = [end - 1 for end in accumulate(item.count for item in work)]
+        sampled = [(end, item) for end, item in zip(ends, work, strict=True) if item.samples]
+        rows = [end for end, _ in sampled]
         scored = [
-            (item, place, int(end) - item.stop + 1 + place)
+            (item, place, end - item.stop + 1 + place)
             for end, item in zip(ends, work, strict=True)
+            if item.seq.scores_prompt
             for place in prompt_rows(item)
         ]
         with forward_stage(work):
@@ -182,7 +197,7 @@ class Runner:
             with stage("head", rows=len(rows)):
                 logits = self.model.logits(hidden)
             with stage("sampling", rows=len(rows)):
-                self.sampler.sample(logits, [(item.seq, item.draft) for item in work if item.samples], result)
+                self.sampler.sample(logits, [(item.seq, item.draft) for _, item in sampled], result)
         return result
 
     @torch.inference_mode()
@@ -256,13 +271,18 @@ class Runner:
     def _forward(self, work: list[Work], rows: list[int]) -> Tensor:
         """Compute a step, and return the hidden states of `rows`: (len(rows), hidden)."""
         device = self.model.device
-        ids = np.concatenate([self._prompts[item.seq.id].ids_of(item) for item in work])
-        visual_rows, embeds, deepstack = self._visual(work)
-        positions = np.concatenate([self._prompts[item.seq.id].positions_of(item) for item in work], axis=-1)
-        if self._padded is not None and (size := self._padded.padding.size(work)):
-            return self._padded.run(size, work, ids, positions)
+        decodes = self._rows.update(work) if only_decodes(work) else None
+        if decodes is not None:
+            if self._padded is not None and (size := self._padded.padding.size(len(work))):
+                return self._padded.run(size, decodes)
+            ids, positions = decodes.ids, decodes.positions
+            visual_rows, embeds, deepstack = NO_VISUAL
+        else:
+            prompts = [(self._prompts[item.seq.id], item) for item in work]
+            ids = np.concatenate([prompt.ids_of(item) for prompt, item in prompts])
+            visual_rows, embeds, deepstack = self._visual(work)
+            positions = np.concatenate([prompt.positions_of(item) for prompt, item in prompts], axis=-1)
         tokens = torch.from_numpy(ids).to(device)
-        only_decodes = len(work) == len(ids) and rows == list(range(len(ids)))
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
@@ -270,10 +290,10 @@ class Runner:
             x,
             torch.from_numpy(positions).to(device),
             self.memory,
-            self._planner.plan(work, rows),
+            self._planner.plan(work, rows, decodes),
             visual_rows,
             deepstack,
-            None if only_decodes else row_index(rows, device),
+            None if rows == list(range(len(ids))) else row_index(rows, device),
             self.model.decoder.layer_embeddings(tokens, x, visual_rows),
             image_rows(work, self._image_states) if self._cross is not None else (),
         )
@@ -292,11 +312,8 @@ class Runner:
         hidden: Tensor = decoder(x, positions, self.memory, plans, per_layer=own)
         return hidden
 
-    def _visual(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-        """Return the step's visual rows, their embeddings, and DeepStack's additions for these rows.
-
-        The tokens of reduced images get their positions here.
-        """
+    def _visual(self, work: list[Work]) -> Visual:
+        """Return the visual part of a step. The tokens of reduced images get their positions here."""
         rows: list[NDArray[np.int64]] = []
         parts: list[tuple[VisualFeatures, slice]] = []
         base = 0
@@ -315,7 +332,7 @@ class Runner:
                 parts.append((features, slice(begin, begin + len(places))))
             base += item.count
         if not rows:
-            return None, None, []
+            return NO_VISUAL
         index = torch.from_numpy(np.concatenate(rows)).to(self.model.device)
         embeds = torch.cat([features.embeds[where] for features, where in parts])
         levels = len(parts[0][0].deepstack)

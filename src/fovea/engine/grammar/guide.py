@@ -262,6 +262,9 @@ class Guides:
         self._looks.pop(name, None)
         self._slow.discard(name)
 
+    def __len__(self) -> int:
+        return len(self._guides)
+
     def __contains__(self, name: object) -> bool:
         return name in self._guides
 

@@ -331,14 +331,16 @@ class KVManager:
     def can_extend(self, seq: Sequence, tokens: int) -> bool:
         if self.window is not None and self.window.missing(seq, tokens) > self.window.pool.free:
             return False
-        return self.blocks_for(tokens) - len(seq.blocks) <= self.pool.free
+        missing = -(-tokens // self.block_size) - len(seq.blocks)
+        return missing <= 0 or missing <= self.pool.free
 
     def extend(self, seq: Sequence, tokens: int) -> None:
         """Take blocks until `seq` has room for its first `tokens` tokens.
 
         Raises KeyError when no block is free.
         """
-        while len(seq.blocks) < self.blocks_for(tokens):
+        blocks = -(-tokens // self.block_size)
+        while len(seq.blocks) < blocks:
             seq.blocks.append(self._take(seq, len(seq.blocks)))
         if self.window is not None:
             self.window.extend(seq, tokens)
@@ -361,7 +363,7 @@ class KVManager:
         after = seq.computed_tokens // self.block_size
         for name in () if self.states is None else self.states.commit(seq, known):
             self._mark_available(seq, name)
-        if self.share_prefixes:
+        if self.share_prefixes and (seq.spans or after > first // self.block_size):
             self._name_new(seq, first, after)
         if self.window is not None:
             self.window.release_behind(seq)

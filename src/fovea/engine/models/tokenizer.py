@@ -89,6 +89,22 @@ def load_tokenizer(
         marker_ids=markers,
         dialect=dialect(chat_template),
         image_text=image_text,
+        decodes_by_backend=_decodes_by_backend(tokenizer),
+    )
+
+
+def _decodes_by_backend(tokenizer: Any) -> bool:
+    """Whether `decode` of a tokenizer is that of the library `tokenizers`, in a wrapper that adds nothing.
+
+    The wrapper takes many times as long as the library, for every token of an answer.
+    """
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind, own = type(tokenizer), PreTrainedTokenizerFast
+    return (
+        isinstance(tokenizer, own)
+        and kind.decode is PreTrainedTokenizerBase.decode
+        and kind._decode is own._decode
     )
 
 

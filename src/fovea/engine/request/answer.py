@@ -13,6 +13,7 @@ from fovea.core.image import ImageUse, RelevanceRecord
 from fovea.core.types import Delta, PromptLogprobs, TokenLogprob, Usage
 from fovea.engine.events import Event
 from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
+from fovea.engine.request.reader import AnswerReader, public_error
 from fovea.relevance.pipeline import Realization
 
 Ids = tuple[int, ...]
@@ -48,27 +49,31 @@ class ReasoningCount:
 
 
 class AnswerState:
-    """Counts the tokens of a request while its events become deltas."""
+    """Reads the answers of a request, and counts their tokens, while its events become deltas."""
 
     def __init__(
         self,
+        name: str,
         prepared: PreparedPrompt,
-        choices: int,
+        readers: Sequence[AnswerReader],
         find_realization: Callable[[str], Realization | None] = lambda key: None,
         marks: tuple[Ids, Ids] | None = None,
         return_ids: bool = False,
         offsets: Sequence[int] = (),
     ) -> None:
-        """choices: number of answers.
+        """name: id of the request, for errors.
 
+        readers: turn the tokens of each answer into text.
         find_realization: returns the relevance result of an image, by the image's key; None if it is no
             longer known.
         marks: tokens that begin the model's reasoning, and those that end it; None: it does not reason.
         return_ids: whether the first delta holds the ids of the prompt.
         offsets: place of each token of the prompt in its text; (): unknown.
         """
+        self._name = name
+        self._readers = readers
         self._offsets = offsets
-        self._reasoning = [ReasoningCount(marks, prepared.thinking) for _ in range(choices)]
+        self._reasoning = [ReasoningCount(marks, prepared.thinking) for _ in readers]
         self._images = prepared.images
         self._find_realization = find_realization
         self._prompt = len(prepared.ids)
@@ -76,7 +81,7 @@ class AnswerState:
         self._thinking = prepared.thinking
         self._ids = tuple(prepared.ids) if return_ids else ()
         self._visual = {at for span in prepared.spans for at in range(span.start, span.end)}
-        self._open = choices
+        self._open = len(readers)
         self._completion = 0
         self._cached = 0
 
@@ -91,8 +96,17 @@ class AnswerState:
         if event.finish_reason == "abort":
             # A client that cancels reads no further events, so the engine itself caused this end.
             raise Unavailable("the engine is shutting down")
-        self._completion += len(event.token_ids)
-        self._reasoning[event.choice].add(event.token_ids)
+        reader = self._readers[event.choice]
+        try:
+            text, logprobs, _ = event.reading or reader.read(
+                event.picks, ended=event.ended, last=event.finish_reason is not None
+            )
+            scored = reader.read_prompt(event.prompt)
+        except Exception as error:
+            raise public_error(error, self._name) from error
+        token_ids = tuple(pick.token for pick in event.picks)
+        self._completion += len(token_ids)
+        self._reasoning[event.choice].add(token_ids)
         if event.choice == 0:
             self._cached = event.cached_tokens
         usage = timings = None
@@ -101,13 +115,13 @@ class AnswerState:
             if self.done:
                 reasoning = sum(count.tokens for count in self._reasoning)
                 usage = Usage(self._prompt, self._completion, self._cached, self._image, reasoning)
-                timings = event.timings
+                timings = replace(event.timings, detokenize=reader.seconds)
         ids, self._ids = self._ids, ()
         return Delta(
             event.choice,
-            event.text,
-            event.token_ids,
-            event.logprobs,
+            text,
+            token_ids,
+            logprobs,
             event.finish_reason,
             usage,
             timings,
@@ -117,7 +131,7 @@ class AnswerState:
             self._prompt,
             self._cached,
             ids,
-            self._prompt_logprobs(event.prompt),
+            self._prompt_logprobs(scored),
         )
 
     def _prompt_logprobs(self, scored: Mapping[int, TokenLogprob]) -> PromptLogprobs:

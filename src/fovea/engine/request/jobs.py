@@ -8,8 +8,8 @@ from collections.abc import Sequence as Ids
 from fovea.core.types import GenerationRequest
 from fovea.engine.events import Sink
 from fovea.engine.job import Job, SequenceInputs
-from fovea.engine.request.detokenize import TextStream
 from fovea.engine.request.prompt_plan import PreparedPrompt
+from fovea.engine.request.reader import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Sequence
 
@@ -39,9 +39,6 @@ def build_jobs(
     """
     sampling = request.sampling
 
-    def decode(ids: Ids[int]) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=sampling.skip_special_tokens)
-
     def before(inputs: SequenceInputs) -> Ids[int]:
         exact = inputs.grammar is not None and not inputs.grammar_after
         return tokenizer.encode_plain(FULL_STOP) if exact else ()
@@ -51,13 +48,7 @@ def build_jobs(
             seq=to_sequence(request, prompt, max_tokens, arrival, choice),
             inputs=own,
             sink=sink,
-            text=TextStream(
-                decode,
-                sampling.stop,
-                min_tokens=sampling.min_tokens,
-                keep_stop=sampling.include_stop_str_in_output,
-                before=before(own),
-            ),
+            reader=AnswerReader(tokenizer, sampling, before(own)),
             fetch_s=request.fetch_s,
             media_decode_s=request.media_decode_s,
             preprocess_s=preprocess_s,

@@ -1,7 +1,7 @@
 """Searches a growing text for stop strings, at a cost per character that does not depend on their lengths.
 
-The engine's thread does this for every token of every request. Comparing the end of the text with every
-beginning of a long stop string would take milliseconds per token, for all clients.
+The engine's thread does this for every token of a request with stop strings. Comparing the end of the text
+with every beginning of a long stop string would take milliseconds per token, for all clients.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ class ChatTokenizer:
         reason.
     dialect: how the model writes reasoning and tool calls; None: as the template tells.
     image_text: see `ChatTemplate`.
+    decodes_by_backend: the tokenizer's `decode` does nothing but call that of `backend`.
     drops_first_space: whether a text loses the space with which its first token begins, as it does by
         sentencepiece.
 
@@ -64,11 +65,13 @@ class ChatTokenizer:
         marker_ids: frozenset[int] = frozenset(),
         dialect: Dialect | None = None,
         image_text: str | None = None,
+        decodes_by_backend: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         added = tokenizer.added_tokens_decoder
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._decodes_by_backend = decodes_by_backend
         self.dialect = dialect if dialect is not None else detect(template)
         self._controls = ControlTokens(added, template or "", eos_ids | marker_ids)
         self._template = ChatTemplate(tokenizer, template, self._controls, image_text)
@@ -187,6 +190,8 @@ class ChatTokenizer:
         )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if self._decodes_by_backend and self.backend is not None:
+            return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
         text: str = self._tokenizer.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )

@@ -84,7 +84,7 @@ def _ban(row: Tensor, forbidden: frozenset[int]) -> Tensor:
     return torch.zeros_like(row).index_fill(0, ids, -math.inf)
 
 
-def needs_adjusting(params: SamplingParams, forbidden: frozenset[int]) -> bool:
+def needs_adjusting(params: SamplingParams, forbidden: frozenset[int] = frozenset()) -> bool:
     """Whether `adjust` would change a row."""
     return bool(
         params.logit_bias

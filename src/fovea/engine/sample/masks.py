@@ -38,22 +38,15 @@ class RowMask:
         return torch.zeros_like(row).masked_fill_(self._forbidden, -math.inf)
 
 
-class RowMasks:
-    """The masks of a step, by row; rows without a grammar have none."""
+def apply_masks(masks: Masks | None, logits: Tensor) -> dict[int, RowMask]:
+    """Set the forbidden tokens of `logits` to -inf, in place, and return the masks by row.
 
-    def __init__(self, rows: dict[int, RowMask]) -> None:
-        self._rows = rows
-
-    @classmethod
-    def of(cls, masks: Masks | None, logits: Tensor) -> RowMasks:
-        """Set the forbidden tokens of `logits` to -inf, in place, and return the masks."""
-        if masks is None:
-            return cls({})
-        forbidden = ~torch.from_numpy(masks.allowed(logits.shape[1])).to(logits.device)
-        index = row_index(masks.rows, logits.device)
-        before = logits[index]
-        logits[index] = before.masked_fill(forbidden, -math.inf)
-        return cls({row: RowMask(masks, i, forbidden[i], before[i]) for i, row in enumerate(masks.rows)})
-
-    def get(self, row: int) -> RowMask | None:
-        return self._rows.get(row)
+    Rows without a grammar have none.
+    """
+    if masks is None:
+        return {}
+    forbidden = ~torch.from_numpy(masks.allowed(logits.shape[1])).to(logits.device)
+    index = row_index(masks.rows, logits.device)
+    before = logits[index]
+    logits[index] = before.masked_fill(forbidden, -math.inf)
+    return {row: RowMask(masks, i, forbidden[i], before[i]) for i, row in enumerate(masks.rows)}

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB
+from fovea.engine.events import PromptToken
 from fovea.engine.schedule.plan import Work
-from fovea.engine.step.executor import PromptToken
 
 ROWS = 64
 """Rows whose logits are in memory at a time."""
 
 
 def prompt_rows(item: Work) -> range:
-    """Positions of a step's work whose logits tell the log probability of the next token of the prompt."""
-    if not item.seq.scores_prompt:
-        return range(0)
+    """Positions of a step's work whose logits tell the log probability of the next token of the prompt.
+
+    The log probabilities of the sequence's prompt are wanted.
+    """
     return range(item.start, min(item.stop, len(item.seq.prompt_ids) - 1))
 
 

@@ -17,20 +17,21 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB
+from fovea.engine.events import SampledToken
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
 from fovea.engine.sample.batch import draw, has_filter, row_index
 from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair
-from fovea.engine.sample.masks import RowMask, RowMasks
+from fovea.engine.sample.masks import RowMask, apply_masks
 from fovea.engine.sample.seen import SeenTokens
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import StepResult
 
 Row = tuple[Sequence, int]
 """A row of logits: its sequence, and the number of drafts between the answer and the row's token."""
@@ -84,6 +85,7 @@ class Sampler:
         self._guides = Guides(most_drafts)
         self._held: dict[str, _Held] = {}
         self._bad_words: dict[str, list[list[int]]] = {}
+        self._simple: set[str] = set()
 
     def add(
         self,
@@ -101,9 +103,12 @@ class Sampler:
         bad_words: tokens that must not occur one after the other.
         after: the grammar begins behind these tokens; (): with the answer.
         """
-        self._streams[seq.id] = _Stream(seq.sampling.seed, choice)
+        params = seq.sampling
+        self._streams[seq.id] = _Stream(params.seed, choice)
         if bad_words:
             self._bad_words[seq.id] = [list(word) for word in bad_words]
+        elif params.greedy and not params.logprobs and not params.min_tokens and not needs_adjusting(params):
+            self._simple.add(seq.id)
         if grammar is None:
             return []
         self._guides.add(seq.id, grammar, after)
@@ -117,6 +122,7 @@ class Sampler:
         self._guides.remove(seq.id)
         self._held.pop(seq.id, None)
         self._bad_words.pop(seq.id, None)
+        self._simple.discard(seq.id)
 
     def sample(self, logits: Tensor, rows: Seq[Row], result: StepResult) -> None:
         """Choose the next tokens of each sequence, and write them into `result`.
@@ -136,12 +142,14 @@ class Sampler:
             if not rows:
                 return
         found, late = self._guides.masks(rows, logits.shape[1], result.failures)
-        for i, (seq, drafts) in enumerate(rows):
-            if seq.id in late and not drafts:
-                self._held[seq.id] = _Held(seq, row=logits[i : i + 1].clone())
+        if late:
+            for i, (seq, drafts) in enumerate(rows):
+                if seq.id in late and not drafts:
+                    self._held[seq.id] = _Held(seq, row=logits[i : i + 1].clone())
         picks = self._choose(logits, rows, found, result.failures, late)
-        guided = [(seq, picks.get(seq.id)) for seq in {seq.id: seq for seq, _ in rows}.values()]
-        self._look_ahead([(seq, chosen) for seq, chosen in guided if chosen], result)
+        if self._guides:
+            guided = {seq.id: seq for seq, _ in rows if seq.id in self._guides}
+            self._look_ahead([(seq, picks[name]) for name, seq in guided.items() if picks.get(name)], result)
         result.sampled.update(
             {name: chosen for name, chosen in picks.items() if chosen and name not in result.failures}
         )
@@ -194,7 +202,7 @@ class Sampler:
 
         late: ids of sequences that get none.
         """
-        masks = RowMasks.of(found, logits)
+        masks = apply_masks(found, logits)
         best = logits.argmax(-1)
         points: dict[int, float] = {}
         if self._batched:
@@ -203,14 +211,19 @@ class Sampler:
         else:
             tokens, sure = best.tolist(), [True] * len(rows)
         picks: dict[str, list[SampledToken]] = {}
-        for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
+        for i in sorted(range(len(rows)), key=[drafts for _, drafts in rows].__getitem__):
             seq, drafts = rows[i]
             chosen = picks.setdefault(seq.id, [])
-            if seq.id in failures or seq.id in late or not _is_reached(seq, drafts, chosen):
+            if drafts and not _is_reached(seq, drafts, chosen) or seq.id in failures or seq.id in late:
+                continue
+            mask = masks.get(i)
+            if (seq.id in self._simple or i in points and sure[i]) and (
+                mask is None or mask.allows(tokens[i])
+            ):
+                chosen.append(SampledToken(tokens[i]))
                 continue
             try:
-                done = i in points and sure[i]
-                chosen.append(self._pick(logits[i], tokens[i], seq, drafts, masks.get(i), done=done))
+                chosen.append(self._pick(logits[i], tokens[i], seq, drafts, mask))
             except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
                 failures[seq.id] = error
         return picks
@@ -218,12 +231,12 @@ class Sampler:
     def _look_ahead(self, chosen: list[tuple[Sequence, list[SampledToken]]], result: StepResult) -> None:
         """Let guides read the new tokens of their answers.
 
+        chosen: the sequences that have a guide, with their tokens.
+
         An answer is cut where it is complete. Tokens that must follow are noted as drafts. The first token of
         an answer whose guide is late is held back; accepted drafts behind it are computed again.
         """
-        guided = [
-            (seq, picks) for seq, picks in chosen if seq.id in self._guides and seq.id not in result.failures
-        ]
+        guided = [(seq, picks) for seq, picks in chosen if seq.id not in result.failures]
         for seq, picks in guided:
             self._guides.look(seq.id, seq.output_ids, [pick.token for pick in picks])
         self._guides.wait([seq.id for seq, _ in guided])
@@ -242,7 +255,7 @@ class Sampler:
 
     def _finish(self, name: str, picks: list[SampledToken], ahead: Ahead, result: StepResult) -> None:
         if ahead.complete is not None:
-            picks[ahead.complete - 1 :] = [replace(picks[ahead.complete - 1], final=True)]
+            picks[ahead.complete - 1 :] = [picks[ahead.complete - 1]._replace(final=True)]
         elif self._most_drafts:
             result.drafts[name] = ahead.drafts
 
@@ -281,17 +294,14 @@ class Sampler:
         tokens, sure = table.tolist()
         return tokens, [bool(flag) for flag in sure]
 
-    def _pick(
-        self, row: Tensor, best: int, seq: Sequence, drafts: int, mask: RowMask | None, *, done: bool
-    ) -> SampledToken:
+    def _pick(self, row: Tensor, best: int, seq: Sequence, drafts: int, mask: RowMask | None) -> SampledToken:
         """Choose the token of one row, which follows the answer and its first `drafts` drafts.
 
-        best: the most likely token; with `done`, the token that was drawn on the device.
+        best: the most likely token.
         """
         params, forbidden = seq.sampling, self._forbidden(seq, drafts)
         adjusts = needs_adjusting(params, forbidden)
-        simple = done or (params.greedy and not adjusts and not params.logprobs)
-        if simple and (mask is None or mask.allows(best)):
+        if params.greedy and not adjusts and not params.logprobs and (mask is None or mask.allows(best)):
             return SampledToken(best)
         row = adjusted = repair(row if mask is None else mask.row)
         token = best
@@ -331,5 +341,5 @@ class Sampler:
 
 
 def _is_reached(seq: Sequence, drafts: int, chosen: list[SampledToken]) -> bool:
-    """Whether the tokens that were chosen so far are the first `drafts` drafts."""
-    return len(chosen) == drafts and (not drafts or chosen[-1].token == seq.drafts[drafts - 1])
+    """Whether the tokens that were chosen so far are the first `drafts` drafts, of which there is one."""
+    return len(chosen) == drafts and chosen[-1].token == seq.drafts[drafts - 1]

@@ -25,7 +25,10 @@ def composition_of(plan: StepPlan) -> Composition:
 
 def composition_of_decodes(sequences: Iterable[Sequence]) -> Composition:
     """Return the composition of a step that only decodes, drafts included. Other sequences do not count."""
-    rows = [(seq.missing_tokens, seq.computed_tokens) for seq in sequences if seq.decoding]
-    return Composition(
-        sum(count for count, _ in rows), sum(count * (computed + count) for count, computed in rows)
-    )
+    rows = context = 0
+    for seq in sequences:
+        if seq.decoding:
+            count = 1 + len(seq.drafts)
+            rows += count
+            context += count * (seq.computed_tokens + count)
+    return Composition(rows, context)

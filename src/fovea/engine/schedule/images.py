@@ -45,6 +45,8 @@ class ImageRequests:
         That image is requested, even if the `count` tokens end before it. The images on the way are held for
         the sequence; one that does not fit under the ceiling counts as unencoded.
         """
+        if not self.lasting and (not seq.spans or seq.spans[-1].end <= seq.computed_tokens):
+            return count  # so it is for most steps, and a video may have thousands of spans
         stop = seq.computed_tokens + count
         for span in seq.spans:
             if span.end <= seq.computed_tokens and not self.lasting:

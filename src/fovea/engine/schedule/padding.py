@@ -10,13 +10,10 @@ that is not used, and they read and write a scrap block.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fovea.engine.schedule.plan import Work
 
 MOST_ROWS = 256
 """Larger batches are not padded: they keep the device busy for longer than their launches take."""
@@ -46,11 +43,9 @@ class Padding:
     scrap: int
     launch_only: bool = False
 
-    def size(self, work: Sequence[Work]) -> int | None:
-        """The batch size for this step; None if it is empty, too large, or does more than decode."""
-        if not work or len(work) > self.sizes[-1] or not all(item.seq.decoding for item in work):
-            return None
-        return next(size for size in self.sizes if size >= len(work))
+    def size(self, rows: int) -> int | None:
+        """The batch size for a step that decodes so many rows; None if there are too many."""
+        return next((size for size in self.sizes if size >= rows), None)
 
     def batches(self) -> list[tuple[int, bool]]:
         """Every batch as (rows, whether rows share prefixes), the largest first."""

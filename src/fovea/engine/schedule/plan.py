@@ -30,17 +30,20 @@ class Work:
     @property
     def samples(self) -> bool:
         """Whether the step also chooses tokens, because none of prompt and answer remains to be computed."""
-        return self.stop >= self.seq.length
+        return self.start + self.count >= self.seq.length
 
     @property
     def draft(self) -> int:
         """Number of drafts among the tokens."""
-        return max(0, self.stop - self.seq.length)
+        ahead = self.start + self.count - self.seq.length
+        return ahead if ahead > 0 else 0
 
     def split(self) -> tuple[Work, ...]:
         """Return the known tokens as one piece, and each draft as another, because each draft is verified."""
+        if self.count == 1:
+            return (self,)
         first = min(max(self.seq.length, self.start), self.stop)
-        if self.count == 1 or first == self.stop:
+        if first == self.stop:
             return (self,)
         apart = tuple(self._piece(place, place + 1) for place in range(first, self.stop))
         return (self._piece(self.start, first), *apart) if first > self.start else apart

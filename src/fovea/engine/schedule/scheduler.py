@@ -32,6 +32,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 from typing import Any
 
 from fovea.core.types import FinishReason
@@ -49,6 +50,10 @@ from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32
 """How many waiting sequences are searched for images to encode ahead when no sequence can join."""
+RUNNING = Status.RUNNING
+"""A name of its own, because looking up a member of an enumeration takes 0.2 us, for every row of a step."""
+BY_ARRIVAL = attrgetter("arrival", "id")
+"""The order in which sequences arrived."""
 
 
 class Scheduler:
@@ -117,9 +122,13 @@ class Scheduler:
         """
         if self.config.target_itl_ms:
             return self.decodes
+        decoding = [seq for seq in self.running if seq.decoding]
+        with_images = [seq for seq in decoding if seq.spans]
+        if not with_images:
+            return len(decoding)
         pending = (seq for seq in (*self.waiting, *self.running) if not seq.decoding)
         newest = max((seq.arrival_step for seq in pending), default=self.steps)
-        return sum(s.decoding and (not s.spans or s.first_token_step <= newest) for s in self.running)
+        return len(decoding) - sum(seq.first_token_step > newest for seq in with_images)
 
     def schedule(
         self,
@@ -138,14 +147,15 @@ class Scheduler:
         current, waiting = _among(self.running, only), _among(self.waiting, only)
         self.images.begin(current, waiting)
         budget = Budget(self.config.max_step_tokens, self.config.max_step_visual_tokens, prompts)
-        current.sort(key=lambda s: (not s.decoding, s.arrival, s.id))
-        decodes = sum(seq.decoding for seq in current)
-        for later, seq in enumerate(current[:decodes], 1):
-            self._continue(seq, budget, max(1, budget.tokens - (decodes - later)))
-        self._serve_short(current[decodes:], waiting, budget)
-        for seq in current[decodes:]:
+        current.sort(key=BY_ARRIVAL)
+        decodes = [seq for seq in current if seq.decoding]
+        others = [seq for seq in current if not seq.decoding]
+        for later, seq in enumerate(decodes, 1 - len(decodes)):
+            self._continue(seq, budget, max(1, budget.tokens + later))
+        self._serve_short(others, waiting, budget)
+        for seq in others:
             if seq.id not in budget.work:
-                self._continue(seq, budget, budget.tokens)
+                self._continue(seq, budget, budget.most(seq))
         self._admit_waiting(_among(self.waiting, only), budget)
         work = sorted(budget.work.values(), key=lambda w: not w.seq.decoding)
         return StepPlan(
@@ -172,14 +182,15 @@ class Scheduler:
         self.kv.finish_moves()
         for item in plan.work:
             seq = item.seq
-            if seq.status is not Status.RUNNING:
+            if seq.status is not RUNNING:
                 continue
             tokens = sampled.get(seq.id, ())
             computed = item.count - item.draft + max(0, len(tokens) - 1)
             known = seq.length
-            seq.output_ids.extend(tokens)
+            seq.append(tokens)
             self.kv.commit(seq, computed, known)
-            if any(span.end <= seq.computed_tokens for span in seq.spans_between(item.start, item.stop)):
+            spans = seq.spans_between(item.start, item.stop) if seq.spans else ()
+            if any(span.end <= seq.computed_tokens for span in spans):
                 self.images.release_computed(seq)
             if tokens:
                 seq.first_token_step = seq.first_token_step or self.steps
@@ -190,7 +201,7 @@ class Scheduler:
 
         Since then no token of the sequence was missing, so it was in no step, unless it was preempted.
         """
-        seq.output_ids.extend(tokens)
+        seq.append(tokens)
         seq.first_token_step = seq.first_token_step or self.steps
         seq.expect(drafts)
 
@@ -233,6 +244,8 @@ class Scheduler:
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, most), budget)
         if self._whole_images:
             count = _to_image_border(seq, count)
+        if not seq.drafts:
+            return count
         known, drafts = seq.length - seq.computed_tokens, self.kv.most_drafts()
         if not self.kv.can_extend(seq, seq.computed_tokens + count):
             count = min(count, known)  # nobody is preempted for drafts
@@ -240,13 +253,13 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
         """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
-        if seq.status is not Status.RUNNING or budget.tokens <= 0:  # another one has taken its blocks
+        if seq.status is not RUNNING or budget.tokens <= 0:  # another one has taken its blocks
             return
-        count = self._next_tokens(seq, min(most, budget.most(seq)), budget)
+        count = self._next_tokens(seq, most, budget)
         if count == 0:
             return
         while not self.kv.can_extend(seq, seq.computed_tokens + count):
-            victim = max(self.running, key=lambda s: (s.arrival, s.id))
+            victim = max(self.running, key=BY_ARRIVAL)
             self._preempt(victim, budget)
             if victim is seq:
                 return
@@ -274,7 +287,7 @@ class Scheduler:
             if ends and count > 2 * ends or seq is oldest and count > budget.most(seq):
                 continue  # too long to end in this step, or the oldest prompt, which has the other half
             if seq.status is Status.RUNNING:
-                self._continue(seq, budget, budget.tokens)
+                self._continue(seq, budget, budget.most(seq))
             elif not self._admit_short(seq, joining, budget):
                 break
             if not ends and seq.id in budget.work and budget.work[seq.id].samples:
@@ -375,7 +388,7 @@ class Scheduler:
 
     def _wait(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
-        insort(self.waiting, seq, key=lambda s: (s.arrival, s.id))
+        insort(self.waiting, seq, key=BY_ARRIVAL)
 
 
 def _to_image_border(seq: Sequence, count: int) -> int:

@@ -7,12 +7,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.events import SampledToken
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.composition import composition_of
 from fovea.engine.schedule.plan import EncodeJob, StepPlan
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.noise import Noise, NoiseSettings
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import StepResult
 from fovea.engine.step.slice_queue import SliceQueue
 from fovea.planner.cost import CostModel
 

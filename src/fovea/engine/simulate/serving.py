@@ -100,13 +100,9 @@ class SimulatedEngine:
             )
         arrival = time.monotonic()
         ticket = self._admission.enter(request.sampling.n)
-        loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def sink(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-        deliver = leave_at_end(ticket, sink)
+        outbox = self.loop.board.outbox
+        deliver = leave_at_end(ticket, outbox.sink(asyncio.get_running_loop(), events))
         jobs: list[Job] = []
         described: Sequence | None = None
         try:
@@ -118,7 +114,7 @@ class SimulatedEngine:
                 request, prompt, max_tokens, self.tokenizer, deliver, arrival=arrival, preprocess_s=seconds
             )
             self.loop.submit(jobs)
-            answer = AnswerState(prompt, request.sampling.n)
+            answer = AnswerState(request.id, prompt, [job.reader for job in jobs])
             while not answer.done:
                 yield answer.take(await events.get())
         finally:

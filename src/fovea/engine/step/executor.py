@@ -6,40 +6,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fovea.engine.events import PromptToken, SampledToken
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """One sampled token.
-
-    logprob: log probability before any adjustment; None if the request did not ask for it.
-    top: the most likely alternatives as (id, logprob), likeliest first.
-    final: the answer is complete with this token, because its format allows no further one.
-    """
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    final: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PromptToken:
-    """The log probability of one token of a prompt.
-
-    place: position of the token in the prompt.
-    top: the most likely tokens of its place as (id, logprob), likeliest first.
-    rank: 1 for the most likely token, 2 for the next one.
-    """
-
-    place: int
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-    rank: int
 
 
 @dataclass(slots=True)

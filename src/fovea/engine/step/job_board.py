@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from fovea.core.errors import EngineError, FoveaError, InvalidRequest, RequestError, Unavailable
+from fovea.core.errors import EngineError, FoveaError, InvalidRequest
 from fovea.core.sampling import SamplingParams
-from fovea.core.stage import stage
-from fovea.core.types import FinishReason, StageTimings, TokenLogprob
-from fovea.engine.events import Event
+from fovea.core.types import FinishReason
+from fovea.engine.events import Event, Reading, SampledToken
 from fovea.engine.job import Job
+from fovea.engine.request.reader import public_error
 from fovea.engine.request.tokenizer import ChatTokenizer
-from fovea.engine.sequence import Status
-from fovea.engine.step.executor import PromptToken, SampledToken, StepResult
+from fovea.engine.sequence import Sequence, Status
+from fovea.engine.step.executor import StepResult
+from fovea.engine.step.outbox import Outbox
 from fovea.engine.step.stepper import Step, Stepper
 
 log = logging.getLogger("fovea.engine")
@@ -24,9 +24,12 @@ log = logging.getLogger("fovea.engine")
 class JobBoard:
     """All unfinished jobs. For the thread that runs the steps.
 
+    Every public method ends by waking the event loops for which it had events, each of them once.
+
     jobs: by sequence id.
     generated_tokens: number of tokens that were sampled.
-    tokenizer: turns tokens into text.
+    tokenizer: knows the tokens that end answers.
+    outbox: makes sinks for event loops.
     """
 
     def __init__(self, stepper: Stepper, tokenizer: ChatTokenizer) -> None:
@@ -34,6 +37,7 @@ class JobBoard:
         self.generated_tokens = 0
         self._stepper = stepper
         self.tokenizer = tokenizer
+        self.outbox = Outbox()
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Add jobs to the scheduler. A job that cannot be added ends with an error event."""
@@ -47,24 +51,22 @@ class JobBoard:
             try:
                 self._stepper.add(job.seq, job.inputs)
             except Exception as error:  # noqa: BLE001 - any error refuses this job alone
-                self._refuse(job, _public(error, job))
+                self._refuse(job, public_error(error, job.seq.id.rpartition(":")[0]))
                 continue
             self.jobs[job.seq.id] = job
+        self.outbox.flush()
 
     def cancel(self, sequence_ids: Iterable[str]) -> None:
         """End jobs with finish_reason "abort". Unknown and ended ids are no error."""
         for seq_id in sequence_ids:
-            job = self.jobs.get(seq_id)
-            if job is not None:
-                self._end(job, "abort", Event(job.choice, finish_reason="abort"))
+            self._cancel(seq_id)
+        self.outbox.flush()
 
     def fail(self, sequence_ids: Iterable[str], error: Exception) -> None:
         """End jobs with an error event. An internal error goes to the log; clients get its place there."""
         for seq_id in sequence_ids:
-            job = self.jobs.get(seq_id)
-            if job is not None:
-                event = Event(job.choice, finish_reason="error", error=_public(error, job))
-                self._end(job, "error", event)
+            self._fail(seq_id, error)
+        self.outbox.flush()
 
     def fail_all(self, error: EngineError) -> None:
         """Send an error to every client when the engine is dead.
@@ -74,6 +76,7 @@ class JobBoard:
         for job in self.jobs.values():
             self._send(job, Event(job.choice, finish_reason="error", error=error))
         self.jobs.clear()
+        self.outbox.flush()
 
     def begin_step(self, step: Step, now: float) -> None:
         """Note the first step of each job, and end encode-only requests whose images are encoded.
@@ -82,11 +85,14 @@ class JobBoard:
         model has not ended the answer.
         """
         for item in step.plan.work:
-            self._mark_admitted(self.jobs[item.seq.id], now)
+            job = self.jobs[item.seq.id]
+            if job.admitted is None:
+                job.admitted, job.encoded_before_s = now, job.encode_s
         for seq_id in step.plan.encoded_ids:
             job = self.jobs[seq_id]
             job.admitted, job.encoded_before_s, job.last_token = now, job.encode_s, now
             self._end(job, "length", Event(job.choice, finish_reason="length", timings=job.timings))
+        self.outbox.flush()
 
     def end_step(self, step: Step, result: StepResult, now: float) -> None:
         """Send the step's tokens and failures.
@@ -98,22 +104,28 @@ class JobBoard:
             if job is not None:
                 job.encode_s += result.encoded.get(encode.span.key, 0.0)
         for seq_id, failure in result.failures.items():
-            self.fail([seq_id], failure)
+            self._fail(seq_id, failure)
         for seq_id, scored in result.prompts.items():
             job = self.jobs.get(seq_id)
             if job is not None:
-                job.scored |= map(self._prompt_logprob, scored)
+                job.scored += scored
         for seq_id, picks in result.sampled.items():
             try:
                 self._send_tokens(self.jobs[seq_id], picks, now)
             except Exception as error:  # noqa: BLE001 - any error ends this job alone
-                self.fail([seq_id], error)
+                self._fail(seq_id, error)
+        self.outbox.flush()
 
-    @staticmethod
-    def _mark_admitted(job: Job, now: float) -> None:
-        if job.admitted is None:
-            job.admitted = now
-            job.encoded_before_s = job.encode_s
+    def _cancel(self, seq_id: str) -> None:
+        job = self.jobs.get(seq_id)
+        if job is not None:
+            self._end(job, "abort", Event(job.choice, finish_reason="abort"))
+
+    def _fail(self, seq_id: str, error: Exception) -> None:
+        job = self.jobs.get(seq_id)
+        if job is not None:
+            error = public_error(error, job.seq.id.rpartition(":")[0])
+            self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
 
     def _refuse(self, job: Job, error: FoveaError) -> None:
         """End a job that was never added, without ending another job that has the same id."""
@@ -121,76 +133,54 @@ class JobBoard:
         self._send(job, Event(job.choice, finish_reason="error", error=error))
 
     def _send_tokens(self, job: Job, picks: Seq[SampledToken], now: float) -> None:
-        """Turn the new tokens of a step into text, send it, and end the job if one of them is the last.
+        """Send the new tokens of a step, and end the job if one of them is the last.
 
-        Tokens after the last one are dropped: a step that verifies drafts may go beyond a stop string.
+        Tokens after the last one are dropped: a step that verifies drafts may go beyond it.
         """
         job.first_token = job.first_token or now
         job.last_token = now
         before = len(job.seq.output_ids) - len(picks)
-        text = ""
-        logprobs: list[TokenLogprob] = []
+        picks, reason, ended = self._cut(job.seq, picks, before)
+        reading: Reading | None = None
         stop: str | int | None = None
-        reason: FinishReason | None = None
-        began = time.perf_counter()
-        for count, pick in enumerate(picks, before + 1):
-            with stage("detokenize"):
-                more, reason, entry = self._read(job, pick, count)
-            text += more
-            logprobs += [entry] if entry is not None else []
-            if reason is not None:
-                named = self._ends(job.seq.sampling, pick.token, count)
-                stop = job.text.found_stop
-                if named and pick.token in job.seq.sampling.stop_token_ids:
-                    stop = pick.token
-                picks = picks[: count - before]
-                break
-        job.detokenize_s += time.perf_counter() - began
+        if job.seq.sampling.stop:
+            reading = job.reader.read(picks, ended=ended, last=reason is not None)
+            stop = job.reader.found_stop
+            if stop is not None:
+                ended = ended and reading.tokens == len(picks)
+                picks, reason = picks[: reading.tokens], "stop"
         self.generated_tokens += len(picks)
-        event = Event(
-            job.choice,
-            text=text,
-            token_ids=tuple(pick.token for pick in picks),
-            logprobs=tuple(logprobs),
-            finish_reason=reason,
-            stop=stop,
-            cached_tokens=job.seq.cached_tokens,
-            timings=job.timings if reason else StageTimings(),
-            prompt=job.scored,
-        )
-        job.scored = {}
+        params, last = job.seq.sampling, picks[-1].token
+        if ended and last in params.stop_token_ids and self._ends(params, last, before + len(picks)):
+            stop = last
+        cached, scored = job.seq.cached_tokens, job.scored
+        if scored:
+            job.scored = []
         if reason is None:
-            self._send(job, event)
+            self._send(job, Event(job.choice, picks, cached_tokens=cached, prompt=scored, reading=reading))
         else:
+            timings = job.timings
+            event = Event(job.choice, picks, ended, reading, reason, stop, None, cached, scored, timings)
             self._end(job, reason, event)
 
-    def _read(
-        self, job: Job, pick: SampledToken, count: int
-    ) -> tuple[str, FinishReason | None, TokenLogprob | None]:
-        """Add a token to the answer's text.
+    def _cut(
+        self, seq: Sequence, picks: Seq[SampledToken], before: int
+    ) -> tuple[Seq[SampledToken], FinishReason | None, bool]:
+        """Find the last token of an answer among its new ones.
 
-        count: the answer's number of tokens with it.
+        before: the answer's number of tokens before them.
 
-        Returns the text that can be sent now, why the answer ends with this token (None: it goes on), and the
-        token's log probability (None: the request wants none).
+        Returns the tokens up to it, why the answer ends with it (None: it goes on), and whether it is a token
+        that ends answers and is not a part of their text.
         """
-        ends = self._ends(job.seq.sampling, pick.token, count)
-        ends = ends or (pick.final and pick.token in self.tokenizer.eos_ids)
-        offset = job.text.length
-        text = "" if ends else job.text.push(pick.token)
-        hidden = ends or (job.text.length == offset and pick.token in self.tokenizer.special_ids)
-        reason: FinishReason | None = None
-        if ends or pick.final:
-            reason = "stop"
-        elif count >= job.seq.max_tokens:
-            reason = "length"
-        if reason is not None:
-            text += job.text.finish()
-        if ends:  # its place is behind what was held back for an incomplete character
-            offset = job.text.length
-        if job.text.stopped:
-            reason = "stop"
-        return text, reason, self._logprob(pick, offset, hidden, first=count == 1)
+        for count, pick in enumerate(picks, 1):
+            ended = self._ends(seq.sampling, pick.token, before + count)
+            ended = ended or (pick.final and pick.token in self.tokenizer.eos_ids)
+            if ended or pick.final:
+                return picks[:count], "stop", ended
+            if before + count >= seq.max_tokens:
+                return picks[:count], "length", False
+        return picks, None, False
 
     def _ends(self, params: SamplingParams, token: int, count: int) -> bool:
         """Whether a token is one that ends the answer. count: the answer's number of tokens with it."""
@@ -213,34 +203,4 @@ class JobBoard:
         except Exception:  # noqa: BLE001 - a sink may raise anything; the other jobs go on
             log.warning("the events of %s can no longer be delivered", job.seq.id)
             if event.finish_reason is None:
-                self.cancel([job.seq.id])
-
-    def _logprob(self, pick: SampledToken, offset: int, hidden: bool, *, first: bool) -> TokenLogprob | None:
-        if pick.logprob is None:
-            return None
-        top = tuple((token, self._written(token, first=first), value) for token, value in pick.top)
-        text = self._written(pick.token, first=first)
-        return TokenLogprob(pick.token, text, pick.logprob, top, offset=offset, hidden=hidden)
-
-    def _prompt_logprob(self, scored: PromptToken) -> tuple[int, TokenLogprob]:
-        top = tuple((token, self._written(token), value) for token, value in scored.top)
-        text = self._written(scored.token)
-        return scored.place, TokenLogprob(scored.token, text, scored.logprob, top, scored.rank)
-
-    def _written(self, token: int, *, first: bool = False) -> str:
-        """Return the text of a token. first: whether it begins an answer."""
-        text = self.tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")
-        return text.removeprefix(" ") if first and self.tokenizer.drops_first_space else text
-
-
-def _public(error: Exception, job: Job) -> FoveaError:
-    """Return the error that a client gets.
-
-    Errors about the request are sent as they are. The text of any other error may hold file paths, or numbers
-    of other requests. It only goes to the log, with the request's id, and the client gets this id.
-    """
-    if isinstance(error, RequestError | Unavailable):
-        return error
-    name = job.seq.id.rpartition(":")[0]
-    log.error("request %s failed", name, exc_info=error)
-    return EngineError(f"the request failed inside the engine; the server's log has the details under {name}")
+                self._cancel(job.seq.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fovea.core.sampling import SamplingParams
 from fovea.engine.events import Event
 from fovea.engine.job import Job, SequenceInputs
-from fovea.engine.request.detokenize import TextStream
+from fovea.engine.request.reader import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Sequence
 
@@ -20,7 +20,7 @@ def probe_job(tokenizer: ChatTokenizer, arrival: float) -> Job:
     """
     sampling = SamplingParams(temperature=0, max_tokens=1)
     seq = Sequence(PROBE, [0], sampling, 1, salt=PROBE, arrival=arrival)
-    return Job(seq, SequenceInputs(), _ignore, TextStream(tokenizer.decode))
+    return Job(seq, SequenceInputs(), _ignore, AnswerReader(tokenizer, sampling))
 
 
 def _ignore(event: Event) -> None:

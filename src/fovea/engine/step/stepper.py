@@ -183,7 +183,7 @@ class Stepper:
         """
         self.suspects.clear(step.involved)
         self._observe(step, result, seconds)
-        self.draft_tokens += sum(item.draft for item in step.plan.work)
+        self.draft_tokens += sum(item.draft for item in step.plan.work if item.seq.drafts)
         self.accepted_drafts += sum(len(picks) - 1 for picks in result.sampled.values())
         self.steps += 1
         self.computed_tokens += step.plan.tokens
