@@ -21,7 +21,7 @@ from fovea.engine.regions.encoder import word_embeddings
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor.base import Reduction
-from fovea.engine.vision.processor.pixels import resize_to_bytes
+from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.slices import run_to_end
 from fovea.engine.visual_budget.choose import QUESTION_IDS
@@ -50,7 +50,7 @@ def _measure_case(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     image = to_image(case.images[0])
     plan = processor.plan(image.width, image.height, PixelBudget())
     ((height, width),) = plan.sizes
-    pixels = np.ascontiguousarray(resize_to_bytes(image, height, width, processor.resample))
+    pixels = np.ascontiguousarray(resize(picture(image), height, width, processor.resample))
     total = keep_count(plan.tokens, keep)
     question = case.exchanges[0].question
     words = tuple(loaded.tokenizer.encode(question)[-QUESTION_IDS:])
