@@ -62,10 +62,12 @@ def resize(pixels: Bytes, height: int, width: int, resample: Resampling) -> Byte
 
 
 def _resize(native: ctypes.CDLL, pixels: Bytes, height: int, width: int, resample: Resampling) -> Bytes:
-    """Resize along rows, then along columns."""
+    """Resize along rows, then along columns. A picture of this size already is returned itself."""
     old_height, old_width = pixels.shape[:2]
     if pixels.dtype != np.uint8 or pixels.shape[2:] != (3,) or not pixels.size:
         raise ValueError(f"a picture must be bytes (height, width, 3), got {_describe(pixels)}")
+    if (old_height, old_width) == (height, width):
+        return pixels  # C++ expects that an axis changes
     source, out = np.ascontiguousarray(pixels), np.empty((height, width, 3), np.uint8)
     rows, columns = (
         None if old == new else axis_weights(old, new, resample)
