@@ -1,18 +1,18 @@
 """Measure how fast images become pixels for an encoder: python benchmarks/prepare.py
 
-Pages of 1275x1650 pixels with text (PNG and JPEG) and photos of 12 megapixels (JPEG) are prepared for Qwen2.5-VL, a page
-as 2,714 visual tokens, in bfloat16:
+Pages of 1275x1650 pixels with text (PNG and JPEG) and photos of 12 megapixels (JPEG) are prepared for
+Qwen2.5-VL in bfloat16, a page as 2,714 visual tokens:
 
-    in process   decoded, resized, normalised and cut into patches by threads of this process, one per core
-    server       sent over HTTP to Fovea's own server, which decodes in its jailed processes, and whose engine only
-                 prepares the pixels, counts them and drops them; as chats with data URLs, as uploads to /v1/images,
-                 and as chats about images whose encoder output is known
-    transformers its image processor after Pillow, which vLLM and SGLang call, too; by threads of this process
+    in process    decoded, resized, normalised and cut into patches by threads of this process, one per core
+    server        sent over HTTP to Fovea's own server, which decodes in its jailed processes, and whose
+                  engine only prepares the pixels, counts them and drops them; as chats with data URLs, as
+                  uploads to /v1/images, and as chats about images whose encoder output is known
+    transformers  its image processor after Pillow, in threads of this process; vLLM and SGLang call it, too
 
-Everything runs on one core and on two (CPU affinity); the client of the server runs on all cores. Rates are in images
-per second. "ms" is processor time per image, of all processes except the client: it is comparable on a busy machine.
-"GIL" is how long a thread of the server waits for the GIL, on average and at the 99th percentile.
-The last line is JSON.
+Everything runs on one core and on two (CPU affinity); the client of the server may use all cores. Rates are
+images per second. "ms" is processor time per image, of all processes except the client: it can be compared on
+a busy machine. "GIL" is how long a thread of the server waits for the GIL: median and 99th percentile. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
-from fovea.core.image import Image, PixelBudget
+from fovea.core.image import PixelBudget
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Usage
 from fovea.engine.files import read_json
 from fovea.engine.request.pixel_pool import PixelPool
 from fovea.engine.request.pixels import PixelStore
 from fovea.engine.request.prompt import PromptBuilder
-from fovea.engine.request.prompt_plan import process
 from fovea.engine.simulate.bundled import FOLDER, load_prompt_builder
 from fovea.engine.vision.processor import ImageProcessor, build
 from fovea.engine.vision.processor.palette import in_type
@@ -70,6 +69,8 @@ LIMITS = MediaLimits()
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PROBE_S = 0.002
 """Pause between two waits for the GIL that are measured."""
+COLD = ("server, chats", "server, uploads")
+"""Ways in which the server prepares every image."""
 CLIENTS = 6
 """Requests in flight for each core of the server."""
 
@@ -98,7 +99,7 @@ def draw(kind: str, number: int) -> bytes:
 
 
 class CountingEngine:
-    """An engine client that prepares the pixels of images as the engine does, counts them, and answers one token.
+    """An engine client that prepares pixels as the engine does, counts them, and answers one token.
 
     An image that was prepared before is known, as if its encoder output were cached.
     """
@@ -110,7 +111,9 @@ class CountingEngine:
         self._builder = PromptBuilder(self.tokenizer, processor, token)
         self._pixels = PixelStore(processor, workers, PixelPool(512 * MIB, 0), value_bytes=2)
         self._known: set[str] = set()
-        self._info = ModelInfo("counting", "none", 0, "bfloat16", "none", "cpu", 1 << 20, self.tokenizer.vocab_size)
+        self._info = ModelInfo(
+            "counting", "none", 0, "bfloat16", "none", "cpu", 1 << 20, self.tokenizer.vocab_size
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -133,7 +136,9 @@ class CountingEngine:
         self._known.update(image.key for image in prompt.images)
         usage = Usage(len(prompt.ids), 1, 0, prompt.image_tokens)
         images = tuple(image.use for image in prompt.images)
-        yield Delta(0, "1", (5,), finish_reason="length", usage=usage, images=images, prompt_tokens=len(prompt.ids))
+        yield Delta(
+            0, "1", (5,), finish_reason="length", usage=usage, images=images, prompt_tokens=len(prompt.ids)
+        )
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
         """Accept everything."""
@@ -169,15 +174,20 @@ class Probe:
             self.waits.append(time.perf_counter() - started)
 
     def report(self) -> dict[str, Any]:
-        """What happened since the last report: waits for the GIL in ms, and seconds since the start by threads."""
+        """Waits for the GIL since the last report, in ms, and seconds by threads since the start."""
         waits, self.waits = self.waits, []
         spent: Counter[str] = Counter()
         for thread in threading.enumerate():
-            spent[thread.name.rstrip("0123456789").rstrip("-_")] += _ticks(f"/proc/self/task/{thread.native_id}/stat")
+            spent[thread.name.rstrip("0123456789").rstrip("-_")] += _ticks(
+                f"/proc/self/task/{thread.native_id}/stat"
+            )
         for child in _children(os.getpid()):
             spent["decoder processes"] += _ticks(f"/proc/{child}/stat")
         spent["all"] = time.process_time() + spent["decoder processes"]
-        return {"waits_ms": np.percentile(np.array(waits or [0.0]) * 1e3, (50, 99)).tolist(), "spent_s": dict(spent)}
+        return {
+            "waits_ms": np.percentile(np.array(waits or [0.0]) * 1e3, (50, 99)).tolist(),
+            "spent_s": dict(spent),
+        }
 
 
 def _ticks(path: str) -> float:
@@ -189,7 +199,11 @@ def _ticks(path: str) -> float:
 
 
 def _children(pid: int) -> list[str]:
-    return [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
+    return [
+        each
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for each in (task / "children").read_text().split()
+    ]
 
 
 def run_server(port: int, cores: int) -> None:
@@ -212,7 +226,11 @@ def run_server(port: int, cores: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement. rate: images per second. ms: processor time per image. gil_ms: median, 99th percentile."""
+    """One measurement.
+
+    rate: images per second. ms: processor time per image, and spent_ms: by threads. gil_ms: waits for the GIL,
+    median and 99th percentile.
+    """
 
     kind: str
     way: str
@@ -261,7 +279,10 @@ class Server:
             list(pool.map(send, bodies))
             seconds = time.perf_counter() - started
         after = self.report()
-        spent = {name: (s - before["spent_s"].get(name, 0)) * 1e3 / len(bodies) for name, s in after["spent_s"].items()}
+        spent = {
+            name: (s - before["spent_s"].get(name, 0)) * 1e3 / len(bodies)
+            for name, s in after["spent_s"].items()
+        }
         named = {name: round(ms, 2) for name, ms in spent.items() if ms >= 0.1 and name != "all"}
         return Row(kind, way, cores, len(bodies) / seconds, spent["all"], tuple(after["waits_ms"]), named)
 
@@ -272,7 +293,10 @@ class Server:
 
 def chat(file: bytes) -> bytes:
     url = f"data:image/{'png' if file[1:4] == b'PNG' else 'jpeg'};base64,{base64.b64encode(file).decode()}"
-    content = [{"type": "image_url", "image_url": {"url": url, "detail": "high"}}, {"type": "text", "text": "Read it."}]
+    content = [
+        {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
+        {"type": "text", "text": "Read it."},
+    ]
     return json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).encode()
 
 
@@ -281,7 +305,9 @@ def upload(file: bytes) -> bytes:
     return json.dumps({"url": url, "detail": "high"}).encode()
 
 
-def in_process(kind: str, way: str, cores: int, files: Sequence[bytes], prepare: Callable[[bytes], object]) -> Row:
+def in_process(
+    kind: str, way: str, cores: int, files: Sequence[bytes], prepare: Callable[[bytes], object]
+) -> Row:
     """Prepare the files by a thread for each core."""
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(cores))
@@ -311,7 +337,9 @@ def theirs() -> Callable[[bytes], object]:
     """Return a function that prepares a file by transformers' image processor."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    processor = Qwen2VLImageProcessorPil(**{key: value for key, value in QWEN.items() if key != "image_processor_type"})
+    processor = Qwen2VLImageProcessorPil(
+        **{key: value for key, value in QWEN.items() if key != "image_processor_type"}
+    )
     return lambda file: processor(images=Pillow.open(io.BytesIO(file)).convert("RGB"), return_tensors="np")
 
 
@@ -329,7 +357,9 @@ def rows(kinds: Sequence[str], cores: Sequence[int], count: int, port: int) -> I
                 chats = [chat(file) for file in cold]
                 yield server.measure(kind, "server, chats", many, "/v1/chat/completions", chats)
                 yield server.measure(kind, "server, known images", many, "/v1/chat/completions", chats)
-                yield server.measure(kind, "server, uploads", many, "/v1/images", [upload(file) for file in uploads])
+                yield server.measure(
+                    kind, "server, uploads", many, "/v1/images", [upload(file) for file in uploads]
+                )
             finally:
                 server.close()
             yield in_process(kind, "in process, again", many, cold, prepare)
@@ -337,9 +367,15 @@ def rows(kinds: Sequence[str], cores: Sequence[int], count: int, port: int) -> I
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=64, help="pages per measurement; photos are a quarter (default: 64)")
-    parser.add_argument("--kinds", default="page, PNG;page, JPEG;photo", help="separated by semicolons (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--images", type=int, default=64, help="pages per measurement; photos are a quarter (default: 64)"
+    )
+    parser.add_argument(
+        "--kinds", default="page, PNG;page, JPEG;photo", help="separated by semicolons (default: all)"
+    )
     parser.add_argument("--cores", default="1,2", help="numbers of cores (default: 1,2)")
     parser.add_argument("--port", type=int, default=18431, help="port of the server (default: 18431)")
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
@@ -349,16 +385,21 @@ def main() -> None:
         run_server(args.serve, cores[0])
         return
     found = []
-    print(f"{'image':12}{'way':24}cores  images/s  per core       ms   GIL ms (median, p99)   processor time in ms")
+    print(f"{'image':11}{'way':22}cores  images/s  per core       ms   GIL ms: median, p99   ms by threads")
     for row in rows(args.kinds.split(";"), cores, args.images, args.port):
         found.append(row)
-        gil = "  ".join(f"{wait:8.3f}" for wait in row.gil_ms)
-        spent = ", ".join(f"{name} {ms:g}" for name, ms in sorted((row.spent_ms or {}).items(), key=lambda e: -e[1]))
+        rate, gil = row.rate / row.cores, "  ".join(f"{wait:8.3f}" for wait in row.gil_ms)
+        spent = sorted((row.spent_ms or {}).items(), key=lambda entry: -entry[1])
         print(
-            f"{row.kind:12}{row.way:24}{row.cores:5}{row.rate:10.1f}{row.rate / row.cores:10.1f}{row.ms:9.1f}   "
-            f"{gil:22} {spent}",
+            f"{row.kind:11}{row.way:22}{row.cores:5}{row.rate:10.1f}{rate:10.1f}{row.ms:9.1f}   {gil:22}",
+            ", ".join(f"{name} {ms:g}" for name, ms in spent),
             flush=True,
         )
+    for kind, many in dict.fromkeys((row.kind, row.cores) for row in found):
+        own = [row for row in found if (row.kind, row.cores) == (kind, many)]
+        here = min(row.ms for row in own if row.way.startswith("in process"))
+        shares = [f"{row.way[8:]} {here / row.ms:.2f}" for row in own if row.way in COLD]
+        print(f"{kind}, cores: {many}; processor time in process / through the server: {', '.join(shares)}")
     print(json.dumps([{name: getattr(row, name) for name in Row.__slots__} for row in found]))
 
 

@@ -47,6 +47,7 @@ from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.kernels.choose import choose, results_depend_on
 from fovea.kernels.fp8 import check_fp8
+from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
@@ -178,6 +179,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     processor, videos = build_processors(folder, config)
     values = str(dtype).removeprefix("torch.")
     processor, videos = in_type(processor, values), videos and in_type(videos, values)
+    pictures.kernels()  # may compile them, for which no image should wait
     info = ModelInfo(
         name=served_name(name),
         architecture=entry.name,

@@ -283,8 +283,8 @@ class PromptBuilder:
     ) -> tuple[list[int], list[int]]:
         """Return the ids of a text, and the positions of visual tokens among them.
 
-        A page has thousands of visual tokens in a row. A marker is a control token, so it has one id wherever it
-        stands. So the tokenizer gets one marker of each row, which saves milliseconds.
+        A page has thousands of visual tokens in a row. A marker is a control token, so it has one id wherever
+        it stands. So the tokenizer gets one marker of each row, which saves milliseconds.
         """
         lengths: list[int] = []
 
@@ -298,7 +298,8 @@ class PromptBuilder:
         if len(places) != len(lengths):  # the text holds a marker of its own; `_spans` says so
             ids = encode(text)
             return ids, [i for i, token in enumerate(ids) if token in self._tokens]
-        ids, positions, done = [], [], 0
+        ids, done = [], 0
+        positions: list[int] = []
         for place, length in zip(places, lengths, strict=True):
             ids += short[done:place]
             positions += range(len(ids), len(ids) + length)
