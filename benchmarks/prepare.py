@@ -25,12 +25,13 @@ import http.client
 import io
 import json
 import os
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from PIL import ImageDraw
 from fovea.core.image import PixelBudget
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Usage
+from fovea.engine.config import PixelSettings
 from fovea.engine.files import read_json
 from fovea.engine.request.pixel_pool import PixelPool
 from fovea.engine.request.pixels import PixelStore
@@ -71,6 +73,8 @@ PROBE_S = 0.002
 """Pause between two waits for the GIL that are measured."""
 COLD = ("server, chats", "server, uploads")
 """Ways in which the server prepares every image."""
+ROUNDS = 4
+"""Rounds of a measurement, of which the medians count."""
 CLIENTS = 6
 """Requests in flight for each core of the server."""
 
@@ -206,11 +210,14 @@ def _children(pid: int) -> list[str]:
     ]
 
 
-def run_server(port: int, cores: int) -> None:
-    """Serve a counting engine. Each line of the input is answered by a line with a report of the probe."""
+def run_server(port: int, workers: int) -> None:
+    """Serve a counting engine. Each line of the input is answered by a line with a report of the probe.
+
+    workers: pixel threads, and decoding processes if more than usual.
+    """
     settings = ServerSettings()
-    if cores > 2:
-        settings = replace(settings, media=replace(settings.media, image_workers=cores))
+    media = replace(settings.media, image_workers=max(workers, settings.media.image_workers))
+    settings = replace(settings, media=media)
     probe = Probe()
 
     def report() -> None:
@@ -221,15 +228,15 @@ def run_server(port: int, cores: int) -> None:
         print("ready", flush=True)
         threading.Thread(target=report, daemon=True).start()
 
-    serve(create_app(CountingEngine(max(2, cores)), settings), "127.0.0.1", port, on_start=ready)
+    serve(create_app(CountingEngine(workers), settings), "127.0.0.1", port, on_start=ready)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One measurement.
 
-    rate: images per second. ms: processor time per image, and spent_ms: by threads. gil_ms: waits for the GIL,
-    median and 99th percentile.
+    rate: images per second. ms: processor time per image, and spent_ms: by threads.
+    gil_ms: waits for the GIL, median and 99th percentile.
     """
 
     kind: str
@@ -244,8 +251,8 @@ class Row:
 class Server:
     """The server in a process of its own, on the first cores."""
 
-    def __init__(self, cores: int, port: int) -> None:
-        command = [sys.executable, __file__, "--serve", str(port), "--cores", str(cores)]
+    def __init__(self, cores: int, port: int, workers: int) -> None:
+        command = [sys.executable, __file__, "--serve", str(port), "--workers", str(workers)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -313,7 +320,7 @@ def in_process(
     os.sched_setaffinity(0, range(cores))
     try:
         with ThreadPoolExecutor(cores) as pool:
-            list(pool.map(prepare, files[: 2 * cores]))
+            list(pool.map(prepare, files[:4]))
             started, spent = time.perf_counter(), time.process_time()
             list(pool.map(prepare, files))
             seconds, spent = time.perf_counter() - started, time.process_time() - spent
@@ -343,27 +350,55 @@ def theirs() -> Callable[[bytes], object]:
     return lambda file: processor(images=Pillow.open(io.BytesIO(file)).convert("RGB"), return_tensors="np")
 
 
-def rows(kinds: Sequence[str], cores: Sequence[int], count: int, port: int) -> Iterator[Row]:
-    prepare, transformers = preparer(), theirs()
+def rows(kinds: Sequence[str], cores: Sequence[int], count: int, port: int, workers: int) -> Iterator[Row]:
+    """Measure in rounds, so that other work on the machine disturbs all ways alike."""
+    ways = {"in process": preparer(), "transformers": theirs()}
     for kind in kinds:
-        number = count if kind.startswith("page") else max(count // 4, 6)
-        files = [draw(kind, seed) for seed in range(2 * number + 8)]
-        cold, uploads, warm = files[:number], files[number : 2 * number], files[2 * number :]
+        number = max(2, (count if kind.startswith("page") else count // 4) // ROUNDS)
+        files = [draw(kind, seed) for seed in range(3 * number * ROUNDS)]
+        cold, uploads, first = (files[way::3] for way in range(3))
         for many in cores:
-            yield in_process(kind, "in process", many, cold, prepare)
-            server = Server(many, port)
+            found: dict[str, list[Row]] = {}
+            server = Server(many, port, workers)
+
+            def ask(way: str, bodies: Sequence[bytes], path: str = "/v1/chat/completions") -> None:
+                row = server.measure(kind, f"server, {way}", many, path, bodies)  # noqa: B023
+                found.setdefault(row.way, []).append(row)  # noqa: B023
+
+            def compute(way: str, some: Sequence[bytes]) -> None:
+                found.setdefault(way, []).append(in_process(kind, way, many, some, ways[way]))  # noqa: B023
+
             try:
-                server.measure(kind, "", many, "/v1/chat/completions", [chat(file) for file in warm])
-                chats = [chat(file) for file in cold]
-                yield server.measure(kind, "server, chats", many, "/v1/chat/completions", chats)
-                yield server.measure(kind, "server, known images", many, "/v1/chat/completions", chats)
-                yield server.measure(
-                    kind, "server, uploads", many, "/v1/images", [upload(file) for file in uploads]
-                )
+                # At first, memory is new, and costs milliseconds per image until the caches are full.
+                server.measure(kind, "", many, "/v1/chat/completions", [chat(file) for file in first])
+                for at in range(0, number * ROUNDS, number):
+                    some = cold[at : at + number]
+                    compute("in process", some)
+                    ask("chats", [chat(file) for file in some])
+                    ask("uploads", [upload(file) for file in uploads[at : at + number]], "/v1/images")
+                    ask("known images", [chat(file) for file in some])
+                compute("transformers", cold[: 3 * many])
             finally:
                 server.close()
-            yield in_process(kind, "in process, again", many, cold, prepare)
-            yield in_process(kind, "transformers", many, cold[: max(6, number // 4)], transformers)
+            yield from map(middle, found.values())
+
+
+def middle(rounds: Sequence[Row]) -> Row:
+    """Return the medians of the rounds of one way."""
+
+    def of(values: Iterable[float]) -> float:
+        return round(statistics.median(values), 4)
+
+    gil = tuple(of(waits) for waits in zip(*(row.gil_ms for row in rounds), strict=True))
+    names = {name for row in rounds for name in row.spent_ms or {}}
+    spent = {name: of((row.spent_ms or {}).get(name, 0.0) for row in rounds) for name in names}
+    return replace(
+        rounds[0],
+        rate=of(row.rate for row in rounds),
+        ms=of(row.ms for row in rounds),
+        gil_ms=gil,
+        spent_ms=spent,
+    )
 
 
 def main() -> None:
@@ -378,15 +413,19 @@ def main() -> None:
     )
     parser.add_argument("--cores", default="1,2", help="numbers of cores (default: 1,2)")
     parser.add_argument("--port", type=int, default=18431, help="port of the server (default: 18431)")
+    usual = PixelSettings().preprocess_workers
+    parser.add_argument(
+        "--workers", type=int, default=usual, help=f"pixel threads of the server (default: {usual})"
+    )
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     cores = [int(number) for number in args.cores.split(",")]
     if args.serve:
-        run_server(args.serve, cores[0])
+        run_server(args.serve, args.workers)
         return
     found = []
     print(f"{'image':11}{'way':22}cores  images/s  per core       ms   GIL ms: median, p99   ms by threads")
-    for row in rows(args.kinds.split(";"), cores, args.images, args.port):
+    for row in rows(args.kinds.split(";"), cores, args.images, args.port, args.workers):
         found.append(row)
         rate, gil = row.rate / row.cores, "  ".join(f"{wait:8.3f}" for wait in row.gil_ms)
         spent = sorted((row.spent_ms or {}).items(), key=lambda entry: -entry[1])
@@ -397,9 +436,15 @@ def main() -> None:
         )
     for kind, many in dict.fromkeys((row.kind, row.cores) for row in found):
         own = [row for row in found if (row.kind, row.cores) == (kind, many)]
-        here = min(row.ms for row in own if row.way.startswith("in process"))
-        shares = [f"{row.way[8:]} {here / row.ms:.2f}" for row in own if row.way in COLD]
-        print(f"{kind}, cores: {many}; processor time in process / through the server: {', '.join(shares)}")
+        here = next(row for row in own if row.way == "in process")
+        shares = [
+            f"{row.way[8:]} {here.ms / row.ms:.2f} ({row.rate / here.rate:.2f})"
+            for row in own
+            if row.way in COLD
+        ]
+        print(
+            f"{kind}, cores: {many}; server to in process, by processor time (by rate): {', '.join(shares)}"
+        )
     print(json.dumps([{name: getattr(row, name) for name in Row.__slots__} for row in found]))
 
 

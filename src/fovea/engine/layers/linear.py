@@ -123,6 +123,11 @@ class PatchLinear(Linear):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return super().forward(self.repeat_frame(x), residual)
 
+    @property
+    def frame_features(self) -> int:
+        """Values of a patch of one frame."""
+        return self.in_features // (self.kernel_shape[1] if len(self.kernel_shape) == 4 else 1)
+
     def repeat_frame(self, x: Tensor) -> Tensor:
         """Repeat patches of one frame, (T, channels * height * width), for all frames of the kernel.
 

@@ -3,8 +3,8 @@
 A wheel holds a library for every instruction set of its platform. A source tree has none, so the library is
 compiled when it is first needed, with GCC or Clang as a C++17 compiler. If there is no compiler, Fovea uses
 torch's kernels, and for pictures Pillow and numpy, and logs a warning. The compiled library is in the user's
-cache folder (`$XDG_CACHE_HOME/fovea`). Its name is a digest of its sources and flags. It is loaded only from a
-folder that no other user can change; otherwise it is compiled into a folder of this process.
+cache folder (`$XDG_CACHE_HOME/fovea`). Its name is a digest of its sources and flags. It is loaded only from
+a folder that no other user can change; otherwise it is compiled into a folder of this process.
 """
 
 from __future__ import annotations
