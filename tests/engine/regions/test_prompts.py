@@ -94,7 +94,8 @@ def their_features(pair: Pair, image: Image) -> tuple[torch.Tensor, list[torch.T
     processor = pair.engine._preparer._pixels._processor
     ((planned,),) = [prepared_prompt(pair.engine, ask("?", image)).images]
     processed = processor.process(image, planned.plan)
-    return pair.decoder.encode(torch.from_numpy(in_time(processed.arrays["pixel_values"])), planned.plan.grid)
+    pixels = in_time(processed.arrays["pixel_values"], processor.frames)
+    return pair.decoder.encode(torch.from_numpy(pixels), planned.plan.grid)
 
 
 @ONE
