@@ -16,6 +16,7 @@ import torch
 from fovea.core.image import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
+from fovea.engine.models.base import value_tensor
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.regions.encoder import word_embeddings
 from fovea.engine.regions.relevance_model import RelevanceModel
@@ -80,7 +81,7 @@ def _encode_first_view(
     merge = model.vision.config.merge
     size = shape[1] * processor.factor, shape[0] * processor.factor
     small = np.asarray(PIL.Image.fromarray(pixels).resize(size, processor.resample))
-    patches = torch.from_numpy(processor.patches(small)).to(model.device, model.dtype)
+    patches = value_tensor(processor.patches(small)).to(model.device, model.dtype)
     at = patch_fractions(View(whole(*grid), shape, ()), grid, merge)
     embeds, _ = run_to_end(model.vision.slices(patches, (1, shape[0] * merge, shape[1] * merge), at))
     return embeds
