@@ -16,12 +16,13 @@ import torch
 from fovea.core.image import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
+from fovea.engine.models.base import value_tensor
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.regions.encoder import word_embeddings
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor.base import Reduction
-from fovea.engine.vision.processor.pixels import resize_to_bytes
+from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.slices import run_to_end
 from fovea.engine.visual_budget.choose import QUESTION_IDS
@@ -50,7 +51,7 @@ def _measure_case(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     image = to_image(case.images[0])
     plan = processor.plan(image.width, image.height, PixelBudget())
     ((height, width),) = plan.sizes
-    pixels = np.ascontiguousarray(resize_to_bytes(image, height, width, processor.resample))
+    pixels = np.ascontiguousarray(resize(picture(image), height, width, processor.resample))
     total = keep_count(plan.tokens, keep)
     question = case.exchanges[0].question
     words = tuple(loaded.tokenizer.encode(question)[-QUESTION_IDS:])
@@ -80,7 +81,7 @@ def _encode_first_view(
     merge = model.vision.config.merge
     size = shape[1] * processor.factor, shape[0] * processor.factor
     small = np.asarray(PIL.Image.fromarray(pixels).resize(size, processor.resample))
-    patches = torch.from_numpy(processor.patches(small)).to(model.device, model.dtype)
+    patches = value_tensor(processor.patches(small)).to(model.device, model.dtype)
     at = patch_fractions(View(whole(*grid), shape, ()), grid, merge)
     embeds, _ = run_to_end(model.vision.slices(patches, (1, shape[0] * merge, shape[1] * merge), at))
     return embeds

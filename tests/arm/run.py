@@ -25,7 +25,7 @@ from fovea.kernels.native.instruction_sets import VARIABLE, InstructionSet, inst
 from tests.arm.cpus import least
 from tests.arm.user_land import ROOT, SetupError, command, environment, prepare, processors
 
-TESTS = ("tests/kernels/test_native.py", "tests/kernels/test_quantized.py")
+TESTS = tuple(f"tests/kernels/test_{name}.py" for name in ("native", "quantized", "pictures"))
 FOLDER = Path(os.environ.get("FOVEA_ARM_FOLDER") or Path.home() / ".cache" / "fovea-arm")
 SETS = tuple(each for each in instruction_sets() if each.machine == "aarch64")
 LIMIT_S = 1800

@@ -20,13 +20,14 @@ from fovea.engine.step.positions import mrope_positions
 from fovea.evaluation.scenes.sample import Turn
 from fovea.media.image.identity import from_pil
 from tests.support.clips import noise
+from tests.support.pixels import in_time
 
 TURN = Turn("Which way did the red circle move?", "left", ("left",))
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained("fovea-tiny", threads=1, kv_cache_mib=16) as engine:
+    with Engine.from_pretrained("fovea-tiny", dtype="float32", threads=1, kv_cache_mib=16) as engine:
         yield engine
 
 
@@ -34,6 +35,7 @@ def engine_pixels(engine: Engine, prepared: Any) -> NDArray[np.float32]:
     """The pixels of all images of a prompt, (patches, frames, channels, values)."""
     processor = engine._preparer._pixels._processor
     pixels = [process(planned, processor).arrays["pixel_values"] for planned in prepared.planned_inputs]
+    pixels = [rows if rows.shape[1] == 2 * 3 * 256 else in_time(rows) for rows in pixels]
     return np.concatenate(pixels).reshape(-1, 3, 2, 256).swapaxes(1, 2)
 
 

@@ -149,7 +149,13 @@ def assemble(
     )
     pool = _pixel_pool(config.pixels)
     pool.divide(owner_of_key, shares.share_of)
-    pixels = PixelStore(loaded.processor, config.pixels.preprocess_workers, pool, config.pixels.frame_workers)
+    pixels = PixelStore(
+        loaded.processor,
+        config.pixels.preprocess_workers,
+        pool,
+        config.pixels.frame_workers,
+        value_bytes=model.dtype.itemsize,
+    )
     preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)
     refuse = config.schedule.when_full == "refuse"
     token_bytes = runner.block_bytes // config.kv.block_size

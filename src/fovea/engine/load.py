@@ -42,10 +42,12 @@ from fovea.engine.tiers.disk import fingerprint
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
 from fovea.engine.vision.processor.model_type import stated_type
+from fovea.engine.vision.processor.palette import in_type
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.kernels.choose import choose, results_depend_on
 from fovea.kernels.fp8 import check_fp8
+from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
@@ -175,11 +177,14 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         _trim_memory()
     tokenizer = load_tokenizer(folder, config, template=chat_template, dialect=settings.model.dialect)
     processor, videos = build_processors(folder, config)
+    values = str(dtype).removeprefix("torch.")
+    processor, videos = in_type(processor, values), videos and in_type(videos, values)
+    pictures.kernels()  # may compile them, for which no image should wait
     info = ModelInfo(
         name=served_name(name),
         architecture=entry.name,
         parameters=parameters,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=values,
         quantization=settings.model.quantization,
         device=str(device),
         max_context=model.decoder.config.max_positions,

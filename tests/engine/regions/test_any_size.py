@@ -29,6 +29,7 @@ from fovea.relevance.pipeline import Realization
 from fovea.relevance.realizing import View
 from fovea.relevance.regions import Region, partition
 from tests.support.engines import all_at_once, assert_idle, engine
+from tests.support.pixels import in_time
 from tests.support.programs import need_kernels
 from tests.support.reduced import (
     ANY_SIZE,
@@ -185,7 +186,7 @@ def test_a_native_region_is_a_picture_of_its_own(checkpoint: Checkpoints) -> Non
             image, processor = pixels(machine, planned), machine._preparer._pixels._processor
             assert isinstance(processor, QwenProcessor)
             view = next(view for view in realization.allocation.layout.views[1:] if view.native)
-            patches = torch.from_numpy(processor.patches(cut_out(image, view, processor.factor)))
+            patches = torch.from_numpy(in_time(processor.patches(cut_out(image, view, processor.factor))))
             expected, _ = decoder.encode(patches, (1, 2 * view.region.rows, 2 * view.region.columns))
             (output,) = encode(machine, image, [(view.region, view.shape)])
             torch.testing.assert_close(output.embeds, expected, atol=1e-4, rtol=1e-4)

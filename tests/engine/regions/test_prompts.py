@@ -23,6 +23,7 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.visual_budget.methods import METHODS, PRESETS
 from tests.support.clips import clip
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
+from tests.support.pixels import in_time
 from tests.support.reduced import (
     ANY_SIZE,
     GREEDY,
@@ -93,7 +94,8 @@ def their_features(pair: Pair, image: Image) -> tuple[torch.Tensor, list[torch.T
     processor = pair.engine._preparer._pixels._processor
     ((planned,),) = [prepared_prompt(pair.engine, ask("?", image)).images]
     processed = processor.process(image, planned.plan)
-    return pair.decoder.encode(torch.from_numpy(processed.arrays["pixel_values"]), planned.plan.grid)
+    pixels = in_time(processed.arrays["pixel_values"], processor.frames)
+    return pair.decoder.encode(torch.from_numpy(pixels), planned.plan.grid)
 
 
 @ONE

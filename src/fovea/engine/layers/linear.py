@@ -108,7 +108,9 @@ class FusedLinear(Linear):
 class PatchLinear(Linear):
     """A convolution whose stride is the size of its kernel, computed as one product per patch.
 
-    kernel_shape: shape of the convolution's weight without its outputs, such as (channels, height, width).
+    kernel_shape: shape of the convolution's weight without its outputs, such as (channels, height, width) or
+        (channels, frames, height, width). If there are several frames, a patch may have only one, that of a
+        still image, and is repeated.
     """
 
     def __init__(self, kernel_shape: tuple[int, ...], out_features: int, *, bias: bool) -> None:
@@ -117,6 +119,24 @@ class PatchLinear(Linear):
             in_features *= side
         super().__init__(in_features, out_features, bias=bias)
         self.kernel_shape = kernel_shape
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return super().forward(self.repeat_frame(x), residual)
+
+    @property
+    def frame_features(self) -> int:
+        """Values of a patch of one frame."""
+        return self.in_features // (self.kernel_shape[1] if len(self.kernel_shape) == 4 else 1)
+
+    def repeat_frame(self, x: Tensor) -> Tensor:
+        """Repeat patches of one frame, (T, channels * height * width), for all frames of the kernel.
+
+        Other patches are returned as they are.
+        """
+        if x.shape[-1] == self.in_features:
+            return x
+        channels, frames = self.kernel_shape[:2]
+        return x.view(len(x), channels, 1, -1).expand(-1, -1, frames, -1).reshape(len(x), self.in_features)
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         yield "weight", self.weight.data.view(-1, *self.kernel_shape)

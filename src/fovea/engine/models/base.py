@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,15 @@ from fovea.planner.shape import Tower
 
 TIED_HEAD_PACK_SHARE = 0.15
 """Largest share of all parameters that a tied embedding table may have for the head to be a packed copy."""
+
+
+def value_tensor(array: NDArray[Any]) -> Tensor:
+    """The numbers of a processor's array as a tensor, without a copy.
+
+    uint16 are the bits of bfloat16, see `palette.Values`.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 class VisionLanguageModel(nn.Module, ABC):
@@ -167,7 +177,7 @@ class VisionLanguageModel(nn.Module, ABC):
 
         rounded: it gets the model's type; otherwise it keeps its own.
         """
-        array = torch.from_numpy(image.arrays[name])
+        array = value_tensor(image.arrays[name])
         if self.device.type == "cuda":
             # A copy from memory that is not pinned would wait until all work in the stream before it is done.
             array = array.pin_memory().to(self.device, non_blocking=True)

@@ -41,7 +41,10 @@ class QwenVL(VisionLanguageModel):
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         patches, grid = self.array_tensor(image), image.plan.grid
         segments = self.engines.find(grid)
-        slices = self.vision.slices(patches, grid) if segments is None else run_segments(segments, patches)
+        if segments is None:
+            slices = self.vision.slices(patches, grid)
+        else:
+            slices = run_segments(segments, self.vision.patch_embed.proj.repeat_frame(patches))
         embeds, deepstack = yield from slices
         if image.plan.kept_cells is not None:
             index = torch.tensor(image.plan.kept_cells, device=embeds.device)

@@ -13,7 +13,7 @@ they stay lower bounds.
     blocks) operations; its weights once projector, M merged rows         2 M (parameters) operations; its
     weights once fetch, a data URL                its base64 text and the bytes that come of it image decode
     the file, and 3 bytes per pixel resize                           3 bytes per pixel of source and of every
-    result patchify                         3 bytes per pixel, and the float32 values that the encoder gets
+    result patchify                         3 bytes per pixel, and the values that the encoder gets
 
 The other stages (schedule, tokenize, detokenize, server, client) are limited neither by memory nor by
 arithmetic, so they have no lower bound.
@@ -34,7 +34,7 @@ from fovea.engine.vision.processor.base import VisualPlan
 from fovea.kernels.calibrate import PLAIN, Machine
 from fovea.kernels.quantize import Format
 
-LOGIT_BYTES = PIXEL_BYTES = 4
+LOGIT_BYTES = 4
 CHANNELS = 3
 
 
@@ -193,7 +193,8 @@ class ModelRoofline:
             "fetch": Demand(encoded_bytes + 4 * -(-encoded_bytes // 3)),
             "image decode": Demand(encoded_bytes + source),
             "patchify": Demand(
-                (resized or [source])[-1] + PIXEL_BYTES * shape.patches * self._patch.in_features
+                (resized or [source])[-1]
+                + self._model.dtype.itemsize * shape.patches * self._patch.frame_features
             ),
             "encoder": self.embed.demand(shape.patches)
             + self.blocks.demand(shape.rows)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fovea.core.stage import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
-from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.base import VisionLanguageModel, value_tensor
 from fovea.engine.reduce.base import ReductionInput
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.regions.any_size import AnySizeRegionEncoder
@@ -84,7 +84,7 @@ class VisualEncoder:
                 tower,
                 processor,
                 self.relevance,
-                lambda array: torch.from_numpy(array).to(model.device, model.dtype),
+                lambda array: value_tensor(array).to(model.device, model.dtype),
                 self.regions,
                 model.visual_token_bytes,
                 self._encode_whole,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import PIL.Image
 from numpy.typing import NDArray
 
 from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage
+from fovea.engine.vision.processor.pixels import resize
 from fovea.relevance.realizing import Shape, View
 
 Pixels = NDArray[np.uint8]
@@ -79,8 +80,8 @@ class Cutter:
             piece.pixels = self._cut(piece.image, piece.view)
         return piece.pixels
 
-    def patches(self, piece: Piece) -> NDArray[np.float32]:
-        """The tower's input of a piece, float32 (patches, values)."""
+    def patches(self, piece: Piece) -> NDArray[Any]:
+        """The tower's input of a piece, (patches, values)."""
         return self._processor.patches(self.cut(piece))
 
     def _cut(self, image: ProcessedImage, view: View) -> Pixels:
@@ -92,8 +93,8 @@ class Cutter:
         part = np.ascontiguousarray(part)
         if view.native:
             return part
-        size = view.shape[1] * side, view.shape[0] * side
-        return np.asarray(PIL.Image.fromarray(part).resize(size, self._processor.resample))
+        size = view.shape[0] * side, view.shape[1] * side
+        return resize(part, *size, self._processor.resample)
 
     def _make_name(self, pixels: Pixels, grid: Shape, view: View, salt: str) -> str:
         """Return the name of a view in the region cache.

@@ -12,7 +12,7 @@ from fovea.core.errors import InvalidMedia, InvalidVideo
 from fovea.core.image import Image
 from fovea.core.video import Video
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.processor.pixels import Bytes, resize_to_bytes
+from fovea.engine.vision.processor.pixels import Bytes, picture, resize
 from fovea.engine.vision.processor.pruning import KeptCells, moving_cells
 from fovea.engine.vision.processor.video import QwenVideos, VideoPlan
 
@@ -93,7 +93,7 @@ class Clip:
                 if len(rgb) != video.width * video.height * 3:
                     raise InvalidVideo(f"frame {index} holds {len(rgb)} bytes")
                 image = Image("", video.width, video.height, rgb)
-                resized = resize_to_bytes(image, height, width, self._videos.resample)
+                resized = resize(picture(image), height, width, self._videos.resample)
                 previous = index, np.ascontiguousarray(resized)
             yield previous[1]
 

@@ -23,8 +23,8 @@ from fovea.engine.request.work_queue import WorkQueue
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage
 
 T = TypeVar("T")
-BYTES_PER_PIXEL = 24
-"""Three float32 channels, doubled: temporal patches come in pairs, and tiles overlap a base view."""
+VALUES_PER_PIXEL = 6
+"""Three channels, doubled: frames of videos come in pairs, and tiles overlap a base view."""
 
 
 class PixelTask:
@@ -36,12 +36,19 @@ class PixelTask:
     """
 
     def __init__(
-        self, planned: PlannedInput, processor: ImageProcessor, workers: WorkQueue, pool: PixelPool
+        self,
+        planned: PlannedInput,
+        processor: ImageProcessor,
+        workers: WorkQueue,
+        pool: PixelPool,
+        pixel_bytes: int,
     ) -> None:
+        """pixel_bytes: bytes of the values of one pixel, about."""
         self._planned = planned
         self._processor = processor
         self._workers = workers
         self._pool = pool
+        self._pixel_bytes = pixel_bytes
         self._lock = threading.Lock()
         self._future: Future[ProcessedImage] | None = None
         self._claims = 0
@@ -51,7 +58,7 @@ class PixelTask:
         """An estimate of the size of the pixels, from the plan alone."""
         plan = self._planned.plan
         area = sum(height * width for height, width in plan.sizes) or plan.width * plan.height
-        return area * BYTES_PER_PIXEL
+        return area * self._pixel_bytes
 
     @property
     def cost(self) -> float:
@@ -143,12 +150,19 @@ class PixelStore:
     workers: number of threads for images.
     pool: room for the pixels, and their cache.
     video_workers: number of threads for videos.
+    value_bytes: bytes of one normalised value of a pixel.
     """
 
     def __init__(
-        self, processor: ImageProcessor, workers: int, pool: PixelPool, video_workers: int = 1
+        self,
+        processor: ImageProcessor,
+        workers: int,
+        pool: PixelPool,
+        video_workers: int = 1,
+        value_bytes: int = 4,
     ) -> None:
         self.pool = pool
+        self.pixel_bytes = VALUES_PER_PIXEL * value_bytes
         self._processor = processor
         self._workers = WorkQueue(workers, "fovea-pixels")
         self._video_workers = WorkQueue(video_workers, "fovea-frames")
@@ -161,7 +175,7 @@ class PixelStore:
         with self._lock:
             task = self._tasks.get(planned.pixel_key)
             if task is None:
-                task = PixelTask(planned, self._processor, workers, self.pool)
+                task = PixelTask(planned, self._processor, workers, self.pool, self.pixel_bytes)
                 self._tasks[planned.pixel_key] = task
             return task
 

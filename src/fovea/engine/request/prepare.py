@@ -18,7 +18,7 @@ from fovea.engine.events import Sink
 from fovea.engine.job import Job, PixelSource, SequenceInputs
 from fovea.engine.request.jobs import build_jobs
 from fovea.engine.request.pixel_pool import Claim, PixelPool
-from fovea.engine.request.pixels import BYTES_PER_PIXEL, PixelStore, PixelTask
+from fovea.engine.request.pixels import PixelStore, PixelTask
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
@@ -126,7 +126,7 @@ class Preparer:
         videos = outline.prompt.unsettled_videos
         items = [item for task in tasks for item in task.items] + [video.clip for video in videos]
         pixels = sum(video.pixel_count for video in videos)
-        extra = outputs * self._token_bytes + pixels * BYTES_PER_PIXEL
+        extra = outputs * self._token_bytes + pixels * self._pixels.pixel_bytes
         slow = bool(outline.prompt.videos) or sum(task.cost for task in tasks) > EXPENSIVE
         return self._pixels.pool.claim(items, extra, slow=slow)
 

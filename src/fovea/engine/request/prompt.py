@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
@@ -162,12 +162,12 @@ class PromptBuilder:
                 order.append(video)
             segments[at] = self._tokenizer.seal(content) if sealed else content
         encode = self._tokenizer.encode_sealed if seals else self._tokenizer.encode
-        ids = encode("".join(segments))
+        ids, positions = self._encode("".join(segments), encode, markers)
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         return PreparedPrompt(
             ids,
-            self._spans(ids, order),
+            self._spans(positions, order),
             tuple(images),
             tuple(videos),
             (text, what),
@@ -278,8 +278,39 @@ class PromptBuilder:
                     param=what,
                 )
 
-    def _spans(self, ids: list[int], order: Sequence[PlannedImage | PlannedVideo]) -> tuple[ImageSpan, ...]:
-        positions = [i for i, token in enumerate(ids) if token in self._tokens]
+    def _encode(
+        self, text: str, encode: Callable[[str], list[int]], markers: Sequence[str]
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of a text, and the positions of visual tokens among them.
+
+        A page has thousands of visual tokens in a row. A marker is a control token, so it has one id wherever
+        it stands. So the tokenizer gets one marker of each row, which saves milliseconds.
+        """
+        lengths: list[int] = []
+
+        def shorten(row: re.Match[str]) -> str:
+            marker = row[row.lastindex or 0]
+            lengths.append(len(row[0]) // len(marker))
+            return marker
+
+        short = encode(re.sub("|".join(f"(?:({re.escape(marker)}))+" for marker in markers), shorten, text))
+        places = [i for i, token in enumerate(short) if token in self._tokens]
+        if len(places) != len(lengths):  # the text holds a marker of its own; `_spans` says so
+            ids = encode(text)
+            return ids, [i for i, token in enumerate(ids) if token in self._tokens]
+        ids, done = [], 0
+        positions: list[int] = []
+        for place, length in zip(places, lengths, strict=True):
+            ids += short[done:place]
+            positions += range(len(ids), len(ids) + length)
+            ids += [short[place]] * length
+            done = place + 1
+        return ids + short[done:], positions
+
+    def _spans(
+        self, positions: list[int], order: Sequence[PlannedImage | PlannedVideo]
+    ) -> tuple[ImageSpan, ...]:
+        """positions: those of visual tokens in the prompt."""
         templates = list(unplaced_spans(order))
         planned = sum(span.tokens for span in templates)
         if len(positions) != planned:

@@ -1,1 +1,1 @@
-"""Kernels in C++ for bfloat16 on CPUs: sources, instruction sets, build, and calls through ctypes."""
+"""Kernels in C++ for bfloat16 on CPUs and for pictures: sources, instruction sets, build, calls by ctypes."""

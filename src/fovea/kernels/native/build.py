@@ -2,9 +2,9 @@
 
 A wheel holds a library for every instruction set of its platform. A source tree has none, so the library is
 compiled when it is first needed, with GCC or Clang as a C++17 compiler. If there is no compiler, Fovea uses
-torch's kernels and logs a warning. The compiled library is in the user's cache folder
-(`$XDG_CACHE_HOME/fovea`). Its name is a digest of its sources and flags. It is loaded only from a folder that
-no other user can change; otherwise it is compiled into a folder of this process.
+torch's kernels, and for pictures Pillow and numpy, and logs a warning. The compiled library is in the user's
+cache folder (`$XDG_CACHE_HOME/fovea`). Its name is a digest of its sources and flags. It is loaded only from
+a folder that no other user can change; otherwise it is compiled into a folder of this process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _load(instructions: InstructionSet) -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(_build(instructions)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
-        log.warning("the CPU kernels cannot be used, so torch's are used instead: %s", detail)
+        log.warning("the CPU kernels cannot be used, so slower ones are used instead: %s", detail)
         _failures.append(str(detail).strip())
         return None
     log.debug("C++ kernels for %s, compiled on this machine", instructions.title)

@@ -22,8 +22,10 @@ from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Pr
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.image import PixelBudget
 from fovea.engine.vision.processor import build
-from fovea.engine.vision.processor.minicpmv4_6 import nearest_grid, nested_patches
+from fovea.engine.vision.processor.minicpmv4_6 import nearest_grid
+from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.windows import nested_coordinates
+from fovea.kernels.native.pictures import Order
 
 HALF = [0.5, 0.5, 0.5]
 PUBLISHED: dict[str, Any] = {
@@ -177,11 +179,12 @@ def test_patches_are_in_the_order_of_their_coordinates(merges):
     rows, columns = 8, 12
     numbers = np.arange(rows * columns, dtype=np.uint8).reshape(rows, columns)
     pixels = np.repeat(np.repeat(numbers, 3, axis=0), 3, axis=1)[:, :, None].repeat(3, axis=2)
-    patches = nested_patches(pixels, 3, merges)
+    palette = Palette("", (0, 0, 0), np.arange(256, dtype=np.float32) * np.ones((3, 1), np.float32))
     coordinates = nested_coordinates((rows, columns), merges)
-    assert np.array_equal(patches[:, 0, 0], coordinates @ [columns, 1])
-    assert np.array_equal(patches[:, 0, 0], in_nested_order(numbers.ravel(), rows, columns, merges))
-    assert (patches == patches[:, :1, :1]).all()
+    patches = palette.patches([pixels], Order(coordinates * 3, 3, 3))
+    assert np.array_equal(patches[:, 0], coordinates @ [columns, 1])
+    assert np.array_equal(patches[:, 0], in_nested_order(numbers.ravel(), rows, columns, merges))
+    assert (patches == patches[:, :1]).all()
 
 
 def test_images_are_numbered():

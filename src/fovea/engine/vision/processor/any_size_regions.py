@@ -10,7 +10,7 @@ from PIL.Image import Resampling
 
 from fovea.core.image import Image
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.pixels import resize_to_bytes
+from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.surveys import survey_arrays
 from fovea.relevance.attending import entropy_total
 from fovea.relevance.pipeline import Survey, survey
@@ -30,7 +30,7 @@ class AnySizeRegions:
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         ((height, width),) = plan.sizes
-        pixels = np.ascontiguousarray(resize_to_bytes(image, height, width, self.processor.resample))
+        pixels = np.ascontiguousarray(resize(picture(image), height, width, self.processor.resample))
         arrays = {"rgb": pixels, **survey_arrays(pixels, self.processor.factor)}
         return ProcessedImage(image.identity, plan, arrays)
 
@@ -54,5 +54,5 @@ class AnySizeRegions:
 def survey_coarsely(processor: AnySizeProcessor, image: Image, plan: VisualPlan) -> Survey:
     """Survey the image at half the height and width of its plan. CPU-bound, some milliseconds."""
     ((height, width),) = plan.sizes
-    pixels = resize_to_bytes(image, height // 2, width // 2, Resampling.BOX)
+    pixels = resize(picture(image), height // 2, width // 2, Resampling.BOX)
     return survey(np.ascontiguousarray(pixels), processor.factor // 2)

@@ -12,16 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import PIL.Image
-from numpy.typing import NDArray
-
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
 from fovea.engine.vision.processor.fit import Fit
-from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import center_on_canvas, cut_tiles, picture, resize, to_bytes
+from fovea.engine.vision.processor.palette import Palette, Values
+from fovea.engine.vision.processor.pixels import center_on_canvas, cut_tiles, picture, resize
 from fovea.engine.vision.processor.settings import Settings
 from fovea.engine.vision.processor.size import Size
 
@@ -155,18 +151,18 @@ class Anyres:
         canvas = best_canvas(height, width, canvases)
         return Layout(fit_to_canvas(height, width, canvas), canvas[0] // self.tile, canvas[1] // self.tile)
 
-    def tiles(self, image: Image, layout: Layout) -> NDArray[np.float32]:
+    def tiles(self, image: Image, layout: Layout) -> Values:
         """The view of the whole picture, then the tiles row by row: (1 + rows * columns, 3, edge, edge)."""
         source = picture(image)
         whole = self.fit.apply(resize(source, *self.base, self.fit.resample))
-        enlarged = to_bytes(resize(source, *layout.inner, self.fit.resample))
+        enlarged = resize(source, *layout.inner, self.fit.resample)
         canvas = center_on_canvas(enlarged, layout.rows * self.tile, layout.columns * self.tile)
         parts = cut_tiles(canvas, self.tile)
         if self._refits:
-            parts = [self.fit.apply(PIL.Image.fromarray(part)) for part in parts]
+            parts = [self.fit.apply(part) for part in parts]
         return self.palette.tiles([whole, *parts])
 
-    def whole_view(self, image: Image) -> NDArray[np.float32]:
+    def whole_view(self, image: Image) -> Values:
         """The view of the whole picture, without tiles: (1, 3, edge, edge).
 
         A border of the average color keeps its aspect.

@@ -113,16 +113,18 @@ class ProcessedImage:
 
     identity: identity of the source `Image`.
     arrays: arrays by name:
-        "pixel_values", float32:
-            Qwen, PaddleOCR-VL, GLM-4V: (patches, channels * frames * patch * patch), patches in merge-window
-                order.
+        "pixel_values", normalised, in the encoder's type: float32, float16, or uint16, which are the bits of
+            bfloat16 (`palette.Values`):
+            Qwen, PaddleOCR-VL, GLM-4V: (patches, channels * patch * patch), patches in merge-window order; of
+                videos (patches, channels * frames * patch * patch).
             LFM2-VL, MiniCPM-V: (1, patches, channels * patch * patch), the view of the whole image.
             Pixtral, Mistral 3, LightOnOCR: (patches, channels * patch * patch), patches row by row.
             DeepSeek-OCR 2: (1, channels, height, width), the view of the whole image.
-            Gemma 4: (patches, patch * patch * channels), patches row by row.
+            Gemma 4: (patches, patch * patch * channels), patches row by row, always float32.
             others: (tiles, channels, height, width). Llama 3.2 Vision: without tiles of padding.
-        "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL, MiniCPM-V; only images in tiles
-            have it. The patches of MiniCPM-V, here and in "pixel_values", come in the order of `merging_vit`.
+        "tiles", of that type, (tiles, patches, channels * patch * patch): LFM2-VL, MiniCPM-V; only images in
+            tiles have it. The patches of MiniCPM-V, here and in "pixel_values", come in the order of
+            `merging_vit`.
             DeepSeek-OCR 2: (tiles, channels, height, width).
         "grid_thw", int64 (1, 3): Qwen, PaddleOCR-VL, GLM-4V; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
@@ -157,8 +159,8 @@ class AnySizeProcessor(Protocol):
         """The filter that resizes pictures."""
         ...
 
-    def patches(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Turn a picture into the encoder's input: bytes (height, width, 3) to float32 (patches, values)."""
+    def patches(self, pixels: NDArray[np.uint8]) -> NDArray[Any]:
+        """Turn a picture into "pixel_values": bytes (height, width, 3) to (patches, values)."""
         ...
 
 

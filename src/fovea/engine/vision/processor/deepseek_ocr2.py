@@ -29,8 +29,9 @@ from fovea.engine.vision.processor.pixels import (
     Color,
     center_on_canvas,
     cut_tiles,
+    picture,
     read_filter,
-    resize_to_bytes,
+    resize,
 )
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
@@ -93,7 +94,7 @@ class DeepseekOcr2Processor:
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
-        view, *canvas = (resize_to_bytes(image, *size, self.resample) for size in plan.sizes)
+        view, *canvas = (resize(picture(image), *size, self.resample) for size in plan.sizes)
         edge = max(plan.sizes[0])
         arrays = {"pixel_values": self.palette.tiles([center_on_canvas(view, edge, edge, self.border)])}
         if canvas:

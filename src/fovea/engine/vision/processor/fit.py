@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import PIL.Image
 from PIL.Image import Resampling
 
 from fovea.engine.vision.processor.pixels import (
@@ -14,7 +13,6 @@ from fovea.engine.vision.processor.pixels import (
     read_filter,
     resize,
     resize_squared,
-    to_bytes,
 )
 from fovea.engine.vision.processor.settings import Settings
 from fovea.engine.vision.processor.size import Size, with_shortest_edge
@@ -74,17 +72,17 @@ class Fit:
         """(height, width) of every output, if it does not depend on the picture; else None."""
         return self.crop or (self.size.fixed_size if self.size and not self.size.shortest_edge else None)
 
-    def apply(self, source: PIL.Image.Image, border: Color | None = None) -> Bytes:
-        """Apply both steps. Returns bytes (height, width, 3).
+    def apply(self, source: Bytes, border: Color | None = None) -> Bytes:
+        """Apply both steps to bytes (h, w, 3). Returns bytes (height, width, 3).
 
         border: color of a border that first makes the picture square; None: no border.
         """
         if border is None:
-            target = self.resized_size(source.height, source.width)
-            pixels = to_bytes(resize(source, *target, self.resample))
+            target = self.resized_size(*source.shape[:2])
+            pixels = resize(source, *target, self.resample)
         else:
-            target = self.resized_size(max(source.size), max(source.size))
-            pixels = to_bytes(resize_squared(source, border, *target, self.resample))
+            side = max(source.shape[:2])
+            pixels = resize_squared(source, border, *self.resized_size(side, side), self.resample)
         return center_crop(pixels, *self.crop) if self.crop else pixels
 
     @property

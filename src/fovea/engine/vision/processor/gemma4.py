@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidImage, InvalidRequest
@@ -25,9 +23,11 @@ from fovea.engine.vision.processor.budget import (
     geometric_mean,
     read_bounds,
 )
-from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
+from fovea.engine.vision.processor.palette import Palette, Values
+from fovea.engine.vision.processor.pixels import Bytes, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
+from fovea.engine.vision.windows import patch_coordinates
+from fovea.kernels.native.pictures import Order
 
 _TYPES = ("Gemma4ImageProcessor",)
 BUDGETS = (70, 140, 280, 560, 1120)
@@ -115,23 +115,14 @@ class Gemma4Processor:
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         ((height, width),) = plan.sizes
-        pixels = resize_to_bytes(image, height, width, self.resample)
+        pixels = resize(picture(image), height, width, self.resample)
         return ProcessedImage(image.identity, plan, {"pixel_values": self.patches(pixels)})
 
-    def patches(self, pixels: Bytes) -> NDArray[np.float32]:
-        """Turn bytes (height, width, 3) into float32 (patches, patch * patch * 3), row by row.
-
-        Pixels are reordered as bytes, one row of patches at a time, before they become floats.
-        """
-        patch = self.patch
-        down, across = pixels.shape[0] // patch, pixels.shape[1] // patch
-        squares = pixels.reshape(down, patch, across, patch, 3).transpose(0, 2, 1, 3, 4)
-        out = np.empty((down, across, patch, patch, 3), np.float32)
-        for row in range(down):
-            line = np.ascontiguousarray(squares[row])
-            for channel in range(3):
-                out[row, ..., channel] = self.palette.table[channel][line[..., channel]]
-        return out.reshape(-1, patch * patch * 3)
+    def patches(self, pixels: Bytes) -> Values:
+        """Turn bytes (height, width, 3) into float32 (patches, patch * patch * 3), row by row."""
+        patch, grid = self.patch, (1, pixels.shape[0] // self.patch, pixels.shape[1] // self.patch)
+        order = Order(patch_coordinates(grid, 1) * patch, patch, patch, channels_last=True)
+        return self.palette.patches([pixels], order)
 
     def _planned(self, width: int, height: int, size: Pair) -> VisualPlan:
         """The plan of an image of these dimensions that is resized to `size`."""
@@ -218,8 +209,9 @@ def build(
     # The family's own class computes the size from the number of tokens, whatever `size` says.
     settings.raw("size")
     longest = vision.get("position_embedding_size")
+    palette = Palette.read(settings, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), normalizes=False)
     result = Gemma4Processor(
-        palette=Palette.read(settings, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), normalizes=False),
+        palette=replace(palette, stays_exact=True),
         resample=read_filter(settings, Resampling.BICUBIC),
         resizes=settings.flag("do_resize", True),
         tokens=tokens,

@@ -26,7 +26,7 @@ from fovea.engine.vision.processor.base import (
 )
 from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
 from fovea.engine.vision.processor.palette import HALF, Palette
-from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize, to_bytes
+from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal
 from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.tower import Tower
@@ -123,9 +123,9 @@ class Idefics3Processor:
         canvas = picture(image)
         for height, width in plan.sizes:
             canvas = resize(canvas, height, width, self.resample)
-        tiles = cut_tiles(to_bytes(canvas), self.tile)
+        tiles = cut_tiles(canvas, self.tile)
         if plan.grid[1]:
-            tiles.append(to_bytes(resize(canvas, self.tile, self.tile, self.resample)))
+            tiles.append(resize(canvas, self.tile, self.tile, self.resample))
         # All tiles are full, because the canvas was rounded up to whole tiles.
         mask = np.ones((len(tiles), self.tile, self.tile), np.bool_)
         arrays: Arrays = {"pixel_values": self.palette.tiles(tiles), "pixel_attention_mask": mask}

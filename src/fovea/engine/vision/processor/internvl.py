@@ -27,7 +27,7 @@ from fovea.engine.vision.processor.base import (
 )
 from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
 from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, Palette
-from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize, to_bytes
+from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
 
@@ -119,9 +119,9 @@ class InternVLProcessor:
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         source = picture(image)
-        tiles = cut_tiles(to_bytes(resize(source, *plan.sizes[0], self.resample)), self.tile)
+        tiles = cut_tiles(resize(source, *plan.sizes[0], self.resample), self.tile)
         if len(tiles) > 1 and plan.grid[0]:
-            tiles.append(to_bytes(resize(source, self.tile, self.tile, self.resample)))
+            tiles.append(resize(source, self.tile, self.tile, self.resample))
         arrays: Arrays = {"pixel_values": self.palette.tiles(tiles)}
         return ProcessedImage(image.identity, plan, arrays)
 

@@ -15,20 +15,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import PIL.Image
-from numpy.typing import NDArray
 from PIL.Image import Resampling
 
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read_bounds
-from fovea.engine.vision.processor.palette import HALF, Palette
-from fovea.engine.vision.processor.pixels import Bytes, cut_tiles, picture, read_filter, resize, to_bytes
+from fovea.engine.vision.processor.palette import HALF, Palette, Values
+from fovea.engine.vision.processor.pixels import Bytes, cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.smart_resize import trim
+from fovea.engine.vision.windows import patch_coordinates
+from fovea.kernels.native.pictures import Order
 
 _TYPES = ("Lfm2VlImageProcessor",)
 Pair = tuple[int, int]
@@ -138,22 +137,20 @@ class Lfm2VLProcessor:
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         source = picture(image)
-        resized = [to_bytes(_resize(source, *size, self.resample)) for size in plan.sizes]
-        arrays: dict[str, NDArray[np.float32]] = {}
+        resized = [_resize(source, *size, self.resample) for size in plan.sizes]
+        arrays: dict[str, Values] = {}
         if plan.grid[1]:
             arrays["tiles"] = self._patches(cut_tiles(resized.pop(0), self.tile))
         if resized:
             arrays["pixel_values"] = self._patches(resized)
         return ProcessedImage(image.identity, plan, arrays)
 
-    def _patches(self, pictures: list[Bytes]) -> NDArray[np.float32]:
-        """Turn equal pictures (height, width, 3) into float32 (pictures, patches, patch * patch * 3)."""
-        planes = self.palette.tiles(pictures)
-        count, _, height, width = planes.shape
-        size = self.patch
-        cut = planes.reshape(count, 3, height // size, size, width // size, size)
-        patches: NDArray[np.float32] = np.ascontiguousarray(cut.transpose(0, 2, 4, 3, 5, 1))
-        return patches.reshape(count, -1, size * size * 3)
+    def _patches(self, pictures: list[Bytes]) -> Values:
+        """Turn equal pictures (height, width, 3) into (pictures, patches, patch * patch * 3)."""
+        patch, (height, width) = self.patch, pictures[0].shape[:2]
+        places = patch_coordinates((1, height // patch, width // patch), 1) * patch
+        rows = self.palette.patches(pictures, Order(places, patch, patch, channels_last=True))
+        return rows.reshape(len(pictures), -1, rows.shape[1])
 
     def _grid(self, height: int, width: int, bounds: Bounds) -> Pair:
         """(rows, columns) of tiles; (0, 0): the picture is not cut. Raises InvalidRequest."""
@@ -214,9 +211,9 @@ class Lfm2VLProcessor:
         return f"<|image_start|>{text}<|image_end|>" if self.names else text
 
 
-def _resize(source: PIL.Image.Image, height: int, width: int, resample: Resampling) -> PIL.Image.Image:
+def _resize(source: Bytes, height: int, width: int, resample: Resampling) -> Bytes:
     """Resize along rows, then along columns, as torchvision does. PIL would order them by the sizes."""
-    return resize(resize(source, source.height, width, resample), height, width, resample)
+    return resize(resize(source, len(source), width, resample), height, width, resample)
 
 
 def build(

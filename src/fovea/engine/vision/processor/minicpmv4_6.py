@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL.Image import Resampling
 
 from fovea.core.errors import CheckpointError, InvalidRequest
@@ -27,11 +26,12 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
 )
 from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
-from fovea.engine.vision.processor.palette import HALF, Palette
-from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
+from fovea.engine.vision.processor.palette import HALF, Palette, Values
+from fovea.engine.vision.processor.pixels import Bytes, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.smart_resize import trim
-from fovea.engine.vision.windows import nested_axes
+from fovea.engine.vision.windows import nested_coordinates
+from fovea.kernels.native.pictures import Order
 
 MARKER = "<|image_pad|>"
 """Text of one visual token."""
@@ -84,20 +84,6 @@ def nearest_grid(height: int, width: int, count: int, most: int) -> Pair:
             if distance < nearest or (distance == nearest and rows > best[0]):
                 best, nearest = (rows, tiles // rows), distance
     return best
-
-
-def nested_patches(pixels: Bytes, patch: int, merges: int) -> Bytes:
-    """Cut a picture into patches, so that those that are merged are neighbours in the list.
-
-    pixels: (height, width, 3); both edges are multiples of patch * 2**merges.
-    merges: how often squares of 2 x 2 are merged into one. After each merge, the next four are neighbours.
-
-    Returns (patches, 3, patch * patch).
-    """
-    down, across = (edge // (patch << merges) for edge in pixels.shape[:2])
-    cut = pixels.reshape(down, *(2,) * merges, patch, across, *(2,) * merges, patch, 3)
-    planes = cut.transpose(*nested_axes(merges), 2 * merges + 4, merges + 1, 2 * merges + 3)
-    return planes.reshape(-1, 3, patch * patch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +159,18 @@ class MiniCPMProcessor:
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
-        view, *canvas = (resize_to_bytes(image, *size, self.resample) for size in plan.sizes)
+        view, *canvas = (resize(picture(image), *size, self.resample) for size in plan.sizes)
         arrays = {"pixel_values": self._prepare([view])}
         if canvas:
             arrays["tiles"] = self._prepare(_cut(canvas[0], *plan.grid[1:]))
         return ProcessedImage(image.identity, plan, arrays)
 
-    def _prepare(self, pictures: list[Bytes]) -> NDArray[np.float32]:
-        """Turn pictures of one size into float32 (pictures, patches, channels * patch * patch)."""
-        planes = np.concatenate([nested_patches(pixels, self.patch, self.merges) for pixels in pictures])
-        out = np.empty((len(planes), 3, 1, planes.shape[2]), np.float32)
-        self.palette.paint(planes, out)
-        return out.reshape(len(pictures), -1, 3 * planes.shape[2])
+    def _prepare(self, pictures: list[Bytes]) -> Values:
+        """Turn pictures of one size into (pictures, patches, channels * patch * patch)."""
+        patch, (height, width) = self.patch, pictures[0].shape[:2]
+        places = nested_coordinates((height // patch, width // patch), self.merges) * patch
+        rows = self.palette.patches(pictures, Order(places, patch, patch))
+        return rows.reshape(len(pictures), -1, rows.shape[1])
 
     def _fit_budget(self, height: int, width: int, bounds: Bounds) -> Layout:
         """The layout within a budget whose number of tiles is nearest to the model's own choice.

@@ -28,7 +28,7 @@ from fovea.engine.vision.processor.base import (
 )
 from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
 from fovea.engine.vision.processor.palette import HALF, Palette
-from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize, to_bytes
+from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
 
@@ -147,7 +147,7 @@ class MllamaProcessor:
         _, rows, columns = plan.grid
         height, width = plan.sizes[0]
         canvas = np.zeros((rows * self.tile, columns * self.tile, 3), np.uint8)
-        canvas[:height, :width] = to_bytes(resize(picture(image), height, width, self.resample))
+        canvas[:height, :width] = resize(picture(image), height, width, self.resample)
         arrays: Arrays = {
             "pixel_values": self.palette.tiles(cut_tiles(canvas, self.tile)),
             "aspect_ratio_ids": np.array([1 + grids_of(self.most).index((rows, columns))], np.int64),

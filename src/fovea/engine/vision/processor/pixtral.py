@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidImage, InvalidRequest
@@ -26,10 +24,12 @@ from fovea.engine.vision.processor.budget import (
     expect_dimensions,
     read_bounds,
 )
-from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
+from fovea.engine.vision.processor.palette import Palette, Values
+from fovea.engine.vision.processor.pixels import Bytes, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.windows import patch_coordinates
+from fovea.kernels.native.pictures import Order
 
 _TYPES = ("PixtralImageProcessor",)
 
@@ -100,24 +100,16 @@ class PixtralProcessor:
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         ((height, width),) = plan.sizes
-        pixels = resize_to_bytes(image, height, width, self.resample)
+        pixels = resize(picture(image), height, width, self.resample)
         return ProcessedImage(image.identity, plan, {"pixel_values": self.patches(pixels)})
 
-    def patches(self, pixels: Bytes) -> NDArray[np.float32]:
-        """Turn bytes (height, width, 3) into float32 (patches, 3 * patch * patch), row by row.
+    def patches(self, pixels: Bytes) -> Values:
+        """Turn bytes (height, width, 3) into (patches, 3 * patch * patch), row by row.
 
-        Pixels beyond the last whole patch are left out. Pixels are reordered as bytes, one row of patches at
-        a time, before they become floats.
+        Pixels beyond the last whole patch are left out.
         """
-        patch = self.patch
-        down, across = pixels.shape[0] // patch, pixels.shape[1] // patch
-        whole = pixels[: down * patch, : across * patch]
-        squares = whole.reshape(down, patch, across, patch, 3).transpose(0, 2, 4, 1, 3)
-        out = np.empty((down, across, 3, 1, patch * patch), np.float32)
-        for row in range(down):
-            planes = np.ascontiguousarray(squares[row]).reshape(across, 3, patch * patch)
-            self.palette.paint(planes, out[row])
-        return out.reshape(-1, 3 * patch * patch)
+        patch, grid = self.patch, (1, pixels.shape[0] // self.patch, pixels.shape[1] // self.patch)
+        return self.palette.patches([pixels], Order(patch_coordinates(grid, 1) * patch, patch, patch))
 
     def _planned(self, width: int, height: int, size: Pair) -> VisualPlan:
         """The plan of an image of these dimensions that is resized to `size`."""

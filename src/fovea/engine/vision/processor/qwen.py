@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidImage, InvalidRequest
@@ -31,11 +30,13 @@ from fovea.engine.vision.processor.budget import (
     expect_dimensions,
     read_bounds,
 )
-from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
+from fovea.engine.vision.processor.palette import Palette, Values
+from fovea.engine.vision.processor.pixels import Bytes, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.smart_resize import SizeRule, smart_resize, trim
+from fovea.engine.vision.windows import patch_coordinates
+from fovea.kernels.native.pictures import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +108,21 @@ class QwenProcessor:
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         ((height, width),) = plan.sizes
-        pixels = resize_to_bytes(image, height, width, self.resample)
+        pixels = resize(picture(image), height, width, self.resample)
         grid = np.array([plan.grid], dtype=np.int64)
         arrays: Arrays = {"pixel_values": self.patches(pixels), "grid_thw": grid}
         return ProcessedImage(image.identity, plan, arrays)
 
-    def patches(self, pixels: Bytes) -> NDArray[np.float32]:
-        """Turn bytes (height, width, 3) into float32 (patches, 3 * frames * patch * patch).
+    def patches(self, pixels: Bytes) -> Values:
+        """Turn bytes (height, width, 3) into (patches, 3 * patch * patch).
 
-        Patches that merge into one token are neighbours in the result. Pixels are reordered as bytes, before
-        they become floats, which takes an eighth of the memory traffic. This is done one row of windows at a
-        time, so that the data stays in the CPU's cache.
+        Patches that merge into one token are neighbours in the result. A still image is not repeated in time
+        here: the encoder does it (`layers.linear.PatchLinear`).
         """
-        patch, merge = self.patch, self.merge
-        down, across = pixels.shape[0] // self.factor, pixels.shape[1] // self.factor
-        windows = pixels.reshape(down, merge, patch, across, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-        out = np.empty((down, across * merge**2, 3, self.frames, patch * patch), np.float32)
-        for row in range(down):
-            planes = np.ascontiguousarray(windows[row]).reshape(-1, 3, patch * patch)
-            self.palette.paint(planes, out[row])
-        return out.reshape(-1, 3 * self.frames * patch * patch)
+        patch, grid = self.patch, (1, pixels.shape[0] // self.patch, pixels.shape[1] // self.patch)
+        return self.palette.patches(
+            [pixels], Order(patch_coordinates(grid, self.merge) * patch, patch, patch)
+        )
 
     def _target(self, height: int, width: int, bounds: Bounds) -> tuple[int, int]:
         low, high = self._limits(bounds)

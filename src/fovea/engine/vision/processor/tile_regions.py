@@ -10,7 +10,7 @@ import numpy as np
 from fovea.core.image import Image
 from fovea.engine.vision.processor.anyres import Anyres, size_without_border
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.pixels import resize_to_bytes
+from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.surveys import survey_arrays
 from fovea.engine.vision.processor.tower import Tower
 from fovea.relevance.tiles import Tiling
@@ -38,7 +38,7 @@ class TileRegions:
         tiles = tiling(plan, self.tower.side, plan.reduction.full_tokens)
         cell = self.anyres.edge // tiles.side
         size = tiles.rows * cell, tiles.columns * cell
-        pixels = np.ascontiguousarray(resize_to_bytes(image, *size, self.anyres.fit.resample))
+        pixels = np.ascontiguousarray(resize(picture(image), *size, self.anyres.fit.resample))
         plain = self.plain(image, plan).arrays
         return ProcessedImage(image.identity, plan, {**plain, **survey_arrays(pixels, cell)})
 

@@ -29,6 +29,8 @@ from fovea.engine.vision.processor.pixels import Bytes
 from fovea.engine.vision.processor.pruning import KeptCells, first_cells, kept_count
 from fovea.engine.vision.processor.sampling import SamplingRule
 from fovea.engine.vision.processor.smart_resize import smart_resize, trim
+from fovea.engine.vision.windows import patch_coordinates
+from fovea.kernels.native.pictures import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +153,18 @@ class QwenVideos:
 
         identity: of the group.
         frames: resized bytes (height, width, 3), as many as a temporal patch has. "pixel_values" is laid out
-            as for an image, but each copy in time is a different frame.
+            as for an image, with the values of all frames after each other in each channel.
 
         Raises EngineError for another number of frames.
         """
         if len(frames) != self.rule.group_frames:
             raise EngineError(f"{len(frames)} frames for a group of {self.rule.group_frames}")
-        patch, merge = self.patch, self.merge
-        down, across = frames[0].shape[0] // self.factor, frames[0].shape[1] // self.factor
-        out = np.empty((down * across * merge**2, 3, len(frames), patch * patch), np.float32)
+        patch = self.patch
+        grid = (1, frames[0].shape[0] // patch, frames[0].shape[1] // patch)
+        order = Order(patch_coordinates(grid, self.merge) * patch, patch, patch)
+        out = np.empty((len(order.places), 3, len(frames), patch * patch), self.palette.table.dtype)
         for time, frame in enumerate(frames):
-            windows = frame.reshape(down, merge, patch, across, merge, patch, 3).transpose(
-                0, 3, 1, 4, 6, 2, 5
-            )
-            planes = np.ascontiguousarray(windows).reshape(-1, 3, patch * patch)
-            self.palette.paint(planes, out[:, :, time : time + 1])
+            self.palette.cut(frame, order, out[:, :, time])
         arrays = {
             "pixel_values": out.reshape(len(out), -1),
             "grid_thw": np.array([plan.grid], dtype=np.int64),
