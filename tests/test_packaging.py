@@ -83,6 +83,11 @@ def test_torch_is_the_one_of_the_constraints() -> None:
         ("-march=armv8-a", "aarch64-linux-gnu.2.28", ("-mcpu=generic",)),
         ("-march=armv8.2-a+dotprod", "aarch64-linux-gnu.2.28", ("-mcpu=generic+v8_2a+dotprod",)),
         ("-march=armv8.2-a+dotprod", "aarch64-macos.11.0", ("-mcpu=apple_m1+v8_2a+dotprod",)),
+        (
+            "-march=armv8.2-a+dotprod+bf16+i8mm",
+            "aarch64-linux-gnu.2.28",
+            ("-mcpu=generic+v8_2a+dotprod+bf16+i8mm",),
+        ),
         ("-mavx512f", "x86_64-linux-gnu.2.28", ("-mavx512f", "-mevex512")),
         ("-mavx512bf16", "x86_64-linux-gnu.2.28", ("-mavx512bf16",)),
     ],

@@ -30,8 +30,8 @@ FOLDER = Path(os.environ.get("FOVEA_ARM_FOLDER") or Path.home() / ".cache" / "fo
 SETS = tuple(each for each in instruction_sets() if each.machine == "aarch64")
 LIMIT_S = 1800
 """Seconds after which the tests of one instruction set are stopped."""
-SPECIAL = ("sdot", "udot", "usdot", "smmla", "bfdot", "bfmmla")
-"""Instructions that plain NEON lacks, for dot products of bytes and of bf16."""
+SPECIAL = ("sdot", "usdot", "usmmla", "bfdot", "bfmmla")
+"""Instructions that plain NEON lacks, for dot products and matrix products of bytes and of bf16."""
 COMPILE = """
 import logging
 from fovea.kernels.native import build

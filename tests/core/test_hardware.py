@@ -119,7 +119,10 @@ def macos(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("told", "expected"),
     [
         (APPLE_M1 + "hw.optional.arm.FEAT_BF16: 0\n", {"asimd", "asimddp"}),
-        (APPLE_M1 + "hw.optional.arm.FEAT_BF16: 1\n", {"asimd", "asimddp", "bf16"}),
+        (
+            APPLE_M1 + "hw.optional.arm.FEAT_BF16: 1\nhw.optional.arm.FEAT_I8MM: 1\n",
+            {"asimd", "asimddp", "bf16", "i8mm"},
+        ),
         ("hw.optional.avx2_0: 1\n", set()),
     ],
     ids=["M1", "M2", "Intel"],

@@ -42,7 +42,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, name: str, flags: str, variable: st
         ("x86_64", SAPPHIRE_RAPIDS, ["amx", "avx512", "avx2"]),
         ("aarch64", A72, ["neon"]),
         ("arm64", N1, ["neon_dotprod", "neon"]),
-        ("aarch64", V2, ["neon_bf16", "neon_dotprod", "neon"]),
+        ("aarch64", f"{N1} bf16", ["neon_bf16", "neon_dotprod", "neon"]),
+        ("aarch64", V2, ["neon_i8mm", "neon_bf16", "neon_dotprod", "neon"]),
         ("riscv64", V2, []),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_row_does_not_depend_on_the_other_rows(native: NativeKernels, format: 
     x = torch.randn(700, 2300).to(BF16)
     apply = native.quantized_product(weights(192, 2300), None, "silu", True, format)
     together = apply(x, None)
-    for count in (1, 2, 4, 7, 12, 13, 100, 300):
+    for count in (*range(1, 14), 100, 300):
         assert share_of_unequal(apply(x[:count], None), together[:count]) == 0
     assert share_of_unequal(apply(x[123:124], None), together[123:124]) == 0
 

@@ -29,17 +29,20 @@ alignas(16) constexpr uint8_t INT4_LEVELS[16] = {1,   29,  51,  67,  82,  95,  1
 
 // How levels of rows are multiplied with levels of a weight. The sums in int32 are exact with each of them.
 //   VNNI       x86: four unsigned bytes times four signed ones in a lane
-//   DOTPROD    ARM: the same for signed bytes, so 128 is taken off the weight's levels
+//   I8MM       ARM: the same for a single row, and matrix instructions for several rows: see squares.h
+//   DOTPROD    ARM: four signed bytes times four signed ones, so 128 is taken off the weight's levels
 //   neither    levels of rows have 16 bits, in the order 0, 2, 1, 3 of a quad: the even bytes of a weight's quad are
 //              one operand, the odd ones another. (VPMADDUBSW would multiply bytes, but its sums of two products
 //              have 16 bits and overflow.)
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define FOVEA_VNNI 1
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#define FOVEA_I8MM 1
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define FOVEA_DOTPROD 1
 #endif
 
-#if FOVEA_VNNI || FOVEA_DOTPROD
+#if FOVEA_VNNI || FOVEA_I8MM || FOVEA_DOTPROD
 using Level = int8_t;
 constexpr int PARTS = 1;  // operands that a quad is multiplied as
 #else
@@ -56,7 +59,7 @@ constexpr int32_t LEVEL_ZERO = 128;
 
 // One part of the levels of a vector of quads, as an operand of `add_dot`.
 FOVEA_INLINE Unsigned operand(hn::Vec<Bytes> levels, int part) {
-#if FOVEA_VNNI
+#if FOVEA_VNNI || FOVEA_I8MM
     (void)part;
     return hn::BitCast(u32, levels);
 #elif FOVEA_DOTPROD
@@ -98,6 +101,8 @@ FOVEA_INLINE Ints add_dot(Ints sum, Unsigned levels, Unsigned row) {
     auto raw = sum.raw, products = sum.raw;
     asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(raw), "=&x"(products) : "x"(levels.raw), "x"(row.raw));
     return Ints{raw};
+#elif FOVEA_I8MM
+    return Ints{vusdotq_s32(sum.raw, vreinterpretq_u8_u32(levels.raw), vreinterpretq_s8_u32(row.raw))};
 #elif FOVEA_DOTPROD
     // Highway's SumOfMulQuadAccumulate takes this instruction only together with those for bf16.
     return Ints{vdotq_s32(sum.raw, vreinterpretq_s8_u32(levels.raw), vreinterpretq_s8_u32(row.raw))};

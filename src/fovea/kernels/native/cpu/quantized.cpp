@@ -59,6 +59,19 @@ template <class Format, bool CODES, int LINES, int R>
 FOVEA_INLINE void add_group(Ints (&sums)[R][VECTORS], const uint8_t* strip, const Level* x, int64_t stride,
                             const uint8_t*& ahead) {
     const auto table = levels_of_codes();
+    if constexpr (BYTE_SQUARES && R > 1) {
+        Squares<Ints, R, VECTORS> squares;
+        to_squares(sums, squares);
+        for (int quad = 0; quad < Format::QUADS; quad += 2, strip += CODES ? QUAD : 2 * QUAD) {
+            for (int line = 0; line < (CODES ? LINES : 2 * LINES); ++line, ahead += 64) prefetch(ahead);
+            add_squares<R>(squares, x + 4 * quad, stride, [&](int i, int v) {
+                const uint8_t* at = strip + v * WIDTH;
+                if constexpr (!CODES) return operand(levels_at<LEVELS>(at + i * QUAD, table), 0);
+                return operand(i ? levels_at<HIGH_CODES>(at, table) : levels_at<LOW_CODES>(at, table), 0);
+            });
+        }
+        return from_squares(squares, sums);
+    }
     for (int quad = 0; quad < Format::QUADS; quad += CODES ? 2 : 1, strip += QUAD) {
         for (int line = 0; line < LINES; ++line, ahead += 64) prefetch(ahead);
         add_quad<CODES ? LOW_CODES : LEVELS, Format::CODED, R>(sums, strip, table, x + 4 * quad, stride);

@@ -6,19 +6,19 @@
 //
 // With AMX the processor multiplies 16 pairs of 16 rows at once: see amx.h. A panel is one strip then.
 //
-// With instructions for dot products of bf16, an operand is a pair of a row in every lane. Without them rows are
-// in float32, and a tile is expanded in registers: its even values of k are the low halves of the lanes, its odd
-// ones the high halves.
+// With instructions for dot products of bf16, an operand is a pair of a row in every lane. ARM has them for single rows,
+// and matrix instructions for several: see squares.h. Without instructions for bf16 rows are in float32, and a tile is
+// expanded in registers: its even values of k are the low halves of the lanes, its odd ones the high halves.
 #pragma once
 
 #include "amx.h"
 #include "simd.h"
+#include "squares.h"
 #include "team.h"
 
 #if FOVEA_AMX
 #define FOVEA_BF16_DOT 0  // these instructions add in another order than AMX does
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#include <arm_neon.h>
 #define FOVEA_BF16_DOT 1
 #else
 #define FOVEA_BF16_DOT HWY_NATIVE_DOT_BF16
@@ -119,7 +119,20 @@ inline void block_rows(int64_t rows, const uint32_t* strip, int64_t pairs, const
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < VECTORS; ++v)
             sums[r][v] = fresh ? hn::Zero(f32) : hn::LoadU(f32, c + r * ldc + v * LANES);
-    for (int64_t pair = 0; pair < pairs; ++pair) {
+    int64_t pair = 0;
+    if constexpr (BF16_SQUARES && R > 1) {
+        Squares<Floats, R, VECTORS> squares;
+        to_squares(sums, squares);
+        for (; pair + 1 < pairs; pair += 2) {
+            if (pair % (32 / sizeof(Input)) == 0)
+                for (int r = 0; r < R; ++r) prefetch(x + (R + r) * ldx + 2 * pair);
+            if (ahead) prefetch_l2(ahead + pair * 64), prefetch_l2(ahead + pair * 64 + 64);
+            add_squares<R>(squares, x + 2 * pair, sizeof(Input) * ldx,
+                           [&](int i, int v) { return hn::Load(u32, strip + (pair + i) * STRIP + v * LANES); });
+        }
+        from_squares(squares, sums);
+    }
+    for (; pair < pairs; ++pair) {
         if (pair % (32 / sizeof(Input)) == 0)  // prefetch one cache line of each row of the next block
             for (int r = 0; r < R; ++r) prefetch(x + (R + r) * ldx + 2 * pair);
         if (ahead) prefetch_l2(ahead + pair * 64);
