@@ -123,6 +123,7 @@ def figures(shape: Shape | None, measured: dict[str, float]) -> dict[str, float]
 
     measured: bandwidth (bytes/s), peak (operations/s), decode_tok_s at about `context` tokens, prefill_s of
         `prompts` prompts of `prompt_tokens` tokens, tok_s_32, transformers_tok_s and transformers_32_tok_s.
+        Others are only shown.
     """
     ratios = {}
     if shape and measured.keys() >= {"bandwidth", "decode_tok_s"}:
