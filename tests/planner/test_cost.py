@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_composition_of_a_plan_counts_its_work() -> None:
     decoding, prompt = sequence("a", 10), sequence("b", 100)
-    decoding.output_ids, decoding.computed_tokens = [1, 2], 11
+    decoding.append((1, 2))
+    decoding.computed_tokens = 11
     plan = StepPlan((Work(decoding, 11, 1), Work(prompt, 20, 4)))
     # The chunk's tokens attend to 21, 22, 23 and 24 tokens, themselves included.
     assert composition_of(plan) == Composition(1, 12, 4, 1, 21 + 22 + 23 + 24)
