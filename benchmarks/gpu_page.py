@@ -14,6 +14,26 @@ IN_MEMORY = Path("/dev/shm/fovea-bench")
 NOT_MEASURED = "not yet measured"
 FAILURE_CHARACTERS = 8000
 """Longest text of failures on the page. The files with results have all of it."""
+TITLES = {
+    "bandwidth": "memory bandwidth, bytes/s",
+    "peak": "matrix rate, operations/s",
+    "decode_tok_s": "decode, one request, tokens/s",
+    "context": "its mean context, tokens",
+    "tok_s_32": "32 requests with a new image each, tokens/s",
+    "first_of_32_s": "earliest first token of these, s",
+    "last_of_32_s": "latest first token of these, s",
+    "last_of_32_known_images_s": "latest first token with known images, s",
+    "decode_tok_s_of_32": "one of the 32 after its first token, median, tokens/s",
+    "prefill_s": "prefill of all prompts, s",
+    "prompts": "number of these prompts",
+    "prompt_tokens": "tokens of each prompt",
+    "visual_tokens": "visual tokens of each prompt",
+    "transformers_tok_s": "transformers, one request after the other, tokens/s",
+    "transformers_32_tok_s": "transformers, all 32 in one batch, tokens/s",
+    "chunks_gathered_ms": "one layer's attention of chunks of prompts over gathered keys, ms",
+    "chunks_flashinfer_ms": "the same by FlashInfer, ms",
+}
+"""Names of the figures on the page, with their units."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +143,8 @@ def figures(shape: Shape | None, measured: dict[str, float]) -> dict[str, float]
 
     measured: bandwidth (bytes/s), peak (operations/s), decode_tok_s at about `context` tokens, prefill_s of
         `prompts` prompts of `prompt_tokens` tokens, tok_s_32, transformers_tok_s and transformers_32_tok_s.
-        Others are only shown.
+        Other keys are only shown: first_of_32_s, last_of_32_s, last_of_32_known_images_s, decode_tok_s_of_32,
+        visual_tokens, chunks_gathered_ms and chunks_flashinfer_ms.
     """
     ratios = {}
     if shape and measured.keys() >= {"bandwidth", "decode_tok_s"}:
@@ -156,7 +177,7 @@ def numbers_page(title: str, about: str, outcomes: Sequence[Outcome]) -> str:
     if "against_batch" in ratios:
         lines += ["", f"Against transformers with all 32 in one batch: {ratios['against_batch']:.2f}x."]
     lines += ["", "| measured | |", "|---|---|"]
-    lines += [f"| {name} | {value:,.6g} |" for name, value in measured.items()]
+    lines += [f"| {TITLES.get(name, name)} | {value:,.6g} |" for name, value in measured.items()]
     lines += ["", "| step | seconds | |", "|---|---|---|"]
     for each in outcomes:
         last_line = (each.error.strip() or "done").splitlines()[-1]

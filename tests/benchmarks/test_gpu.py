@@ -72,6 +72,7 @@ def test_the_page_says_which_steps_failed_and_which_figures_are_missing() -> Non
     assert text.count("not yet measured") == 3
     assert "| decode | 3.0 | RuntimeError: no kernel |" in text
     assert "| limits | 1.0 | done |" in text
+    assert "| matrix rate, operations/s | 1e+09 |" in text
 
 
 SCRIPT = """

@@ -16,7 +16,7 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "fuse.gcsfuse", "ce
 
 
 def instruction_set(subject: Subject) -> Verdict:
-    """Does the processor have vector instructions for which Fovea has kernels?"""
+    """Does the processor have instructions for which Fovea has kernels, and may it use AMX if it has it?"""
     facts = subject.kernels()
     if facts.gpus:
         return not_applicable("the model runs on a GPU")
