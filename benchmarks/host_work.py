@@ -5,8 +5,8 @@
 The bundled model answers texts, with decodes padded as for CUDA graphs. While only decodes run, its decoder
 and its head are replaced by prepared hidden states and logits, so the engine's thread has nothing left but
 the host's work: plan, arrays of the step, sampling, bookkeeping, events. An idle GPU, or a fast CPU,
-waits for this work. Clients read their streams in one event loop of the same process, and what is there for
-life is left out of garbage collections, both as in a server.
+waits for this work. Clients read their streams in one event loop of the same process, and objects that
+live as long as the process are excluded from garbage collection, both as in a server.
 
 Times are those of the thread's own clock, so other processes do not count, although they disturb caches.
 Each figure is the median of all steps of all repeats. Calls that wake the event loop are counted, too. With
@@ -38,7 +38,7 @@ TARGETS_MS = {1: 0.25, 256: 4.0}
 
 
 class Prepared:
-    """Stands for decoder and head while `on`, and returns prepared numbers of the right shapes."""
+    """Replaces decoder and head while `on`, and returns prepared numbers of the right shapes."""
 
     def __init__(self, engine: Engine) -> None:
         model = engine.runner.model

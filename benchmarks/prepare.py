@@ -4,9 +4,9 @@ Pages of 1275x1650 pixels with text (PNG and JPEG) and photos of 12 megapixels (
 Qwen2.5-VL in bfloat16, a page as 2,714 visual tokens:
 
     in process    decoded, resized, normalised and cut into patches by threads of this process, one per core
-    server        sent over HTTP to Fovea's own server, which decodes in its jailed processes, and whose
-                  engine only prepares the pixels, counts them and drops them; as chats with data URLs, as
-                  uploads to /v1/images, and as chats about images whose encoder output is known
+    server        sent over HTTP to Fovea's own server, which decodes in its sandboxed decoding processes, and
+                  whose engine only prepares the pixels, counts them and drops them; as chats with data URLs,
+                  as uploads to /v1/images, and as chats about images whose encoder output is known
     transformers  its image processor after Pillow, in threads of this process; vLLM and SGLang call it, too
 
 Everything runs on one core and on two (CPU affinity); the client of the server may use all cores. Rates are
@@ -84,7 +84,7 @@ def qwen() -> ImageProcessor:
 
 
 def draw(kind: str, number: int) -> bytes:
-    """Draw an image as a file. Every number gives another one."""
+    """Draw an image as a file. Each number gives a different image."""
     rng, out = np.random.default_rng(number), io.BytesIO()
     if kind == "photo":
         small = rng.integers(0, 255, (PHOTO[1] // 32, PHOTO[0] // 32, 3), np.uint8)
@@ -178,7 +178,7 @@ class Probe:
             self.waits.append(time.perf_counter() - started)
 
     def report(self) -> dict[str, Any]:
-        """Waits for the GIL since the last report, in ms, and seconds by threads since the start."""
+        """Waits for the GIL since the last report, in ms; processor seconds by thread since the start."""
         waits, self.waits = self.waits, []
         spent: Counter[str] = Counter()
         for thread in threading.enumerate():
@@ -369,7 +369,7 @@ def rows(kinds: Sequence[str], cores: Sequence[int], count: int, port: int, work
                 found.setdefault(way, []).append(in_process(kind, way, many, some, ways[way]))  # noqa: B023
 
             try:
-                # At first, memory is new, and costs milliseconds per image until the caches are full.
+                # Warm-up: until the caches are full, images also pay for new memory pages.
                 server.measure(kind, "", many, "/v1/chat/completions", [chat(file) for file in first])
                 for at in range(0, number * ROUNDS, number):
                     some = cold[at : at + number]

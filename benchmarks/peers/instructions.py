@@ -19,14 +19,14 @@ def is_wide(flags: Collection[str]) -> bool:
 
 
 def page_of(instructions: str, flags: Collection[str]) -> str:
-    """The name of the page of a comparison: a machine with AMX has one of its own for everything it has."""
+    """The name of the page of a comparison: with AMX, a separate one if all instructions are used."""
     return AMX if instructions == ALL and "amx_tile" in flags else instructions
 
 
 def pages(asked: Collection[str], flags: Collection[str]) -> tuple[str, ...]:
     """The instruction sets to compare with, of those that were asked for.
 
-    A machine without AVX-512 has one, AVX2. Raises ValueError for an unknown name.
+    A machine without AVX-512 gets one page, AVX2. Raises ValueError for an unknown name.
 
     flags: CPU flags of the machine.
     """

@@ -60,7 +60,7 @@ class DecoderPlanner:
         work: single tokens first, as `by_length` sorts them.
         read: numbers of the rows that are returned. Layers after `DecoderConfig.writing_layers` get a plan of
             these rows alone.
-        decodes: inputs of a step that only decodes; None: it does more.
+        decodes: inputs of a step that only decodes; None: the step also computes prompt tokens.
         """
         attention = tuple(group.plan(work, decodes) for group in self._groups)
         singles = _singles(work, read) if self._reads_apart else []
@@ -112,7 +112,8 @@ class GroupPlanner:
         """Return the plan of a step.
 
         work: single tokens first, as `by_length` sorts them.
-        decodes: inputs of a step that only decodes; None: it does more.
+        decodes: inputs of a step that only decodes; None: the step also computes prompt tokens, or `work` is
+            a part of it.
         """
         if decodes is not None and self._in_place and self._window is None:
             plan = self._padded(0, np.ascontiguousarray(decodes.tables), decodes.lengths)

@@ -43,7 +43,7 @@ class DecodeInputs(NamedTuple):
 def only_decodes(work: Sequence[Work]) -> bool:
     """Whether a step computes nothing but newest tokens of answers, and drafts behind them.
 
-    The last token of a prompt may belong to an image.
+    The last prompt token does not count as a decode, because it may be a visual token.
     """
     return all(item.count == 1 and item.seq.decoding for item in work)
 
@@ -84,7 +84,7 @@ class DecodeRows:
         )
 
     def _move(self, work: Sequence[Work], blocks: list[list[int]]) -> None:
-        """Give the rows to other sequences, and keep what is known of those that had one."""
+        """Give the rows to other sequences, and keep the tables of sequences that stay."""
         rows = {id(table): row for row, table in enumerate(self._blocks)}
         before = np.array([rows.get(id(table), -1) for table in blocks])
         known = before >= 0

@@ -43,7 +43,7 @@ class PixelTask:
         pool: PixelPool,
         pixel_bytes: int,
     ) -> None:
-        """pixel_bytes: bytes of the values of one pixel, about."""
+        """pixel_bytes: approximate bytes of the values of one pixel."""
         self._planned = planned
         self._processor = processor
         self._workers = workers

@@ -284,7 +284,7 @@ class PromptBuilder:
         """Return the ids of a text, and the positions of visual tokens among them.
 
         A page has thousands of visual tokens in a row. A marker is a control token, so it has one id wherever
-        it stands. So the tokenizer gets one marker of each row, which saves milliseconds.
+        it stands. So the tokenizer gets one marker for each run of equal markers, which saves milliseconds.
         """
         lengths: list[int] = []
 

@@ -1,8 +1,8 @@
 """Turns the tokens of one answer into text and log probabilities.
 
-Whoever waits for the answer reads its tokens, in a thread of its own, so that the engine's thread can begin
-the next step. Only an answer with stop strings is read in the engine's thread, because its text decides in
-which step it ends.
+The receiver of the answer reads its tokens: in a server its event loop, otherwise the thread that called the
+engine. So the engine's thread can begin the next step. Only an answer with stop strings is read in the
+engine's thread, because its text decides in which step it ends.
 """
 
 from __future__ import annotations

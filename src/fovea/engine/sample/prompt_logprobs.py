@@ -19,7 +19,7 @@ ROWS = 64
 def prompt_rows(item: Work) -> range:
     """Positions of a step's work whose logits tell the log probability of the next token of the prompt.
 
-    The log probabilities of the sequence's prompt are wanted.
+    Call it only for sequences with `scores_prompt`.
     """
     return range(item.start, min(item.stop, len(item.seq.prompt_ids) - 1))
 

@@ -341,5 +341,5 @@ class Sampler:
 
 
 def _is_reached(seq: Sequence, drafts: int, chosen: list[SampledToken]) -> bool:
-    """Whether the tokens that were chosen so far are the first `drafts` drafts, of which there is one."""
+    """Whether the tokens that were chosen so far are the first `drafts` drafts. `drafts` is at least 1."""
     return len(chosen) == drafts and chosen[-1].token == seq.drafts[drafts - 1]

@@ -46,7 +46,7 @@ class ImageRequests:
         the sequence; one that does not fit under the ceiling counts as unencoded.
         """
         if not self.lasting and (not seq.spans or seq.spans[-1].end <= seq.computed_tokens):
-            return count  # so it is for most steps, and a video may have thousands of spans
+            return count  # the usual case, and a video may have thousands of spans
         stop = seq.computed_tokens + count
         for span in seq.spans:
             if span.end <= seq.computed_tokens and not self.lasting:

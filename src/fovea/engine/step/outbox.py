@@ -1,8 +1,7 @@
 """Events on their way from the engine's thread to the event loops in which callers wait.
 
-Waking an event loop costs a system call, 60 us and more. With an answer per row that would be the largest
-part of a step's host work. So the events of a step wait here until all of them are there, and each event loop
-is woken once.
+Waking an event loop costs a system call. One call per row would be a large part of a step's host work. So the
+events of a step wait here until all of them are there, and each event loop is woken once.
 """
 
 from __future__ import annotations

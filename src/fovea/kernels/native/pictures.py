@@ -29,14 +29,14 @@ SIGNATURES = {
     "fovea_patches": [_P, _L, _P, _L, _L, _L, _P, _L, _L, _L, _L, _P],
 }
 POINT = 22
-"""Bits after the point of a weight. With 8 bits of a byte and 2 to spare, a sum has 32."""
+"""Bits after the point of a weight. 22 bits + 8 bits of a byte + 2 spare bits = 32, the size of a sum."""
 MOST_SHRUNK = 1000
-"""The kernels make a side at most so many times shorter. No model needs more of a usual picture."""
+"""Largest factor by which the kernels can shrink a side. No model needs more for a usual picture."""
 
 
 @functools.cache
 def kernels() -> ctypes.CDLL | None:
-    """Load the kernels; None: they cannot run here. The first call may compile them, which takes a minute."""
+    """Load the kernels; None: they cannot run here. The first call may compile them: 10 to 30 seconds."""
     loaded = library()
     if loaded is not None:
         for name, signature in SIGNATURES.items():
@@ -56,13 +56,13 @@ def resize(pixels: Bytes, height: int, width: int, resample: Resampling) -> Byte
     if old_height > height * MOST_SHRUNK or old_width > width * MOST_SHRUNK:
         return None
     if old_height - height > max(0, 2 * (old_width - width)) and old_width != width:
-        # Here Pillow resizes columns first, and the order decides about the last bit.
+        # Here Pillow resizes columns first, and the order changes the last bit.
         pixels = _resize(native, pixels, height, old_width, resample)
     return _resize(native, pixels, height, width, resample)
 
 
 def _resize(native: ctypes.CDLL, pixels: Bytes, height: int, width: int, resample: Resampling) -> Bytes:
-    """Resize along rows, then along columns. A picture of this size already is returned itself."""
+    """Resize along rows, then along columns. A picture that already has this size is returned unchanged."""
     old_height, old_width = pixels.shape[:2]
     if pixels.dtype != np.uint8 or pixels.shape[2:] != (3,) or not pixels.size:
         raise ValueError(f"a picture must be bytes (height, width, 3), got {_describe(pixels)}")

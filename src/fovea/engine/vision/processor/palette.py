@@ -107,7 +107,7 @@ class Palette:
             self.cut_slowly(pixels, order, out)
 
     def cut_slowly(self, pixels: Bytes, order: Order, out: Values) -> None:
-        """Cut a picture as `cut` does, everywhere and several times slower."""
+        """Cut a picture as `cut` does. Works on every machine, but is several times slower."""
         windows = np.lib.stride_tricks.sliding_window_view(pixels, (order.height, order.width), (0, 1))
         for first in range(0, len(order.places), _PATCHES):
             some = slice(first, first + _PATCHES)
@@ -127,8 +127,9 @@ class Palette:
 
 
 def in_type(holder: Holder, name: str) -> Holder:
-    """Return a processor that gives values of a type. It and its parts are dataclasses, some with a palette.
+    """Return a processor that gives values of a type.
 
+    holder: a dataclass; palettes in it and in its parts are converted.
     name: see `Palette.in_type`.
     """
     changes: dict[str, Any] = {}

@@ -42,7 +42,7 @@ def picture(image: Image) -> Bytes:
 
 
 def resize(source: Bytes, height: int, width: int, resample: Resampling) -> Bytes:
-    """Resize a picture. A picture of this size already is returned itself."""
+    """Resize a picture. A picture that already has this size is returned unchanged."""
     if source.shape[:2] == (height, width):
         return source
     with stage("resize"):
@@ -51,7 +51,7 @@ def resize(source: Bytes, height: int, width: int, resample: Resampling) -> Byte
 
 
 def resize_with_pillow(source: Bytes, height: int, width: int, resample: Resampling) -> Bytes:
-    """Resize a picture as `resize` does, everywhere and several times slower."""
+    """Resize a picture as `resize` does. Works on every machine, but is several times slower."""
     return np.asarray(PIL.Image.fromarray(source).resize((width, height), resample))
 
 
