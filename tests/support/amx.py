@@ -20,4 +20,4 @@ def amx_twin() -> InstructionSet | None:
     best = next((each for each in others if picked and each.name == picked.name), next(iter(others), None))
     if best is None:
         return None
-    return replace(best, name="amx_twin", flags=(*best.flags, f'-DFOVEA_AMX_TWIN="{TWIN}"'))
+    return replace(best, name="amx_twin", flags=(*best.flags, "-O2", f'-DFOVEA_AMX_TWIN="{TWIN}"'))

@@ -38,7 +38,7 @@ constexpr int MATRIX_ROWS = 16;   // rows of a register
 constexpr int MATRIX_PAIRS = 16;  // pairs of k that one instruction adds up
 constexpr int64_t MATRIX_BYTES = 64;  // bytes of a row of a register
 
-// The palette of registers as the instruction reads it: all eight have 16 rows of 64 bytes.
+// The operand of ldtilecfg: all eight registers have 16 rows of 64 bytes.
 struct alignas(64) MatrixConfig {
     uint8_t palette = 1, start = 0, reserved[14] = {};
     uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -46,8 +46,8 @@ struct alignas(64) MatrixConfig {
 };
 
 // The state of a thread while it computes with matrix registers, or in their order of additions: the registers are in
-// use, and subnormal numbers are zero for vectors, too. A thread that keeps registers in use makes switches of
-// threads slower, so they are released afterwards.
+// use, and subnormal numbers are zero for vectors, too. Context switches are slower while registers are in use, so
+// they are released afterwards.
 class MatrixScope {
   public:
     MatrixScope() : before_(_mm_getcsr()) {
@@ -66,8 +66,8 @@ class MatrixScope {
     const unsigned before_;
 };
 
-// Rows as the registers load them. stride: bytes from row to row; step: bytes from 16 pairs (or quads) of k to the next;
-// next: bytes from 16 rows to the next 16.
+// Rows as the registers load them. stride: bytes from row to row; step: bytes to the next 16 pairs of bf16, or the next 16
+// quads (four bytes) of 8-bit values; next: bytes to the next 16 rows.
 struct MatrixRows {
     const void* at;
     int64_t stride, step, next;
@@ -92,7 +92,7 @@ struct Ahead {
     }
 
 // Multiplies 32 (TWO) or 16 rows with the 64 outputs of a panel, whose pairs (or quads) of k are 256 bytes apart. depth:
-// how many times 16 pairs. Sums to c, `ldc` values from row to row, added to it unless `fresh`. Rows that do
+// number of blocks of 16 pairs. Sums to c, `ldc` values from row to row, added to it unless `fresh`. Rows that do
 // not exist give sums that nobody reads.
 template <bool TWO, bool BYTES, class Sum>
 FOVEA_INLINE void matrix_block(const MatrixRows& rows, const void* panel, int64_t depth, Sum* c, int64_t ldc, bool fresh,
@@ -137,7 +137,8 @@ FOVEA_INLINE void matrix_block(const MatrixRows& rows, const void* panel, int64_
 }
 
 // Multiplies 16 rows with the 64 outputs of a panel that is unpacked meanwhile. make(k) writes the tiles of 16 pairs of k, and
-// returns their address. They are multiplied a little later, when they are in the cache. Other arguments as for `matrix_block`.
+// returns their address. They are multiplied LATER iterations afterwards, when the stores have reached the cache. The other
+// arguments are those of `matrix_block`.
 template <class Make>
 inline void matrix_stream(const MatrixRows& rows, const Make& make, int64_t depth, float* c, int64_t ldc) {
     constexpr int64_t LATER = 2;

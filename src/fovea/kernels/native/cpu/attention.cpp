@@ -66,7 +66,8 @@ void pack_values(const Rows& values, int64_t count, int64_t dim, int64_t pairs, 
                 const int64_t left = std::min<int64_t>(LANES, dim - first - lane);
                 const auto part = [&](const bf16* of) {
                     if (!of || left <= 0) return hn::Zero(u32);
-                    return hn::PromoteTo(u32, left == LANES ? hn::LoadU(halves, of + first + lane) : hn::LoadN(halves, of + first + lane, left));
+                    const bf16* from = of + first + lane;
+                    return hn::PromoteTo(u32, left == LANES ? hn::LoadU(halves, from) : hn::LoadN(halves, from, left));
                 };
                 hn::Store(hn::Or(part(even), hn::ShiftLeft<16>(part(odd))), u32, out + offset_of(lane, pair, pairs));
             }
@@ -117,7 +118,7 @@ inline float weigh(const float* scores, Reach reach, int64_t begin, int64_t room
     return 1.0f / sum_of(sum);
 }
 
-// Attention of one head: `queries` queries over `count` keys and values. reach(i): the keys that query i attends to. 
+// Attention of one head: `queries` queries over `count` keys and values. reach(i): the keys that query i attends to.
 template <class Reaches>
 void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t queries, const Rows& keys,
               const Rows& values, int64_t count, int64_t dim, const Reaches& reach, float scale, bf16* out,
@@ -128,7 +129,7 @@ void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t 
     uint32_t* value_tiles = fit_aligned(scratch.values, wide * PANEL * room / 2);
     pack_keys(keys, count, dim, pairs, key_tiles);
     pack_values(values, count, dim, room / 2, value_tiles);
-    const int64_t apart = room + 64 / static_cast<int64_t>(sizeof(Input));  // not a power of two: see strip_stride
+    const int64_t apart = room + 64 / static_cast<int64_t>(sizeof(Input));  // rows 4 KiB apart would share sets of L1
     float* scores = fit(scratch.scores, ROWS * room);
     Input* weights = fit_aligned(scratch.weights, ROWS * apart);
     Input* inputs = fit_aligned(scratch.queries, ROWS * width);

@@ -164,8 +164,8 @@ FOVEA_INLINE const void* matrix_tiles(const uint8_t* at, hn::Vec<Bytes> table, i
 }
 
 // Does the work of `bf16_panels`. Some pairs of k of a panel are unpacked at a time, and while the registers multiply them
-// the next ones are fetched. Several panels are multiplied together if the rows do not fit in the L2 cache: then only
-// these pairs of the rows stay there, for all panels, and the sums are stored meanwhile.
+// the next ones are fetched. Several panels are given if the rows do not fit in the L2 cache. Then all panels are multiplied
+// with some pairs of the rows, which stay in L2, before the next pairs; partial sums are kept in memory.
 template <bool PACKED>
 void multiply_panels(const Call& call, int64_t first, int64_t last, int64_t start, int64_t rows, Scratch& scratch) {
     const Weight& w = call.weight;

@@ -17,8 +17,8 @@ namespace {
 // once, so a weight is cut into high * 2^11 + low; the two sums are exact, and so is their sum.
 constexpr int POINT = 22, CUT = 11;
 constexpr int64_t ROWS = 16;         // rows that are resized side by side
-constexpr int64_t STRIP = 256;       // pixels of such rows, about, that are in work at a time
-constexpr int64_t STEP = 3 * LANES;  // bytes that are added up at once
+constexpr int64_t STRIP = 256;       // old pixels of these rows, approximately, that are resized together
+constexpr int64_t STEP = 3 * LANES;  // bytes that a call of `blend_step` computes
 constexpr hn::Rebind<uint8_t, F> narrow_bytes;
 constexpr hn::ScalableTag<int16_t> i16;
 constexpr hn::FixedTag<uint8_t, 16> block;
@@ -27,7 +27,7 @@ constexpr hn::FixedTag<uint8_t, 16> block;
 struct Axis {
     int64_t size;  // new pixels
     const int64_t *firsts, *counts;
-    int64_t pairs;                 // of weights, of each new pixel
+    int64_t pairs;                 // pairs of weights per new pixel
     std::vector<int32_t> weights;  // (size, pairs, 2): high parts of two weights, then their low parts
 
     Axis(int64_t size, int64_t taps, const int64_t* firsts, const int64_t* counts, const int32_t* from)
@@ -130,8 +130,8 @@ inline void to_rows(const uint8_t* columns, int64_t width, uint8_t* const (&rows
         for (int64_t i = 0; i < ROWS; ++i) rows[i][at] = columns[at * ROWS + i];
 }
 
-// Resizes rows to another width, ROWS at a time. In the columns of these rows, the bytes of a pixel are neighbours, so
-// pixels are added up as rows are. It is done strip by strip, so that a strip stays in the processor's first cache.
+// Resizes rows to another width, ROWS at a time. After transposing, each pixel of these rows is contiguous, so the code that
+// blends rows also blends pixels. It is done strip by strip, so that a strip stays in the processor's first cache.
 class RowResizer {
   public:
     explicit RowResizer(const Axis& axis) : axis_(axis) {
@@ -183,7 +183,7 @@ void cut(const uint8_t* pixels, int64_t stride, const int64_t* places, int64_t c
 extern "C" {
 
 // out (new_height, new_width, 3) = in (height, width, 3), resized. Both axes have new_size, taps, firsts (new_size), counts
-// (new_size) and weights (new_size, taps); weights without a pointer leave that axis as it is.
+// (new_size) and weights (new_size, taps); null weights leave that axis as it is.
 void fovea_resize(const uint8_t* in, int64_t height, int64_t width, int64_t new_height, int64_t row_taps,
                   const int64_t* row_firsts, const int64_t* row_counts, const int32_t* row_weights, int64_t new_width,
                   int64_t column_taps, const int64_t* column_firsts, const int64_t* column_counts,

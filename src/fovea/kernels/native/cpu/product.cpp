@@ -15,7 +15,8 @@
 namespace fovea {
 namespace {
 
-// With AMX: more rows are cut, so that they stay in the L2 cache for several panels; rows of more bytes than LARGE do not.
+// With AMX, a product of more than MOST_ROWS rows is divided, so that each part stays in the L2 cache. A part of more than
+// LARGE bytes does not, so one thread multiplies several panels at a time.
 constexpr int64_t MOST_ROWS = 320, LARGE = 1 << 20;
 
 // Memory for the rows of x as the kernels multiply them. It belongs to the calling thread.
@@ -90,7 +91,7 @@ void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, in
     }
 #endif
     const int64_t panels = (w.n + PANEL - 1) / PANEL;
-    // Panels that one thread multiplies together, so that rows that do not fit in its cache are read once for all of them.
+    // Panels that one thread multiplies together.
     const bool large = FOVEA_AMX && !quantized && 2 * shares->rows * w.k > LARGE;
     const int64_t group = large ? std::max<int64_t>(1, std::min<int64_t>(8, count * panels / threads)) : 1;
     const int64_t groups = (panels + group - 1) / group;

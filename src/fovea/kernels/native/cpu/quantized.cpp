@@ -20,7 +20,7 @@ constexpr int NEAR = 256;                // the same for few rows: 16 KiB stay i
 constexpr int FEW = 16, FEW_CODED = 36;  // at most so many rows are few; unpacked levels gain more from L1
 constexpr int CODE_ROWS = 12;            // up to this many rows, each block of rows unpacks codes itself:
                                          // unpacking overlaps with the products
-constexpr int64_t VECTOR_ROWS = 12;      // up to this many rows, vectors are faster than matrix registers
+[[maybe_unused]] constexpr int64_t VECTOR_ROWS = 12;  // up to this many rows are multiplied by vectors, also with AMX
 constexpr int AHEAD = 4096;              // how many bytes ahead a single block of rows prefetches
 constexpr int QUAD = 4 * PANEL;          // bytes of a quad of a panel, or of a pair of quads of codes
 
@@ -119,7 +119,7 @@ void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRo
 }
 
 // Calls `multiply` for `rows` rows, at most R.
-template <class Format, bool STORED, int LINES, int R = ROWS>
+template <class Format, bool STORED, int LINES, int R = VECTOR_BLOCK>
 void multiply_some(int64_t rows, const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row,
                    float* c, const uint8_t* ahead) {
     if constexpr (R > 1) {
@@ -166,7 +166,8 @@ void add_sums(const int32_t* sums, const LevelRows& x, int64_t start, int64_t ro
         }
 }
 
-// Does the work of `panel_rows` with matrix registers, which multiply levels of 8 bits. Sums in int32 are exact, so both give the same bits.
+// Does the work of `panel_rows` with matrix registers, which multiply levels of 8 bits. Sums in int32 are exact, so both give
+// the same bits.
 // The sums of a group are added to c while the registers multiply the next one.
 template <class Format>
 void matrix_panel(const Call& call, int64_t panel, int64_t start, int64_t rows, Scratch& scratch) {
@@ -218,11 +219,11 @@ void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows) {
     const uint8_t* data = call.weight.data + panel * groups * Format::BYTES;
     scratch.sums.assign(rows * PANEL, 0.0f);
     float* c = scratch.sums.data();
-    if (rows <= ROWS) {
+    if (rows <= VECTOR_BLOCK) {
         multiply_some<Format, true, TILES>(rows, data, 0, groups, call.rows, start, c, data + AHEAD);
         return finish_rows(call, panel, start, rows, c);
     }
-    const int64_t blocks = (rows + ROWS - 1) / ROWS;
+    const int64_t blocks = (rows + VECTOR_BLOCK - 1) / VECTOR_BLOCK;
     for (int64_t first = 0; first < groups; first += step) {
         const int64_t count = std::min(step, groups - first), bytes = count * Format::BYTES;
         const uint8_t* stored = data + first * Format::BYTES;

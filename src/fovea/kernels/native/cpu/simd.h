@@ -106,7 +106,7 @@ FOVEA_INLINE Floats exponential(Floats x) {
     // Here they would return the number. Comparisons with NaN are false.
     x = hn::IfThenElse(hn::Lt(x, lowest), lowest, hn::IfThenElse(hn::Gt(x, highest), highest, x));
 #endif
-    // Adding 1.5 * 2^23 rounds to a whole number n, which the lowest bits then hold: quicker than conversions.
+    // Adding 1.5 * 2^23 rounds to a whole number n, which is then in the lowest bits of the mantissa: quicker than conversions.
     const Floats magic = hn::Set(f32, 12582912.0f), shifted = hn::MulAdd(x, hn::Set(f32, 1.44269504f), magic);
     const Floats n = hn::Sub(shifted, magic);
     Floats f = hn::NegMulAdd(n, hn::Set(f32, 0.693359375f), x);
@@ -118,8 +118,8 @@ FOVEA_INLINE Floats exponential(Floats x) {
     p = hn::MulAdd(p, f, hn::Set(f32, 0.5f));
     p = hn::MulAdd(p, f, hn::Set(f32, 1.0f));
     p = hn::MulAdd(p, f, hn::Set(f32, 1.0f));
-    // Times 2^n, by adding n to the exponent. After the clamp n is -126 to 127, and the result is no subnormal number. A NaN
-    // stays one, because its lowest bits are zero.
+    // Times 2^n, by adding n to the exponent. After the clamp n is -126 to 127, and the result is not subnormal. A NaN stays
+    // one, because its lowest bits are zero.
     return hn::BitCast(f32, hn::Add(hn::BitCast(i32, p), hn::ShiftLeft<23>(hn::BitCast(i32, shifted))));
 }
 

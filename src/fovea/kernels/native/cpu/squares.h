@@ -1,7 +1,7 @@
 // Matrix instructions of ARM: BFMMLA for bf16, USMMLA for bytes. Each multiplies two outputs by two rows.
 //
-// An operand is a vector with 8 bytes of each of two outputs, or of each of two rows: two pairs of bf16, or two quads of
-// bytes. A square is a vector of four sums: an output times both rows, then the next output times both rows.
+// An operand is a vector of two halves of 8 bytes: outputs o0 and o1, or rows r0 and r1, each with two pairs of bf16 or two
+// quads of bytes. The result, a square, is a vector of four sums: o0 r0, o0 r1, o1 r0, o1 r1.
 //
 // Order of additions, for bf16: BFMMLA adds the first pair, then the second, and rounds each as BFDOT does. So a row has
 // the same bits with both instructions, and a single row can do without squares.
@@ -36,7 +36,7 @@ constexpr bool BYTE_SQUARES = false;
 #endif
 
 // The sums of R rows and N vectors of outputs: two squares for every two rows and every vector. If R is odd, the last row
-// is its own neighbour, and its sums are there twice.
+// is paired with itself, so its sums appear twice.
 template <class Sum, int R, int N>
 using Squares = Sum[(R + 1) / 2][N][2];
 

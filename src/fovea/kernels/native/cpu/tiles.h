@@ -17,7 +17,7 @@
 #include "team.h"
 
 #if FOVEA_AMX
-#define FOVEA_BF16_DOT 0  // these instructions add in another order than AMX does
+#define FOVEA_BF16_DOT 0  // dot products of vectors add in another order than AMX, so they are not used
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define FOVEA_BF16_DOT 1
 #else
@@ -29,7 +29,8 @@ namespace fovea {
 constexpr int PANEL = 64, TILES = 4, TILE_LANES = 16, TILE_PLAIN = 64;
 constexpr int VECTORS = FOVEA_AMX ? PANEL / LANES : REGISTERS == 32 ? 4 : 2;  // vectors of a strip
 constexpr int STRIP = VECTORS * LANES, STRIPS = PANEL / STRIP;  // outputs of a strip; strips of a panel
-constexpr int ROWS = FOVEA_AMX ? 32 : 6;                    // rows of the register block
+constexpr int VECTOR_BLOCK = 6;                             // rows whose sums stay in vector registers together
+constexpr int ROWS = FOVEA_AMX ? 32 : VECTOR_BLOCK;         // rows of a block of bf16 products
 // Pairs of k that are added up together. Memory for rows and tiles has a multiple of them, padded with zeros.
 constexpr int64_t PAIRS_TOGETHER = FOVEA_AMX ? 16 : 1;
 
@@ -66,7 +67,7 @@ FOVEA_INLINE Floats odd_of(Unsigned pairs) { return hn::BitCast(f32, hn::And(pai
 
 #if FOVEA_AMX
 
-// The threads of a call that uses tiles, or adds in their order, have a scope of this class.
+// Each thread of a call that multiplies tiles, or adds in their order, creates a TileScope first: it sets up AMX.
 using TileScope = MatrixScope;
 
 // c (rows, 64) = x times a panel, all of whose strips have `pairs` pairs. rows: at most ROWS; ldx, ldc: values between rows.
