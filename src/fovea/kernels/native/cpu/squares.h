@@ -61,8 +61,8 @@ FOVEA_INLINE void from_squares(const Squares<Sum, R, N>& squares, Sum (&sums)[R]
         }
 }
 
-// Adds 8 bytes of each of R rows, `stride` bytes apart, times two tiles to squares. tile(i, v): vector v of the tile for
-// the first (i = 0) or the last 4 bytes.
+// squares += R rows (8 bytes each, `stride` bytes apart) x two tiles. tile(i, v): vector v of the tile for the first (i = 0)
+// or the last 4 bytes.
 template <int R, int N, class Sum, class Tile>
 FOVEA_INLINE void add_squares(Sum (&squares)[(R + 1) / 2][N][2], const void* x, int64_t stride, const Tile& tile) {
     const hn::Half<Bytes> half;
