@@ -81,8 +81,8 @@ def _weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def _parser(command: str, *_: tuple[str, str]) -> argparse.ArgumentParser:
-    return build_parser(command)
+def _parser(commands: tuple[str, ...], *_: tuple[str, str]) -> argparse.ArgumentParser:
+    return build_parser(*commands)
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +92,9 @@ def _parser_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Defaults come from variables, so it is another one with other variables.
     """
 
-    def parser(command: str = "") -> argparse.ArgumentParser:
+    def parser(*commands: str) -> argparse.ArgumentParser:
         return _parser(
-            command, *(pair for pair in sorted(os.environ.items()) if pair[0].startswith("FOVEA_"))
+            commands, *(pair for pair in sorted(os.environ.items()) if pair[0].startswith("FOVEA_"))
         )
 
     monkeypatch.setattr("fovea.cli.main.build_parser", parser)

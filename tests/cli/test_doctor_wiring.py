@@ -36,7 +36,7 @@ KEY = "k" * 24
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    return build_parser().parse_args(["doctor", *words])
+    return build_parser("doctor").parse_args(["doctor", *words])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_an_own_server_leaves_alone_what_another_may_use(
     assert flat["batch_dir"] == tmp_path
     env, _ = _environment(parsed(), flat)
     assert not [name for name in env if name.startswith("OTEL_")]
-    served = build_parser().parse_args(["serve", "fovea-tiny", *OWN_FLAGS, *FAULT_FLAGS])
+    served = build_parser("serve").parse_args(["serve", "fovea-tiny", *OWN_FLAGS, *FAULT_FLAGS])
     flat = read_settings(served, file).flat
     names = ("batch_dir", "access_log", "otlp_endpoint", "tls_cert", "tls_key", "allow_private_hosts")
     assert [flat[name] for name in names] == [None, "false", "", None, None, True]

@@ -13,7 +13,7 @@ from fovea.gateway.build import Setup
 
 
 def arguments(*words: str) -> argparse.Namespace:
-    return build_parser().parse_args(["gateway", *words])
+    return build_parser("gateway").parse_args(["gateway", *words])
 
 
 def setup_of(tmp_path: Path, text: str, *words: str) -> Setup:

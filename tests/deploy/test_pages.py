@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tools.dashboards.outputs import ROOT
 
-from fovea.cli.main import build_parser
+from fovea.cli.main import COMMANDS, build_parser
 from tests.deploy.queries import alerts
 
 RUNBOOKS = (ROOT / "docs/runbooks.md").read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def test_anchors_lead_to_headings() -> None:
 
 @pytest.mark.slow
 def test_flags_of_the_pages_exist() -> None:
-    parser = build_parser()
+    parser = build_parser(*COMMANDS)
     known = {flag for action in actions(parser) for flag in action.option_strings}
     named = set(re.findall(r"`(--[a-z-]+)[ =`]", RUNBOOKS)) | set(
         re.findall(r"fovea [^`]*?(--[a-z-]+)", RUNBOOKS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fovea.cli.doctor.command import listing
-from fovea.cli.main import build_parser
+from fovea.cli.main import COMMANDS, build_parser
 from fovea.doctor.check import GROUPS
 from fovea.doctor.checks.all import CHECKS
 
@@ -38,7 +38,9 @@ def test_flags_and_commands_in_fixes_exist() -> None:
     folder = Path(__file__).parents[2] / "src" / "fovea" / "doctor"
     text = "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
     commands = next(
-        action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)
+        action
+        for action in build_parser(*COMMANDS)._actions
+        if isinstance(action, argparse._SubParsersAction)
     ).choices
     flags = {
         flag for name in ("serve", "doctor", "eval", "models", "keys") for flag in _flags(commands[name])

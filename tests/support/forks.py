@@ -170,7 +170,7 @@ def _import_everything() -> None:
     import fovea.server.app
     import fovea.server.run
 
-    fovea.cli.main.build_parser()
+    fovea.cli.main.build_parser(*fovea.cli.main.COMMANDS)
     gc.collect()
     gc.freeze()  # the end of a fork is quick if it does not look for garbage in everything imported
 

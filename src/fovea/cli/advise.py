@@ -23,7 +23,6 @@ from fovea.planner.situation import Situation
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "advise",
-        help="which inference engine suits a situation",
         description=__doc__,
         usage="fovea advise [SITUATION] [OPTIONS]",
     )

@@ -34,7 +34,6 @@ from fovea.engine.request.inputs import is_video, to_prompt
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "ask",
-        help="ask one question about images or videos",
         description=__doc__,
         usage='fovea ask [OPTIONS] [IMAGE|VIDEO ...] "QUESTION"',
     )

@@ -26,7 +26,6 @@ SETTINGS = ("dtype", "device", "threads", "revision")
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "build",
-        help="compile the vision encoder for given resolutions",
         description=f"{__doc__} See docs/engines.md.",
     )
     parser.add_argument(

@@ -15,7 +15,7 @@ COLUMNS = ("bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses",
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("caches", help="show or clear a server's caches", description=__doc__)
+    parser = commands.add_parser("caches", description=__doc__)
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="URL of the server (default: %(default)s)"
     )

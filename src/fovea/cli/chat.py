@@ -30,7 +30,6 @@ HELP = "/image FILE...  add images    /clear  start over    /stats  figures    /
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "chat",
-        help="talk about images in the terminal",
         description=__doc__,
         usage="fovea chat [OPTIONS] [IMAGE ...]",
         epilog=f"In the conversation: {HELP}",

@@ -20,7 +20,6 @@ from fovea.deploy.write import write
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "deploy",
-        help="render containers, proxies, Kubernetes, Triton and cloud artefacts from one spec",
         description=f"{__doc__} docs/deployment.md describes the spec and every target.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

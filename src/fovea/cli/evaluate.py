@@ -37,7 +37,6 @@ MAX_ANSWER = 96
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "eval",
-        help="score a model on scenes or on your own questions",
         description=f"{__doc__} Without --data the questions are about generated scenes, whose right answers "
         "are known. Exit code 1: some cases could not be asked; they count as wrong.",
         usage="fovea eval [OPTIONS] [MODEL]",

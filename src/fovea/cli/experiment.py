@@ -24,7 +24,6 @@ from fovea.gateway.experiments.verdict import MICRO, Result, Verdict, verdicts
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "experiment",
-        help="list, show and decide the A/B experiments of a gateway",
         description=f"{__doc__} The commands work on the gateway's state file, also while it runs; its "
         "processes follow a decision within about a second.",
     )

@@ -49,7 +49,6 @@ class ListenSettings:
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "gateway",
-        help="route requests to OpenAI-compatible engines, with limits, caches and fallbacks",
         description=f"{__doc__} Every flag is also an environment variable and a key of the --config file, "
         "which holds backends, models and experiments, too (docs/gateway.md).",
     )

@@ -45,9 +45,7 @@ _NAMES = {kind: tuple(flat_values(limits())) for kind, limits in KINDS.items()}
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "keys", help="make, list and revoke keys of a keys file", description=__doc__
-    )
+    parser = commands.add_parser("keys", description=__doc__)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     new = actions.add_parser(
         "new",

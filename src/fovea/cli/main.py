@@ -14,47 +14,50 @@ from fovea import __version__
 from fovea.core.errors import FoveaError
 from fovea.observe.logs import TEXT
 
-COMMANDS = (
-    "ask",
-    "chat",
-    "serve",
-    "ui",
-    "gateway",
-    "batch",
-    "evaluate",
-    "models",
-    "caches",
-    "metrics",
-    "keys",
-    "usage",
-    "experiment",
-    "deploy",
-    "plan",
-    "doctor",
-    "advise",
-    "simulate",
-    "bench",
-    "profile",
-    "build",
-)
-"""The commands, by the names of their modules."""
+COMMANDS = {
+    "ask": "ask one question about images or videos",
+    "chat": "talk about images in the terminal",
+    "serve": "start the OpenAI-compatible server",
+    "ui": "open the page of a server in the browser",
+    "gateway": "route requests to OpenAI-compatible engines, with limits, caches and fallbacks",
+    "batch": "answer a file of questions, or a question about each image of a folder",
+    "eval": "score a model on scenes or on your own questions",
+    "models": "list the supported models",
+    "caches": "show or clear a server's caches",
+    "metrics": "list the metrics, or check those of a server",
+    "keys": "make, list and revoke keys of a keys file",
+    "usage": "print usage and costs from a gateway's usage file",
+    "experiment": "list, show and decide the A/B experiments of a gateway",
+    "deploy": "render containers, proxies, Kubernetes, Triton and cloud artefacts from one spec",
+    "plan": "predict memory, speed and cost, and recommend hardware",
+    "doctor": "check a machine, a model or a server before production",
+    "advise": "which inference engine suits a situation",
+    "simulate": "compare scheduling policies on a virtual clock",
+    "bench": "measure an OpenAI-compatible server under load",
+    "profile": "where the time of a request goes, stage by stage",
+    "build": "compile the vision encoder for given resolutions",
+}
+"""The commands with their help. Each has a module of its name."""
 _MODULES = {"eval": "evaluate"}
+"""Modules with another name than their command."""
 
 
-def build_parser(command: str = "") -> argparse.ArgumentParser:
+def build_parser(*commands: str) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
-    command: the command that is given. Only its module is imported, because all of them take half a second.
-        With "", or a text that is no command, the parser has all commands.
+    commands: the commands that it can parse; it only lists the others. Their modules alone are imported,
+        because all of them take more than a second.
     """
     parser = argparse.ArgumentParser(
         prog="fovea", description="Serve vision-language models: seeing more where it matters."
     )
     parser.add_argument("--version", action="version", version=f"fovea {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    module = _MODULES.get(command, command)
-    for name in (module,) if module in COMMANDS else COMMANDS:
-        importlib.import_module(f"fovea.cli.{name}").register(commands)
+    listed = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        if name in commands:
+            importlib.import_module(f"fovea.cli.{_MODULES.get(name, name)}").register(listed)
+        else:
+            listed.add_parser(name, help=text)
     return parser
 
 
@@ -88,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = build_parser(argv[0] if argv else "")
+    parser = build_parser(*[word for word in argv if not word.startswith("-")][:1])
     if not argv:
         parser.print_help(sys.stderr)
         return 2

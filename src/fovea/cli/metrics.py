@@ -16,9 +16,7 @@ from fovea.gateway.metrics import PREFIX
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "metrics", help="list the metrics, or check those of a server", description=__doc__
-    )
+    parser = commands.add_parser("metrics", description=__doc__)
     parser.add_argument("--url", help="URL of a server or gateway whose /metrics is compared with the table")
     parser.add_argument(
         "--api-key",

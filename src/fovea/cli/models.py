@@ -11,7 +11,7 @@ COLUMNS = ("model_type", "name", "vision", "text", "example")
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("models", help="list the supported models", description=__doc__)
+    parser = commands.add_parser("models", description=__doc__)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="JSON instead of a table")
     form.add_argument("--markdown", action="store_true", help="the table as in docs/models.md")

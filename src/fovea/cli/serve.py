@@ -57,7 +57,6 @@ class ServeSettings:
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
-        help="start the OpenAI-compatible server",
         description=f"{__doc__} Every flag is also an environment variable and a key of the --config file: "
         "--max-queue, FOVEA_MAX_QUEUE and max_queue. Flags override variables, and variables the file.",
         usage="fovea serve [OPTIONS] [MODEL]",

@@ -42,7 +42,6 @@ TOO_SLOW = 10**6
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate",
-        help="compare scheduling policies on a virtual clock",
         description=__doc__,
         usage="fovea simulate [--policy NAME ...] [--trace FILE | LOAD] [OPTIONS]",
     )

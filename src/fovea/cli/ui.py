@@ -21,7 +21,6 @@ OWN = ("command", "run", "url", "port", "browser", "admin")
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "ui",
-        help="open the page of a server in the browser",
         description=f"{__doc__} That server listens on {HOST} only and ends with Ctrl-C. "
         "All flags of `fovea serve` are accepted, except --host.",
         usage="fovea ui [--url URL | --model MODEL] [--admin] [--no-browser] [OPTIONS]",

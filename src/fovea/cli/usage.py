@@ -31,7 +31,6 @@ _MONEY = ("cost", "credit", "cost_per_request", "cost_per_image")
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "usage",
-        help="print usage and costs from a gateway's usage file",
         description="Print what was used and what it cost, from the usage file of a gateway, which may be "
         "running. All times are UTC. The credit is what the requests would have cost more without caches. "
         "The cost per image is the part of the cost that images cause, divided by their number.",

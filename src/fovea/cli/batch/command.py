@@ -44,7 +44,6 @@ from fovea.core.errors import InvalidRequest
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "batch",
-        help="answer a file of questions, or a question about each image of a folder",
         description=__doc__,
         usage="fovea batch [OPTIONS] IN OUT.jsonl",
     )

@@ -59,7 +59,6 @@ IMPLIED = {"trace": "trace", "rate": "open", "turns": "chat", "clients": "closed
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
-        help="measure an OpenAI-compatible server under load",
         description=__doc__,
         usage="fovea bench URL [WORKLOAD ...] [OPTIONS]",
     )

@@ -28,7 +28,6 @@ from fovea.doctor.settings import DoctorSettings
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="check a machine, a model or a server before production",
         description=__doc__,
         usage="fovea doctor [OPTIONS] [URL|MODEL]",
     )

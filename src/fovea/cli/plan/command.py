@@ -28,7 +28,6 @@ SIZE = "WxH"
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
-        help="predict memory, speed and cost, and recommend hardware",
         description=__doc__,
         usage="fovea plan MODEL [--workload FILE | REQUEST] [--hardware NAME ...] [OPTIONS]",
     )

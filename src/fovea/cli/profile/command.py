@@ -28,7 +28,6 @@ from fovea.cli.profile.settings import ProfileSettings
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "profile",
-        help="where the time of a request goes, stage by stage",
         description=__doc__,
         usage="fovea profile [MODEL] [OPTIONS]",
     )
