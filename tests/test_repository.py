@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.house import code_lines
 
 from fovea.core.distribution import DISTRIBUTION, install_command
 
@@ -108,3 +109,9 @@ def test_every_command_that_a_message_names_has_an_extra() -> None:
     named = set(re.findall(r"install_command\(['\"](\w+)['\"]\)", sources))
     assert len(named) > 5
     assert named <= PROJECT["optional-dependencies"].keys()
+
+
+def test_lines_of_code_are_counted_without_comments_and_docstrings() -> None:
+    text = '"""A module."""\n\n# A comment\nx = [\n    1,\n]\n\n\ndef f():\n    """A function."""\n'
+    assert code_lines(text + '    return """two\nlines"""\n') == 6
+    assert code_lines("") == 0
