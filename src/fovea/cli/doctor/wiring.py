@@ -188,9 +188,8 @@ def kernel_facts(device: str) -> KernelFacts:
     """
     import torch
 
-    from fovea.core.hardware import cpu_flags
     from fovea.kernels.native.build import build_failure, library
-    from fovea.kernels.native.instruction_sets import AMX, amx_refusal, chosen
+    from fovea.kernels.native.instruction_sets import amx_refusal, chosen
 
     picked = chosen()
     works = library() is not None
@@ -199,7 +198,7 @@ def kernel_facts(device: str) -> KernelFacts:
         failure="" if works or picked is None else build_failure() or "they could not be loaded",
         cuda_build=str(torch.version.cuda or ""),
         gpus=torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0,
-        amx_refusal=amx_refusal() if AMX in cpu_flags() else "",
+        amx_refusal=amx_refusal(),
     )
 
 

@@ -75,18 +75,22 @@ def supported() -> tuple[InstructionSet, ...]:
     """Return the sets that this process can run, the fastest first. FOVEA_NATIVE_KERNELS has no influence."""
     machine = platform.machine().lower()
     machine, flags = MACHINES.get(machine, machine), cpu_flags()
-    if AMX in flags and amx_refusal():
+    if amx_refusal():
         flags -= {AMX}
     return tuple(each for each in instruction_sets() if each.machine == machine and each.needs <= flags)
 
 
 @functools.cache
 def amx_refusal() -> str:
-    """Ask the kernel for the matrix registers of AMX. Return why it refuses them, "" if it grants them.
+    """Ask the kernel for the matrix registers of AMX. Return why it refuses them.
+
+    "": it grants them, or this CPU has none.
 
     The permission belongs to the process and its threads. A fork inherits it, another program does not. Linux
     refuses it before 5.16, and if a thread has a small stack for signals. Sandboxes such as gVisor refuse it.
     """
+    if AMX not in cpu_flags():
+        return ""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         if not libc.syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA):

@@ -32,11 +32,11 @@
 
 namespace fovea {
 
-#if FOVEA_AMX
-
-constexpr int MATRIX_ROWS = 16;   // rows of a register
-constexpr int MATRIX_PAIRS = 16;  // pairs of k that one instruction adds up
+constexpr int MATRIX_ROWS = 16;       // rows of a register
+constexpr int MATRIX_PAIRS = 16;      // pairs of k that one instruction adds up
 constexpr int64_t MATRIX_BYTES = 64;  // bytes of a row of a register
+
+#if FOVEA_AMX
 
 // The operand of ldtilecfg: all eight registers have 16 rows of 64 bytes.
 struct alignas(64) MatrixConfig {
@@ -91,73 +91,79 @@ struct Ahead {
         TILE_BF16(sums, rows, tile);                                                        \
     }
 
+// Four tiles of sums, in registers 4 to 7: at c, and `second`, `third` and `fourth` values behind it. line: bytes from row
+// to row.
+template <class Sum>
+FOVEA_INLINE void load_sums(const Sum* c, int64_t second, int64_t third, int64_t fourth, int64_t line, bool fresh) {
+    static_assert(sizeof(Sum) == 4);
+    if (fresh) {
+        TILE_ZERO(4); TILE_ZERO(5); TILE_ZERO(6); TILE_ZERO(7);
+    } else {
+        TILE_LOAD(4, c, line); TILE_LOAD(5, c + second, line); TILE_LOAD(6, c + third, line); TILE_LOAD(7, c + fourth, line);
+    }
+}
+
+template <class Sum>
+FOVEA_INLINE void store_sums(Sum* c, int64_t second, int64_t third, int64_t fourth, int64_t line) {
+    TILE_STORE(4, c, line); TILE_STORE(5, c + second, line); TILE_STORE(6, c + third, line); TILE_STORE(7, c + fourth, line);
+}
+
+// Adds 16 rows times the four tiles of 16 pairs (or quads) of a panel to the sums.
+template <bool BYTES>
+FOVEA_INLINE void add_tiles(const uint8_t* x, int64_t stride, const uint8_t* tile) {
+    TILE_LOAD(0, x, stride);
+    TILE_LOAD(1, tile, 256); TILE_MULTIPLY(4, 0, 1);
+    TILE_LOAD(2, tile + 64, 256); TILE_MULTIPLY(5, 0, 2);
+    TILE_LOAD(3, tile + 128, 256); TILE_MULTIPLY(6, 0, 3);
+    TILE_LOAD(1, tile + 192, 256); TILE_MULTIPLY(7, 0, 1);
+}
+
 // Multiplies 32 (TWO) or 16 rows with the 64 outputs of a panel, whose pairs (or quads) of k are 256 bytes apart. depth:
 // number of blocks of 16 pairs. Sums to c, `ldc` values from row to row, added to it unless `fresh`. Rows that do
 // not exist give sums that nobody reads.
 template <bool TWO, bool BYTES, class Sum>
 FOVEA_INLINE void matrix_block(const MatrixRows& rows, const void* panel, int64_t depth, Sum* c, int64_t ldc, bool fresh,
                                Ahead& ahead) {
-    static_assert(sizeof(Sum) == 4);
     const int64_t below = MATRIX_ROWS * ldc, line = 4 * ldc;
     const uint8_t *x = static_cast<const uint8_t*>(rows.at), *tile = static_cast<const uint8_t*>(panel);
     if constexpr (!TWO) {  // four tiles of sums, 16 rows by 64 outputs
-        if (fresh) {
-            TILE_ZERO(4); TILE_ZERO(5); TILE_ZERO(6); TILE_ZERO(7);
-        } else {
-            TILE_LOAD(4, c, line); TILE_LOAD(5, c + 16, line); TILE_LOAD(6, c + 32, line); TILE_LOAD(7, c + 48, line);
-        }
+        load_sums(c, 16, 32, 48, line, fresh);
         for (int64_t k = 0; k < depth; ++k, x += rows.step, tile += 4096) {
             ahead.fetch();
-            TILE_LOAD(0, x, rows.stride);
-            TILE_LOAD(1, tile, 256); TILE_MULTIPLY(4, 0, 1);
-            TILE_LOAD(2, tile + 64, 256); TILE_MULTIPLY(5, 0, 2);
-            TILE_LOAD(3, tile + 128, 256); TILE_MULTIPLY(6, 0, 3);
-            TILE_LOAD(1, tile + 192, 256); TILE_MULTIPLY(7, 0, 1);
+            add_tiles<BYTES>(x, rows.stride, tile);
         }
-        TILE_STORE(4, c, line); TILE_STORE(5, c + 16, line); TILE_STORE(6, c + 32, line); TILE_STORE(7, c + 48, line);
+        store_sums(c, 16, 32, 48, line);
         return;
     }
-    for (int half = 0; half < 2; ++half, c += 32) {
+    for (int half = 0; half < 2; ++half, c += 32) {  // 32 rows by 32 outputs
         x = static_cast<const uint8_t*>(rows.at), tile = static_cast<const uint8_t*>(panel) + 128 * half;
-        if (fresh) {
-            TILE_ZERO(4); TILE_ZERO(5); TILE_ZERO(6); TILE_ZERO(7);
-        } else {
-            TILE_LOAD(4, c, line); TILE_LOAD(5, c + 16, line);
-            TILE_LOAD(6, c + below, line); TILE_LOAD(7, c + below + 16, line);
-        }
+        load_sums(c, 16, below, below + 16, line, fresh);
         for (int64_t k = 0; k < depth; ++k, x += rows.step, tile += 4096) {
             ahead.fetch();
             TILE_LOAD(2, tile, 256); TILE_LOAD(0, x, rows.stride); TILE_MULTIPLY(4, 0, 2);
             TILE_LOAD(3, tile + 64, 256); TILE_MULTIPLY(5, 0, 3);
             TILE_LOAD(1, x + rows.next, rows.stride); TILE_MULTIPLY(6, 1, 2); TILE_MULTIPLY(7, 1, 3);
         }
-        TILE_STORE(4, c, line); TILE_STORE(5, c + 16, line);
-        TILE_STORE(6, c + below, line); TILE_STORE(7, c + below + 16, line);
+        store_sums(c, 16, below, below + 16, line);
     }
 }
 
-// Multiplies 16 rows with the 64 outputs of a panel that is unpacked meanwhile. make(k) writes the tiles of 16 pairs of k, and
-// returns their address. They are multiplied LATER iterations afterwards, when the stores have reached the cache. The other
-// arguments are those of `matrix_block`.
+// Multiplies 16 rows of bf16 with the 64 outputs of a panel that is unpacked meanwhile. make(k) writes the tiles of 16 pairs of
+// k, and returns their address. They are multiplied LATER iterations afterwards, when the stores have reached the
+// cache. The other arguments are those of `matrix_block`.
 template <class Make>
 inline void matrix_stream(const MatrixRows& rows, const Make& make, int64_t depth, float* c, int64_t ldc) {
     constexpr int64_t LATER = 2;
-    constexpr bool BYTES = false;
     const uint8_t *x = static_cast<const uint8_t*>(rows.at), *made[LATER];
-    const int64_t line = 4 * ldc;
-    TILE_ZERO(4); TILE_ZERO(5); TILE_ZERO(6); TILE_ZERO(7);
+    load_sums(c, 16, 32, 48, 4 * ldc, true);
     for (int64_t k = 0; k < depth + LATER; ++k) {
         const uint8_t* tile = made[k % LATER];
         if (k < depth) made[k % LATER] = static_cast<const uint8_t*>(make(k));
         if (k < LATER) continue;
-        TILE_LOAD(0, x, rows.stride);
-        TILE_LOAD(1, tile, 256); TILE_MULTIPLY(4, 0, 1);
-        TILE_LOAD(2, tile + 64, 256); TILE_MULTIPLY(5, 0, 2);
-        TILE_LOAD(3, tile + 128, 256); TILE_MULTIPLY(6, 0, 3);
-        TILE_LOAD(1, tile + 192, 256); TILE_MULTIPLY(7, 0, 1);
+        add_tiles<false>(x, rows.stride, tile);
         x += rows.step;
     }
-    TILE_STORE(4, c, line); TILE_STORE(5, c + 16, line); TILE_STORE(6, c + 32, line); TILE_STORE(7, c + 48, line);
+    store_sums(c, 16, 32, 48, 4 * ldc);
 }
 
 // Multiplies `count` rows with a panel: 32 at a time while more than 16 are left. The arguments are those of `matrix_block`.

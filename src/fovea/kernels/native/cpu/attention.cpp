@@ -25,18 +25,6 @@ inline int64_t offset_of(int64_t lane, int64_t pair, int64_t pairs) {
     return (lane / STRIP * pairs + pair) * STRIP + lane % STRIP;
 }
 
-// Exchanges rows and columns: afterwards lane i of vector v is what lane v of vector i was.
-inline void transpose(Unsigned (&vectors)[LANES]) {
-    for (int round = 1; round < LANES; round *= 2) {
-        Unsigned next[LANES];
-        for (int i = 0; i < LANES / 2; ++i) {
-            next[2 * i] = hn::InterleaveWholeLower(u32, vectors[i], vectors[i + LANES / 2]);
-            next[2 * i + 1] = hn::InterleaveWholeUpper(u32, vectors[i], vectors[i + LANES / 2]);
-        }
-        for (int i = 0; i < LANES; ++i) vectors[i] = next[i];
-    }
-}
-
 // Packs `count` keys into panels of 64 keys by `pairs` pairs. Lanes without a key, and pairs behind dim / 2, are zero.
 void pack_keys(const Rows& keys, int64_t count, int64_t dim, int64_t pairs, uint32_t* out) {
     for (int64_t start = 0; start < count; start += PANEL, out += pairs * PANEL)
@@ -50,7 +38,7 @@ void pack_keys(const Rows& keys, int64_t count, int64_t dim, int64_t pairs, uint
                     const auto* from = reinterpret_cast<const uint32_t*>(keys.at(start + lane + i) + 2 * pair);
                     block[i] = left >= LANES ? hn::LoadU(u32, from) : hn::LoadN(u32, from, left);
                 }
-                transpose(block);
+                transpose(u32, block);
                 for (int64_t i = 0; i < wanted; ++i) hn::Store(block[i], u32, out + offset_of(lane, pair + i, pairs));
             }
 }

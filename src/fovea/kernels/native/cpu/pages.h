@@ -46,11 +46,21 @@ T* grown(std::vector<T>& scratch, int64_t size) {
     return scratch.data();
 }
 
-// The first address in `scratch` that is aligned for vectors and has room for `size` values behind it.
+// The first address from `at` on that is aligned for vectors.
+template <class T>
+T* aligned(T* at) {
+    return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64);
+}
+
+// Like `fit` and `grown`, but the address is aligned for vectors.
 template <class T>
 T* fit_aligned(std::vector<T>& scratch, int64_t size) {
-    const auto at = reinterpret_cast<uintptr_t>(fit(scratch, size + static_cast<int64_t>(64 / sizeof(T))));
-    return reinterpret_cast<T*>((at + 63) / 64 * 64);
+    return aligned(fit(scratch, size + static_cast<int64_t>(64 / sizeof(T))));
+}
+
+template <class T>
+T* grown_aligned(std::vector<T>& scratch, int64_t size) {
+    return aligned(grown(scratch, size + static_cast<int64_t>(64 / sizeof(T))));
 }
 
 }  // namespace fovea

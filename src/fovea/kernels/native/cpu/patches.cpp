@@ -92,25 +92,13 @@ inline void blend(const Axis& axis, int64_t pixel, const Row& row, int64_t width
     }
 }
 
-// Transposes 16 vectors of 16 bytes: each round interleaves the first half with the second.
-FOVEA_INLINE void transpose(hn::Vec<decltype(block)> (&v)[16]) {
-    for (int round = 0; round < 4; ++round) {
-        hn::Vec<decltype(block)> next[16];
-        for (int i = 0; i < 8; ++i) {
-            next[2 * i] = hn::InterleaveLower(block, v[i], v[i + 8]);
-            next[2 * i + 1] = hn::InterleaveUpper(block, v[i], v[i + 8]);
-        }
-        for (int i = 0; i < 16; ++i) v[i] = next[i];
-    }
-}
-
 // out (width, ROWS) = the bytes of ROWS rows, column by column.
 inline void to_columns(const uint8_t* const (&rows)[ROWS], int64_t width, uint8_t* out) {
     hn::Vec<decltype(block)> v[16];
     for (int64_t at = 0; width >= 16 && at < width; at += 16) {
         at = std::min(at, width - 16);
         for (int i = 0; i < 16; ++i) v[i] = hn::LoadU(block, rows[i] + at);
-        transpose(v);
+        transpose(block, v);
         for (int i = 0; i < 16; ++i) hn::StoreU(v[i], block, out + (at + i) * ROWS);
     }
     for (int64_t at = 0; width < 16 && at < width; ++at)
@@ -123,7 +111,7 @@ inline void to_rows(const uint8_t* columns, int64_t width, uint8_t* const (&rows
     for (int64_t at = 0; width >= 16 && at < width; at += 16) {
         at = std::min(at, width - 16);
         for (int i = 0; i < 16; ++i) v[i] = hn::LoadU(block, columns + (at + i) * ROWS);
-        transpose(v);
+        transpose(block, v);
         for (int i = 0; i < 16; ++i) hn::StoreU(v[i], block, rows[i] + at);
     }
     for (int64_t at = 0; width < 16 && at < width; ++at)

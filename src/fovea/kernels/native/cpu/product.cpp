@@ -29,17 +29,13 @@ struct Buffer {
 
     LevelRows rows(int64_t count, int64_t k, int64_t group) {
         const int64_t groups = (k + group - 1) / group;
-        const int64_t loaded = count + (FOVEA_AMX ? 15 : 0);  // matrix registers load 16 rows, also where fewer are left
+        // Matrix registers load 16 rows, also where fewer are left.
+        const int64_t loaded = count + (FOVEA_AMX ? MATRIX_ROWS - 1 : 0);
         return {grown(levels, loaded * groups * group), grown(scale, count * groups), grown(start, count * groups), groups};
     }
 };
 
 #if FOVEA_AMX
-template <class T>
-T* aligned_to_line(T* at) {
-    return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64);
-}
-
 // Writes a row to its place in a block of 16 rows: 16 pairs of k, and the next ones a block of 16 x 64 bytes later.
 inline void to_blocks(const bf16* row, int64_t k, bf16* to) {
     for (; k > 0; k -= 32, row += 32, to += 32 * MATRIX_ROWS) {
@@ -72,7 +68,7 @@ void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, in
         blocks[0] = 0;
         for (int64_t s = 0; s < count; ++s) blocks[s + 1] = blocks[s] + (shares[s].rows + MATRIX_ROWS - 1) / MATRIX_ROWS;
         first_blocks = blocks;
-        Input* room = aligned_to_line(grown(buffer.inputs, blocks[count] * input_stride + 32));
+        Input* room = grown_aligned(buffer.inputs, blocks[count] * input_stride);
         inputs = room;
         each_row(threads, rows, w.k, [&](int64_t row) {
             const auto begins_behind = [](int64_t at, const Share& share) { return at < share.start; };

@@ -139,6 +139,20 @@ FOVEA_INLINE Floats sum_of(Floats (&numbers)[LANES]) {
     return numbers[0];
 }
 
+// Exchanges rows and columns: afterwards lane i of vector v is what lane v of vector i was. N: lanes of a vector. Each round
+// interleaves the first half of the vectors with the second.
+template <class D, int N>
+FOVEA_INLINE void transpose(D tag, hn::Vec<D> (&vectors)[N]) {
+    for (int round = 1; round < N; round *= 2) {
+        hn::Vec<D> next[N];
+        for (int i = 0; i < N / 2; ++i) {
+            next[2 * i] = hn::InterleaveWholeLower(tag, vectors[i], vectors[i + N / 2]);
+            next[2 * i + 1] = hn::InterleaveWholeUpper(tag, vectors[i], vectors[i + N / 2]);
+        }
+        for (int i = 0; i < N; ++i) vectors[i] = next[i];
+    }
+}
+
 FOVEA_INLINE Floats sigmoid(Floats x) {
     const Floats one = hn::Set(f32, 1.0f);
     return hn::Div(one, hn::Add(one, exponential(hn::Neg(x))));

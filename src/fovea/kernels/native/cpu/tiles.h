@@ -32,7 +32,7 @@ constexpr int STRIP = VECTORS * LANES, STRIPS = PANEL / STRIP;  // outputs of a 
 constexpr int VECTOR_BLOCK = 6;                             // rows whose sums stay in vector registers together
 constexpr int ROWS = FOVEA_AMX ? 32 : VECTOR_BLOCK;         // rows of a block of bf16 products
 // Pairs of k that are added up together. Memory for rows and tiles has a multiple of them, padded with zeros.
-constexpr int64_t PAIRS_TOGETHER = FOVEA_AMX ? 16 : 1;
+constexpr int64_t PAIRS_TOGETHER = FOVEA_AMX ? MATRIX_PAIRS : 1;
 
 constexpr int64_t padded_pairs(int64_t pairs) { return (pairs + PAIRS_TOGETHER - 1) / PAIRS_TOGETHER * PAIRS_TOGETHER; }
 
