@@ -78,6 +78,11 @@ class Job:
         self.choice = self.inputs.choice
 
     @property
+    def request(self) -> str:
+        """The id of the request, without the number of the choice."""
+        return self.seq.id.rpartition(":")[0]
+
+    @property
     def timings(self) -> StageTimings:
         """Durations of all stages but detokenizing, which the reader knows."""
         admitted = self.admitted or self.seq.arrival

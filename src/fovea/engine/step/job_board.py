@@ -45,13 +45,13 @@ class JobBoard:
             if job.seq.status is Status.FINISHED:
                 continue
             if job.seq.id in self.jobs:
-                name = job.seq.id.rpartition(":")[0]
-                self._refuse(job, InvalidRequest(f"request {name!r} is running already", param="id"))
+                message = f"request {job.request!r} is running already"
+                self._refuse(job, InvalidRequest(message, param="id"))
                 continue
             try:
                 self._stepper.add(job.seq, job.inputs)
             except Exception as error:  # noqa: BLE001 - any error refuses this job alone
-                self._refuse(job, public_error(error, job.seq.id.rpartition(":")[0]))
+                self._refuse(job, public_error(error, job.request))
                 continue
             self.jobs[job.seq.id] = job
         self.outbox.flush()
@@ -124,7 +124,7 @@ class JobBoard:
     def _fail(self, seq_id: str, error: Exception) -> None:
         job = self.jobs.get(seq_id)
         if job is not None:
-            error = public_error(error, job.seq.id.rpartition(":")[0])
+            error = public_error(error, job.request)
             self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
 
     def _refuse(self, job: Job, error: FoveaError) -> None:
