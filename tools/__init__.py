@@ -1,4 +1,4 @@
-"""Programs for maintainers: wheels, releases, dashboards, known models, and fresh systems for the tests."""
+"""Programs for maintainers: wheels, releases, dashboards, reference pages, fresh systems for the tests."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The report of a chaos day: a table for the console, and for docs/reliability.md."""
+"""The report of a chaos day: tables for the console, and a summary for docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -34,6 +34,25 @@ class Report:
     missing: Sequence[str]
     questions: tuple[int, int]
     notes: Sequence[str] = field(default_factory=tuple)
+
+    def summary(self) -> str:
+        """Return the sums of the report as Markdown."""
+        sums = sum((tally.verdicts for tally in self.load.tallies.values()), Counter[str]())
+        times = [
+            f"{kind} {sorted(each)[len(each) // 2]:.1f} ({max(each):.1f})"
+            for kind, each in sorted(self.log.recoveries.items())
+        ]
+        levels = [
+            f"{name} {old.resident_mib:.0f} to {self.after[name].resident_mib:.0f}"
+            for name, old in self.before.items()
+        ]
+        lines = [
+            f"In all: {', '.join(f'{sums[each]:,} {each}' for each in VERDICTS)}.",
+            f"Median recovery in seconds, and the longest: {', '.join(times)}." if times else "",
+            f"MiB after the warm-up and at the end: {', '.join(levels)}.",
+        ]
+        parts = [self._opening(), *lines, self._kept(), self._violations()]
+        return "\n\n".join(part for part in parts if part)
 
     def text(self) -> str:
         """Return the report as Markdown."""

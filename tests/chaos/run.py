@@ -52,7 +52,7 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="of load with faults (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="of all decisions (default: 1)")
-    parser.add_argument("--page", type=Path, help="write the report between the marks of this page")
+    parser.add_argument("--page", type=Path, help="write a summary between the marks of this page")
     parser.add_argument("--quick", action="store_true", help="two minutes with three kinds of faults")
     parser.add_argument("--only", action="append", metavar="KIND", help="kind of fault; may be repeated")
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"for logs (default: {FOLDER})")
@@ -132,7 +132,7 @@ class Day:
             json.dumps([[each.rule, each.marker, each.detail] for each in found], indent=1)
         )
         if self._args.page:
-            write_page(self._args.page, text)
+            write_page(self._args.page, report.summary())
         return 1 if found else 0
 
     def _kinds(self, faults: dict[str, Inject]) -> list[str]:

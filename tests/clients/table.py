@@ -37,11 +37,10 @@ INTRODUCTION = """\
 # Clients
 
 These public clients, and two tools that test servers (guidellm and schemathesis), were run against
-`fovea serve` with the bundled model, fovea-tiny, and against `fovea gateway` in front of it. The gateway
-translated `/v1/messages` and `/v1/responses` to chat completions, as for an engine without them. Every row is
-a test of `tests/clients/`, some of them with several inputs; `make test-clients` runs them and writes this
-page. "yes" means that the test passed with all of them: the client understood every answer, and answers about
-images were right.
+`fovea serve` with the bundled model, and against `fovea gateway` in front of it, which translated
+`/v1/messages` and `/v1/responses` to chat completions. `make test-clients` runs the tests in
+`tests/clients/`, which check that the client understands every answer and that answers about images are
+right, and writes this page. Each test is about one thing that a client does, some with several inputs.
 """
 
 
@@ -75,24 +74,23 @@ def page(results: Sequence[Result], through: Sequence[Result]) -> str:
     ]
     for client, version in versions.items():
         groups = dict.fromkeys(result.does for result in results if result.client == client)
-        lines += [
-            f"\n## {client} {version}\n",
-            "| what it does | works | through the gateway |",
-            "|---|---|---|",
+        ways = [[_cell(_of(client, does, some)) for does in groups] for some in (results, through)]
+        counts = [sum(cell == "yes" for cell in cells) for cells in ways]
+        lines.append(
+            f"\n## {client} {version}\n\n{counts[0]} of {len(groups)} work, {counts[1]} through the gateway."
+        )
+        exceptions = [
+            f"- {does}{place}: {cell}"
+            for place, cells in zip(("", " (gateway)"), ways, strict=True)
+            for does, cell in zip(groups, cells, strict=True)
+            if cell != "yes"
         ]
-        for does in groups:
-            lines.append(_row(does, *(_of(client, does, some) for some in (results, through))))
+        lines += ["", *exceptions] if exceptions else []
     return "\n".join(lines) + "\n"
 
 
 def _of(client: str, does: str, results: Sequence[Result]) -> list[Result]:
     return [result for result in results if (result.client, result.does) == (client, does)]
-
-
-def _row(does: str, *ways: Sequence[Result]) -> str:
-    """The row of a test, with all its parameters, and a cell for each way."""
-    cells = [cell.replace("|", "\\|") for cell in (does, *map(_cell, ways))]
-    return f"| {' | '.join(cells)} |"
 
 
 def _cell(results: Sequence[Result]) -> str:

@@ -12,12 +12,12 @@ from tools.dashboards.case import Case, test_file
 from tools.dashboards.gateway import gateway
 from tools.dashboards.gateway_cases import GATEWAYS
 from tools.dashboards.images import images
+from tools.dashboards.objectives import fill_objectives
 from tools.dashboards.overview import overview
 from tools.dashboards.page import text_of
 from tools.dashboards.recording_cases import recording_tests
 from tools.dashboards.server_cases import BUDGETS, MEMORY, SERVERS
 from tools.dashboards.slo import slo
-from tools.dashboards.tables import fill_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "src/fovea/deploy/monitoring"
@@ -47,5 +47,5 @@ def outputs() -> dict[str, str]:
             for name, cases in CASES.items()
         },
         f"{FOLDER}/rules/tests/recording.yml": recording_tests(),
-        PAGE: fill_tables((ROOT / PAGE).read_text(encoding="utf-8"), boards),
+        PAGE: fill_objectives((ROOT / PAGE).read_text(encoding="utf-8")),
     }

@@ -1,4 +1,4 @@
-"""The tables of `fovea metrics` and docs/metrics.md: every metric, and the names of other systems."""
+"""The tables of `fovea metrics`: every metric, and the names of other systems."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _exported(name: str, kind: str) -> str:
 
 
 def markdown() -> str:
-    """Return the three tables of docs/metrics.md: of the server, of the gateway, and of other systems."""
+    """Return the three tables: of the server, of the gateway, and of other systems."""
     titles = ("name", "type", "labels", "unit", "meaning", "vLLM's names", "names of the documents")
     server = [
         (_code(row.name), row.kind, _codes(row.labels), row.unit, row.text,

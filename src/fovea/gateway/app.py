@@ -131,6 +131,7 @@ class Gateway:
         await exchange.reply_json({"status": "ready", "backends": up})
 
     async def _metrics(self, exchange: Exchange) -> None:
+        """Return all metrics in the formats of Prometheus."""
         if not self.services.tenants.open:
             self.services.tenants.authenticate(exchange.authorization, METRICS_ROLES)
         body, media_type = self.services.metrics.exposition(exchange.header(b"accept"))

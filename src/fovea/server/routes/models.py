@@ -114,11 +114,13 @@ async def ready(http: Request) -> Response:
 
 @router.get("/version", include_in_schema=False)
 async def version() -> dict[str, str]:
+    """Return the version of Fovea."""
     return {"version": __version__}
 
 
 @router.get("/metrics", include_in_schema=False)
 async def scrape(http: Request) -> Response:
+    """Return all metrics in the formats of Prometheus."""
     metrics = state_of(http).metrics
     await metrics.refresh()
     body, media_type = metrics.exposition(http.headers.get("accept", ""))
