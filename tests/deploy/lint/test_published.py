@@ -1,4 +1,4 @@
-"""The mistakes of published manifests that docs/kubernetes.md lists, as the linter names them."""
+"""Mistakes of published manifests, as the linter names them."""
 
 import pytest
 import yaml

@@ -2,7 +2,7 @@
 
 The repository has three models: `fovea_generate` runs the whole engine, `fovea_preprocess` turns an image
 into pixels, and `fovea_ensemble` is both in a row. The engine is one model, not a vision encoder and a
-language model: docs/clouds.md gives the reasons.
+language model, so that the encoder's output stays in one process and its caches.
 """
 
 from __future__ import annotations
