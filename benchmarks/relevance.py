@@ -5,10 +5,9 @@
 
 There are 100 questions of each usual kind, and 300 of each kind about small details in images of up to
 1344x896: 2,000 in all, each asked with all settings. The script writes relevance.json, relevance.md and
-relevance.png to --out. With --docs FILE it also replaces the text between the marks of that document. To save
-time (35 minutes on three cores), every method is measured at 0.5 of the tokens; at other shares only methods
-that have a target there or that a target compares with are measured. `fovea eval --sweep` measures any method
-at any share. The last line is JSON.
+relevance.png to --out. To save time (35 minutes on three cores), every method is measured at 0.5 of the
+tokens; at other shares only methods that have a target there or that a target compares with are measured.
+`fovea eval --sweep` measures any method at any share. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.sweep import FULL, Setting, Sweep
 from relevance_cost import measure
-from relevance_page import HALF, Cost, body, replace_between_marks, report
+from relevance_page import HALF, Cost, body, report
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "fovea-tiny"
@@ -111,10 +110,6 @@ def main() -> int:
     line = json.dumps({"model": MODEL, "seed": args.seed, **body(result, cost)})
     (args.out / "relevance.md").write_text(page)
     (args.out / "relevance.json").write_text(line + "\n")
-    if args.docs is not None:
-        path = Path(os.path.relpath(chart, args.docs.parent)).as_posix()
-        text = report(result, cost, first, path)
-        args.docs.write_text(replace_between_marks(args.docs.read_text(), text))
     print(page)
     print(line)
     return 0
@@ -134,7 +129,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--seed", type=int, default=HELD_OUT_SEED)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
-    parser.add_argument("--docs", type=Path, help="a document with the marks, to update")
     parser.add_argument(
         "--quick", action="store_true", help="three questions and two methods, to see that it works"
     )

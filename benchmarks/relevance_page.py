@@ -10,8 +10,6 @@ from fovea.cli.sweep.report import difference, markdown, table
 from fovea.evaluation.sweep import DETAILS, FULL, OTHERS, RELEVANCE, Setting, Sweep
 
 WORDS = {True: "met", False: "**missed**", None: "not measured"}
-BEGIN, END = "<!-- measured by make bench-relevance -->", "<!-- end of what was measured -->"
-"""A run replaces the text between these marks in a document."""
 MEANING_OF_MET = (
     '"Met" means that the measured value reaches the target; its interval may extend beyond it. '
     'Only where a target says "by more than the interval", the whole interval has to reach it.'
@@ -78,15 +76,6 @@ def report(sweep: Sweep, cost: Cost, head: str, chart: str) -> str:
     return "\n\n".join(
         (head, table(rows), MEANING_OF_MET, _decision_times(sweep, cost), picture, markdown(sweep))
     )
-
-
-def replace_between_marks(text: str, content: str) -> str:
-    """Replace the text between the marks of a document. Raises ValueError if it has no marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the document has no {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{content}\n{END}{after}"
 
 
 def body(sweep: Sweep, cost: Cost) -> Mapping[str, Any]:

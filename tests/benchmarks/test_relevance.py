@@ -1,4 +1,4 @@
-"""Tests of benchmarks/relevance.py: targets judged on invented results, the document, and a quick run."""
+"""Tests of benchmarks/relevance.py: targets judged on invented results, the page, and a quick run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from fovea.core.types import StageTimings
 from fovea.evaluation.sweep import FULL, MedianTimes, Outcome, Setting, Sweep
-from relevance_page import BEGIN, END, Cost, body, replace_between_marks, report, verdicts
+from relevance_page import Cost, body, report, verdicts
 from tests.support import forks
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/relevance.py"
@@ -101,13 +101,6 @@ def test_targets_that_were_not_measured_have_no_verdict() -> None:
     assert set(met(plain).values()) == {None}
 
 
-def test_a_document_keeps_the_text_outside_the_marks() -> None:
-    text = f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n"
-    assert replace_between_marks(text, "new") == f"# Title\n\n{BEGIN}\nnew\n{END}\n\nafter\n"
-    with pytest.raises(ValueError, match="the document has no"):
-        replace_between_marks("# Title\n", "new")
-
-
 def test_the_page_has_the_first_paragraph_the_targets_and_all_tables() -> None:
     sweep = sweep_of(*outcomes(190, 120, 188))
     text = report(sweep, COST, "On a machine.", "a/chart.png")
@@ -122,11 +115,8 @@ def test_the_page_has_the_first_paragraph_the_targets_and_all_tables() -> None:
 
 
 @pytest.mark.slow
-def test_a_quick_run_writes_all_three_files_and_the_document(tmp_path: Path) -> None:
-    page = tmp_path / "docs/page.md"
-    page.parent.mkdir()
-    page.write_text(f"before\n{BEGIN}\n{END}\n")
-    words = ("--quick", "--threads", "1", "--out", str(tmp_path), "--docs", str(page))
+def test_a_quick_run_writes_all_three_files(tmp_path: Path) -> None:
+    words = ("--quick", "--threads", "1", "--out", str(tmp_path))
     process = forks.script(BENCHMARK, *words, HF_HUB_OFFLINE="1")
     told = process.communicate()[1]
     assert process.returncode == 0, told
@@ -134,5 +124,4 @@ def test_a_quick_run_writes_all_three_files_and_the_document(tmp_path: Path) -> 
     assert result["settings"][0]["scores"][-1]["cases"] == 3
     assert {verdict["met"] for verdict in result["verdicts"]} > {None}
     assert (tmp_path / "relevance.png").read_bytes().startswith(b"\x89PNG")
-    written = (tmp_path / "relevance.md").read_text().removeprefix("# Fewer visual tokens, measured\n\n")
-    assert page.read_text() == f"before\n{BEGIN}\n{written.replace('](', '](../')}{END}\n"
+    assert (tmp_path / "relevance.md").read_text().startswith("# Fewer visual tokens, measured\n\n")

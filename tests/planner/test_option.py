@@ -246,7 +246,7 @@ def test_errors_of_precisions_name_the_part(text: str, words: str) -> None:
 
 def test_reduction_has_the_measured_table() -> None:
     measured: dict[str, dict[float, float]] = {}
-    for line in (ROOT / "docs" / "relevance.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "benchmarks" / "results" / "relevance.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 9 and cells[3][:2].isdigit():
             method, _, keep = cells[0].partition(" ")

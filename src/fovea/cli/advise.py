@@ -2,7 +2,7 @@
 
 Fovea's own engine is one of eight, and is named only where it is the better
 choice. `fovea gateway` works in front of any of them. docs/engine-advisor.md
-lists the rules and tells how to use your own.
+tells how rules weigh and how to use your own.
 
   fovea advise --device x86-cpu --strangers true
   fovea advise --device nvidia-gpu --several-devices true --checkpoint fp8 --sources

@@ -100,7 +100,7 @@ def as_json(found: Sequence[Row], sizes: Sequence[Size]) -> str:
 
 
 def markdown(sizes: Sequence[Size]) -> str:
-    """Return a table with one line for all known models of equal settings, as in docs/models.md."""
+    """Return a table with one line for all known models of equal settings."""
     titles = " | ".join(f"{width} x {height}" for width, height in sizes)
     lines = [f"| models | {titles} |", "|---" * (len(sizes) + 1) + "|"]
     for entry in all_settings():

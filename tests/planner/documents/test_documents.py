@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from fovea.planner import figures
-from fovea.planner.documents.claim import RELATIONS, VERDICTS, Claim
-from fovea.planner.documents.table import DOCUMENTS, shown
+from tests.planner.documents import figures
+from tests.planner.documents.claim import RELATIONS, VERDICTS, Claim
+from tests.planner.documents.table import DOCUMENTS, shown
 
 CLAIMS = [claim for document in DOCUMENTS for claim in document.claims]
 

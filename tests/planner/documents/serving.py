@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from fovea.planner.documents.claim import Claim, Document
-from fovea.planner.figures import kv_bytes, needed, pooled_tokens, visual_tokens, weight_bytes, whole, words
+from tests.planner.documents.claim import Claim, Document
+from tests.planner.documents.figures import (
+    kv_bytes,
+    needed,
+    pooled_tokens,
+    visual_tokens,
+    weight_bytes,
+    whole,
+    words,
+)
 
 LAYERS, KV_HEADS, HEAD_DIM = 80, 8, 128
 _TOKEN = kv_bytes(1, LAYERS, KV_HEADS, HEAD_DIM)

@@ -1,13 +1,16 @@
-"""The tables of docs/planner-figures.md: every claim of the documents with its verdict."""
+"""The tables of all judged figures: what a document says, what the arithmetic gives, and the verdict.
+
+python -m tests.planner.documents.table
+"""
 
 from __future__ import annotations
 
-from fovea.planner.documents.claim import VERDICTS, Claim, Document
-from fovea.planner.documents.optimization import OPTIMIZATION
-from fovea.planner.documents.production import PRODUCTION
-from fovea.planner.documents.serving import SERVING
-from fovea.planner.documents.tensorrt import TENSORRT
 from fovea.planner.markdown import table
+from tests.planner.documents.claim import VERDICTS, Claim, Document
+from tests.planner.documents.optimization import OPTIMIZATION
+from tests.planner.documents.production import PRODUCTION
+from tests.planner.documents.serving import SERVING
+from tests.planner.documents.tensorrt import TENSORRT
 
 DOCUMENTS: tuple[Document, ...] = (SERVING, OPTIMIZATION, TENSORRT, PRODUCTION)
 """All documents whose figures are judged."""
@@ -15,12 +18,17 @@ _TITLES = ("section", "the document says", "arithmetic", "result", "verdict", "n
 _SIGNS = {"at least": "at least ", "at most": "at most "}
 
 
-def markdown() -> str:
-    """Return the counts and the tables as Markdown, without a line break at the end."""
-    counts = [
+def counts() -> str:
+    """Return how many figures of each document are right, rounded and wrong, as a Markdown table."""
+    rows = [
         [document.title, *(str(_count(document, verdict)) for verdict in VERDICTS)] for document in DOCUMENTS
     ]
-    parts = [table(("document", *VERDICTS), counts)]
+    return table(("document", *VERDICTS), rows)
+
+
+def markdown() -> str:
+    """Return the counts and the tables as Markdown, without a line break at the end."""
+    parts = [counts()]
     for document in DOCUMENTS:
         parts += [f"### {document.title}", table(_TITLES, [_row(claim) for claim in document.claims])]
     return "\n\n".join(parts)
@@ -46,3 +54,7 @@ def shown(claim: Claim) -> str:
         before = len(str(int(abs(claim.result)))) if abs(claim.result) >= 1 else 0
         text = f"{claim.result:,.{max(claim.digits + 1, 3 - before)}f}"
     return f"{sign}{text} {claim.unit}".strip()
+
+
+if __name__ == "__main__":
+    print(markdown())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fovea.planner.documents.claim import Claim, Document
-from fovea.planner.figures import cost_per_request, saved, whole
+from tests.planner.documents.claim import Claim, Document
+from tests.planner.documents.figures import cost_per_request, saved, whole
 
 _T4_HOUR = 0.59
 """US dollars of one hour of a T4 on demand (docs/planner-hardware.md)."""

@@ -1,6 +1,6 @@
 """The arithmetic behind the figures of the design documents, a few lines each.
 
-`planner.documents` compares what the documents say with what these functions give. Bytes are bytes, times are
+The other files of this folder compare the documents with it. Bytes are bytes, times are
 seconds, shares are 0 to 1.
 """
 

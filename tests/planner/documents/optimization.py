@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fovea.planner.documents.claim import Claim, Document
-from fovea.planner.figures import (
+from tests.planner.documents.claim import Claim, Document
+from tests.planner.documents.figures import (
     compute_seconds,
     feature_bytes,
     kv_bytes,
