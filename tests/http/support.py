@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.http.table import Phase
 from fovea.server.app import create_app
-from fovea.server.background import serving
+from fovea.server.run import serving
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import PATIENCE

@@ -19,9 +19,8 @@ from fovea.core.errors import Unavailable
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest, TokenPrompt
 from fovea.server.app import create_app
-from fovea.server.background import serving
 from fovea.server.open_answers import OpenAnswers
-from fovea.server.run import EngineWatch
+from fovea.server.run import EngineWatch, serving
 from tests.http.hanging import Hanging
 from tests.http.support import LAST, Wire, get, hosting, post, soon
 from tests.server.scripted import Script

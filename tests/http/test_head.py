@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.http.address import Proxies
+from fovea.http.protocol import Peers, build_scope
 from fovea.http.reader import ParsedHead
-from fovea.http.scope import Peers, build_scope
 from tests.http.support import CHAT, Host, get, hosting, post, soon
 from tests.server.support import chat
 

@@ -12,8 +12,7 @@ import pytest
 from fastapi import Request
 
 from fovea.core.errors import ConfigError
-from fovea.http.descriptors import RESERVE, allowed_connections
-from fovea.http.listener import bind
+from fovea.http.listener import RESERVE, allowed_connections, bind
 from fovea.http.table import Phase
 from fovea.server.settings import ServerSettings
 from tests.http.support import Torrent, Wire, get, hosting, in_phase, post, soon

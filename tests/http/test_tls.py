@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.http import ending
+from fovea.http import patience
 from fovea.http.table import Phase
 from fovea.http.tls import Certificate
 from tests.http.support import Host, Torrent, Wire, get, hosting, in_phase, post, soon
@@ -151,7 +151,7 @@ def test_last_answer_over_tls_may_take_its_time(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The short time for the end of TLS begins when the client has read its answer."""
-    monkeypatch.setattr(ending, "LINGER_S", 0.05)
+    monkeypatch.setattr(patience, "LINGER_S", 0.05)
     with hosting(tls_cert=pair[0], tls_key=pair[1], write_timeout_s=600) as host:
         host.app.get("/large")(lambda: "x" * 10_000_000)
         wire = secure(host, trust(pair[0]), receive_buffer=4096)

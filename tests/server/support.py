@@ -23,7 +23,7 @@ from fovea import Engine
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.server.app import create_app
-from fovea.server.background import serving
+from fovea.server.run import serving
 from fovea.server.settings import ServerSettings
 
 PATIENCE = 60.0

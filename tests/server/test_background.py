@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from fovea.core.errors import EngineError
-from fovea.server.background import serving
+from fovea.server.run import serving
 
 
 def test_port_and_application_live_as_long_as_the_block() -> None:

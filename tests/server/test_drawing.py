@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from fovea.http.body_budget import BodyBudget
+from fovea.http.bodies import BodyBudget
 from fovea.media.limits import MediaLimits
 from fovea.media.pdf.pages import PageRange
 from fovea.media.sandbox.documents import DocumentPages

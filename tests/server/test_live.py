@@ -14,14 +14,14 @@ import pytest
 from fovea import Engine
 from fovea.core.types import ChatPrompt, GenerationRequest, Message, TextPart
 from fovea.media.limits import MediaLimits
-from fovea.server.access.caller import Caller
 from fovea.server.answer import stream_deltas
 from fovea.server.app import create_app
-from fovea.server.in_flight import InFlight, quantile
+from fovea.server.clients import Caller
 from fovea.server.routes.live import MOST_REQUESTS, MOST_SLOW, MOST_TENANTS, SLOW, snapshot
 from fovea.server.settings import ServerSettings
 from fovea.server.starting import StartingClient
 from fovea.server.state import ServerState
+from fovea.server.tracking import InFlight, quantile
 from tests.core.test_ledger import Clock
 from tests.server.conftest import Web
 from tests.server.scripted import talker

@@ -12,7 +12,7 @@ from fovea.api.content import ChatMessage
 from fovea.core.errors import InvalidVideo
 from fovea.media.bundle import ImageBundle, VideoBundle
 from fovea.media.limits import MediaLimits
-from fovea.server.access.caller import Caller
+from fovea.server.clients import Caller
 from fovea.server.media import load_media
 from fovea.server.state import CacheScope, ServerState
 

@@ -11,10 +11,9 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from fovea.server.access.settings import AccessSettings
 from fovea.server.app import create_app
 from fovea.server.page.files import FOLDER, TYPES, read_folder
-from fovea.server.settings import ServerSettings
+from fovea.server.settings import AccessSettings, ServerSettings
 from tests.server.scripted import Script
 
 LARGEST = 300 * 1024

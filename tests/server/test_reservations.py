@@ -15,10 +15,8 @@ from fovea import Engine
 from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.media.limits import MediaLimits
-from fovea.server.access.caller import Caller
-from fovea.server.access.client import Client
-from fovea.server.access.limits import Limits
 from fovea.server.app import create_app
+from fovea.server.clients import Caller, Client, Limits
 from fovea.server.reservations import Reservations
 from fovea.server.settings import ServerSettings
 from tests.server.conftest import Web

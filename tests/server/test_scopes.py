@@ -15,8 +15,7 @@ from fovea.access.keys import tenant_of_key
 from fovea.core.errors import ConfigError
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox.process import WorkerNotStarted
-from fovea.server.access.settings import AccessSettings
-from fovea.server.settings import ServerSettings
+from fovea.server.settings import AccessSettings, ServerSettings
 from tests.server.conftest import Web
 from tests.server.support import Json, Server, chat, data_url, image, picture, running, user
 

@@ -15,8 +15,8 @@ from fovea.gateway.experiments.statistics import answer_of, rating_of
 from fovea.gateway.generate.generation import Generation
 from fovea.gateway.services import Services
 from fovea.gateway.translate import count_tokens_refusal
-from fovea.http.errors import ClientGone, MethodNotAllowed
-from fovea.http.json_body import Receive
+from fovea.http.bodies import Receive
+from fovea.http.refusals import ClientGone, MethodNotAllowed
 
 log = logging.getLogger("fovea.gateway")
 APIS = {

@@ -7,24 +7,189 @@ its entry of the table (`table.py`), whose sweep calls `expire`.
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import time
+import urllib.parse
 from collections import deque
-from typing import Any, cast
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState as UvicornState
 
-from fovea.http.cycle import Cycle
-from fovea.http.ending import LINGER_S, Ending
-from fovea.http.flow import Flow
+from fovea.http.address import Proxies
+from fovea.http.patience import LINGER_S, Ending, Flow, Rules, has_unread_bytes, peer_is_gone
 from fovea.http.reader import ParsedHead, Part, Reader
-from fovea.http.refusals import BODY_TIMEOUT, HEADER_TIMEOUT, SHUTTING_DOWN, Refusal, malformed
-from fovea.http.rules import Rules
-from fovea.http.scope import Peers, build_scope
-from fovea.http.sockets import has_unread_bytes, peer_is_gone
+from fovea.http.refusals import BODY_TIMEOUT, DEFECT, HEADER_TIMEOUT, SHUTTING_DOWN, Refusal, malformed
 from fovea.http.table import Connections, Entry, Phase
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPScope
+    from uvicorn.server import ServerState
+
+
+_HIDES = re.compile(
+    r"(?:/[^/]*){0,1}/[^/]*%(?:2F|5C)|.*%(?:2[DE]|3[0-9]|[46][1-9A-F]|[57][0-9A]|5F|7E)", re.IGNORECASE
+)
+"""A path that hides a route from the rules of a proxy, as /%61dmin and /admin%2Flive do.
+
+It encodes letters, digits, "-", ".", "_" or "~", which no client does, or a slash in its first two parts,
+where no names are. It is not decoded, so it is no route, and no rule has to know it."""
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+
+
+class Peers(NamedTuple):
+    """The two ends of a connection.
+
+    server, client: address and port; None: unknown.
+    scheme: "http" or "https".
+    """
+
+    server: tuple[str, int | None] | None
+    client: tuple[str, int] | None
+    scheme: str
+
+
+def build_scope(head: ParsedHead, peers: Peers, state: dict[str, Any], proxies: Proxies) -> HTTPScope:
+    """Return the scope of a request.
+
+    state: the application's state; the scope gets a copy.
+    proxies: proxies that may name another client in X-Forwarded-For.
+    """
+    path = head.path.decode("ascii")
+    client = peers.client
+    if client is not None and client[0] in proxies:
+        named = proxies.client(head.headers)
+        client = client if named is None else (named, 0)
+    scope = {
+        "type": "http",
+        "asgi": _ASGI,
+        "http_version": head.version,
+        "server": peers.server,
+        "client": client,
+        "scheme": peers.scheme,
+        "method": head.method,
+        "root_path": "",
+        "path": urllib.parse.unquote(path) if "%" in path and not _HIDES.match(path) else path,
+        "raw_path": head.path,
+        "query_string": head.query,
+        "headers": head.headers,
+        "state": state.copy(),
+    }
+    return cast("HTTPScope", scope)
+
+
+log = logging.getLogger("fovea.server")
+SHORT_BODY = 64 * 1024
+"""Bytes of a body that no route reads, but for which a connection stays open."""
+
+
+class Connection(Protocol):
+    """The connection of a request, which is also the transport that uvicorn's code writes to.
+
+    server_state: the headers of every response.
+    flow: its flow control.
+    entry: what it does now.
+    """
+
+    server_state: ServerState
+    flow: Flow
+    entry: Entry
+
+    @property
+    def body_left(self) -> float:
+        """Bytes of the body that have not arrived; infinite: unknown."""
+        ...
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Write an answer that no route gave, and close."""
+        ...
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        ...
+
+    def on_response_complete(self) -> None:
+        """The answer is complete."""
+        ...
+
+
+class Cycle(RequestResponseCycle):
+    """Receives the body of one request and sends its answer.
+
+    Unlike uvicorn's, it ends the connection after an answer that did not wait for its body, and while the
+    server drains. It never writes a traceback for a request that the server itself has cancelled.
+    """
+
+    def __init__(
+        self, owner: Connection, scope: HTTPScope, *, expect_100_continue: bool, keep_alive: bool
+    ) -> None:
+        """owner: the connection, which also writes and closes.
+
+        scope: the request in ASGI's form.
+        expect_100_continue: whether the client waits for a sign before it sends the body.
+        keep_alive: whether the client lets the connection stay open.
+        """
+        super().__init__(
+            scope=scope,
+            transport=cast(asyncio.Transport, owner),
+            flow=owner.flow,
+            logger=log,
+            access_logger=log,
+            access_log=False,
+            default_headers=owner.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=owner.on_response_complete,
+        )
+        self._owner = owner
+
+    def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
+        if self.disconnected:
+            # Let others run: an application that only sends would otherwise never learn that the client left.
+            return asyncio.sleep(0)
+        if not self.response_started and self.keep_alive and self._is_last():
+            self.keep_alive = False
+        return super().send(message)
+
+    def _is_last(self) -> bool:
+        """Tell whether the connection has to end after this answer."""
+        if self._owner.entry.table.draining:
+            return True
+        unread = self.more_body and self._owner.body_left > SHORT_BODY
+        return unread or (self.more_body and self.waiting_for_100_continue)
+
+    async def run_asgi(self, app: ASGI3Application) -> None:
+        """Run the application for this request. An answer that it leaves out becomes a 500, or a 503."""
+        refusal = DEFECT
+        try:
+            await app(self.scope, cast(Any, self.receive), cast(Any, self.send))
+            if not self.response_complete and not self.disconnected:
+                log.error("%s %s got no complete answer", self.scope["method"], self.scope["path"][:200])
+        except asyncio.CancelledError:
+            refusal = SHUTTING_DOWN
+        except BaseException as error:
+            log.error("%s %s failed", self.scope["method"], self.scope["path"][:200], exc_info=error)
+        self.finish(refusal)
+
+    def finish(self, refusal: Refusal) -> None:
+        """End a request whose application will send nothing more. A complete answer stays as it is."""
+        self.on_response = lambda: None
+        if self.disconnected or self.response_complete:
+            return
+        self.disconnected = True
+        self.message_event.set()
+        if self.response_started:
+            self._owner.abort()
+        else:
+            self.response_started = True
+            self._owner.refuse(refusal)
+
 
 PIPELINED = 8
 """Requests that may wait for the answer to an earlier one on the same connection."""

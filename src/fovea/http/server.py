@@ -7,6 +7,7 @@ here, and a server ends in the order of `drain.py`.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -15,20 +16,72 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
-from fovea.http.drain import CUT_S, Drain, Stage
 from fovea.http.listener import Listener
-from fovea.http.notices import log
+from fovea.http.patience import Rules
 from fovea.http.protocol import HttpProtocol
-from fovea.http.rules import Rules
+from fovea.http.refusals import log
 from fovea.http.settings import HttpSettings
 from fovea.http.table import Connections
 from fovea.http.tls import Certificate
+
+CUT_S = 3.0
+"""Seconds in which errors reach their clients; afterwards the tasks of their requests are cancelled."""
+
+
+class Stage(IntEnum):
+    """The stages of a server's life."""
+
+    SERVING = 0
+    DRAINING = 1
+    CUTTING = 2
+    ENDED = 3
+
+
+class Drain:
+    """The stage of one server.
+
+    stage: changes only in `begin` and `advance`.
+    """
+
+    def __init__(self) -> None:
+        self.stage = Stage.SERVING
+        self._lame_end = math.inf
+        self._drain_end = math.inf
+        self._cut_end = math.inf
+
+    def begin(self, now: float, drain_s: float, lame_duck_s: float) -> None:
+        """Start to drain. A later call has no effect."""
+        if self.stage is Stage.SERVING:
+            self.stage = Stage.DRAINING
+            self._drain_end = now + drain_s
+            self._lame_end = now + lame_duck_s
+
+    def hurry(self, now: float) -> None:
+        """Let all that remains end now, with errors for running requests."""
+        if self.stage is not Stage.SERVING:
+            self._drain_end = min(self._drain_end, now)
+            self._lame_end = min(self._lame_end, now)
+
+    def advance(self, now: float, running: int) -> Stage:
+        """Return the stage at a time.
+
+        running: requests that are being answered.
+        """
+        if self.stage is Stage.DRAINING and running and now >= self._drain_end:
+            self.stage = Stage.CUTTING
+            self._cut_end = now + CUT_S
+        over = self.stage in (Stage.DRAINING, Stage.CUTTING) and now >= self._lame_end
+        if over and (not running or now >= self._cut_end):
+            self.stage = Stage.ENDED
+        return self.stage
+
 
 TICK_S = 0.1
 """Seconds between two looks at deadlines, signals and the engine."""

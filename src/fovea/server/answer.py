@@ -14,8 +14,8 @@ from fastapi import Request
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import Completion, Delta, GenerationRequest
-from fovea.http.errors import ClientGone
-from fovea.server.access.charge import Charge
+from fovea.http.refusals import ClientGone
+from fovea.server.charge import Charge
 from fovea.server.recorder import GenerationRecorder
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState

@@ -15,8 +15,8 @@ from fovea.api.unknown import HEADER
 from fovea.core.errors import Forbidden
 from fovea.core.protocols import EngineClient
 from fovea.http.address import Proxies
-from fovea.http.body_budget import BodyBudget
-from fovea.http.errors import ClientGone
+from fovea.http.bodies import BodyBudget
+from fovea.http.refusals import ClientGone
 from fovea.http.settings import HttpSettings
 from fovea.http.table import Connections
 from fovea.media.fetch.cache import FetchCache
@@ -30,15 +30,13 @@ from fovea.observe.metrics import Metrics
 from fovea.observe.slow import SlowRequests
 from fovea.observe.tracing.tracer import open_tracer
 from fovea.server import errors
-from fovea.server.access.access import Access
-from fovea.server.access.forbidden import on_forbidden
-from fovea.server.access.shares import divide_caches
-from fovea.server.batches.runner import BatchRunner
-from fovea.server.batches.store import BatchStore
-from fovea.server.bodies.answers import OneLineResponse
+from fovea.server.access import Access
+from fovea.server.batch_runner import BatchRunner
+from fovea.server.batch_store import BatchStore
 from fovea.server.drawing import Drawing
-from fovea.server.garbage import collect_regularly
+from fovea.server.errors import on_forbidden
 from fovea.server.guard import Guard
+from fovea.server.json_answers import OneLineResponse
 from fovea.server.open_answers import OpenAnswers
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore
@@ -58,9 +56,24 @@ from fovea.server.routes import (
     responses,
 )
 from fovea.server.routes import images as images_api
+from fovea.server.run import collect_regularly
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState, tenant_of_salt
 from fovea.server.tracking import Tracking
+
+
+def divide_caches(state: ServerState) -> None:
+    """Bound the entries of every client by its `cache_share`, if the caches are separated by keys.
+
+    Without separation no entry belongs to one client.
+    """
+    if state.settings.cache_scope != "key":
+        return
+    share = state.access.share_of
+    state.fetch_cache.cache.divide(lambda key, _: tenant_of_salt(key[0]), share)
+    state.decoded_cache.cache.divide(lambda key, _: tenant_of_salt(key[0]), share)
+    state.image_store.cache.divide(lambda _, stored: stored.tenant, share)
+
 
 EXPOSED = ("x-request-id", "retry-after", HEADER)
 """Headers of answers that pages of other origins may read."""

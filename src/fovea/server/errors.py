@@ -12,11 +12,11 @@ from starlette.routing import Match
 
 from fovea.api.bodies.errors import DEFECT, error_body, error_headers
 from fovea.api.explain import explain, shorten
-from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, InvalidRequest, NotFound
-from fovea.http.errors import MethodNotAllowed
+from fovea.core.errors import DeadlineExceeded, EngineError, Forbidden, FoveaError, InvalidRequest, NotFound
+from fovea.http.refusals import MethodNotAllowed
 from fovea.observe.metrics import Metrics
-from fovea.server.access.caller import Caller
-from fovea.server.bodies.answers import OneLineResponse
+from fovea.server.clients import Caller
+from fovea.server.json_answers import OneLineResponse
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 log = logging.getLogger("fovea.server")
@@ -97,3 +97,10 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_defect)
+
+
+async def on_forbidden(request: Request, error: Exception) -> JSONResponse:
+    """Answer like any other error, and leave its code for the middleware, which sees only the status."""
+    assert isinstance(error, Forbidden)
+    request.scope["state"]["forbidden"] = error.code
+    return refusal(error, request.app.state.fovea.metrics)

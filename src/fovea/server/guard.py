@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea.core.errors import FoveaError, Unavailable
 from fovea.observe.trail import Trail
-from fovea.server.access.exchange import Exchange
-from fovea.server.access.rules import is_limited, is_measured, is_poll
-from fovea.server.batches.call import CALLER
+from fovea.server.access import is_limited, is_measured, is_poll
+from fovea.server.batch_runner import CALLER
 from fovea.server.errors import refusal
+from fovea.server.exchange import Exchange
 from fovea.server.state import ServerState
 
 CLIENT_GONE = 499

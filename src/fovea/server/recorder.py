@@ -6,7 +6,7 @@ import time
 
 from fovea.core.errors import EngineError, FoveaError
 from fovea.core.types import Delta, GenerationRequest, Usage
-from fovea.server.access.caller import Caller
+from fovea.server.clients import Caller
 from fovea.server.state import ServerState
 
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.core.protocols import EngineClient
-from fovea.server.access.caller import Caller
-from fovea.server.access.client import RATE_LIMIT
+from fovea.server.clients import RATE_LIMIT, Caller
 
 
 @dataclass(slots=True)

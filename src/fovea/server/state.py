@@ -16,7 +16,7 @@ from fovea import __version__
 from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
-from fovea.http.body_budget import BodyBudget
+from fovea.http.bodies import BodyBudget
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
@@ -24,18 +24,17 @@ from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
 from fovea.observe.profiler import Profiler
 from fovea.observe.trail import Trail
-from fovea.server.access.access import Access
-from fovea.server.access.caller import Caller
-from fovea.server.batches.store import BatchStore
+from fovea.server.access import Access
+from fovea.server.batch_store import BatchStore
+from fovea.server.clients import Caller
 from fovea.server.drawing import Drawing
-from fovea.server.in_flight import InFlight
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings
-from fovea.server.tracking import Tracking
+from fovea.server.tracking import InFlight, Tracking
 
 if TYPE_CHECKING:  # it calls the application, of which this is a part
-    from fovea.server.batches.runner import BatchRunner
+    from fovea.server.batch_runner import BatchRunner
 
 _REASONS = {
     "loading": "the model is still loading",

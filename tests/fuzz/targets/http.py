@@ -15,8 +15,8 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from fovea.http.patience import Rules
 from fovea.http.protocol import HttpProtocol
-from fovea.http.rules import Rules
 from fovea.http.settings import HttpSettings
 from fovea.http.table import Connections
 from tests.fuzz.refusals import note

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fovea.access.keyfile import parse_key_file
+from fovea.access.keys import parse_key_file
 from fovea.core.settings import settings_of, type_in_words
 from fovea.gateway.tenants.limits import TenantLimits
 from fovea.gateway.tenants.settings import AccountSettings

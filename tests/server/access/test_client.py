@@ -12,10 +12,8 @@ from fovea.api.bodies.errors import error_headers
 from fovea.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Message, TextPart, TokenPrompt, Usage
-from fovea.server.access.caller import Caller
-from fovea.server.access.charge import Charge
-from fovea.server.access.client import Client
-from fovea.server.access.limits import Limits
+from fovea.server.charge import Charge
+from fovea.server.clients import Caller, Client, Limits
 from tests.core.test_ledger import Clock
 
 

@@ -14,10 +14,9 @@ import pytest
 
 from fovea import Engine
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
-from fovea.server.access.caller import Caller
-from fovea.server.access.exchange import duration
-from fovea.server.access.limits import Limits
 from fovea.server.app import create_app
+from fovea.server.clients import Caller, Limits
+from fovea.server.exchange import duration
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import Json, Server, chat, data_url, image, picture, running, until, user

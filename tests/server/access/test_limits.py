@@ -13,7 +13,7 @@ import pytest
 
 from fovea import Engine
 from fovea.access.bucket import TokenBucket
-from fovea.server.access.client import Client
+from fovea.server.clients import Client
 from fovea.server.settings import ServerSettings
 from tests.core.test_ledger import Clock
 from tests.server.access.test_access import entry

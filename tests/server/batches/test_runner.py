@@ -14,12 +14,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from fovea.core.errors import InvalidRequest, Unavailable
-from fovea.server.access.caller import Caller
-from fovea.server.batches import runner as runner_module
-from fovea.server.batches.call import CALLER, call
-from fovea.server.batches.lines import check_lines
-from fovea.server.batches.runner import BatchRunner, batch_list
-from fovea.server.batches.store import BatchStore, Record, read_lines
+from fovea.server import batch_runner as runner_module
+from fovea.server.batch_runner import CALLER, BatchRunner, batch_list, call, check_lines
+from fovea.server.batch_store import BatchStore, Record, read_lines
+from fovea.server.clients import Caller
 
 CHAT = "/v1/chat/completions"
 Answer = Callable[[str], Awaitable[tuple[int, dict[str, str]]]]

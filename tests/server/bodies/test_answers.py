@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fovea.api.bodies.chat import ChatBodies
 from fovea.api.bodies.text import CompletionBodies
 from fovea.core.types import Completion, StageTimings, TokenLogprob, Usage
-from fovea.server.bodies.answers import BATCH, OneLineResponse, answer_response, json_pieces
+from fovea.server.json_answers import BATCH, OneLineResponse, answer_response, json_pieces
 from tests.support.thorough import examples
 
 LEAVES = (

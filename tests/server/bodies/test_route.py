@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
-from fovea.http.body_budget import FREE
+from fovea.http.bodies import FREE
 from fovea.server.app import create_app
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script

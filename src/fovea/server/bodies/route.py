@@ -28,8 +28,7 @@ from fovea.api.schema import ChatRequest, TokenizeRequest
 from fovea.api.unknown import HEADER, header, ignored_fields
 from fovea.api.wire import MAX_ITEMS, Wire, check_count
 from fovea.core.errors import InvalidRequest
-from fovea.http.body_budget import Claim
-from fovea.http.json_body import check_body_headers, receive_body
+from fovea.http.bodies import Claim, check_body_headers, receive_body
 from fovea.server.state import caller_of, state_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

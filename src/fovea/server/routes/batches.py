@@ -9,9 +9,8 @@ from pydantic import Field
 
 from fovea.api.content import NO_EFFECT
 from fovea.api.wire import Body, Word
-from fovea.server.batches.lines import ENDPOINTS
-from fovea.server.batches.runner import BatchRunner, batch_list
-from fovea.server.batches.store import public
+from fovea.server.batch_runner import ENDPOINTS, BatchRunner, batch_list
+from fovea.server.batch_store import public
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.routes.files import store_of

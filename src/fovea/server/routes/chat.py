@@ -21,11 +21,11 @@ from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Prompt
 from fovea.dialects.dialect import dialect_of
 from fovea.dialects.grammar import request_format
+from fovea.server import json_answers
 from fovea.server.answer import Deadline, collect_answer, while_connected
-from fovea.server.bodies import answers
-from fovea.server.bodies.answers import answer_response
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import GENERATES
+from fovea.server.json_answers import answer_response
 from fovea.server.media import image_paths, load_media
 from fovea.server.state import CacheScope, ServerState, cache_scope_of, state_of
 from fovea.server.streaming import Bodies, stream_response
@@ -37,7 +37,7 @@ MOST_IDENTITIES = 16
 router = APIRouter(route_class=BodyRoute)
 
 
-class ChatWriter(answers.Bodies, Bodies, Protocol):
+class ChatWriter(json_answers.Bodies, Bodies, Protocol):
     """Writer of complete answers and of streams, in the form of one API."""
 
 

@@ -16,9 +16,9 @@ from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion, GenerationRequest, Prompt, TextPrompt
 from fovea.server.answer import collect_answer, while_connected
-from fovea.server.bodies.answers import answer_response
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import GENERATES
+from fovea.server.json_answers import answer_response
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState, cache_scope_of, state_of
 from fovea.server.streaming import stream_response

@@ -13,9 +13,9 @@ from starlette.formparsers import MultiPartException
 from starlette.types import Message
 
 from fovea.core.errors import InvalidRequest, NotFound, PayloadTooLarge
-from fovea.http.errors import ClientGone
-from fovea.server.batches.runner import batch_list
-from fovea.server.batches.store import BatchStore, public, writing
+from fovea.http.refusals import ClientGone
+from fovea.server.batch_runner import batch_list
+from fovea.server.batch_store import BatchStore, public, writing
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.state import ServerState, state_of
 

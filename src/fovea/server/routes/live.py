@@ -18,9 +18,9 @@ from fastapi.responses import JSONResponse
 
 from fovea import __version__
 from fovea.server.docs import NAMED
-from fovea.server.in_flight import Flight, InFlight, quantile
 from fovea.server.routes.caches import stages
 from fovea.server.state import ServerState, state_of
+from fovea.server.tracking import Flight, InFlight, quantile
 
 router = APIRouter()
 MOST_REQUESTS, MOST_TENANTS, MOST_SLOW = 100, 100, 25

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from fovea.api.explain import shorten
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
-from fovea.http.errors import ClientGone
+from fovea.http.refusals import ClientGone
 from fovea.media.pdf.pages import PageRange
 from fovea.media.sandbox.documents import DocumentPages
 from fovea.server.answer import Deadline, while_connected

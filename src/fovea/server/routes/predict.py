@@ -18,10 +18,10 @@ from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.api.wire import Body
 from fovea.core.errors import InvalidRequest
 from fovea.server.answer import while_connected
-from fovea.server.batches.call import Reply, call
-from fovea.server.bodies.answers import OneLineResponse
+from fovea.server.batch_runner import Reply, call
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, GENERATES
+from fovea.server.json_answers import OneLineResponse
 from fovea.server.routes.chat import chat_completions
 from fovea.server.routes.completions import completions
 from fovea.server.state import caller_of

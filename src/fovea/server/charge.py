@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Prompt, TextPart, TextPrompt, Usage
-from fovea.server.access.caller import Caller
+from fovea.server.clients import Caller
 
 BYTES_PER_TOKEN = 4
 """Usual bytes of text per token."""

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from fovea.access.bucket import TokenBucket
 from fovea.access.log import request_id
 from fovea.observe.tracing.request import RequestEnd
-from fovea.server.access.caller import Caller
+from fovea.server.clients import Caller
 
 LONGEST_PATH = 200
 LONGEST_CLIENT = 64
