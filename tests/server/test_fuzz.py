@@ -66,7 +66,7 @@ def http(fuzzed: Server) -> Iterator[httpx.Client]:
 
 PDF_BODIES = 'schemathesis.serializer.alias("application/pdf", "application/octet-stream")'
 exec(PDF_BODIES)
-DESCRIPTION = create_app(Script()).openapi()
+DESCRIPTION = create_app(Script()).description
 OPERATIONS = [
     (path, method)
     for path, operations in DESCRIPTION["paths"].items()

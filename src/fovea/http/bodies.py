@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from email.message import Message
+from email.message import Message as MediaType
 from typing import Any
 
 from fovea.api.cutter import Cutter
@@ -37,21 +37,25 @@ class BodyBudget:
         self.largest = largest
         self.held = 0
         self.refused = 0
-        self._claims: dict[int, Claim] = {}
+        self._claims: dict[Claim, None] = {}
 
-    @contextmanager
-    def claim(self, owner: str, refuse: Callable[[], None]) -> Iterator[Claim]:
-        """Count one body until the block ends.
+    def begin(self, owner: str, refuse: Callable[[], None]) -> Claim:
+        """Count one body until `Claim.end`.
 
         owner: the client. refuse: called if the body has to give way, while it is arriving.
         """
         claim = Claim(self, owner, refuse)
-        self._claims[id(claim)] = claim
+        self._claims[claim] = None
+        return claim
+
+    @contextmanager
+    def claim(self, owner: str, refuse: Callable[[], None]) -> Iterator[Claim]:
+        """Count one body until the block ends."""
+        claim = self.begin(owner, refuse)
         try:
             yield claim
         finally:
-            claim.release()
-            del self._claims[id(claim)]
+            claim.end()
 
     def overloaded(self) -> Overloaded:
         """The error for a body that had to give way."""
@@ -71,6 +75,10 @@ class BodyBudget:
             "bodies_refused": self.refused,
         }
 
+    def end(self, claim: Claim) -> None:
+        """Count a body no longer."""
+        self._claims.pop(claim, None)
+
     def make_room(self) -> None:
         """Refuse arriving bodies until the others fit."""
         while self.held > self.capacity and (victim := self._victim()) is not None:
@@ -78,9 +86,9 @@ class BodyBudget:
             victim.give_way()
 
     def _victim(self) -> Claim | None:
-        arriving = [claim for claim in self._claims.values() if claim.arriving and claim.size]
+        arriving = [claim for claim in self._claims if claim.arriving and claim.size]
         owners: dict[str, int] = {}
-        for claim in self._claims.values():
+        for claim in self._claims:
             owners[claim.owner] = owners.get(claim.owner, 0) + claim.size
         heavy = [claim for claim in arriving if 2 * owners[claim.owner] > self.held]
         return max(heavy or arriving, key=lambda claim: claim.size, default=None)
@@ -126,6 +134,11 @@ class Claim:
         self.arriving = False
         self._grow(-self.size)
 
+    def end(self) -> None:
+        """Give everything back, because the request has ended."""
+        self.release()
+        self._budget.end(self)
+
     def give_way(self) -> None:
         """Give everything back and stop the request."""
         self.refused = True
@@ -137,8 +150,12 @@ class Claim:
         self._budget.held += count
 
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 """Returns the next message of a request, as ASGI's `receive`."""
+Send = Callable[[Message], Awaitable[None]]
+"""Sends a part of the answer, as ASGI's `send`."""
 MIB = 1024 * 1024
 SLICE = 64 * 1024
 """Bytes that are cut between two passes of the event loop, a millisecond or two at most."""
@@ -200,7 +217,7 @@ async def receive_body(receive: Receive, claim: Claim, budget: BodyBudget) -> Cu
 
 
 def _is_json(content_type: str) -> bool:
-    kind = Message()
+    kind = MediaType()
     kind["content-type"] = content_type or "text/plain"
     subtype = kind.get_content_subtype()
     return kind.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))

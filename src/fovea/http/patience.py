@@ -18,8 +18,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from uvicorn.protocols.http.flow_control import FlowControl
-
 from fovea.http.address import Proxies
 from fovea.http.refusals import Notices
 from fovea.http.settings import HttpSettings
@@ -29,7 +27,7 @@ KIB = 1024
 
 
 class Rules:
-    """Limits in bytes and seconds.
+    """Limits in bytes and seconds, and what the connections of one server share.
 
     header_bytes, url_bytes: longest request line with headers, and longest target.
     max_headers: most headers.
@@ -37,20 +35,9 @@ class Rules:
     rate: bytes that give a body or an answer one more second.
     proxies: proxies whose X-Forwarded-For is believed.
     notices: writes the log.
+    headers: of every answer.
+    tasks: of the requests that are being answered.
     """
-
-    __slots__ = (
-        "body_s",
-        "header_bytes",
-        "header_s",
-        "keep_alive_s",
-        "max_headers",
-        "notices",
-        "proxies",
-        "rate",
-        "url_bytes",
-        "write_s",
-    )
 
     def __init__(self, settings: HttpSettings) -> None:
         self.header_bytes = settings.max_header_kib * KIB
@@ -63,6 +50,8 @@ class Rules:
         self.rate = settings.least_rate_kib * KIB
         self.proxies = Proxies(settings.trusted_proxies)
         self.notices = Notices()
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.tasks: set[asyncio.Task[None]] = set()
 
 
 _GONE = frozenset({0, 7, 8, 9, 11})
@@ -153,15 +142,21 @@ class Patience:
         return self.resume(now, transferred)
 
 
-class Flow(FlowControl):
-    """Pauses reading and writing as uvicorn's flow control does, and measures both.
+class Flow:
+    """Pauses reading and writing, and measures how long the client lets the server wait.
 
     sent: bytes that were handed to the transport.
+    read_paused: whether the server does not read for now.
+    write_paused: whether the client reads too slowly, so that nothing more is to be written for now.
     """
 
     def __init__(self, transport: asyncio.Transport, entry: Entry, rules: Rules) -> None:
-        super().__init__(transport)
         self.sent = 0
+        self.read_paused = False
+        self.write_paused = False
+        self._transport = transport
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._entry = entry
         self._reading = Patience(rules.body_s, rules.rate)
         self._writing = Patience(rules.write_s, rules.rate)
@@ -205,28 +200,38 @@ class Flow(FlowControl):
         """Return the time until which the client has to read more of the answer; infinite: it reads."""
         return self._writing.charge(now, self._read_by_client()) if self.write_paused else math.inf
 
+    async def drain(self) -> None:
+        """Wait until there is room for more of the answer."""
+        await self._writable.wait()
+
     def pause_reading(self) -> None:
+        """Stop reading."""
         if not self.read_paused:
-            self._entry.unread = True
+            self.read_paused = self._entry.unread = True
             self._paused_at = time.monotonic()
-        super().pause_reading()
+            self._transport.pause_reading()
 
     def resume_reading(self) -> None:
+        """Read again."""
         if self.read_paused:
-            self._entry.unread = False
+            self.read_paused = self._entry.unread = False
             self._reading.skip(time.monotonic() - self._paused_at)
-        super().resume_reading()
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
+        """Note that the write buffer is full."""
         if not self.write_paused:
-            super().pause_writing()
+            self.write_paused = True
+            self._writable.clear()
             self._entry.write_deadline = self._writing.resume(time.monotonic(), self._read_by_client())
 
     def resume_writing(self) -> None:
+        """Note that the write buffer has room."""
         if self.write_paused:
+            self.write_paused = False
             self._writing.charge(time.monotonic(), self._read_by_client())
             self._entry.write_deadline = math.inf
-        super().resume_writing()
+            self._writable.set()
 
     def _read_by_client(self) -> int:
         """Bytes that have reached the client: neither in the write buffer nor in the kernel's."""

@@ -22,10 +22,17 @@ class ClientGone(Exception):
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The route exists, but not for this HTTP method."""
+    """The route exists, but not for this HTTP method.
+
+    allow: the methods that are accepted, for the header of that name.
+    """
 
     status = 405
     default_code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.allow = tuple(allow)
 
 
 class Refusal(NamedTuple):

@@ -14,86 +14,22 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from starlette.types import ASGIApp, Message, Scope
-
-from fovea.api.bodies.errors import DEFECT, error_body
 from fovea.api.cutter import Cut, Cutter
 from fovea.api.wire import check_count
-from fovea.core.errors import EngineError, FoveaError, InvalidRequest
+from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.json_lines import is_blank, parse_object
 from fovea.server.batch_store import OWNER, BatchStore, Record, read_lines
 from fovea.server.clients import Caller
+from fovea.server.request import Reply
 
 log = logging.getLogger("fovea.server")
-CALLER = "fovea.caller"
-"""Key of the ASGI scope with the caller of such a call. Nothing that arrives by the network sets it."""
-
-
-class Reply(NamedTuple):
-    """The answer to a call.
-
-    retry_after: seconds of the header Retry-After; None: there is none.
-    """
-
-    status: int
-    body: bytes
-    request_id: str
-    retry_after: float | None
-
-
-async def call(app: ASGIApp, path: str, body: bytes, caller: Caller) -> Reply:
-    """Send a request to a route of the application, and return its answer."""
-    scope: Scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"x-request-id", caller.request_id.encode()),
-        ],
-        "client": None,
-        "server": None,
-        CALLER: caller,
-    }
-    requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    status, headers, parts = 500, dict[bytes, bytes](), list[bytes]()
-
-    async def receive() -> Message:
-        if requests:
-            return requests.pop()
-        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # never leaves
-
-    async def send(message: Message) -> None:
-        nonlocal status, headers
-        if message["type"] == "http.response.start":
-            status, headers = message["status"], dict(message["headers"])
-        else:
-            parts.append(message.get("body", b""))
-
-    try:
-        await app(scope, receive, send)
-    except Exception as error:  # the application has answered with status 500, or has not answered
-        log.error("a request from within failed", exc_info=error)
-        if not parts:
-            status, headers = 500, {}
-            parts.append(json.dumps(error_body(EngineError(DEFECT))).encode())
-    wait = headers.get(b"retry-after", b"").decode()
-    request_id = headers.get(b"x-request-id", b"").decode()
-    return Reply(status, b"".join(parts), request_id, float(wait) if wait.isdecimal() else None)
-
-
+Call = Callable[[str, bytes, Caller, str], Awaitable[Reply]]
+"""Answers a request from within: `App.call`, with its path, its body, who sends it, and its id."""
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 MAX_LINES = 50_000
 MOST_ERRORS = 50
@@ -212,14 +148,15 @@ RETRY_S = 2.0
 class BatchRunner:
     """Runs the batches of one server. For the event loop's thread.
 
+    call: answers one request.
     caller_of: returns a new caller for a client's name; None: its key is gone.
     parallel: requests that are answered at a time, of all clients together.
     """
 
     def __init__(
-        self, app: ASGIApp, store: BatchStore, caller_of: Callable[[str], Caller | None], parallel: int
+        self, call: Call, store: BatchStore, caller_of: Callable[[str], Caller | None], parallel: int
     ) -> None:
-        self._app = app
+        self._send = call
         self._store = store
         self._caller_of = caller_of
         self._parallel = parallel
@@ -373,8 +310,8 @@ class BatchRunner:
             caller = self._caller_of(record[OWNER])
             if caller is None:
                 raise InvalidRequest("the key that created the batch is no longer valid", code="key_gone")
-            caller.request_id = f"{record['id'][:20]}-{uuid.uuid4().hex[:12]}"
-            return await call(self._app, record["endpoint"], line.body, caller)
+            request_id = f"{record['id'][:20]}-{uuid.uuid4().hex[:12]}"
+            return await self._send(record["endpoint"], line.body, caller, request_id)
 
     def _answered(self, record: Record) -> set[str]:
         """The names of the requests that are answered already. Counts them, too."""

@@ -1,4 +1,8 @@
-"""Follows the requests of a server, and makes traces and the log of slow requests from their trails."""
+"""Follows the requests of a server: those that the engine has now, their traces, and the slow ones.
+
+The page for operators shows what the engine has and the latest times to first token. A generation is known
+from the moment at which it is handed to the engine until its answer ends. Nothing of its content is kept.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, ImagePart, Prompt, TextPart, TextPrompt
 from fovea.observe.slow import SlowRequests, row_of, ttft_of
@@ -14,78 +19,53 @@ from fovea.observe.tracing.request import LONGEST_TEXT, RequestEnd, spans_of
 from fovea.observe.tracing.tracer import Tracer
 from fovea.observe.trail import Content, Run, Trail
 
+if TYPE_CHECKING:  # a generation is tracked here
+    from fovea.server.generation import Generation
+
 SAMPLES = 1024
 """Times to first token that are kept at most."""
 
 
-class Flight:
-    """One request that the engine has.
-
-    number: differs from that of all other requests since the server started.
-    id: its request id, which logs and responses name, too.
-    caller: name of its client.
-    images: images and videos in its prompt.
-    choices: answers that it asks for.
-    started: time of the clock at which the engine got it.
-    tokens: tokens that were generated so far, of all choices.
-    generating: whether it has its first token.
-    """
-
-    __slots__ = ("caller", "choices", "generating", "id", "images", "number", "started", "tokens")
-
-    def __init__(self, number: int, id: str, caller: str, images: int, choices: int, started: float) -> None:
-        self.number = number
-        self.id = id
-        self.caller = caller
-        self.images = images
-        self.choices = choices
-        self.started = started
-        self.tokens = 0
-        self.generating = False
-
-
 class InFlight:
-    """All requests that the engine has. Not thread-safe: use it from the event loop's thread.
+    """All generations that the engine has. Not thread-safe: use it from the event loop's thread.
 
     first_tokens, first_token_seconds: number and sum of the times to first token since the server started.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.first_tokens = 0
         self.first_token_seconds = 0.0
         self._entered = 0
-        self._flights: dict[Flight, None] = {}
+        self._generations: dict[Generation, None] = {}
         self._latest: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._generations)
 
-    def __iter__(self) -> Iterator[Flight]:
-        """Iterate over the requests, oldest first."""
-        return iter(self._flights)
+    def __iter__(self) -> Iterator[Generation]:
+        """Iterate over the generations, oldest first."""
+        return iter(self._generations)
 
-    def enter(self, id: str, caller: str, images: int, choices: int) -> Flight:
-        """Add a request that is handed to the engine now."""
+    def add(self, generation: Generation) -> int:
+        """Add a generation that is handed to the engine now, and return its number."""
         self._entered += 1
-        flight = Flight(self._entered, id, caller, images, choices, self.clock())
-        self._flights[flight] = None
-        return flight
+        self._generations[generation] = None
+        return self._entered
 
-    def leave(self, flight: Flight) -> None:
-        """Remove a request whose answer has ended."""
-        del self._flights[flight]
+    def remove(self, generation: Generation) -> None:
+        """Remove a generation that has ended."""
+        del self._generations[generation]
 
-    def begin_answer(self, flight: Flight, seconds: float) -> None:
-        """Note that a request has its first token. seconds: time from its arrival until now."""
-        flight.generating = True
+    def count_first_token(self, seconds: float) -> None:
+        """Count a time to first token: seconds from the request's arrival until now."""
         self.first_tokens += 1
         self.first_token_seconds += seconds
         self._latest.append((self.clock(), seconds))
 
     def per_caller(self) -> Counter[str]:
-        """Return how many requests each client has."""
-        return Counter(flight.caller for flight in self._flights)
+        """Return how many generations each client has."""
+        return Counter(generation.caller for generation in self._generations)
 
     def first_token_times(self, window_s: float) -> list[float]:
         """Return the times to first token of the last `window_s` seconds in ascending order.
@@ -124,8 +104,8 @@ class Tracking:
         context = None if self.tracer is None else self.tracer.begin(headers, parent)
         return Trail(time.perf_counter(), time.time(), context, recorded_id(context, parent))
 
-    def start(self, trail: Trail | None, request: GenerationRequest, model: str) -> Run:
-        """Note that the engine gets a generation now. trail: of its HTTP request; None: it has none."""
+    def start(self, trail: Trail, request: GenerationRequest, model: str) -> Run:
+        """Note that the engine gets a generation now. trail: of its HTTP request."""
         run = Run(
             request.id,
             model,
@@ -135,10 +115,9 @@ class Tracking:
             request.media_decode_s,
             _sizes(request.prompt),
         )
-        if trail is not None:
-            trail.runs.append(run)
-            if self._content and trail.context is not None:
-                run.content = Content(_text(request.prompt))
+        trail.runs.append(run)
+        if self._content and trail.context is not None:
+            run.content = Content(_text(request.prompt))
         return run
 
     def note(self, run: Run, delta: Delta, now: float) -> None:
