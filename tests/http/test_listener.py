@@ -120,7 +120,7 @@ def test_one_address_gets_its_share_only() -> None:
 
 @pytest.mark.parametrize(("proxy", "named"), [("127.0.0.0/8", "192.0.2.7"), ("10.0.0.0/8", "127.0.0.1")])
 def test_only_a_trusted_proxy_names_the_client(proxy: str, named: str) -> None:
-    """uvicorn believed X-Forwarded-For of everybody on the same machine."""
+    """X-Forwarded-For of everybody on the same machine was believed."""
     with hosting(max_connections_per_address=1, trusted_proxies=(proxy,)) as host:
         host.app.router.add(Route("GET", "/who", who))
         one = host.connect(get("/who", "X-Forwarded-For: 6.6.6.6, 192.0.2.7"))

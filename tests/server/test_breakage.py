@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from starlette.types import Message
 
 from fovea.core.errors import CheckpointError, DeadlineExceeded, EngineError, Unavailable
 from fovea.core.protocols import EngineStatus
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
+from fovea.http.bodies import Message
 from fovea.server.app import create_app
 from tests.server.scripted import Script
 from tests.server.support import chat

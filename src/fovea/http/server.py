@@ -1,7 +1,11 @@
-"""uvicorn's server with our own listener, limits and end.
+"""A server on its listening sockets: its deadlines, signals, and the order in which it ends.
 
-uvicorn runs the application's lifespan and answers requests. Connections are accepted, counted and timed out
-here, and a server ends in the order of `drain.py`.
+SERVING    until a signal arrives or the engine dies
+DRAINING   the port is open and new requests get 503; running requests have `drain_s` seconds. It lasts at
+           least `lame_duck_s` seconds, in which load balancers notice it
+CUTTING    running requests get an error, streams as their last event; the port stays open for the rest of
+           `lame_duck_s`
+ENDED      the port closes
 """
 
 from __future__ import annotations
