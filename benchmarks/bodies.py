@@ -24,8 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 MIB = 1024 * 1024
 CHAT, TEXT, IMAGES = "/v1/chat/completions", "/v1/completions", "/v1/images"
 Make = Callable[[int], bytes]
@@ -120,25 +118,18 @@ def unknown_fields() -> dict[str, Any]:
 
 
 class Heartbeat:
-    """Middleware that answers /stall with the longest stall since the last time, and passes on the rest."""
+    """Answers /stall with the longest stall since the last time."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
         self._worst = (0.0, 0.0)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("path") != "/stall":
-            await self._app(scope, receive, send)
-            return
+    async def answer(self, request: Any) -> dict[str, float]:
         if self._task is None:
             self._task = asyncio.create_task(self._beat())
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        answer = json.dumps({"wall": self._worst[0], "cpu": self._worst[1], "peak_mib": peak}).encode()
-        headers = [(b"content-length", str(len(answer)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
-        self._worst = (0.0, 0.0)
+        worst, self._worst = self._worst, (0.0, 0.0)
+        return {"wall": worst[0], "cpu": worst[1], "peak_mib": peak}
 
     async def _beat(self) -> None:
         while True:
@@ -154,10 +145,11 @@ def serve_simulation(port: int) -> None:
     from fovea.engine.simulate.serving import SimulatedEngine
     from fovea.planner.cost import CostModel
     from fovea.server.app import create_app
+    from fovea.server.routing import Route
     from fovea.server.run import serve
 
     app = create_app(SimulatedEngine(EngineConfig(), CostModel()))
-    app.add_middleware(Heartbeat)
+    app.router.add(Route("GET", "/stall", Heartbeat().answer))
     serve(app, "127.0.0.1", port)
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fovea import Engine
-from fovea.server.garbage import keep_for_life
+from fovea.server.run import keep_for_life
 
 QUESTION = "Count from one to a thousand, please."
 WORDS = "one two three four five six seven eight nine ten"

@@ -137,10 +137,10 @@ def http_routes() -> str:
 def _server_routes() -> list[str]:
     lines = []
     for module in pkgutil.iter_modules(routes.__path__):
-        router = getattr(importlib.import_module(f"{routes.__name__}.{module.name}"), "router", None)
-        for route in router.routes if router is not None else ():
-            methods = ",".join(sorted(route.methods - {"HEAD"}))
-            lines.append(f"`{methods} {_named(route.path)}`: {_first(route.endpoint)}")
+        found = getattr(importlib.import_module(f"{routes.__name__}.{module.name}"), "routes", None)
+        for route in found.all if found is not None else ():
+            if route.method != "HEAD":
+                lines.append(f"`{route.method} {_named(route.path)}`: {_first(route.handle)}")
     return sorted(lines, key=lambda line: line.split()[1])
 
 

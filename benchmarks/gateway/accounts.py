@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fovea.access.keyfile import PREFIX, digest
+from fovea.access.keys import PREFIX, digest
 from fovea.gateway.amounts import Amounts
 from fovea.gateway.tenants.accounts import Accounts
 from fovea.gateway.tenants.keys import Tenants

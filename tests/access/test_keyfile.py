@@ -8,10 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from fovea.access.keyfile import check_private, digest, new_key, parse_key_file, read_key_file
-from fovea.access.keys import Keys, keys_of_file, keys_of_flags, tenant_of_client, tenant_of_key
+from fovea.access.keys import (
+    Keys,
+    check_private,
+    digest,
+    keys_of_file,
+    keys_of_flags,
+    new_key,
+    parse_key_file,
+    read_key_file,
+    tenant_of_client,
+    tenant_of_key,
+)
 from fovea.core.errors import ConfigError
-from fovea.server.access.limits import NO_LIMITS, Limits
+from fovea.server.clients import NO_LIMITS, Limits
 
 HASH = "sha256:" + hashlib.sha256(b"key").hexdigest()
 OTHER = "sha256:" + hashlib.sha256(b"other").hexdigest()

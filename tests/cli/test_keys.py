@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fovea.access.keyfile import digest, read_key_file
+from fovea.access.keys import digest, read_key_file
 from fovea.gateway.tenants.limits import TenantLimits
-from fovea.server.access.limits import Limits
+from fovea.server.clients import Limits
 from tests.cli.support import Caller
 
 

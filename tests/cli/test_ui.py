@@ -14,7 +14,7 @@ import uvloop
 from fovea.cli import ui
 from fovea.core.errors import ConfigError
 from fovea.server.app import create_app
-from fovea.server.background import serving
+from fovea.server.run import serving
 from fovea.server.settings import ServerSettings
 from tests.cli.support import Caller, finish, interrupt, start
 from tests.server.scripted import talker

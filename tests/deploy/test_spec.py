@@ -10,7 +10,7 @@ from fovea.deploy.read import KnownSettings, read_spec, spec_of
 from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis, Stop
 from fovea.gateway.settings import GatewaySettings
-from fovea.server.bodies.settings import BodySettings
+from fovea.server.settings import BodySettings
 from tests.deploy.specs import FULL
 
 KNOWN = KnownSettings(("max_queue", "host"), ("workers",))

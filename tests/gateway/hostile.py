@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from fovea.access.keyfile import digest
+from fovea.access.keys import digest
 from fovea.gateway.app import Gateway
 from fovea.gateway.build import Setup, create_gateway
 from fovea.gateway.config import BackendConfig, Tables

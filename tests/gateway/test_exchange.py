@@ -19,9 +19,8 @@ from fovea.core.errors import (
     Unavailable,
 )
 from fovea.gateway.exchange import Exchange
-from fovea.http.body_budget import BodyBudget
-from fovea.http.errors import ClientGone
-from fovea.http.json_body import UnsupportedEncoding
+from fovea.http.bodies import BodyBudget, UnsupportedEncoding
+from fovea.http.refusals import ClientGone
 from tests.gateway.samples import run
 
 MIB = 1024 * 1024

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvloop
-from fastapi import FastAPI
 
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.http.table import Phase
-from fovea.server.app import create_app
-from fovea.server.background import serving
+from fovea.server.app import App, create_app
+from fovea.server.request import Request
+from fovea.server.routing import Route
+from fovea.server.run import serving
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import PATIENCE
@@ -142,7 +143,7 @@ class Host:
     """A running server. script: its engine."""
 
     url: str
-    app: FastAPI
+    app: App
     script: Script
     wires: list[Wire] = field(default_factory=list)
 
@@ -162,11 +163,34 @@ class Host:
         return self.connect(*request).answer()
 
     def open_connections(self) -> int:
-        return len(self.app.state.connections)
+        return len(self.app.connections)
 
     def count(self, name: str, **labels: str) -> float:
         """The value of a metric."""
-        return self.app.state.fovea.metrics.registry.get_sample_value(f"fovea:{name}_total", labels) or 0.0
+        return self.app.state.metrics.registry.get_sample_value(f"fovea:{name}_total", labels) or 0.0
+
+
+async def who(request: Request) -> str:
+    """A route that answers with the address of its client."""
+    return request.address
+
+
+async def size_of_body(request: Request) -> int:
+    """A route that answers with the bytes of its body."""
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        size, more = size + len(message["body"]), message["more_body"]
+    return size
+
+
+def large(characters: int) -> Route:
+    """A route with a large answer, at /large."""
+
+    async def answer(request: Request) -> str:
+        return "x" * characters
+
+    return Route("GET", "/large", answer)
 
 
 @contextlib.contextmanager
@@ -201,7 +225,7 @@ def post(body: Any, *headers: str, path: str = CHAT) -> bytes:
 
 def in_phase(host: Host, phase: Phase) -> int:
     """The number of connections in a phase."""
-    return len(host.app.state.connections.queues[phase])
+    return len(host.app.connections.queues[phase])
 
 
 def soon(condition: Any) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from fovea.core.errors import ConfigError, Overloaded
-from fovea.http.body_budget import FREE, BodyBudget, Claim
+from fovea.http.bodies import FREE, BodyBudget, Claim
 from fovea.server.settings import ServerSettings
 
 MIB = 1024 * 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -15,13 +14,8 @@ import httpx
 import pytest
 import uvloop
 
-from fovea.core.errors import Unavailable
-from fovea.core.sampling import SamplingParams
-from fovea.core.types import GenerationRequest, TokenPrompt
 from fovea.server.app import create_app
-from fovea.server.background import serving
-from fovea.server.open_answers import OpenAnswers
-from fovea.server.run import EngineWatch
+from fovea.server.run import EngineWatch, serving
 from tests.http.hanging import Hanging
 from tests.http.support import LAST, Wire, get, hosting, post, soon
 from tests.server.scripted import Script
@@ -189,22 +183,6 @@ def test_end_of_a_block_cuts_open_answers() -> None:
     assert b"the server is shutting down" in wire.read_all()
     wire.close()
     assert engine.closed_streams == 1
-
-
-async def test_cut_ends_answers_that_wait_and_those_that_come() -> None:
-    answers = OpenAnswers(Hanging())
-    request = GenerationRequest("r", TokenPrompt((1,)), SamplingParams(max_tokens=5))
-    stream = answers.stream(request)
-    assert (await anext(stream)).text == "so"
-    waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
-    answers.cut("the server is shutting down")
-    with pytest.raises(Unavailable, match="shutting down"):
-        await waiting
-    with pytest.raises(Unavailable):
-        await anext(answers.stream(request))
-    with pytest.raises(Unavailable):
-        answers.check_room(1)
 
 
 def test_status_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ import resource
 from collections.abc import Iterator
 
 import pytest
-from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.http.address import Proxies
+from fovea.http.protocol import Peers, build_scope
 from fovea.http.reader import ParsedHead
-from fovea.http.scope import Peers, build_scope
-from tests.http.support import CHAT, Host, get, hosting, post, soon
+from fovea.server.routing import Route
+from tests.http.support import CHAT, Host, get, hosting, post, size_of_body, soon
 from tests.server.support import chat
 
 
@@ -255,11 +255,7 @@ def test_bodies_one_after_the_other_on_a_connection() -> None:
     It had no chunks: the body of the request before was counted as bytes around its own.
     """
     with hosting() as host:
-
-        @host.app.post("/size")
-        async def size(request: Request) -> int:
-            return len(await request.body())
-
+        host.app.router.add(Route("POST", "/size", size_of_body))
         wire = host.connect()
         for length in (60_000, 100_000, 60_000, 100_000):
             whole = f"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
@@ -282,7 +278,7 @@ def test_bodies_one_after_the_other_on_a_connection() -> None:
 def test_a_path_cannot_hide_a_route_from_rules(path: str, decoded: str) -> None:
     """A proxy that keeps /admin from strangers once passed on /%61dmin, which the server took for /admin."""
     head = ParsedHead("GET", "1.1", path.encode(), b"", [], False, True)
-    scope = build_scope(head, Peers(None, None, "http"), {}, Proxies(()))
+    scope = build_scope(head, Peers(None, None, "http"), Proxies(()))
     assert scope["path"] == decoded
 
 
@@ -293,4 +289,4 @@ def test_no_encoded_path_is_a_route_of_another_spelling(path: str, data: st.Data
     form = data.draw(st.sampled_from(["%{:02X}", "%{:02x}"]))
     hidden = "".join(form.format(ord(one)) if number in at else one for number, one in enumerate(path))
     head = ParsedHead("GET", "1.1", hidden.encode(), b"", [], False, True)
-    assert build_scope(head, Peers(None, None, "http"), {}, Proxies(()))["path"] != path
+    assert build_scope(head, Peers(None, None, "http"), Proxies(()))["path"] != path

@@ -9,14 +9,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from fastapi import Request
 
 from fovea.core.errors import ConfigError
-from fovea.http.descriptors import RESERVE, allowed_connections
-from fovea.http.listener import bind
+from fovea.http.listener import RESERVE, allowed_connections, bind
 from fovea.http.table import Phase
+from fovea.server.routing import Route
 from fovea.server.settings import ServerSettings
-from tests.http.support import Torrent, Wire, get, hosting, in_phase, post, soon
+from tests.http.support import Torrent, Wire, get, hosting, in_phase, post, soon, who
 from tests.server.support import chat
 from tests.support.forks import Fork
 
@@ -99,9 +98,9 @@ def test_silent_bodies_make_room_as_the_last() -> None:
         soon(lambda: in_phase(host, Phase.BODY) == 1)
         silent = [host.connect(f"{BODY}400\r\n\r\n") for _ in range(3)]
         soon(lambda: in_phase(host, Phase.BODY) == 4)
-        oldest = next(iter(host.app.state.connections))
+        oldest = next(iter(host.app.connections))
         sending.send("{")
-        soon(lambda: next(reversed(host.app.state.connections.queues[Phase.BODY])) is oldest)
+        soon(lambda: next(reversed(host.app.connections.queues[Phase.BODY])) is oldest)
         assert host.ask(get()).status == 200
         soon(lambda: silent[0].is_closed())
         assert not any(wire.is_closed() for wire in (sending, *silent[1:]))
@@ -121,14 +120,9 @@ def test_one_address_gets_its_share_only() -> None:
 
 @pytest.mark.parametrize(("proxy", "named"), [("127.0.0.0/8", "192.0.2.7"), ("10.0.0.0/8", "127.0.0.1")])
 def test_only_a_trusted_proxy_names_the_client(proxy: str, named: str) -> None:
-    """uvicorn believed X-Forwarded-For of everybody on the same machine."""
+    """X-Forwarded-For of everybody on the same machine was believed."""
     with hosting(max_connections_per_address=1, trusted_proxies=(proxy,)) as host:
-
-        @host.app.get("/who")
-        async def who(request: Request) -> str:
-            assert request.client is not None
-            return request.client.host
-
+        host.app.router.add(Route("GET", "/who", who))
         one = host.connect(get("/who", "X-Forwarded-For: 6.6.6.6, 192.0.2.7"))
         assert one.answer().body.decode() == f'"{named}"'
         assert host.ask(get()).status == (200 if named == "192.0.2.7" else 429)
@@ -154,7 +148,7 @@ import fovea.server.run
 if sys.argv[3] == "blind":  # a server that does not know its limit, as if others used up the descriptors
     fovea.server.run.allowed_connections = lambda wanted: wanted
 with hosting(header_timeout_s=600) as host:
-    print(json.dumps([host.address[1], host.app.state.connections.capacity]), flush=True)
+    print(json.dumps([host.address[1], host.app.connections.capacity]), flush=True)
     signal.pause()
 """
 

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import pytest
-from fastapi import Request
 
 from fovea.core.types import Delta, GenerationRequest
-from tests.http.support import CHAT, LAST, Host, hosting, soon
+from fovea.server.routing import Route
+from tests.http.support import CHAT, LAST, Host, hosting, size_of_body, soon, who
 from tests.server.scripted import Script
 from tests.server.support import PATIENCE, chat
 from tests.support.servers import envoy_proxy, nginx_proxy
@@ -66,12 +66,7 @@ def connected(url: str, source: str = "127.0.0.1") -> Iterator[http.client.HTTPC
 def test_the_client_is_the_one_that_the_proxy_saw(proxy: Callable[..., AbstractContextManager[str]]) -> None:
     """The client claims another address, and is not believed: a trusted proxy appends the real one."""
     with hosting(trusted_proxies=("127.0.0.1",)) as host:
-
-        @host.app.get("/who")
-        async def who(request: Request) -> str:
-            assert request.client is not None
-            return request.client.host
-
+        host.app.router.add(Route("GET", "/who", who))
         with proxy(host) as url, connected(url, "127.0.0.9") as client:
             client.request("GET", "/who", headers={"X-Forwarded-For": "192.0.2.7"})
             assert json.load(client.getresponse()) == "127.0.0.9"
@@ -113,11 +108,7 @@ def test_connections_to_the_server_are_used_again(proxy: Callable[..., AbstractC
 @pytest.mark.parametrize("size", [100_000, 5_000_000])
 def test_large_bodies_arrive(proxy: Callable[..., AbstractContextManager[str]], size: int) -> None:
     with hosting() as host:
-
-        @host.app.post("/size")
-        async def measure(request: Request) -> int:
-            return len(await request.body())
-
+        host.app.router.add(Route("POST", "/size", size_of_body))
         with proxy(host) as url, connected(url) as client:
             client.request("POST", "/size", b"a" * size)
             assert json.load(client.getresponse()) == size

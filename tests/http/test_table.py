@@ -9,9 +9,9 @@ import pytest
 
 from fovea.http import address
 from fovea.http.address import Proxies, client_key
-from fovea.http.drain import CUT_S, Drain, Stage
-from fovea.http.flow import Patience
-from fovea.http.notices import PERIOD_S, Notices
+from fovea.http.patience import Patience
+from fovea.http.refusals import PERIOD_S, Notices
+from fovea.http.server import CUT_S, Drain, Stage
 from fovea.http.settings import HttpSettings
 from fovea.http.table import TRIES, Connections, Entry, Phase
 

@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from fastapi import Request
 
-from tests.http.support import CHAT, LAST, Host, Torrent, get, hosting, post, soon
+from fovea.http.refusals import ClientGone
+from fovea.server.request import Request
+from fovea.server.routing import Route
+from tests.http.support import CHAT, LAST, Host, Torrent, get, hosting, large, post, soon
 from tests.server.scripted import Script
 from tests.server.support import chat
 
@@ -112,14 +114,16 @@ def test_time_in_which_the_server_does_not_read_is_not_the_clients() -> None:
     with hosting(**QUICK) as host:
         read = 0
 
-        @host.app.post("/slow")
         async def slow(request: Request) -> int:
             nonlocal read
             await asyncio.sleep(1.2)
-            async for part in request.stream():
-                read += len(part)
+            more = True
+            while more:
+                message = await request.receive()
+                read, more = read + len(message["body"]), message["more_body"]
             return read
 
+        host.app.router.add(Route("POST", "/slow", slow))
         size = 20_000_000
         wire = host.connect(f"POST /slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n")
         wire.send(b"a" * size)
@@ -130,17 +134,18 @@ def test_timed_out_body_is_a_disconnect_for_its_route() -> None:
     with hosting(**QUICK) as host:
         seen: list[str] = []
 
-        @host.app.post("/watch")
         async def watch(request: Request) -> None:
-            while True:
-                message = await request.receive()
-                seen.append(message["type"])
-                if message["type"] == "http.disconnect":
-                    return
+            try:
+                while True:
+                    await request.receive()
+            except ClientGone:
+                seen.append("gone")
+                raise
 
+        host.app.router.add(Route("POST", "/watch", watch))
         wire = host.connect("POST /watch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\na")
         assert wire.answer().status == 408
-        soon(lambda: seen[-1:] == ["http.disconnect"])
+        soon(lambda: seen == ["gone"])
 
 
 def test_expected_sign_does_not_count_as_slowness(host: Host) -> None:
@@ -227,7 +232,7 @@ def test_client_that_reads_at_a_good_rate_is_left_alone() -> None:
 def test_client_that_does_not_read_a_complete_answer() -> None:
     """The answer is complete, but stays in the write buffer: closing the connection must not wait for it."""
     with hosting(Script(LAST), **QUICK) as host:
-        host.app.get("/large")(lambda: "x" * 15_000_000)
+        host.app.router.add(large(15_000_000))
         for header in ("Connection: close", "X: y"):
             host.connect(get("/large", header), receive_buffer=4096)
             soon(lambda: host.open_connections() == 1)
@@ -239,12 +244,14 @@ def test_disconnect_behind_a_pipelined_request_is_noticed() -> None:
     torrent = Torrent("x")
     with hosting(torrent) as host:
 
-        @host.app.get("/wait")
         async def wait(request: Request) -> None:
-            while not await request.is_disconnected():
-                await asyncio.sleep(0.01)
-            torrent.closed_streams += 1
+            request.watch()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                torrent.closed_streams += 1
 
+        host.app.router.add(Route("GET", "/wait", wait))
         wire = host.connect(get("/wait"), get(), get())
         soon(lambda: host.open_connections() == 1)
         wire.close()

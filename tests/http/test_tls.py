@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.http import ending
+from fovea.http import patience
 from fovea.http.table import Phase
 from fovea.http.tls import Certificate
-from tests.http.support import Host, Torrent, Wire, get, hosting, in_phase, post, soon
+from tests.http.support import Host, Torrent, Wire, get, hosting, in_phase, large, post, soon
 from tests.server.support import chat
 from tests.support.programs import needs
 
@@ -151,9 +151,9 @@ def test_last_answer_over_tls_may_take_its_time(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The short time for the end of TLS begins when the client has read its answer."""
-    monkeypatch.setattr(ending, "LINGER_S", 0.05)
+    monkeypatch.setattr(patience, "LINGER_S", 0.05)
     with hosting(tls_cert=pair[0], tls_key=pair[1], write_timeout_s=600) as host:
-        host.app.get("/large")(lambda: "x" * 10_000_000)
+        host.app.router.add(large(10_000_000))
         wire = secure(host, trust(pair[0]), receive_buffer=4096)
         wire.send(get("/large", "Connection: close"))
         soon(lambda: in_phase(host, Phase.CLOSING) == 1)
@@ -163,7 +163,7 @@ def test_last_answer_over_tls_may_take_its_time(
 
 def test_unread_answer_over_tls_makes_room_in_the_end(pair: tuple[Path, Path]) -> None:
     with hosting(tls_cert=pair[0], tls_key=pair[1], max_connections=1, write_timeout_s=600) as host:
-        host.app.get("/large")(lambda: "x" * 10_000_000)
+        host.app.router.add(large(10_000_000))
         unread = secure(host, trust(pair[0]), receive_buffer=4096)
         unread.send(get("/large", "Connection: close"))
         soon(lambda: in_phase(host, Phase.CLOSING) == 1)

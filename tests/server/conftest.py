@@ -15,8 +15,7 @@ import pytest
 
 from fovea import Engine
 from fovea.media.limits import MediaLimits
-from fovea.server.bodies.settings import BodySettings
-from fovea.server.settings import ServerSettings
+from fovea.server.settings import BodySettings, ServerSettings
 from tests.server.support import Server, picture, running
 from tests.support.checkpoints import write
 from tests.support.decoders import kept_decoders
@@ -33,7 +32,7 @@ LARGEST = 256
 def _no_regular_collections() -> Iterator[None]:
     """Servers would collect garbage every two seconds because tests/conftest.py freezes objects."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fovea.server.garbage.EVERY_S", 3600.0)
+        patch.setattr("fovea.server.run.EVERY_S", 3600.0)
         yield
 
 

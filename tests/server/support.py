@@ -16,14 +16,15 @@ from typing import Any
 import httpx
 import numpy as np
 import uvloop
-from fastapi import FastAPI
 from PIL import Image
 
 from fovea import Engine
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
-from fovea.server.app import create_app
-from fovea.server.background import serving
+from fovea.server.app import App, create_app
+from fovea.server.clients import Caller
+from fovea.server.request import Inside, Request
+from fovea.server.run import serving
 from fovea.server.settings import ServerSettings
 
 PATIENCE = 60.0
@@ -72,7 +73,7 @@ class Server:
 
     url: str
     engine: Engine
-    app: FastAPI
+    app: App
     files: Path
 
     def client(self, **options: Any) -> httpx.Client:
@@ -99,6 +100,12 @@ def running(engine: Engine, settings: ServerSettings, files: Path) -> Iterator[S
     app = create_app(SharedEngine(engine), settings)
     with serving(app, uvloop.new_event_loop) as url:
         yield Server(url, engine, app, files)
+
+
+def request_of(app: App, body: bytes = b"{}", path: str = "/v1/chat/completions") -> tuple[Request, Inside]:
+    """A request to an application that is not sent over a socket, and its two ends."""
+    inside = Inside(path, body, "test")
+    return Request(app.state, inside.scope, inside.receive, inside.send, Caller()), inside
 
 
 @contextlib.contextmanager

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from starlette.types import Message
 
 from fovea.core.errors import CheckpointError, DeadlineExceeded, EngineError, Unavailable
 from fovea.core.protocols import EngineStatus
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
+from fovea.http.bodies import Message
 from fovea.server.app import create_app
 from tests.server.scripted import Script
 from tests.server.support import chat
@@ -144,7 +144,7 @@ async def test_client_disconnects_as_its_stream_begins(disconnect_at: str) -> No
     await app(scope, receive, send)
     assert script.closed_streams == 1
     # Clients that left were once counted as errors, and their prompts not at all.
-    state = app.state.fovea
+    state = app.state
     count = state.metrics.registry.get_sample_value
     assert count("fovea:finished_total", {"reason": "abort"}) == 1
     assert count("fovea:finished_total", {"reason": "error"}) is None

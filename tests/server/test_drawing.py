@@ -8,15 +8,17 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from starlette.requests import Request
 
-from fovea.http.body_budget import BodyBudget
+from fovea.http.bodies import BodyBudget
 from fovea.media.limits import MediaLimits
 from fovea.media.pdf.pages import PageRange
 from fovea.media.sandbox.documents import DocumentPages
 from fovea.server import drawing
+from fovea.server.app import create_app
 from fovea.server.drawing import Drawing
 from fovea.server.routes.pdf import receive_file
+from tests.server.scripted import Script
+from tests.server.support import request_of
 
 
 class Stuck:
@@ -103,7 +105,8 @@ async def test_the_work_for_a_body_grows_with_its_pieces_and_not_with_their_squa
     async def receive() -> Any:
         return next(left)
 
-    http = Request({"type": "http", "headers": []}, receive)
-    with BodyBudget(1 << 20, 1 << 20).claim("mallory", lambda: None) as claim:
-        assert await receive_file(http, 1 << 20, claim.add) == b"%" + b"P" * 500
+    request, _ = request_of(create_app(Script()))
+    request._receive = receive
+    claim = BodyBudget(1 << 20, 1 << 20).begin("mallory", lambda: None)
+    assert await receive_file(request, 1 << 20, claim.add) == b"%" + b"P" * 500
     assert Piece.looks <= 3 * len(pieces)

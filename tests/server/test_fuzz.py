@@ -26,8 +26,7 @@ from schemathesis.specs.openapi.checks import (
 from fovea import Engine
 from fovea.media.limits import MediaLimits
 from fovea.server.app import create_app
-from fovea.server.bodies.settings import BodySettings
-from fovea.server.settings import ServerSettings
+from fovea.server.settings import BodySettings, ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import Server, data_url, image, picture, running, until, user
 from tests.support.thorough import examples, is_thorough
@@ -67,7 +66,7 @@ def http(fuzzed: Server) -> Iterator[httpx.Client]:
 
 PDF_BODIES = 'schemathesis.serializer.alias("application/pdf", "application/octet-stream")'
 exec(PDF_BODIES)
-DESCRIPTION = create_app(Script()).openapi()
+DESCRIPTION = create_app(Script()).description
 OPERATIONS = [
     (path, method)
     for path, operations in DESCRIPTION["paths"].items()

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fovea.server.garbage import collect_regularly
+from fovea.server.run import collect_regularly
 from fovea.server.starting import StartingClient
 from tests.server.scripted import Script
 from tests.server.support import until
@@ -27,7 +27,7 @@ def test_objects_of_a_ready_server_are_not_visited_again() -> None:
 
 async def test_circles_of_failed_requests_are_freed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gigabyte of images of clients that had left stayed in memory until some later request needed much."""
-    monkeypatch.setattr("fovea.server.garbage.EVERY_S", 0.001)
+    monkeypatch.setattr("fovea.server.run.EVERY_S", 0.001)
     monkeypatch.setattr("gc.get_freeze_count", lambda: 1)
     monkeypatch.setattr("gc.collect", (collected := Mock()))
     collecting = asyncio.create_task(collect_regularly())

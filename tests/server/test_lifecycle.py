@@ -78,7 +78,7 @@ def send_without_reading(server: Server, body: dict[str, Any]) -> socket.socket:
 
 def count_ended(server: Server, status: int) -> float:
     """The number of chat requests that ended with this status."""
-    registry = server.app.state.fovea.metrics.registry
+    registry = server.app.state.metrics.registry
     return registry.get_sample_value("fovea:requests_total", {"route": CHAT, "status": str(status)}) or 0.0
 
 
@@ -209,7 +209,7 @@ def test_operator_routes(server: Server) -> None:
 
 def test_draining_server_finishes_running_requests_only(engine: Engine, files: Path) -> None:
     with running(engine, ServerSettings(), files) as server, streaming(server, max_tokens=200) as lines:
-        server.app.state.fovea.draining = True
+        server.app.state.draining = True
         for path, body in (
             (CHAT, chat()),
             ("/v1/completions", {"prompt": "a"}),

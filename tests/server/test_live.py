@@ -12,20 +12,31 @@ import httpx
 import pytest
 
 from fovea import Engine
-from fovea.core.types import ChatPrompt, GenerationRequest, Message, TextPart
+from fovea.core.types import ChatPrompt, GenerationRequest, Message, TextPart, TextPrompt
 from fovea.media.limits import MediaLimits
-from fovea.server.access.caller import Caller
-from fovea.server.answer import stream_deltas
 from fovea.server.app import create_app
-from fovea.server.in_flight import InFlight, quantile
+from fovea.server.generation import Generation
 from fovea.server.routes.live import MOST_REQUESTS, MOST_SLOW, MOST_TENANTS, SLOW, snapshot
 from fovea.server.settings import ServerSettings
 from fovea.server.starting import StartingClient
 from fovea.server.state import ServerState
+from fovea.server.tracking import InFlight, quantile
 from tests.core.test_ledger import Clock
 from tests.server.conftest import Web
 from tests.server.scripted import talker
-from tests.server.support import Json, Server, chat, data_url, frozen, image, picture, running, until, user
+from tests.server.support import (
+    Json,
+    Server,
+    chat,
+    data_url,
+    frozen,
+    image,
+    picture,
+    request_of,
+    running,
+    until,
+    user,
+)
 
 CHAT = "/v1/chat/completions"
 LIVE = "/admin/live"
@@ -59,7 +70,7 @@ def live(server: Server, key: str = "admin-key") -> Json:
 
 
 def state_of(server: Server) -> ServerState:
-    state: ServerState = server.app.state.fovea
+    state: ServerState = server.app.state
     return state
 
 
@@ -140,18 +151,18 @@ def test_requests_are_shown_while_the_engine_has_them(administered: Server) -> N
 async def test_an_abandoned_answer_is_shown_while_it_streams_and_is_charged() -> None:
     """Its usage is unknown, so that the tokens of its prompt are an estimate."""
     app = create_app(talker("many words"))
-    state: ServerState = app.state.fovea
-    caller = Caller()
-    state.access.authenticate(CHAT, b"", caller)
+    state = app.state
+    request, _ = request_of(app)
+    state.access.authenticate(CHAT, b"", request.caller)
     prompt = ChatPrompt((Message("user", (TextPart("12345678"),)),))
-    with state.seen_by(caller).reservations.reserve(1) as places:
-        deltas = stream_deltas(state, GenerationRequest("g1", prompt), places)
-        await anext(deltas)
-        await anext(deltas)
-        (row,) = snapshot(state, CONNECTIONS)["requests"]["rows"]
-        assert (row["id"], row["stage"], row["tokens"]) == ("g1", "generating", 2)
-        await deltas.aclose()
-    shown = snapshot(state, CONNECTIONS)
+    request.reserve(1)
+    deltas = Generation(request, GenerationRequest("g1", prompt)).deltas()
+    await anext(deltas)
+    await anext(deltas)
+    (row,) = snapshot(state)["requests"]["rows"]
+    assert (row["id"], row["stage"], row["tokens"]) == ("test", "generating", 2)
+    await deltas.aclose()
+    shown = snapshot(state)
     assert shown["requests"]["total"] == 0
     (tenant,) = shown["tenants"]["rows"]
     assert (tenant["prompt_tokens"], tenant["completion_tokens"], tenant["share"]) == (2, 2, 1.0)
@@ -247,14 +258,17 @@ def test_a_snapshot_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     many = 3 * max(MOST_REQUESTS, MOST_TENANTS)
     settings = ServerSettings(api_keys=tuple(f"key{number}" for number in range(many)))
     app = create_app(unstarted(), settings)
-    state: ServerState = app.state.fovea
-    for number in range(many):
-        state.in_flight.enter(f"r{number}", "api-key:3", 1, 1)
+    state: ServerState = app.state
+    generations = [
+        Generation(request_of(app)[0], GenerationRequest("g", TextPrompt("a"))) for _ in range(many)
+    ]
+    for generation in generations:
+        generation.number = state.in_flight.add(generation)
     state.access.clients[-1].totals.prompt_tokens = 7
     monkeypatch.setattr(state.tracking, "slow", SlowRows(many))
-    shown = snapshot(state, CONNECTIONS)
+    shown = snapshot(state)
     assert (shown["requests"]["total"], len(shown["requests"]["rows"])) == (many, MOST_REQUESTS)
-    assert shown["requests"]["rows"][0]["id"] == "r0", "the oldest come first"
+    assert shown["requests"]["rows"][0]["number"] == 1, "the oldest come first"
     assert (shown["tenants"]["total"], len(shown["tenants"]["rows"])) == (many, MOST_TENANTS)
     assert shown["tenants"]["rows"][0]["name"] == f"api-key:{many}", "who used most comes first"
     assert [row["seconds"] for row in shown["slow"]] == [many - 1 - number for number in range(MOST_SLOW)]
@@ -265,7 +279,7 @@ def test_times_to_first_token_are_those_of_the_window() -> None:
     clock = Clock()
     flights = InFlight(clock)
     for seconds in (9.0, 1.0, 2.0, 3.0, 4.0):
-        flights.begin_answer(flights.enter("a", "-", 0, 1), seconds)
+        flights.count_first_token(seconds)
         clock.now += 10
     assert flights.first_token_times(45) == [1.0, 2.0, 3.0, 4.0]
     assert (flights.first_tokens, flights.first_token_seconds) == (5, 19.0)

@@ -12,9 +12,9 @@ from fovea.api.content import ChatMessage
 from fovea.core.errors import InvalidVideo
 from fovea.media.bundle import ImageBundle, VideoBundle
 from fovea.media.limits import MediaLimits
-from fovea.server.access.caller import Caller
+from fovea.server.clients import Caller
 from fovea.server.media import load_media
-from fovea.server.state import CacheScope, ServerState
+from fovea.server.request import CacheScope, Request
 
 MESSAGES = [
     ChatMessage.model_validate(
@@ -62,9 +62,11 @@ class Media:
 
 
 async def load(media: Media) -> tuple[ImageBundle, VideoBundle]:
-    state = cast("ServerState", SimpleNamespace(media=media, image_store=None, caller=Caller(), trail=None))
+    state = SimpleNamespace(media=media, image_store=None)
+    trail = SimpleNamespace(loading=None)
+    request = cast("Request", SimpleNamespace(state=state, caller=Caller(), trail=trail))
     async with asyncio.timeout(10):
-        return await load_media(state, MESSAGES, cast("Any", SimpleNamespace(salt="", tenant="")))
+        return await load_media(request, MESSAGES, cast("Any", SimpleNamespace(salt="", tenant="")))
 
 
 async def test_images_and_videos_load_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +84,6 @@ async def test_first_failure_cancels_the_rest(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def load_without_store(
-    state: ServerState, urls: list[str], params: list[str], scope: CacheScope
+    request: Request, urls: list[str], params: list[str], scope: CacheScope
 ) -> ImageBundle:
-    return await state.media.load_timed(urls, params, scope.salt, "")
+    return await request.state.media.load_timed(urls, params, scope.salt, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -9,12 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
+import uvloop
 
-from fovea.server.access.settings import AccessSettings
 from fovea.server.app import create_app
 from fovea.server.page.files import FOLDER, TYPES, read_folder
-from fovea.server.settings import ServerSettings
+from fovea.server.run import serving
+from fovea.server.settings import AccessSettings, ServerSettings
 from tests.server.scripted import Script
 
 LARGEST = 300 * 1024
@@ -22,8 +23,11 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
 
 
-def client(**settings: object) -> TestClient:
-    return TestClient(create_app(Script(), ServerSettings.of(**settings)))
+@contextlib.contextmanager
+def client(**settings: object) -> Iterator[httpx.Client]:
+    app = create_app(Script(), ServerSettings.of(**settings))
+    with serving(app, uvloop.new_event_loop) as url, httpx.Client(base_url=url, trust_env=False) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

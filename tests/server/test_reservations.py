@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +16,25 @@ from fovea import Engine
 from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.media.limits import MediaLimits
-from fovea.server.access.caller import Caller
-from fovea.server.access.client import Client
-from fovea.server.access.limits import Limits
 from fovea.server.app import create_app
-from fovea.server.reservations import Reservations
+from fovea.server.clients import Client, Limits
+from fovea.server.places import Places
 from fovea.server.settings import ServerSettings
 from tests.server.conftest import Web
 from tests.server.scripted import Script
-from tests.server.support import Json, Server, chat, data_url, frozen, image, picture, running, until, user
+from tests.server.support import (
+    Json,
+    Server,
+    chat,
+    data_url,
+    frozen,
+    image,
+    picture,
+    request_of,
+    running,
+    until,
+    user,
+)
 
 CHAT = "/v1/chat/completions"
 PLACES = 2
@@ -37,26 +48,37 @@ class CountingEngine(Script):
             raise Overloaded(f"{reserved} are on their way", retry_after=1.0)
 
 
-def test_places_are_reserved_until_they_are_handed_over() -> None:
-    reservations = Reservations(CountingEngine())
-    with reservations.reserve(2) as reservation:
-        assert reservations.reserved == 2
-        with pytest.raises(Overloaded), reservations.reserve(1):
-            pass
-        reservation.hand_over(1)
-        assert (reservations.reserved, reservation.choices) == (1, 1)
-        with reservations.reserve(1):
-            assert reservations.reserved == 2
-        reservation.hand_over(5)
-        assert reservations.reserved == 0
-    assert reservations.reserved == 0
+def test_places_are_reserved_until_they_are_handed_over_or_the_request_ends() -> None:
+    app = create_app(CountingEngine())
+    places = app.state.places
+    (first, _), (second, _) = request_of(app), request_of(app)
+    first.reserve(2)
+    assert places.reserved == 2
+    with pytest.raises(Overloaded):
+        second.reserve(1)
+    first.hand_over(1)
+    assert places.reserved == 1
+    second.reserve(1)
+    assert places.reserved == 2
+    first.hand_over(5)
+    assert places.reserved == 1
+    asyncio.run(second.finish())
+    asyncio.run(first.finish())
+    assert places.reserved == 0
+    assert first.caller.client.places == 2, "until its generations end"
 
 
-def test_failed_request_releases_its_places() -> None:
-    reservations = Reservations(CountingEngine())
-    with pytest.raises(ZeroDivisionError), reservations.reserve(2):
+async def test_failed_request_releases_its_places() -> None:
+    app = create_app(CountingEngine())
+    request, _ = request_of(app)
+
+    async def answer() -> None:
+        request.reserve(2)
         raise ZeroDivisionError
-    assert reservations.reserved == 0
+
+    with pytest.raises(ZeroDivisionError):
+        await request.run(answer)
+    assert (app.state.places.reserved, request.caller.client.places) == (0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +94,7 @@ def narrow(checkpoint: Path, files: Path) -> Iterator[Server]:
 
 
 def reserved(server: Server) -> int:
-    return int(server.app.state.fovea.reservations.reserved)
+    return int(server.app.state.places.reserved)
 
 
 def wait_until_idle(server: Server) -> None:
@@ -190,16 +212,15 @@ async def test_timeout_covers_loading_and_the_engine_together() -> None:
     """In the past, an upload had the full timeout for loading, and again for encoding."""
     script = RecordingEngine()
     app = create_app(script)
-    async with (
-        app.router.lifespan_context(app),  # at its end, the processes that decode images end, too
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
-    ):
+    await app.start()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         url = data_url(picture(640, 480))
         for timeout in (30.0, None):
             upload = {"url": url} if timeout is None else {"url": url, "timeout": timeout}
             assert (await client.post("/v1/images", json=upload)).status_code == 200
             body = chat(user(image(url)), timeout=timeout)
             assert (await client.post(CHAT, json=body)).status_code == 200
+    await app.stop()  # the processes that decode images end, too
     *limited, first, second = script.timeouts
     assert [0 < seconds < 30 for seconds in limited if seconds is not None] == [True, True]
     assert [599 < seconds <= 600 for seconds in (first, second) if seconds is not None] == [True, True], (
@@ -227,18 +248,16 @@ def test_a_client_leaves_half_of_the_running_answers_to_the_others() -> None:
     """One client held all 64 answers that are computed at a time with streams that it did not read, and
     every other client waited for their ends.
     """
-    reservations = Reservations(BusyEngine())
-    greedy = reservations.of(Caller(Client("greedy")), fair=True)
-    calm = reservations.of(Caller(Client("calm")), fair=True)
-    with contextlib.ExitStack() as held:
-        for _ in range(4):
-            held.enter_context(greedy.reserve(1))
-        with pytest.raises(Overloaded, match="greedy. has 4 choices .* accepted: 4, half of"):
-            held.enter_context(greedy.reserve(1))
-        held.enter_context(calm.reserve(3))
-    alone = reservations.of(Caller(Client("alone")))
-    with alone.reserve(8), alone.reserve(8):
-        pass
+    places = Places(BusyEngine(), is_fair=lambda: True)
+    greedy, calm = Client("greedy"), Client("calm")
+    for _ in range(4):
+        places.take(greedy, 1)
+    with pytest.raises(Overloaded, match="greedy. has 4 choices .* accepted: 4, half of"):
+        places.take(greedy, 1)
+    places.take(calm, 3)
+    alone = Places(BusyEngine())
+    alone.take(Client("alone"), 8)
+    alone.take(Client("alone"), 8)
 
 
 def test_a_single_request_of_a_client_leaves_half_of_the_running_answers_too() -> None:
@@ -248,29 +267,29 @@ def test_a_single_request_of_a_client_leaves_half_of_the_running_answers_too() -
     Now such a request is refused for good, also while the server is full: to repeat it would not help.
     """
     engine = BusyEngine()
-    reservations = Reservations(engine)
-    greedy = reservations.of(Caller(Client("greedy")), fair=True)
+    places, greedy = Places(engine, is_fair=lambda: True), Client("greedy")
     with pytest.raises(InvalidRequest, match="5 choices are .* key 'greedy' may have at most 4 in") as error:
-        greedy.reserve(5).__enter__()
+        places.take(greedy, 5)
     assert (error.value.param, error.value.code) == ("n", "key_limit_exceeded")
     assert "max_places_per_key" in error.value.message
-    with greedy.reserve(4):
-        assert reservations.reserved == 4
+    places.take(greedy, 4)
+    assert places.reserved == 4
+    places.give_up(greedy, 4)
+    assert (places.reserved, greedy.places) == (0, 0)
     engine.full = True
     with pytest.raises(InvalidRequest):
-        greedy.reserve(5).__enter__()
+        places.take(greedy, 5)
     with pytest.raises(Overloaded):
-        greedy.reserve(4).__enter__()
+        places.take(greedy, 4)
     engine.full = False
     engine.info = replace(engine.info, max_running=1)
-    with greedy.reserve(1):
-        pass  # one choice is accepted however few answers are computed at a time
+    places.take(greedy, 1)  # one choice is accepted however few answers are computed at a time
+    places.give_up(greedy, 1)
     with pytest.raises(InvalidRequest, match="at most 1 in flight"):
-        greedy.reserve(2).__enter__()
+        places.take(greedy, 2)
 
 
 def test_a_limit_of_its_own_lets_a_client_have_more_than_its_share() -> None:
-    reservations = Reservations(BusyEngine())
-    large = reservations.of(Caller(Client("large", Limits(places=8))), fair=True)
-    with large.reserve(8):
-        assert reservations.reserved == 8
+    places = Places(BusyEngine(), is_fair=lambda: True)
+    places.take(Client("large", Limits(places=8)), 8)
+    assert places.reserved == 8

@@ -15,8 +15,7 @@ from fovea.access.keys import tenant_of_key
 from fovea.core.errors import ConfigError
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox.process import WorkerNotStarted
-from fovea.server.access.settings import AccessSettings
-from fovea.server.settings import ServerSettings
+from fovea.server.settings import AccessSettings, ServerSettings
 from tests.server.conftest import Web
 from tests.server.support import Json, Server, chat, data_url, image, picture, running, user
 
@@ -66,7 +65,7 @@ def cache_hits(server: Server, web: Web, key: str, salt: str = "") -> list[bool]
 def fresh(web: Web, separate: Server, shared: Server) -> Web:
     web.headers = {"Cache-Control": "max-age=60"}
     for server in (separate, shared):
-        server.app.state.fovea.decoded_cache.clear()
+        server.app.state.decoded_cache.clear()
         server.engine.clear_caches()
     return web
 
@@ -121,7 +120,7 @@ def test_keys_share_no_decoder(separate: Server, shared: Server) -> None:
         for number, key in enumerate((*KEYS, *KEYS)):
             upload = {"url": data_url(picture(seed=810 + number)), "encode": False}
             assert ask(server, "/v1/images", upload, key)["status"] == 200
-        return {worker.tenant for worker in server.app.state.fovea.media._decoder.images.processes}
+        return {worker.tenant for worker in server.app.state.media._decoder.images.processes}
 
     assert {tenant_of_key(key.encode()) for key in KEYS} <= tenants(separate)
     assert tenants(shared) == {""}
@@ -133,7 +132,7 @@ def test_a_picture_without_a_decoder_is_503(shared: Server, monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise WorkerNotStarted("no memory")
 
-    monkeypatch.setattr(shared.app.state.fovea.media._decoder.images, "_free", [])
+    monkeypatch.setattr(shared.app.state.media._decoder.images, "_free", [])
     monkeypatch.setattr("fovea.media.sandbox.pool.WorkerProcess", fail)
     upload = {"url": data_url(picture(seed=820)), "encode": False}
     for path, body in (("/v1/images", upload), (CHAT, chat(user(image(upload["url"]), "what is it?")))):

@@ -10,8 +10,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.errors import ConfigError
-from fovea.server.access.settings import AccessSettings
-from fovea.server.settings import ServerSettings
+from fovea.server.settings import AccessSettings, ServerSettings
 from tests.server.support import Server, chat, running
 
 CHAT = "/v1/chat/completions"

@@ -14,9 +14,9 @@ import uvloop
 from fovea.api import sse
 from fovea.core.errors import DeadlineExceeded, EngineError
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
-from fovea.server import streaming
+from fovea.server import generation as streaming
 from fovea.server.app import create_app
-from fovea.server.background import serving
+from fovea.server.run import serving
 from tests.server.scripted import Script
 from tests.server.support import PATIENCE, Json, chat, until
 

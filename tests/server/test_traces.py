@@ -141,7 +141,7 @@ def test_slow_requests_are_kept_without_their_texts(traced: Server, caplog: pyte
             timeout=60,
         )
     assert answer.status_code == 200
-    row = traced.app.state.fovea.tracking.slow.rows()[0]
+    row = traced.app.state.tracking.slow.rows()[0]
     assert row["trace_id"] == f"{99:032x}"
     assert row["images"][0]["width"] == 224
     assert row["images"][0]["tokens"] > 0
@@ -155,4 +155,4 @@ def test_a_dead_collector_delays_no_answer(engine: Engine, files: Path) -> None:
     with running(engine, ServerSettings.of(otlp_endpoint="http://127.0.0.1:9"), files) as server:
         for _ in range(3):
             assert server.post("/v1/chat/completions", chat()).status_code == 200
-        assert server.app.state.fovea.tracking.stats()["trace_spans_exported"] == 0
+        assert server.app.state.tracking.stats()["trace_spans_exported"] == 0

@@ -23,8 +23,7 @@ from fovea.api.unsupported import UNSUPPORTED
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import SamplingParams
-from fovea.server.bodies.settings import BodySettings
-from fovea.server.settings import ServerSettings
+from fovea.server.settings import BodySettings, ServerSettings
 from tests.server.support import Server, chat, data_url, image, picture, running, user
 
 CHAT = "/v1/chat/completions"

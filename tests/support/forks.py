@@ -161,7 +161,6 @@ def stop() -> None:
 
 
 def _import_everything() -> None:
-    import uvicorn  # noqa: F401
     import uvloop  # noqa: F401
     from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
 

@@ -1,16 +1,255 @@
-"""All keys of a server in one table, and the part of the caches that belongs to each."""
+"""Keys that open a server or a gateway: their names, roles and limits, the file that holds their hashes, and
+the header that carries one.
+
+The keys file is TOML that lists the hashes of keys with the limits of their clients:
+
+    cache_secret = "..."                # optional: names the clients' parts of the caches
+
+    [default]                           # limits of keys that state none of their own
+    requests_per_minute = 60
+
+    [[key]]
+    name = "alice"                      # keys of one name belong to one client and share its limits
+    hash = "sha256:9f86d0..."           # SHA-256 of the key, in hex
+    roles = ["api"]                     # api, admin, metrics; default: api
+    requests_per_minute = 600
+    expires = 2027-01-31                # refused from then on (UTC)
+
+A plain SHA-256 protects a key only because `new_key` draws it from 2^256: nobody can guess it and compare.
+The hash of a password would be found within hours.
+"""
 
 from __future__ import annotations
 
+import datetime
+import difflib
+import hashlib
 import hmac
+import os
+import re
 import secrets
+import stat
+import tomllib
 from collections.abc import Iterable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
-from fovea.access.keyfile import KeyFile, digest
+from fovea.core.errors import ConfigError, Unauthorized
+from fovea.core.private_files import exposure
+from fovea.core.settings import settings_of
+
+L = TypeVar("L")
+"""The settings class of the limits that a keys file states; its defaults are no limits."""
+ROLES = ("api", "admin", "metrics")
+PREFIX = "sha256:"
+LARGEST_FILE = 16 * 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_OWN_FIELDS = ("name", "hash", "roles", "expires")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord(Generic[L]):
+    """One key of the file.
+
+    name: name of its client.
+    digest: SHA-256 of the key, 32 bytes.
+    roles: routes that it opens.
+    expires: seconds of the epoch from which it is refused; None: never.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    roles: frozenset[str]
+    limits: L
+    expires: float | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile(Generic[L]):
+    """The contents of a keys file."""
+
+    records: tuple[KeyRecord[L], ...] = ()
+    cache_secret: str = field(default="", repr=False)
+
+
+def new_key() -> str:
+    """Return a random key of 256 bits."""
+    return f"fv-{secrets.token_urlsafe(32)}"
+
+
+def digest(key: bytes) -> bytes:
+    """Return the SHA-256 of a key."""
+    return hashlib.sha256(key).digest()
+
+
+def fingerprint(digest: bytes) -> str:
+    """Return the first 8 hex digits of a key's hash, which name the key in logs and lists."""
+    return digest.hex()[:8]
+
+
+def check_private(path: Path) -> None:
+    """Check that no other user can change a keys file. Links are followed.
+
+    Raises ConfigError if another user than this one and root owns the file or a folder above it, or may write
+    to one of them.
+    """
+    reason = exposure(path, may_be_link=True)
+    if reason is not None:
+        raise ConfigError(
+            f"keys file {path}: another user could add keys: {reason}; accepted: a file and folders that "
+            "belong to this user or to root, and that nobody else may write to",
+            param="keys_file",
+        )
+
+
+def read_key_file(path: Path, limits: type[L]) -> KeyFile[L]:
+    """Read a keys file. A server also needs `check_private`.
+
+    limits: the settings class of the limits that it states.
+
+    Raises ConfigError if it cannot be read, if others than its owner may write to it, or if its content is
+    wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            _check_mode(path, file)
+            data = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"keys file {path} cannot be read: {error.strerror}", param="keys_file") from error
+    if len(data) > LARGEST_FILE:
+        raise ConfigError(
+            f"keys file {path} has more than {LARGEST_FILE} bytes; accepted: at most that", param="keys_file"
+        )
+    try:
+        return parse_key_file(data.decode(), limits)
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"keys file {path}: {error}", param="keys_file") from error
+
+
+def parse_key_file(text: str, limits: type[L]) -> KeyFile[L]:
+    """Parse the text of a keys file. Raises ConfigError, which names the key of a wrong entry."""
+    reader = _Reader(limits)
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"it is not TOML: {error}") from error
+    _check_fields(values, ("cache_secret", "default", "key"), "the file")
+    secret, default, entries = (
+        values.get("cache_secret", ""),
+        values.get("default", {}),
+        values.get("key", []),
+    )
+    if not isinstance(secret, str):
+        raise ConfigError("cache_secret is not a text; accepted: a text")
+    if not isinstance(default, dict) or not isinstance(entries, list):
+        raise ConfigError("accepted: a table [default], and a table [[key]] for every key")
+    _check_fields(default, reader.names, "[default]")
+    reader.limits(default, "[default]")
+    records = tuple(
+        reader.record(entry, default, f"[[key]] number {i}") for i, entry in enumerate(entries, 1)
+    )
+    _check_together(records)
+    return KeyFile(records, secret)
+
+
+class _Reader(Generic[L]):
+    """Reads the tables of a keys file.
+
+    names: the names of the limits.
+    """
+
+    def __init__(self, limits: type[L]) -> None:
+        self._make = limits
+        self.names = tuple(entry.name for entry in settings_of(limits))
+
+    def record(self, entry: Any, default: dict[str, Any], where: str) -> KeyRecord[L]:
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where} is not a table")
+        name = entry.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{where}: name is {name!r}; accepted: 1 to 64 letters, digits, dots, hyphens, "
+                "underscores and @"
+            )
+        where = f"key {name!r}"
+        _check_fields(entry, (*_OWN_FIELDS, *self.names), where)
+        hashed, roles = entry.get("hash"), entry.get("roles", ["api"])
+        if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
+            raise ConfigError(f"{where}: hash is not {PREFIX} and 64 hex digits; `fovea keys new` prints it")
+        if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
+            raise ConfigError(f"{where}: roles is {roles!r}; accepted: a list of {', '.join(ROLES)}")
+        own = {key: value for key, value in entry.items() if key in self.names}
+        return KeyRecord(
+            name,
+            bytes.fromhex(hashed.removeprefix(PREFIX)),
+            frozenset(roles),
+            self.limits(default | own, where),
+            _expires(entry.get("expires"), where),
+        )
+
+    def limits(self, values: dict[str, Any], where: str) -> L:
+        """Return the limits with these values. Lists become tuples. Raises ConfigError."""
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        try:
+            return self._make(**given)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error.message}") from error
+
+
+def _expires(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is None:
+            raise ConfigError(
+                f"{where}: expires has no time zone; accepted: 2027-01-31T12:00:00Z or 2027-01-31"
+            )
+        return value.timestamp()
+    if isinstance(value, datetime.date):
+        midnight = datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
+        return midnight.timestamp()
+    raise ConfigError(f"{where}: expires is {value!r}; accepted: a date or a time of TOML, without quotes")
+
+
+def _check_fields(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown field {name!r}; {hint}")
+
+
+def _check_together(records: tuple[KeyRecord[L], ...]) -> None:
+    """Raise ConfigError if a key is listed twice, or if keys of one client state different limits."""
+    digests: set[bytes] = set()
+    limits: dict[str, L] = {}
+    for record in records:
+        if record.digest in digests:
+            raise ConfigError(f"key {record.name!r}: the hash {record.fingerprint}... is listed twice")
+        digests.add(record.digest)
+        if limits.setdefault(record.name, record.limits) != record.limits:
+            raise ConfigError(
+                f"key {record.name!r} is listed with different limits; keys of one name share their limits"
+            )
+
+
+def _check_mode(path: Path, file: BinaryIO) -> None:
+    mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"keys file {path} has mode {mode:o}: others than its owner may write to it and add keys; "
+            "accepted: 600 (chmod 600)",
+            param="keys_file",
+        )
+
 
 LONGEST_KEY = 512
-L = TypeVar("L")
 
 
 class Key(NamedTuple, Generic[L]):
@@ -101,3 +340,39 @@ def tenant_of_client(name: str, secret: str) -> str:
         disk tier can find out whether an image is in it.
     """
     return hmac.digest(b"fovea client " + secret.encode(), name.encode(), "sha256").hex()[:32]
+
+
+def hash_of_key(authorization: bytes, longest: int, kind: str) -> bytes:
+    """Return the SHA-256 of the key in the header `Authorization: Bearer KEY`.
+
+    longest: bytes of the longest key that exists. A longer one is refused without hashing it.
+    kind: the kind of key in words, such as "API key".
+    Raises Unauthorized if there is no key or if it is too long.
+    """
+    scheme, _, text = authorization.partition(b" ")
+    text = text.strip()
+    if scheme.lower() != b"bearer" or not text:
+        article = "an" if kind[0] in "aA" else "a"
+        raise Unauthorized(f"{article} {kind} is required: Authorization: Bearer KEY", code="missing_api_key")
+    if len(text) > longest:
+        raise _wrong(kind)
+    return digest(text)
+
+
+def find_key(keys: Keys[L], hashed: bytes, roles: frozenset[str], kind: str, now: float) -> Key[L]:
+    """Return the key with this SHA-256.
+
+    roles: the key needs one of them.
+    now: seconds of the epoch.
+    Raises Unauthorized if there is no such key, if it has none of the roles, or if it has expired.
+    """
+    key = keys.find(hashed)
+    if key is None or not key.roles & roles:
+        raise _wrong(kind)
+    if key.expires is not None and now >= key.expires:
+        raise Unauthorized("the key has expired", code="expired_api_key")
+    return key
+
+
+def _wrong(kind: str) -> Unauthorized:
+    return Unauthorized(f"the {kind} is not valid here")

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fovea.access.keyfile import (
+from fovea.access.keys import (
     PREFIX,
     ROLES,
     KeyFile,
@@ -36,7 +36,7 @@ from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values
 from fovea.gateway.tenants.limits import TenantLimits
-from fovea.server.access.limits import Limits
+from fovea.server.clients import Limits
 
 _ENTRY = re.compile(r"\[\[\s*key\s*\]\]")
 KINDS: dict[str, type[Any]] = {"server": Limits, "gateway": TenantLimits}

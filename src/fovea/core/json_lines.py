@@ -19,6 +19,11 @@ def one_line(text: str) -> str:
     return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
+def dump(value: Any) -> str:
+    """Write a value as JSON on one line, as short as possible. Raises ValueError for NaN and infinity."""
+    return one_line(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+
+
 def is_blank(line: bytes) -> bool:
     """Return whether a line holds nothing but white space, or the mark that editors put before UTF-8."""
     return not line.removeprefix(b"\xef\xbb\xbf").strip()

@@ -22,7 +22,7 @@ from fovea.core.errors import ConfigError, Forbidden, InvalidRequest, NotFound
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.services import Services
-from fovea.http.errors import ClientGone
+from fovea.http.refusals import ClientGone
 from fovea.observe.profiler import FORMATS, ProfileOptions, Profiler
 
 ADMIN = frozenset(("admin",))

@@ -15,8 +15,8 @@ from fovea.gateway.experiments.statistics import answer_of, rating_of
 from fovea.gateway.generate.generation import Generation
 from fovea.gateway.services import Services
 from fovea.gateway.translate import count_tokens_refusal
-from fovea.http.errors import ClientGone, MethodNotAllowed
-from fovea.http.json_body import Receive
+from fovea.http.bodies import Receive
+from fovea.http.refusals import ClientGone, MethodNotAllowed
 
 log = logging.getLogger("fovea.gateway")
 APIS = {
@@ -46,8 +46,8 @@ class Gateway:
         reload: Callable[[], Awaitable[str]],
     ) -> None:
         self.services = services
-        self._start = start
-        self._stop = stop
+        self.start = start
+        self.stop = stop
         self._admin = Admin(services, reload)
         self._routes: Mapping[tuple[str, str], Callable[[Exchange], Awaitable[None]]] = {
             ("GET", "/health"): self._health,
@@ -59,9 +59,6 @@ class Gateway:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-            return
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send)
@@ -168,19 +165,6 @@ class Gateway:
                 code="unknown_request",
             )  # fmt: skip
         await exchange.reply_json({"request_id": request_id, "rating": rating})
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """Follow the life of the server."""
-        await receive()
-        try:
-            await self._start()
-        except FoveaError as error:
-            await send({"type": "lifespan.startup.failed", "message": error.message})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._stop()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 def _model(name: str) -> dict[str, Any]:

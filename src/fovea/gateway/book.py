@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fovea.access.keyfile import digest, fingerprint
+from fovea.access.keys import digest, fingerprint
 from fovea.gateway.amounts import Consumption
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.usage.audit import AuditedImage, AuditLog, AuditRecord

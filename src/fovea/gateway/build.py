@@ -42,7 +42,7 @@ from fovea.gateway.usage.audit import AuditLog
 from fovea.gateway.usage.log import UsageLog
 from fovea.gateway.usage.prices import PriceTable, read_prices
 from fovea.gateway.usage.store import UsageStore
-from fovea.http.body_budget import BodyBudget
+from fovea.http.bodies import BodyBudget
 from fovea.http.browsers import Browsers
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher

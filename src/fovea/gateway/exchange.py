@@ -11,8 +11,7 @@ from fovea.api.bodies.errors import error_body, error_headers
 from fovea.core.errors import FoveaError
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.translate import ChatTranslation
-from fovea.http.body_budget import BodyBudget, Claim
-from fovea.http.json_body import Receive, check_body_headers, receive_body
+from fovea.http.bodies import BodyBudget, Claim, Receive, check_body_headers, receive_body
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -1,7 +1,7 @@
 """Runs a gateway: one process, or several that share its port.
 
 The first process opens the port and starts the workers; each accepts connections from it. A worker that dies
-is replaced. After SIGTERM every worker drains, as a server does (`fovea.http.drain`).
+is replaced. After SIGTERM every worker drains, as a server does (`fovea.http.server`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from types import FrameType
 
 from fovea.gateway.build import Setup, create_gateway
 from fovea.http.address import Proxies
-from fovea.http.descriptors import allowed_connections
-from fovea.http.listener import bind
+from fovea.http.listener import allowed_connections, bind
 from fovea.http.server import Hooks, Server
 from fovea.http.table import Connections
 

@@ -27,7 +27,7 @@ from fovea.gateway.settings import GatewaySettings
 from fovea.gateway.tenants.accounts import Accounts
 from fovea.gateway.tenants.keys import Tenants
 from fovea.gateway.usage.prices import PriceTable
-from fovea.http.body_budget import BodyBudget
+from fovea.http.bodies import BodyBudget
 from fovea.http.browsers import Browsers
 
 if TYPE_CHECKING:

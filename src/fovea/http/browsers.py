@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fovea.api.bodies.errors import clip
 from fovea.core.errors import Forbidden
@@ -106,6 +106,59 @@ class Browsers:
         # Behind a proxy, Host may be another name. On another port of a name is another program.
         names = [name for name in self._names if name != ALL]
         return ":" not in authority and _is_among(authority, names)
+
+
+class Preflight(NamedTuple):
+    """The answer to a browser that asks whether a page may send a request."""
+
+    status: int
+    headers: dict[str, str]
+
+
+class CrossOrigin:
+    """Lets pages of other sites call the server and read its answers (CORS, https://fetch.spec.whatwg.org).
+
+    origins: the sites, such as https://example.org; *: all.
+    methods: that they may use.
+    exposed: names of headers of answers that they may read.
+    """
+
+    def __init__(self, origins: Sequence[str], methods: Sequence[str], exposed: Sequence[str]) -> None:
+        self._origins = frozenset(origins)
+        self._methods = ", ".join(methods)
+        self._exposed = ", ".join(exposed)
+
+    def headers(self, origin: str) -> dict[str, str]:
+        """Return the headers by which a browser lets a page of this site read an answer."""
+        if not origin or not self._allows(origin):
+            return {}
+        return {**self._site(origin), "access-control-expose-headers": self._exposed}
+
+    def preflight(self, headers: Mapping[bytes, bytes]) -> Preflight | None:
+        """Answer a browser that asks whether a page may send a request.
+
+        headers: of a request with the method OPTIONS. Returns None if it is no such question.
+        """
+        if b"origin" not in headers or b"access-control-request-method" not in headers:
+            return None
+        origin = headers[b"origin"].decode("latin-1")
+        if not self._allows(origin):
+            return Preflight(400, {"vary": "Origin"})
+        wanted = headers.get(b"access-control-request-headers", b"*").decode("latin-1")
+        allowed = {
+            "access-control-allow-methods": self._methods,
+            "access-control-allow-headers": wanted,
+            "access-control-max-age": "600",
+        }
+        return Preflight(200, {**self._site(origin), **allowed})
+
+    def _allows(self, origin: str) -> bool:
+        return ALL in self._origins or origin in self._origins
+
+    def _site(self, origin: str) -> dict[str, str]:
+        if ALL in self._origins:
+            return {"access-control-allow-origin": ALL}
+        return {"access-control-allow-origin": origin, "vary": "Origin"}
 
 
 def _site(origin: bytes | None) -> str:

@@ -1,14 +1,38 @@
-"""Answers to requests that no route sees, written straight to the connection."""
+"""Errors of HTTP itself: those that a route raises, and answers that are written before any route is known.
+
+Warnings about clients are limited to one of each kind in ten seconds: a stranger decides how often a
+malformed request arrives, and without a limit the log would grow at the speed of the network.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
 from fovea.api.bodies.errors import SCOPE, error_body
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, Overloaded, Unavailable
+
+
+class ClientGone(Exception):
+    """The client closed the connection, so no answer can be sent."""
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The route exists, but not for this HTTP method.
+
+    allow: the methods that are accepted, for the header of that name.
+    """
+
+    status = 405
+    default_code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.allow = tuple(allow)
 
 
 class Refusal(NamedTuple):
@@ -57,3 +81,32 @@ DEFECT = Refusal(500, "engine_error", "the request failed; see the server's log"
 def malformed(detail: str) -> Refusal:
     """The refusal of a request that is no valid HTTP, or that can be read in two ways."""
     return Refusal(400, "malformed_http", f"this is no valid HTTP/1.1 request: {detail}")
+
+
+log = logging.getLogger("fovea.server")
+PERIOD_S = 10.0
+
+
+class Notices:
+    """Writes warnings, and counts those that it leaves out.
+
+    clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def warn(self, kind: str, message: str) -> None:
+        """Log a message, unless one of this kind was logged within the last ten seconds.
+
+        kind: a word of the code, never of a client: every kind is remembered.
+        """
+        now = self._clock()
+        if now < self._next.get(kind, 0.0):
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return
+        self._next[kind] = now + PERIOD_S
+        more = self._left_out.pop(kind, 0)
+        log.warning("%s%s", message, f" (and {more} more of this kind before)" if more else "")

@@ -1,34 +1,91 @@
-"""uvicorn's server with our own listener, limits and end.
+"""A server on its listening sockets: its deadlines, signals, and the order in which it ends.
 
-uvicorn runs the application's lifespan and answers requests. Connections are accepted, counted and timed out
-here, and a server ends in the order of `drain.py`.
+SERVING    until a signal arrives or the engine dies
+DRAINING   the port is open and new requests get 503; running requests have `drain_s` seconds. It lasts at
+           least `lame_duck_s` seconds, in which load balancers notice it
+CUTTING    running requests get an error, streams as their last event; the port stays open for the rest of
+           `lame_duck_s`
+ENDED      the port closes
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
-import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import formatdate
+from enum import IntEnum
 from types import FrameType
 from typing import Any
 
-import uvicorn
-from uvicorn.config import STARTUP_FAILURE
+import uvloop
 
-from fovea.http.drain import CUT_S, Drain, Stage
 from fovea.http.listener import Listener
-from fovea.http.notices import log
-from fovea.http.protocol import HttpProtocol
-from fovea.http.rules import Rules
+from fovea.http.patience import Rules
+from fovea.http.protocol import Application, HttpProtocol
+from fovea.http.refusals import log
 from fovea.http.settings import HttpSettings
 from fovea.http.table import Connections
 from fovea.http.tls import Certificate
+
+CUT_S = 3.0
+"""Seconds in which errors reach their clients; afterwards the tasks of their requests are cancelled."""
+
+
+class Stage(IntEnum):
+    """The stages of a server's life."""
+
+    SERVING = 0
+    DRAINING = 1
+    CUTTING = 2
+    ENDED = 3
+
+
+class Drain:
+    """The stage of one server.
+
+    stage: changes only in `begin` and `advance`.
+    """
+
+    def __init__(self) -> None:
+        self.stage = Stage.SERVING
+        self._lame_end = math.inf
+        self._drain_end = math.inf
+        self._cut_end = math.inf
+
+    def begin(self, now: float, drain_s: float, lame_duck_s: float) -> None:
+        """Start to drain. A later call has no effect."""
+        if self.stage is Stage.SERVING:
+            self.stage = Stage.DRAINING
+            self._drain_end = now + drain_s
+            self._lame_end = now + lame_duck_s
+
+    def hurry(self, now: float) -> None:
+        """Let all that remains end now, with errors for running requests."""
+        if self.stage is not Stage.SERVING:
+            self._drain_end = min(self._drain_end, now)
+            self._lame_end = min(self._lame_end, now)
+
+    def advance(self, now: float, running: int) -> Stage:
+        """Return the stage at a time.
+
+        running: requests that are being answered.
+        """
+        if self.stage is Stage.DRAINING and running and now >= self._drain_end:
+            self.stage = Stage.CUTTING
+            self._cut_end = now + CUT_S
+        over = self.stage in (Stage.DRAINING, Stage.CUTTING) and now >= self._lame_end
+        if over and (not running or now >= self._cut_end):
+            self.stage = Stage.ENDED
+        return self.stage
+
 
 TICK_S = 0.1
 """Seconds between two looks at deadlines, signals and the engine."""
@@ -58,44 +115,33 @@ class Hooks:
     drain_s: float = 0.0
 
 
-class Server(uvicorn.Server):
+class Server:
     """One server on some listening sockets.
 
     exit_status: status for the process after `serve`: 0, or ENGINE_DIED.
+    started: whether the port is open.
+    should_exit: set it, from any thread, to end the server.
     """
 
     def __init__(
         self,
-        app: Any,
+        app: Application,
         sockets: Sequence[socket.socket],
         settings: HttpSettings,
         table: Connections,
         hooks: Hooks | None = None,
-        *,
-        loop: str = "uvloop",
     ) -> None:
-        """app: the ASGI application.
+        """sockets: listening sockets; the server closes them.
 
-        sockets: listening sockets; the server closes them.
         settings, table: limits and counts of connections.
         hooks: the application's part; None: it has none.
-        loop: "uvloop", or "none" if the caller runs the event loop.
 
         Raises ConfigError for a certificate that cannot be used.
         """
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                access_log=False,
-                http=HttpProtocol,
-                ws="none",
-                proxy_headers=False,
-                server_header=False,
-                loop=loop,
-            )
-        )
         self.exit_status = 0
+        self.started = False
+        self.should_exit = False
+        self._app = app
         self._listening = sockets
         self._settings = settings
         self._table = table
@@ -112,36 +158,54 @@ class Server(uvicorn.Server):
         """The scheme of the server's addresses: "http" or "https"."""
         return "http" if self._tls is None else "https"
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            self._close_sockets()
-            sys.exit(STARTUP_FAILURE)
-        self._listener = Listener(self._listening, self._table, self._rules, self._make_protocol, self._tls)
-        self._listener.start()
-        self.started = True
-        self._hooks.on_start()
+    def run(self) -> None:
+        """Serve in this thread, with an event loop of its own. Raises what `serve` raises."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self.serve())
 
-    async def main_loop(self) -> None:
-        """Serve until the server has drained."""
+    async def serve(self) -> None:
+        """Serve until a signal arrives, the program wants to stop, or the engine has died.
+
+        Raises FoveaError if the application does not start.
+        """
+        with self._noting_signals():
+            try:
+                await self._app.start()
+            except BaseException:
+                for sock in self._listening:
+                    sock.close()
+                raise
+            self._set_headers()
+            self._listener = Listener(
+                self._listening, self._table, self._rules, self._make_protocol, self._tls
+            )
+            self._listener.start()
+            self.started = True
+            self._hooks.on_start()
+            await self._watch()
+            await self._end()
+
+    async def _watch(self) -> None:
+        """Look at deadlines, signals and the engine until the server has drained."""
         watch = None
         if self._certificate is not None:
             watch = asyncio.create_task(self._certificate.watch(self._install))
-        ticks = 0
         while not self._is_over(time.monotonic()):
-            await super().on_tick(ticks)  # the Date header
+            self._set_headers()
             self._table.sweep(time.monotonic())
             await asyncio.sleep(TICK_S)
-            ticks += 1
         if watch is not None:
             watch.cancel()
+
+    def _set_headers(self) -> None:
+        self._rules.headers[:] = [(b"date", formatdate(usegmt=True).encode())]
 
     def _is_over(self, now: float) -> bool:
         if self._drain.stage is Stage.SERVING:
             self._look_for_an_end(now)
         elif len(self._signals) > 1:
             self._drain.hurry(now)
-        stage = self._drain.advance(now, len(self.server_state.tasks))
+        stage = self._drain.advance(now, len(self._rules.tasks))
         if stage is Stage.CUTTING and not self._cut:
             self._cut_answers()
         return stage is Stage.ENDED
@@ -171,24 +235,25 @@ class Server(uvicorn.Server):
     def _cut_answers(self) -> None:
         self._cut = True
         reason = "the engine has stopped" if self.exit_status else "the server is shutting down"
-        log.warning("%d requests get an error: %s", len(self.server_state.tasks), reason)
+        log.warning("%d requests get an error: %s", len(self._rules.tasks), reason)
         self._hooks.on_cut(reason)
         for entry in self._table:
             entry.owner.cut()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def _end(self) -> None:
         """Close the port and all connections, then end the application."""
+        tasks = self._rules.tasks
         self._listener.close()
         for entry in self._table:
             entry.owner.shutdown()
-        await self._until(lambda: not self.server_state.tasks, 0.0)
-        for task in self.server_state.tasks:
+        await self._until(lambda: not tasks, 0.0)
+        for task in tasks:
             task.cancel()
-        await self._until(lambda: not self.server_state.tasks, CUT_S)
+        await self._until(lambda: not tasks, CUT_S)
         await self._until(lambda: not len(self._table), CUT_S)
         for entry in self._table:
             entry.owner.abort()
-        await self.lifespan.shutdown()
+        await self._app.stop()
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         """Wait until a condition is true, or for some seconds. Requests get one turn in any case."""
@@ -196,6 +261,19 @@ class Server(uvicorn.Server):
         await asyncio.sleep(0)
         while not condition() and time.monotonic() < end:
             await asyncio.sleep(TICK_S / 5)
+
+    @contextmanager
+    def _noting_signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT until the block ends. Only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Note a signal. The second one ends the drain, the third one the process."""
@@ -208,14 +286,7 @@ class Server(uvicorn.Server):
             os.kill(os.getpid(), sig)
 
     def _make_protocol(self, address: str, tls: bool) -> HttpProtocol:
-        return HttpProtocol(
-            self.config, self.server_state, self.lifespan.state, self._table, self._rules, address, tls=tls
-        )
+        return HttpProtocol(self._app, self._table, self._rules, address, tls=tls)
 
     def _install(self, context: Any) -> None:
         self._listener.tls = context
-
-    def _close_sockets(self) -> None:
-        for sock in self._listening:
-            with suppress(OSError):
-                sock.close()

@@ -19,26 +19,27 @@ from fovea.core.image import Image
 from fovea.core.payload import Payload
 from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
 from fovea.media.image.store import SCHEME
-from fovea.server.state import CacheScope, ServerState
+from fovea.server.request import CacheScope, Request
 
 
 async def load_media(
-    state: ServerState, messages: Sequence[ChatMessage], scope: CacheScope
+    request: Request, messages: Sequence[ChatMessage], scope: CacheScope
 ) -> tuple[ImageBundle, VideoBundle]:
     """Load the images and the videos of a conversation concurrently. The first failure cancels the rest.
 
     Raises the errors of `load_images` and of `MediaLoader.open_videos`.
     """
     images, videos = image_references(messages), video_references(messages)
-    if state.trail is not None and (images or videos):
-        state.trail.loading = time.perf_counter()
+    if images or videos:
+        request.trail.loading = time.perf_counter()
 
     async def read_images() -> ImageBundle:
-        return await load_images(state, [r.url for r in images], [r.param for r in images], scope)
+        return await load_images(request, [r.url for r in images], [r.param for r in images], scope)
 
     async def open_videos() -> VideoBundle:
         params = [r.param for r in videos]
-        return await state.media.open_videos([r.url for r in videos], params, scope.salt, state.caller.owner)
+        urls, owner = [r.url for r in videos], request.caller.owner
+        return await request.state.media.open_videos(urls, params, scope.salt, owner)
 
     if not (images and videos):  # a task would let other tasks of the event loop run first, for no gain
         return await read_images(), await open_videos()
@@ -67,7 +68,7 @@ def image_paths(messages: Sequence[ChatMessage]) -> Iterator[None]:
 
 
 async def load_images(
-    state: ServerState, urls: Sequence[str | Payload], params: Sequence[str], scope: CacheScope
+    request: Request, urls: Sequence[str | Payload], params: Sequence[str], scope: CacheScope
 ) -> ImageBundle:
     """Load the images of one request, in order: uploaded ones from the store, the others from their URLs.
 
@@ -76,11 +77,12 @@ async def load_images(
     and the errors of `MediaLoader.load_timed`.
     """
     uploaded = {
-        i: _uploaded_image(state, url, params[i], scope.tenant)
+        i: _uploaded_image(request, url, params[i], scope.tenant)
         for i, url in enumerate(urls)
         if isinstance(url, str) and url.startswith(SCHEME)
     }
-    limit = state.media.limits.max_images
+    media = request.state.media
+    limit = media.limits.max_images
     if uploaded and len(urls) > limit:
         raise InvalidRequest(
             f"the request has {len(urls)} images; accepted: at most {limit}",
@@ -88,23 +90,23 @@ async def load_images(
             code="too_many_images",
         )
     others = [i for i in range(len(urls)) if i not in uploaded]
-    loaded = await state.media.load_timed(
-        [urls[i] for i in others], [params[i] for i in others], scope.salt, state.caller.owner
+    loaded = await media.load_timed(
+        [urls[i] for i in others], [params[i] for i in others], scope.salt, request.caller.owner
     )
     rest = iter(zip(loaded.images, loaded.timings, strict=True))
     pairs = [(uploaded[i], MediaTimings(0.0, 0.0)) if i in uploaded else next(rest) for i in range(len(urls))]
     images = tuple(image for image, _ in pairs)
     if uploaded:
-        state.media.check_pixels(images)
+        media.check_pixels(images)
     return ImageBundle(images, tuple(timings for _, timings in pairs))
 
 
-def _uploaded_image(state: ServerState, url: str, param: str, tenant: str) -> Image:
-    stored = state.image_store.get(url.removeprefix(SCHEME), tenant)
+def _uploaded_image(request: Request, url: str, param: str, tenant: str) -> Image:
+    stored = request.state.image_store.get(url.removeprefix(SCHEME), tenant)
     if stored is None:
         raise InvalidImage(
             f"{shorten(url)} is not stored here, or has expired; send the image again to /v1/images",
             param=param,
             code="image_not_found",
         )
-    return state.media.lend(stored.image, state.caller.owner)
+    return request.state.media.lend(stored.image, request.caller.owner)

@@ -1,29 +1,52 @@
 """Runs a server in the main thread until a signal arrives or its engine dies.
 
 After SIGTERM the port stays open for `lame_duck_s` and as long as requests run: /ready and new requests
-answer 503. Running requests have `drain_seconds` to finish. `http/drain.py` has the whole order.
+answer 503. Running requests have `drain_seconds` to finish. `http/server.py` has the whole order.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-
+from fovea.core.errors import EngineError
 from fovea.core.protocols import EngineClient
-from fovea.http.descriptors import allowed_connections
-from fovea.http.listener import bind
+from fovea.http.listener import allowed_connections, bind
 from fovea.http.server import Hooks, Server
-from fovea.http.settings import HttpSettings
-from fovea.http.table import Connections
-from fovea.server.garbage import keep_for_life
-from fovea.server.open_answers import OpenAnswers
-from fovea.server.state import ServerState
+
+if TYPE_CHECKING:  # an application collects garbage as this module says
+    from fovea.server.app import App
+
+EVERY_S = 2.0
+"""Seconds between two collections of a running server."""
+
+
+def keep_for_life() -> None:
+    """Collect garbage now, and leave all objects that remain out of later collections.
+
+    A full collection visits every container object while no other thread runs. Imported modules and the model
+    are 250,000 of them and take a quarter of a second. Any request that creates some thousand objects, such
+    as a conversation of 4096 messages, would set off such a collection. Call it when the server is ready.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+async def collect_regularly() -> None:
+    """Collect garbage every EVERY_S seconds until cancelled, if anything was created since the last time."""
+    while True:
+        await asyncio.sleep(EVERY_S)
+        if gc.get_freeze_count() and sum(gc.get_count()):
+            gc.collect()
+
 
 SWITCH_S = 0.001
 """Seconds after which a thread of Python that computes lets another one run, above all the event loop."""
@@ -34,7 +57,7 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = lambda: None) -> int:
+def serve(app: App, host: str, port: int, *, on_start: Callable[[], None] = lambda: None) -> int:
     """Run a server until SIGTERM or SIGINT, and return the exit status for the process.
 
     The status is 0 after a signal, and 70 if the engine has died.
@@ -43,7 +66,7 @@ def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = 
     on_start: called once the port is open.
     Raises OSError if the port is in use, ConfigError for a TLS certificate that cannot be used.
     """
-    state: ServerState = app.state.fovea
+    state = app.state
 
     def start() -> None:
         threading.Thread(target=state.media.warm_up, name="fovea-warm-up", daemon=True).start()
@@ -57,46 +80,31 @@ def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = 
 
 
 def server_of(
-    app: FastAPI,
+    app: App,
     sockets: list[socket.socket],
     *,
     on_start: Callable[[], None] = lambda: None,
     drain_s: float = 0.0,
-    loop: str = "uvloop",
 ) -> Server:
     """Return a server for an application.
 
-    app: an application of `create_app`, or any other; the other one has no engine to watch.
+    app: an application of `create_app`.
     sockets: listening sockets.
     on_start: called once connections are accepted.
     drain_s: seconds that running requests have at the end.
-    loop: "uvloop", or "none" if the caller runs the event loop.
     """
-    state: ServerState | None = getattr(app.state, "fovea", None)
-    if state is None:
-        settings = HttpSettings()
-        hooks = Hooks(on_start=on_start, drain_s=drain_s)
-        return Server(app, sockets, settings, Connections(settings.max_connections), hooks, loop=loop)
-    client = state.client
-
-    def begin_drain() -> None:
-        state.draining = True
-
-    def cut(reason: str) -> None:
-        if isinstance(client, OpenAnswers):
-            client.cut(reason)
-
+    engine = app.state.engine
     hooks = Hooks(
         on_start=on_start,
-        on_drain=begin_drain,
-        on_cut=cut,
-        is_ready=lambda: client.status == "ready",
-        has_died=EngineWatch(client).has_died,
+        on_drain=app.drain,
+        on_cut=app.cut,
+        is_ready=lambda: engine.status == "ready",
+        has_died=EngineWatch(engine).has_died,
         drain_s=drain_s,
     )
-    table: Connections = app.state.connections
+    table = app.connections
     table.capacity = allowed_connections(table.capacity)
-    return Server(app, sockets, state.settings.http, table, hooks, loop=loop)
+    return Server(app, sockets, app.state.settings.http, table, hooks)
 
 
 class EngineWatch:
@@ -114,3 +122,50 @@ class EngineWatch:
         status = self._client.status
         self._was_ready = self._was_ready or status == "ready"
         return self._was_ready and status == "stopped"
+
+
+@contextmanager
+def serving(
+    app: App, new_loop: Callable[[], asyncio.AbstractEventLoop], *, drain_s: float = 0.0
+) -> Iterator[str]:
+    """Serve the application on a free port of this machine until the block ends, and yield its address.
+
+    The port is open when the block begins. The application ends with the block. If the engine dies, only the
+    server ends, and not the process.
+
+    new_loop: creates the event loop of the server.
+    drain_s: seconds that running requests have when the block ends; afterwards they get an error.
+    Raises what the application raises if it does not start, ConfigError for a TLS certificate that cannot be
+    used.
+    """
+    up = threading.Event()
+    sockets = bind("127.0.0.1", 0)
+    address = f"127.0.0.1:{sockets[0].getsockname()[1]}"
+    try:
+        server = server_of(app, sockets, on_start=up.set, drain_s=drain_s)
+    except BaseException:
+        sockets[0].close()
+        raise
+
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                runner.run(server.serve())
+        except Exception as error:  # noqa: BLE001 - the caller raises it again
+            failures.append(error)
+        finally:
+            up.set()  # after a failure, too, so that the caller does not wait forever
+
+    thread = threading.Thread(target=run, name="fovea-server", daemon=True)
+    thread.start()
+    up.wait()
+    if not server.started:
+        thread.join()
+        raise failures[0] if failures else EngineError("the server did not start; see the log")
+    try:
+        yield f"{server.scheme}://{address}"
+    finally:
+        server.should_exit = True
+        thread.join()

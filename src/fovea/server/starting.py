@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CacheStage, EngineClient, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
-from fovea.server.garbage import keep_for_life
+from fovea.server.run import keep_for_life
 
 log = logging.getLogger("fovea.server")
 

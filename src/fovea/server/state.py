@@ -1,4 +1,4 @@
-"""State that all routes of one server share."""
+"""State that all requests of one server share."""
 
 from __future__ import annotations
 
@@ -7,35 +7,32 @@ import json
 import time
 from asyncio import Lock
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
-
-from fastapi import Request
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fovea import __version__
 from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
-from fovea.http.body_budget import BodyBudget
+from fovea.http.bodies import BodyBudget
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
 from fovea.observe.profiler import Profiler
-from fovea.observe.trail import Trail
-from fovea.server.access.access import Access
-from fovea.server.access.caller import Caller
-from fovea.server.batches.store import BatchStore
+from fovea.server.access import Access
+from fovea.server.batch_store import BatchStore
 from fovea.server.drawing import Drawing
-from fovea.server.in_flight import InFlight
-from fovea.server.reservations import Reservations
+from fovea.server.places import Places
 from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings
-from fovea.server.tracking import Tracking
+from fovea.server.tracking import InFlight, Tracking
 
-if TYPE_CHECKING:  # it calls the application, of which this is a part
-    from fovea.server.batches.runner import BatchRunner
+if TYPE_CHECKING:  # they use the state
+    from fovea.server.app import App
+    from fovea.server.batch_runner import BatchRunner
+    from fovea.server.request import Request
 
 _REASONS = {
     "loading": "the model is still loading",
@@ -47,28 +44,28 @@ _REASONS = {
 class ServerState:
     """The engine, the settings, the caches and the metrics of one server.
 
-    client: the engine.
+    engine: the engine.
     media: loads the images and videos of requests.
     fetch_cache, decoded_cache: bytes from URLs, and decoded images.
     image_store: images that clients sent to /v1/images.
     response_store: answers that later requests continue.
-    reservations: places in the engine's queue.
+    places: places in the engine's queue.
     access: keys, clients and their limits.
     bodies: bytes that request bodies may take.
     tracking: traces and the log of slow requests.
-    trail: of the request whose route uses this state; see `state_of`.
-    caller: the caller of the request whose route uses this state; see `state_of`.
+    drawing: draws pages of PDF files.
     batches: files and batches; None: there is no folder for them.
     runner: runs the batches.
-    in_flight: the requests that the engine has now.
+    requests: the requests that are being answered.
+    in_flight: the generations that the engine has now.
     started: Unix time at which the server was created.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
-    drawing: draws pages of PDF files.
     profiler: makes profiles of this process.
+    app: the application, which answers requests from within.
     draining: whether the server is shutting down and refuses new requests.
     """
 
-    client: EngineClient
+    engine: EngineClient
     settings: ServerSettings
     media: MediaLoader
     metrics: Metrics
@@ -76,26 +73,26 @@ class ServerState:
     decoded_cache: DecodedImageCache
     image_store: ImageStore
     response_store: ResponseStore
-    reservations: Reservations
+    places: Places
     access: Access
     bodies: BodyBudget
     tracking: Tracking
     drawing: Drawing
-    trail: Trail | None = None
-    caller: Caller = field(default_factory=Caller)
     batches: BatchStore | None = None
     runner: BatchRunner | None = None
+    requests: set[Request] = field(default_factory=set)
     in_flight: InFlight = field(default_factory=InFlight)
     started: float = field(default_factory=time.time)
     clearing: Lock = field(default_factory=Lock)
     profiler: Profiler = field(default_factory=Profiler)
     draining: bool = False
+    app: App = field(init=False)
 
     def unavailable(self) -> str | None:
         """The reason why the server accepts no requests now; None if it accepts them."""
         if self.draining:
             return "the server is shutting down"
-        status = self.client.status
+        status = self.engine.status
         return None if status == "ready" else _REASONS[status]
 
     def check_model(self, name: str | None) -> str:
@@ -103,7 +100,7 @@ class ServerState:
 
         Raises NotFound if the request names another model; None and "" name none.
         """
-        served = self.client.info.name
+        served = self.engine.info.name
         if name not in (None, "", served):
             raise NotFound(
                 f"model {shorten(name)} is not served here; served: {served}",
@@ -115,7 +112,7 @@ class ServerState:
     @property
     def system_fingerprint(self) -> str:
         """A name of what answers depend on beside the request: weights, precision, device, version."""
-        info = self.client.info
+        info = self.engine.info
         parts = (__version__, info.architecture, info.fingerprint, info.dtype, info.quantization, info.device)
         return f"fp_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 
@@ -130,57 +127,10 @@ class ServerState:
             **self.media.stats(),
             **self.bodies.stats(),
             **self.tracking.stats(),
-            **self.client.stats(),
+            **self.engine.stats(),
         }
-
-    def timeout(self, requested: float | None) -> float | None:
-        """The timeout of a request in seconds: its own one, else the server's; None: no limit.
-
-        Raises InvalidRequest if it is longer than the client's key allows.
-        """
-        return self.caller.client.timeout(requested, self.settings.request_timeout)
-
-    def seen_by(self, caller: Caller, trail: Trail | None = None) -> ServerState:
-        """Return this state with the places, the timeout and the tokens of one caller, and its trail."""
-        access = self.access
-        places = self.reservations.of(caller, usual_places=access.usual_places, fair=access.fair)
-        return replace(self, caller=caller, reservations=places, trail=trail)
-
-
-class CacheScope(NamedTuple):
-    """The part of the caches that a request may use.
-
-    tenant: the client to whom it belongs; "" if all clients share the caches.
-    salt: tenant and the request's own `cache_salt`. Only requests with equal salts share entries.
-    """
-
-    tenant: str
-    salt: str
-
-
-def cache_scope_of(request: Request, cache_salt: str | None) -> CacheScope:
-    """The cache scope of an HTTP request. cache_salt: the field of its body."""
-    tenant, salt = caller_of(request).tenant, cache_salt or ""
-    return CacheScope(tenant, f"{tenant}:{salt}" if tenant else salt)
 
 
 def tenant_of_salt(salt: str) -> str:
     """Return the tenant of a cache scope's salt. Without tenants, it is a part of the client's own salt."""
     return salt.partition(":")[0]
-
-
-def caller_of(request: Request) -> Caller:
-    """The caller of an HTTP request."""
-    caller: Caller | None = getattr(request.state, "caller", None)
-    return caller or Caller()
-
-
-def request_id_of(request: Request) -> str:
-    """The id of an HTTP request, from x-request-id or new. It is in logs and in the response."""
-    return caller_of(request).request_id
-
-
-def state_of(request: Request) -> ServerState:
-    """The state of the server that handles an HTTP request, as its caller may use it."""
-    state: ServerState = request.app.state.fovea
-    return state.seen_by(caller_of(request), getattr(request.state, "trail", None))

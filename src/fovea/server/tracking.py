@@ -1,9 +1,16 @@
-"""Follows the requests of a server, and makes traces and the log of slow requests from their trails."""
+"""Follows the requests of a server: those that the engine has now, their traces, and the slow ones.
+
+The page for operators shows what the engine has and the latest times to first token. A generation is known
+from the moment at which it is handed to the engine until its answer ends. Nothing of its content is kept.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, ImagePart, Prompt, TextPart, TextPrompt
 from fovea.observe.slow import SlowRequests, row_of, ttft_of
@@ -11,6 +18,72 @@ from fovea.observe.tracing.context import parent_of, recorded_id
 from fovea.observe.tracing.request import LONGEST_TEXT, RequestEnd, spans_of
 from fovea.observe.tracing.tracer import Tracer
 from fovea.observe.trail import Content, Run, Trail
+
+if TYPE_CHECKING:  # a generation is tracked here
+    from fovea.server.generation import Generation
+
+SAMPLES = 1024
+"""Times to first token that are kept at most."""
+
+
+class InFlight:
+    """All generations that the engine has. Not thread-safe: use it from the event loop's thread.
+
+    first_tokens, first_token_seconds: number and sum of the times to first token since the server started.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.first_tokens = 0
+        self.first_token_seconds = 0.0
+        self._entered = 0
+        self._generations: dict[Generation, None] = {}
+        self._latest: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+
+    def __len__(self) -> int:
+        return len(self._generations)
+
+    def __iter__(self) -> Iterator[Generation]:
+        """Iterate over the generations, oldest first."""
+        return iter(self._generations)
+
+    def add(self, generation: Generation) -> int:
+        """Add a generation that is handed to the engine now, and return its number."""
+        self._entered += 1
+        self._generations[generation] = None
+        return self._entered
+
+    def remove(self, generation: Generation) -> None:
+        """Remove a generation that has ended."""
+        del self._generations[generation]
+
+    def count_first_token(self, seconds: float) -> None:
+        """Count a time to first token: seconds from the request's arrival until now."""
+        self.first_tokens += 1
+        self.first_token_seconds += seconds
+        self._latest.append((self.clock(), seconds))
+
+    def per_caller(self) -> Counter[str]:
+        """Return how many generations each client has."""
+        return Counter(generation.caller for generation in self._generations)
+
+    def first_token_times(self, window_s: float) -> list[float]:
+        """Return the times to first token of the last `window_s` seconds in ascending order.
+
+        At most SAMPLES of them are kept.
+        """
+        since = self.clock() - window_s
+        return sorted(seconds for at, seconds in self._latest if at >= since)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """Return the smallest value that at least this share of the values does not exceed; None without values.
+
+    ordered: the values, ascending.
+    """
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 class Tracking:
@@ -31,8 +104,8 @@ class Tracking:
         context = None if self.tracer is None else self.tracer.begin(headers, parent)
         return Trail(time.perf_counter(), time.time(), context, recorded_id(context, parent))
 
-    def start(self, trail: Trail | None, request: GenerationRequest, model: str) -> Run:
-        """Note that the engine gets a generation now. trail: of its HTTP request; None: it has none."""
+    def start(self, trail: Trail, request: GenerationRequest, model: str) -> Run:
+        """Note that the engine gets a generation now. trail: of its HTTP request."""
         run = Run(
             request.id,
             model,
@@ -42,10 +115,9 @@ class Tracking:
             request.media_decode_s,
             _sizes(request.prompt),
         )
-        if trail is not None:
-            trail.runs.append(run)
-            if self._content and trail.context is not None:
-                run.content = Content(_text(request.prompt))
+        trail.runs.append(run)
+        if self._content and trail.context is not None:
+            run.content = Content(_text(request.prompt))
         return run
 
     def note(self, run: Run, delta: Delta, now: float) -> None:

@@ -12,11 +12,9 @@ from functools import cache
 from typing import Any
 
 import httptools
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
+from fovea.http.patience import Rules
 from fovea.http.protocol import HttpProtocol
-from fovea.http.rules import Rules
 from fovea.http.settings import HttpSettings
 from fovea.http.table import Connections
 from tests.fuzz.refusals import note
@@ -77,26 +75,28 @@ def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-async def _app(scope: Any, receive: Any, send: Any) -> None:
-    """Record the request and answer it."""
-    body = b""
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    scope["state"]["requests"].append((scope["method"], scope["raw_path"], list(scope["headers"]), body))
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
+class App:
+    """An application that records the requests and answers them."""
 
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
 
-@cache
-def _config() -> Config:
-    config = Config(_app, log_config=None, access_log=False, lifespan="off")
-    config.load()
-    return config
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        self.requests.append((scope["method"], scope["raw_path"], list(scope["headers"]), body))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 def target(data: bytes) -> None:
@@ -110,17 +110,16 @@ def target(data: bytes) -> None:
 
 def _requests(data: bytes, size: int) -> list[Any]:
     """Send bytes in pieces. Returns the requests that reached the application."""
-    loop, requests = _loop(), []
+    loop, app = _loop(), App()
     problems: list[str] = []
     loop.set_exception_handler(
         lambda _, context: problems.append(str(context.get("exception", context["message"])))
     )
     asyncio.set_event_loop(loop)
-    state = {"requests": requests}
 
     async def serve() -> bytes:
         table = Connections(16)
-        protocol = HttpProtocol(_config(), ServerState(), state, table, Rules(LIMITS), "127.0.0.2", tls=False)
+        protocol = HttpProtocol(app, table, Rules(LIMITS), "127.0.0.2", tls=False)
         transport = Transport()
         protocol.connection_made(transport)
         for at in range(0, len(data), size):
@@ -140,7 +139,7 @@ def _requests(data: bytes, size: int) -> list[Any]:
     written = loop.run_until_complete(serve())
     assert not problems, problems[0]
     _check(written)
-    return requests
+    return app.requests
 
 
 def _check(written: bytes) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.access.keyfile import PREFIX, digest
-from fovea.access.keys import tenant_of_client, tenant_of_key
+from fovea.access.keys import PREFIX, digest, tenant_of_client, tenant_of_key
 from fovea.core.errors import ConfigError, NotFound, Unauthorized
 from fovea.gateway.tenants.keys import EVERYONE, Tenants
 from fovea.gateway.tenants.limits import NO_LIMITS, TenantLimits
@@ -111,7 +110,7 @@ def test_a_file_with_other_limits_is_refused(tmp_path: Path, line: str) -> None:
 async def test_the_file_is_read_again_while_requests_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fovea.access.table.CHECK_S", 0.001)
+    monkeypatch.setattr("fovea.access.key_table.CHECK_S", 0.001)
     path = write(tmp_path / "keys.toml", entry("alice", "a", "max_in_flight = 1"))
     tenants = Tenants(path)
     async with tenants.watching():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fovea.access.keyfile import parse_key_file
+from fovea.access.keys import parse_key_file
 from fovea.core.settings import settings_of
 from fovea.gateway.tenants.limits import TenantLimits
 

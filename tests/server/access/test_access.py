@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from fovea.access.audit import LINES, WINDOW_S, Audit
-from fovea.access.keyfile import PREFIX, digest
+from fovea.access.keys import PREFIX, digest
 from fovea.access.log import AccessLog
 from fovea.core.errors import ConfigError, Unauthorized
-from fovea.server.access.access import Access
-from fovea.server.access.caller import Caller
-from fovea.server.access.rules import ANY, Rules
+from fovea.server.access import ANY, Access, Rules
+from fovea.server.clients import Caller
 from fovea.server.settings import ServerSettings
 from tests.core.test_ledger import Clock
 
@@ -108,7 +107,7 @@ async def test_a_disk_that_hangs_delays_nobody(path: Path, monkeypatch: pytest.M
         hanging.set()
         released.wait(60)
 
-    monkeypatch.setattr("fovea.access.table.CHECK_S", 0.001)
+    monkeypatch.setattr("fovea.access.key_table.CHECK_S", 0.001)
     monkeypatch.setattr(keys.access._table, "_look", look)
     async with keys.access.watching():
         while not hanging.is_set():

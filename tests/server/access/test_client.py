@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,10 +13,9 @@ from fovea.api.bodies.errors import error_headers
 from fovea.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Message, TextPart, TokenPrompt, Usage
-from fovea.server.access.caller import Caller
-from fovea.server.access.charge import Charge
-from fovea.server.access.client import Client
-from fovea.server.access.limits import Limits
+from fovea.server.clients import Caller, Client, Limits
+from fovea.server.generation import Charge
+from fovea.server.request import Request
 from tests.core.test_ledger import Clock
 
 
@@ -99,11 +99,16 @@ def generation(**sampling: Any) -> GenerationRequest:
     return GenerationRequest("id", prompt, SamplingParams(**sampling))
 
 
+def request_from(client: Client) -> Request:
+    """The part of a request that a charge needs."""
+    return cast("Request", SimpleNamespace(caller=Caller(client), prompt_tokens=0, completion_tokens=0))
+
+
 def charged(alice: Client, request: GenerationRequest, *deltas: Delta) -> tuple[int, int]:
     """The tokens that are gone while the request runs, and at its end."""
     assert alice.tokens is not None
     before = alice.tokens.remaining
-    charge = Charge(Caller(alice), request)
+    charge = Charge(request_from(alice), request)
     held = before - alice.tokens.remaining
     for delta in deltas:
         charge.add(delta)
@@ -137,7 +142,7 @@ def test_a_request_that_the_engine_refuses_costs_nothing() -> None:
     errors = (Overloaded("full", retry_after=1), InvalidRequest("no"), DeadlineExceeded("late"))
     left = []
     for error in errors:
-        charge = Charge(Caller(alice), generation(max_tokens=50))
+        charge = Charge(request_from(alice), generation(max_tokens=50))
         charge.refuse(error)
         charge.settle()
         left.append(alice.tokens.remaining)
@@ -147,10 +152,10 @@ def test_a_request_that_the_engine_refuses_costs_nothing() -> None:
 def test_the_sum_of_estimates_cannot_exceed_the_limit() -> None:
     """Ten requests at once, each of nearly the whole limit: one begins, and the others are refused."""
     alice = client(tokens_per_minute=100)
-    Charge(Caller(alice), generation(max_tokens=80))
+    Charge(request_from(alice), generation(max_tokens=80))
     for _ in range(9):
         with pytest.raises(Overloaded, match="tokens_per_minute"):
-            Charge(Caller(alice), generation(max_tokens=80))
+            Charge(request_from(alice), generation(max_tokens=80))
 
 
 def test_other_limits_from_now_on_keep_what_was_used() -> None:

@@ -14,10 +14,9 @@ import pytest
 
 from fovea import Engine
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
-from fovea.server.access.caller import Caller
-from fovea.server.access.exchange import duration
-from fovea.server.access.limits import Limits
 from fovea.server.app import create_app
+from fovea.server.clients import Limits
+from fovea.server.request import duration
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import Json, Server, chat, data_url, image, picture, running, until, user
@@ -126,6 +125,7 @@ def test_refused_keys_are_audited_and_counted(
         server.get("/admin/caches", headers=KEY)
         private = chat(user(image("file:///etc/passwd")))
         forbidden = server.post(CHAT, private, headers=KEY)
+        until(lambda: len(caplog.records) == 4)  # the answer leaves first
     assert forbidden.status_code == 403
     lines = [json.loads(record.message.removeprefix("refused ")) for record in caplog.records]
     assert [(line["status"], line["reason"], line["path"]) for line in lines] == [
@@ -194,7 +194,7 @@ async def test_tokenize_takes_a_place_and_ends_with_its_client() -> None:
 
     class Stuck(Script):
         async def tokenize(self, prompt: object) -> list[int]:
-            reserved.append(app.state.fovea.reservations.reserved)
+            reserved.append(app.state.places.reserved)
             try:
                 await asyncio.Event().wait()
             finally:
@@ -217,7 +217,7 @@ async def test_tokenize_takes_a_place_and_ends_with_its_client() -> None:
     scope = {"type": "http", "method": "POST", "path": "/tokenize", "query_string": b"", "headers": JSON}
     await app({**scope, "http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send)
     assert (reserved, ended) == ([1], [True])
-    assert app.state.fovea.reservations.reserved == 0
+    assert app.state.places.reserved == 0
 
 
 def test_salt_of_tokenize(server: Server) -> None:
@@ -230,11 +230,12 @@ def test_tokenize_has_the_servers_timeout_and_needs_a_free_place(engine: Engine,
         answer = server.post("/tokenize", {"prompt": "hello"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (408, "deadline_exceeded")
     with running(engine, ServerSettings(api_keys=("a",)), files) as server:
-        server.app.state.fovea.access._clients["api-key:1"].change_limits(Limits(places=1))
-        reservations = server.app.state.fovea.reservations
-        with reservations.of(Caller(server.app.state.fovea.access._clients["api-key:1"])).reserve(1):
-            answer = server.post("/tokenize", {"prompt": "a"}, headers={"Authorization": "Bearer a"})
-            assert answer.status_code == 429
+        server.app.state.access.clients[0].change_limits(Limits(places=1))
+        (client,), places = server.app.state.access.clients, server.app.state.places
+        places.take(client, 1)
+        answer = server.post("/tokenize", {"prompt": "a"}, headers={"Authorization": "Bearer a"})
+        assert answer.status_code == 429
+        places.give_up(client, 1)
         answer = server.post("/tokenize", {"prompt": "a"}, headers={"Authorization": "Bearer a"})
         assert answer.status_code == 200
 

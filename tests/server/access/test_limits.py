@@ -13,7 +13,7 @@ import pytest
 
 from fovea import Engine
 from fovea.access.bucket import TokenBucket
-from fovea.server.access.client import Client
+from fovea.server.clients import Client
 from fovea.server.settings import ServerSettings
 from tests.core.test_ledger import Clock
 from tests.server.access.test_access import entry
@@ -52,7 +52,7 @@ def limited(engine: Engine, files: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def client_of(server: Server, name: str) -> Client:
-    client: Client = server.app.state.fovea.access._clients[name]
+    client: Client = server.app.state.access._clients[name]
     return client
 
 
@@ -198,9 +198,9 @@ def test_one_client_cannot_take_all_places(checkpoint: Path, files: Path, tmp_pa
 def test_a_number_of_places_per_key_and_a_single_key(engine: Engine, files: Path, tmp_path: Path) -> None:
     alone = ServerSettings.of(keys_file=write_keys(tmp_path / "keys.toml", alice=()))
     with running(engine, alone, files) as server:
-        assert not server.app.state.fovea.access.fair
+        assert not server.app.state.access.fair
     with running(engine, ServerSettings.of(api_keys=("a", "b"), max_places_per_key=2), files) as server:
-        assert not server.app.state.fovea.access.fair
+        assert not server.app.state.access.fair
         answer = server.post(CHAT, chat(n=3), headers={"Authorization": "Bearer a"})
         assert answer.status_code == 400
         assert "key 'api-key:1' may have at most 2 in flight (max_places_per_key)" in answer.text

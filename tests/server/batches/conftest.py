@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.server.batches import store
+from fovea.server import batch_store
 
 
 @pytest.fixture(autouse=True)
 def light_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "RECORD", 0)
+    monkeypatch.setattr(batch_store, "RECORD", 0)

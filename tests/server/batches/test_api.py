@@ -19,11 +19,10 @@ import uvloop
 from fovea import Engine
 from fovea.core.errors import Overloaded
 from fovea.core.types import Delta, GenerationRequest, StageTimings, TextPart, Usage
+from fovea.server import batch_runner as runner_module
 from fovea.server.app import create_app
-from fovea.server.background import serving
-from fovea.server.batches import runner as runner_module
-from fovea.server.batches.settings import BatchSettings
-from fovea.server.settings import ServerSettings
+from fovea.server.run import serving
+from fovea.server.settings import BatchSettings, ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import PATIENCE, Json, Server, chat, data_url, image, picture, running, until, user
 

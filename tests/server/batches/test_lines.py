@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import InvalidRequest
-from fovea.server.batches import lines
-from fovea.server.batches.lines import answered_ids, check_lines, parse_line, result_line
+from fovea.server import batch_runner
+from fovea.server.batch_runner import answered_ids, check_lines, parse_line, result_line
 
 CHAT = "/v1/chat/completions"
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"messages": []}}
@@ -90,11 +90,11 @@ def test_file_without_requests(tmp_path: Path) -> None:
 
 def test_only_some_errors_are_named(tmp_path: Path) -> None:
     _, errors = check_lines(write(tmp_path / "in", *[b"{"] * 1000), CHAT)
-    assert len(errors) == lines.MOST_ERRORS
+    assert len(errors) == batch_runner.MOST_ERRORS
 
 
 def test_too_many_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINES", 2)
+    monkeypatch.setattr(batch_runner, "MAX_LINES", 2)
     texts = [line(custom_id=str(number)) for number in range(4)]
     _, [error] = check_lines(write(tmp_path / "in", *texts), CHAT)
     assert (error["line"], error["code"]) == (3, "too_many_lines")

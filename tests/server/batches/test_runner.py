@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
-from fovea.core.errors import InvalidRequest, Unavailable
-from fovea.server.access.caller import Caller
-from fovea.server.batches import runner as runner_module
-from fovea.server.batches.call import CALLER, call
-from fovea.server.batches.lines import check_lines
-from fovea.server.batches.runner import BatchRunner, batch_list
-from fovea.server.batches.store import BatchStore, Record, read_lines
+from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
+from fovea.server import batch_runner as runner_module
+from fovea.server.app import create_app
+from fovea.server.batch_runner import BatchRunner, batch_list, check_lines
+from fovea.server.batch_store import BatchStore, Record, read_lines
+from fovea.server.clients import Caller
+from fovea.server.request import Reply
+from tests.http.support import LAST
+from tests.server.scripted import Script
+from tests.server.support import chat
 
 CHAT = "/v1/chat/completions"
 Answer = Callable[[str], Awaitable[tuple[int, dict[str, str]]]]
@@ -34,19 +36,17 @@ class App:
         self.texts: list[str] = []
         self.running = self.most = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert isinstance(scope[CALLER], Caller)
-        body = json.loads((await receive())["body"])
-        self.texts.append(body["text"])
+    async def call(self, path: str, body: bytes, caller: Caller, request_id: str) -> Reply:
+        text = json.loads(body)["text"]
+        self.texts.append(text)
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            status, headers = await self.answer(body["text"])
+            status, headers = await self.answer(text)
         finally:
             self.running -= 1
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": status, "headers": raw})
-        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+        wait = headers.get("retry-after")
+        return Reply(status, body, headers.get("x-request-id", ""), None if wait is None else float(wait))
 
     async def _well(self, text: str) -> tuple[int, dict[str, str]]:
         await asyncio.sleep(0)
@@ -83,7 +83,7 @@ async def runner_of(
     caller_of: Callable[[str], Caller | None] = lambda owner: Caller(),
 ) -> AsyncIterator[BatchRunner]:
     """A runner that runs until the block ends, as abruptly as a server that is stopped."""
-    runner = BatchRunner(app, store, caller_of, parallel)
+    runner = BatchRunner(app.call, store, caller_of, parallel)
     task = asyncio.create_task(runner.run())
     try:
         yield runner
@@ -277,21 +277,16 @@ async def test_store_without_room_fails_the_batch(folder: Path) -> None:
     assert ids(results(store, record)) == ["a"]
 
 
-async def test_defect_in_one_request_leaves_the_others(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def answer(text: str) -> tuple[int, dict[str, str]]:
-        if text == "bad":
-            raise ZeroDivisionError("secret")
-        return 200, {}
-
-    store = open_store(folder)
-    async with runner_of(store, App(answer)) as runner:
-        first = runner.create("", upload(store, "bad"), CHAT, None)
-        second = runner.create("", upload(store, "a"), CHAT, None)
-        assert (await ended(first), await ended(second)) == ("completed", "completed")
-    assert first["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
-    failed = store.content_path(first["error_file_id"]).read_text()
+async def test_defect_in_a_request_becomes_its_answer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app, store = create_app(Script(ZeroDivisionError("secret"))), open_store(folder)
+    runner = BatchRunner(app.call, store, lambda owner: Caller(), 1)
+    path = store.new_upload()
+    path.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": chat()}))
+    file = store.add_file(path, "", filename="in.jsonl", purpose="batch")
+    record = runner.create("", file, CHAT, None)
+    await runner._run(record)
+    assert record["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+    failed = store.content_path(record["error_file_id"]).read_text()
     assert json.loads(failed)["response"]["status_code"] == 500
     assert "secret" not in failed
     assert "secret" in caplog.text
@@ -436,7 +431,7 @@ async def test_crash_while_the_results_become_files(
         saved(record)
 
     monkeypatch.setattr(store, "save_batch", save)
-    runner = BatchRunner(App(answer), store, lambda owner: Caller(), 1)
+    runner = BatchRunner(App(answer).call, store, lambda owner: Caller(), 1)
     record = runner.create("", upload(store, "a", "bad"), CHAT, None)
     with pytest.raises(Crash):
         await runner._run(record)
@@ -450,13 +445,13 @@ async def test_crash_while_the_results_become_files(
 
 
 async def test_call_from_within() -> None:
-    async def answer(text: str) -> tuple[int, dict[str, str]]:
-        return 429, {"retry-after": "3", "x-request-id": "mine"}
-
-    reply = await call(App(answer), CHAT, b'{"text": "a"}', Caller(request_id="mine"))
+    """It is refused as any other request is, and has the id that it was given."""
+    body = json.dumps(chat()).encode()
+    full = create_app(Script(Overloaded("full", retry_after=2.5)))
+    reply = await full.call(CHAT, body, Caller(), "mine")
     assert (reply.status, reply.retry_after, reply.request_id) == (429, 3.0, "mine")
-    reply = await call(App(), CHAT, b'{"text": "a"}', Caller())
-    assert (reply.status, reply.retry_after, json.loads(reply.body)) == (200, None, {"text": "a"})
+    reply = await create_app(Script(LAST)).call(CHAT, body, Caller(), "mine")
+    assert (reply.status, reply.retry_after, reply.prompt_tokens) == (200, None, LAST.usage.prompt)
 
 
 def test_pages_of_a_list() -> None:

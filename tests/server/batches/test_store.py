@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError, NotFound, PayloadTooLarge, Unavailable
-from fovea.server.batches.store import BatchStore, Record, public, read_lines
+from fovea.server.batch_store import BatchStore, Record, public, read_lines
 
 CAPACITY = 10_000
 

@@ -7,14 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fastapi.responses import StreamingResponse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.api.bodies.chat import ChatBodies
 from fovea.api.bodies.text import CompletionBodies
+from fovea.core.json_lines import dump
 from fovea.core.types import Completion, StageTimings, TokenLogprob, Usage
-from fovea.server.bodies.answers import BATCH, OneLineResponse, answer_response, json_pieces
+from fovea.server.app import create_app
+from fovea.server.json_answers import BATCH, Bodies, json_pieces, send_answers
+from tests.server.scripted import Script
+from tests.server.support import request_of
 from tests.support.thorough import examples
 
 LEAVES = (
@@ -29,7 +32,7 @@ VALUES = st.recursive(
 @given(VALUES, st.sampled_from([0, 1, BATCH, BATCH + 1, 3 * BATCH]))
 def test_pieces_are_the_text_of_the_whole(value: Any, copies: int) -> None:
     body = {"value": value, "copies": [value] * copies}
-    assert "".join(json_pieces(body)).encode() == OneLineResponse(body).body
+    assert "".join(json_pieces(body)) == dump(body)
 
 
 def completion(tokens: int, alternatives: int) -> Completion:
@@ -45,25 +48,35 @@ def completion(tokens: int, alternatives: int) -> Completion:
     )
 
 
-@pytest.mark.parametrize(("tokens", "kind"), [(3, OneLineResponse), (300, StreamingResponse)])
+async def sent(bodies: Bodies, answers: list[Completion]) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The parts of the body of an answer, and its headers."""
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    request, inside = request_of(create_app(Script()))
+    request._send = send
+    await send_answers(request, bodies, answers)
+    start, *parts = messages
+    return [part["body"] for part in parts], dict(start["headers"])
+
+
+@pytest.mark.parametrize(("tokens", "pieces"), [(3, False), (300, True)])
 @pytest.mark.parametrize(("writer", "count"), [(ChatBodies, 1), (CompletionBodies, 3)])
 async def test_a_large_answer_equals_a_small_one(
-    tokens: int, kind: type, writer: type[ChatBodies | CompletionBodies], count: int
+    tokens: int, pieces: bool, writer: type[ChatBodies | CompletionBodies], count: int
 ) -> None:
     """An answer with log probabilities stopped all clients while it was written, in one call, in the loop."""
     bodies, answers = writer("m"), [completion(tokens, 20)] * count
     body = bodies.complete(answers)
-    response = await answer_response(bodies, answers)
-    assert type(response) is kind
-    if isinstance(response, StreamingResponse):
-        pieces = [bytes(piece) async for piece in response.body_iterator]  # type: ignore[arg-type]
-        assert max(map(len, pieces)) < 1024 * 1024
-        text = b"".join(pieces)
-    else:
-        text = bytes(response.body)
+    parts, headers = await sent(bodies, answers)
+    assert (len(parts) > 2) == pieces
+    assert max(map(len, parts)) < 1024 * 1024
+    text = b"".join(parts)
     assert json.loads(text) == body
-    assert response.headers["content-length"] == str(len(text))
-    assert response.headers["content-type"] == "application/json"
+    assert headers[b"content-length"] == str(len(text)).encode()
+    assert headers[b"content-type"] == b"application/json"
 
 
 @pytest.mark.parametrize("tokens", [3, 300])
@@ -71,11 +84,8 @@ async def test_a_large_answer_equals_a_small_one(
 async def test_an_answer_is_one_line(tokens: int, mark: str) -> None:
     """Clients that split text at Unicode's line breaks cut the JSON of an answer with one into halves."""
     whole = replace(completion(tokens, 20), texts=(f"a{mark}b" * tokens,) * 2)
-    response = await answer_response(ChatBodies("m"), [whole])
-    if isinstance(response, StreamingResponse):
-        body = b"".join([bytes(piece) async for piece in response.body_iterator])  # type: ignore[arg-type]
-    else:
-        body = bytes(response.body)
+    parts, headers = await sent(ChatBodies("m"), [whole])
+    body = b"".join(parts)
     assert len(body.decode().splitlines()) == 1
     assert json.loads(body)["choices"][0]["message"]["content"] == whole.texts[0]
-    assert response.headers["content-length"] == str(len(body))
+    assert headers[b"content-length"] == str(len(body)).encode()

@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
-from fovea.http.body_budget import FREE
-from fovea.server.app import create_app
+from fovea.http.bodies import FREE
+from fovea.server.app import App, create_app
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import chat, data_url, image, picture, user
@@ -29,7 +28,7 @@ class Upload:
     reads: number of times that the application asked for bytes.
     """
 
-    def __init__(self, app: FastAPI, headers: dict[str, str] = JSON, path: str = CHAT) -> None:
+    def __init__(self, app: App, headers: dict[str, str] = JSON, path: str = CHAT) -> None:
         self.status = 0
         self.answer = b""
         self.reads = 0
@@ -74,7 +73,7 @@ class Upload:
         self.answer += message.get("body", b"")
 
 
-def app_of(script: Script | None = None, **settings: Any) -> FastAPI:
+def app_of(script: Script | None = None, **settings: Any) -> App:
     return create_app(script or Script(LAST, LAST, LAST), ServerSettings.of(**settings))
 
 
@@ -127,7 +126,7 @@ async def test_unfinished_bodies_give_way_to_a_new_one() -> None:
     Their bytes stayed in memory without a limit. Now the largest one is refused, and a later body passes.
     """
     app = app_of(max_body_mib=1, max_bodies_mib=1)
-    budget = app.state.fovea.bodies
+    budget = app.state.bodies
     slow = [Upload(app) for _ in range(2)]
     for upload in slow:
         await upload.send(b'{"messages": "' + b"x" * (540 * 1024))
@@ -154,7 +153,7 @@ async def test_bytes_are_given_back_when_the_image_was_read() -> None:
         held: list[float]
 
         async def stream(self, request: GenerationRequest):  # type: ignore[no-untyped-def, override]
-            self.held = [app.state.fovea.bodies.held]
+            self.held = [app.state.bodies.held]
             yield LAST
 
     script = Waiting()
@@ -163,22 +162,22 @@ async def test_bytes_are_given_back_when_the_image_was_read() -> None:
     assert len(body) > 3 * FREE
     upload = Upload(app)
     await upload.send(body[: 2 * FREE])
-    assert app.state.fovea.bodies.held == FREE
+    assert app.state.bodies.held == FREE
     await upload.send(body[2 * FREE :], more=False)
     await upload.task
     assert upload.status == 200, upload.answer
     assert script.held[0] < len(body) / 2
-    assert app.state.fovea.bodies.held == 0
+    assert app.state.bodies.held == 0
 
 
 async def test_a_client_that_leaves_gives_everything_back() -> None:
     app = app_of()
     upload = Upload(app)
     await upload.send(b'{"messages": "' + b"x" * MIB)
-    assert app.state.fovea.bodies.held > 0
+    assert app.state.bodies.held > 0
     upload.leave()
     await upload.task
-    assert (upload.status, app.state.fovea.bodies.held) == (0, 0)
+    assert (upload.status, app.state.bodies.held) == (0, 0)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/images", "/tokenize"])

@@ -27,7 +27,7 @@ from fovea.observe.chrome import chrome_trace
 from fovea.observe.event_loop import watched_loop
 from fovea.observe.profile import WAITING, StageTime, stage_times
 from fovea.server.app import create_app
-from fovea.server.background import serving
+from fovea.server.run import serving
 
 if TYPE_CHECKING:
     from fovea.cli.profile.settings import ProfileSettings

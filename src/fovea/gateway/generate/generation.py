@@ -40,8 +40,8 @@ from fovea.gateway.queue.turn import Turn
 from fovea.gateway.services import Services
 from fovea.gateway.tenants.keys import EVERYONE, Tenant
 from fovea.gateway.translate import ChatTranslation, to_chat
-from fovea.http.body_budget import Claim
-from fovea.http.errors import ClientGone
+from fovea.http.bodies import Claim
+from fovea.http.refusals import ClientGone
 
 log = logging.getLogger("fovea.gateway")
 CLIENT_GONE = 499

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.access.bearer import find_key, hash_of_key
-from fovea.access.keys import Key, Keys
-from fovea.access.table import KeyTable
+from fovea.access.key_table import KeyTable
+from fovea.access.keys import Key, Keys, find_key, hash_of_key
 from fovea.core.errors import NotFound
 from fovea.gateway.tenants.limits import NO_LIMITS, TenantLimits
 

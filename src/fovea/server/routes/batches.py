@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from fovea.api.content import NO_EFFECT
 from fovea.api.wire import Body, Word
-from fovea.server.batches.lines import ENDPOINTS
-from fovea.server.batches.runner import BatchRunner, batch_list
-from fovea.server.batches.store import public
-from fovea.server.bodies.route import BodyRoute
-from fovea.server.docs import ERRORS, NAMED
+from fovea.server.batch_runner import ENDPOINTS, BatchRunner, batch_list
+from fovea.server.batch_store import public
+from fovea.server.request import Request
 from fovea.server.routes.files import store_of
-from fovea.server.state import ServerState, state_of
+from fovea.server.routing import Routes
+from fovea.server.state import ServerState
 
-router = APIRouter(route_class=BodyRoute)
+routes = Routes()
 
 
 class BatchRequest(Body):
@@ -34,36 +32,41 @@ class BatchRequest(Body):
     output_expires_after: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
 
 
-@router.post("/v1/batches", responses=ERRORS)
-async def create(body: BatchRequest, http: Request) -> dict[str, Any]:
+@routes.post("/v1/batches", bodies=(BatchRequest,))
+async def create(request: Request, body: BatchRequest) -> dict[str, Any]:
     """Begin to answer the requests of a file in the background."""
-    state = state_of(http)
-    file = store_of(state).file(body.input_file_id, state.caller.holder, "input_file_id")
-    return public(_runner(state).create(state.caller.holder, file, body.endpoint, body.metadata))
+    state = request.state
+    file = store_of(state).file(body.input_file_id, request.caller.holder, "input_file_id")
+    return public(_runner(state).create(request.caller.holder, file, body.endpoint, body.metadata))
 
 
-@router.get("/v1/batches", responses=NAMED)
-async def batches(
-    http: Request, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None
-) -> dict[str, Any]:
+class BatchPage(BaseModel):
+    """A page of the list of batches."""
+
+    limit: int = Field(20, ge=1, le=100, description="Most batches.")
+    after: str | None = Field(None, description="Id of the last batch of the page before.")
+
+
+@routes.get("/v1/batches", query=BatchPage)
+async def batches(request: Request, page: BatchPage) -> dict[str, Any]:
     """List the batches, newest first."""
-    state = state_of(http)
-    records = [public(record) for record in store_of(state).batches(state.caller.holder)]
-    return batch_list(records, limit, after)
+    state = request.state
+    records = [public(record) for record in store_of(state).batches(request.caller.holder)]
+    return batch_list(records, page.limit, page.after)
 
 
-@router.get("/v1/batches/{name}", responses=NAMED)
-async def batch(name: str, http: Request) -> dict[str, Any]:
+@routes.get("/v1/batches/{name}")
+async def batch(request: Request, name: str) -> dict[str, Any]:
     """Describe a batch: how far it is, and the files of its results when it has ended."""
-    state = state_of(http)
-    return public(store_of(state).batch(name, state.caller.holder))
+    state = request.state
+    return public(store_of(state).batch(name, request.caller.holder))
 
 
-@router.post("/v1/batches/{name}/cancel", responses=NAMED)
-async def cancel(name: str, http: Request) -> dict[str, Any]:
+@routes.post("/v1/batches/{name}/cancel")
+async def cancel(request: Request, name: str) -> dict[str, Any]:
     """End a batch. The answers that it has by then stay."""
-    state = state_of(http)
-    record = store_of(state).batch(name, state.caller.holder)
+    state = request.state
+    record = store_of(state).batch(name, request.caller.holder)
     return public(_runner(state).cancel(record))
 
 

@@ -6,37 +6,35 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request
-
 from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
 from fovea.core.protocols import CACHE_STAGES
-from fovea.server.docs import NAMED
-from fovea.server.state import state_of
+from fovea.server.request import Request
+from fovea.server.routing import Routes
 
-router = APIRouter()
+routes = Routes()
 STAGES = ("fetched", "decoded", "images", *CACHE_STAGES)
 ALL = "all"
 USUAL = ("bytes", "capacity_bytes", "entries", "hits", "misses", "evictions")
 
 
-@router.get("/admin/caches", responses=NAMED)
-async def inspect(http: Request) -> dict[str, Any]:
+@routes.get("/admin/caches")
+async def inspect(request: Request) -> dict[str, Any]:
     """Report the bytes, the ceiling, the entries, hits, misses and evictions of each cache.
 
     Caches are listed in the order in which a request uses them. Counts begin with the start of the server.
     """
-    state = state_of(http)
+    state = request.state
     return {"object": "caches", "stages": stages(state.stats())}
 
 
-@router.delete("/admin/caches/{stage}", responses=NAMED)
-async def clear(stage: str, http: Request) -> dict[str, Any]:
+@routes.delete("/admin/caches/{stage}")
+async def clear(request: Request, stage: str) -> dict[str, Any]:
     """Clear one cache, or "all".
 
     Later answers are the same. Entries that running requests use stay until these requests release them.
     """
-    state = state_of(http)
+    state = request.state
     if stage not in (*STAGES, ALL):
         raise NotFound(
             f"there is no cache {shorten(stage)}; accepted: {', '.join(STAGES)}, {ALL}",
@@ -52,7 +50,7 @@ async def clear(stage: str, http: Request) -> dict[str, Any]:
     selected = [name for name in CACHE_STAGES if stage in (name, ALL)]
     if selected:
         async with state.clearing:  # it blocks its thread until the step ends, so one thread is enough
-            await asyncio.to_thread(state.client.clear_caches, *selected)
+            await asyncio.to_thread(state.engine.clear_caches, *selected)
     return {"object": "caches.cleared", "cleared": list(STAGES) if stage == ALL else [stage]}
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Any
-
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 
 from fovea.api.bodies.base import BodyOptions
 from fovea.api.bodies.text import CompletionBodies, best_choices, with_prompt
@@ -15,15 +11,13 @@ from fovea.api.convert import completion_prompts, sampling, wire_names
 from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion, GenerationRequest, Prompt, TextPrompt
-from fovea.server.answer import collect_answer, while_connected
-from fovea.server.bodies.answers import answer_response
-from fovea.server.bodies.route import BodyRoute
-from fovea.server.docs import GENERATES
-from fovea.server.reservations import Reservation
-from fovea.server.state import ServerState, cache_scope_of, state_of
-from fovea.server.streaming import stream_response
+from fovea.server.generation import answer_all, stream
+from fovea.server.json_answers import send_answers
+from fovea.server.request import Request
+from fovea.server.routing import Routes
+from fovea.server.state import ServerState
 
-router = APIRouter(route_class=BodyRoute)
+routes = Routes()
 WHOLE = ("best_of", "echo")
 """Fields whose answers cannot be streamed."""
 MOST_SCORED = 256
@@ -32,33 +26,33 @@ USUAL_TOKENS = 16
 """Longest answer if `max_tokens` is omitted: OpenAI's default at this route."""
 
 
-@router.post("/v1/completions", responses=GENERATES)
-async def completions(body: CompletionRequest, http: Request) -> Response:
+@routes.post("/v1/completions", bodies=(CompletionRequest,), streams=True)
+async def completions(request: Request, body: CompletionRequest) -> None:
     """Continue each prompt."""
-    state = state_of(http)
+    state = request.state
     options = BodyOptions.of(body, state.system_fingerprint)
     bodies = CompletionBodies(state.check_model(body.model), options)
     with wire_names(body):
-        requests = _requests(state, body, cache_scope_of(http, body.cache_salt).salt)
-        with state.reservations.reserve(sum(request.sampling.n for request in requests)) as reservation:
-            if not body.stream:
-                answers = await while_connected(http, _answer_all(state, requests, reservation))
-                answers = [
-                    await _finished(state, body, request.prompt, answer)
-                    for request, answer in zip(requests, answers, strict=True)
-                ]
-                return await answer_response(bodies, answers)
-            if len(requests) > 1:
-                raise InvalidRequest("a stream takes one prompt", param="prompt")
-            usage = bool(body.stream_options and body.stream_options.include_usage)
-            unstreamed = [name for name in WHOLE if getattr(body, name)]
-            if unstreamed:
-                raise InvalidRequest(f"{unstreamed[0]} needs stream: false", param=unstreamed[0])
-            return await stream_response(state, http, requests[0], reservation, bodies, usage)
+        asked = _asked(request, body)
+        request.reserve(sum(one.sampling.n for one in asked))
+        if not body.stream:
+            answers = [
+                await _finished(state, body, one.prompt, answer)
+                for one, answer in zip(asked, await answer_all(request, asked), strict=True)
+            ]
+            await send_answers(request, bodies, answers)
+            return
+        if len(asked) > 1:
+            raise InvalidRequest("a stream takes one prompt", param="prompt")
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        unstreamed = [name for name in WHOLE if getattr(body, name)]
+        if unstreamed:
+            raise InvalidRequest(f"{unstreamed[0]} needs stream: false", param=unstreamed[0])
+        await stream(request, asked[0], bodies, include_usage=usage)
 
 
-def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[GenerationRequest]:
-    params = sampling(_asked(body), state.client.info.default_sampling)
+def _asked(request: Request, body: CompletionRequest) -> list[GenerationRequest]:
+    params = sampling(_as_computed(body), request.state.engine.info.default_sampling)
     prompts = completion_prompts(body)
     if params.prompt_logprobs is not None and len(prompts) * (1 + params.prompt_logprobs) > MOST_SCORED:
         raise InvalidRequest(
@@ -66,13 +60,15 @@ def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[Ge
             f"prompts times one more than these up to {MOST_SCORED}",
             param="prompt",
         )
+    timeout = request.deadline(body.timeout).remaining
+    salt = request.cache_scope(body.cache_salt).salt
     return [
         GenerationRequest(
             id=uuid.uuid4().hex,
             prompt=prompt,
             sampling=params,
             cache_salt=salt,
-            timeout=state.timeout(body.timeout),
+            timeout=timeout,
             priority=body.priority or 0,
             usual_tokens=None if body.max_tokens == -1 else USUAL_TOKENS,
             return_prompt_ids=bool(body.return_token_ids or body.echo),
@@ -81,7 +77,7 @@ def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[Ge
     ]
 
 
-def _asked(body: CompletionRequest) -> CompletionRequest:
+def _as_computed(body: CompletionRequest) -> CompletionRequest:
     """The request as the engine has to answer it, so that `_finished` can give what was asked for."""
     changes: dict[str, Any] = {}
     if body.max_tokens == 0:
@@ -107,18 +103,7 @@ async def _finished(
         if isinstance(prompt, TextPrompt):
             text = prompt.text  # tokens may stand for other characters (NFC)
         else:
-            text = await state.client.detokenize(answer.prompt_ids)
-        first = await state.client.detokenize(answer.prompt_ids[:1])
+            text = await state.engine.detokenize(answer.prompt_ids)
+        first = await state.engine.detokenize(answer.prompt_ids[:1])
         answer = with_prompt(answer, text, first, generated=body.max_tokens != 0)
     return answer
-
-
-async def _answer_all(
-    state: ServerState, requests: list[GenerationRequest], reservation: Reservation
-) -> list[Completion]:
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(collect_answer(state, request, reservation)) for request in requests]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]

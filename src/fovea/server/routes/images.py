@@ -5,8 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from fastapi import APIRouter, Request
-
 from fovea.api.explain import shorten
 from fovea.api.schema import ImageUpload
 from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
@@ -14,38 +12,29 @@ from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
 from fovea.media.bundle import ImageBundle
 from fovea.media.image.store import SCHEME, StoredImage
-from fovea.server.answer import Deadline, collect_answer, while_connected
-from fovea.server.bodies.route import BodyRoute
-from fovea.server.docs import ERRORS, NAMED
-from fovea.server.reservations import Reservation
-from fovea.server.state import ServerState, cache_scope_of, state_of
+from fovea.server.generation import Generation
+from fovea.server.request import Request
+from fovea.server.routing import Routes
+from fovea.server.state import ServerState
 
-router = APIRouter(route_class=BodyRoute)
+routes = Routes()
 
 
-@router.post("/v1/images", responses=ERRORS)
-async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
+@routes.post("/v1/images", bodies=(ImageUpload,))
+async def upload(request: Request, body: ImageUpload) -> dict[str, Any]:
     """Store an image for later requests.
 
-    It is fetched and decoded now, and encoded unless `encode` is false.
+    It is fetched and decoded now, and encoded unless `encode` is false. One that cannot be decoded is not
+    stored.
     """
-    state = state_of(http)
+    state = request.state
     state.check_model(body.model)
-    with state.reservations.reserve(1) as reservation:
-        return await _upload(state, body, http, reservation)
-
-
-async def _upload(
-    state: ServerState, body: ImageUpload, http: Request, reservation: Reservation
-) -> dict[str, Any]:
-    """Load, store and encode the image. The timeout is one deadline for all of these steps.
-
-    An image that cannot be decoded is not stored.
-    """
-    scope = cache_scope_of(http, body.cache_salt)
-    deadline = Deadline(state.timeout(body.timeout))
-    loading = state.media.load_timed([body.url], ["url"], scope.salt, state.caller.owner)
-    bundle = await while_connected(http, deadline.limit_loading(loading))
+    request.reserve(1)
+    scope = request.cache_scope(body.cache_salt)
+    deadline = request.deadline(body.timeout)  # one for all of these steps
+    bundle = await deadline.limit(
+        state.media.load_timed([body.url], ["url"], scope.salt, request.caller.owner)
+    )
     image = bundle.images[0]
     stored = state.image_store.put(image, scope.salt, scope.tenant)
     if stored is None:
@@ -58,10 +47,10 @@ async def _upload(
     card = _image_object(state, stored) | {"encoded": False}
     try:
         if not body.encode:
-            await while_connected(http, deadline.limit_loading(state.media.decode(image)))
+            await deadline.limit(state.media.decode(image))
             return card
-        request = _encode_request(bundle, body, scope.salt, deadline.remaining)
-        answer = await while_connected(http, collect_answer(state, request, reservation))
+        asked = _encode_request(bundle, body, scope.salt, deadline.remaining)
+        answer = await Generation(request, asked).answer()
     except InvalidImage as error:
         state.image_store.drop(stored.id)
         raise error.at(0, "url") from error
@@ -70,18 +59,18 @@ async def _upload(
     return card | {"encoded": True, "visual_tokens": answer.usage.image}
 
 
-@router.get("/v1/images/{name}", responses=NAMED)
-async def describe(name: str, http: Request) -> dict[str, Any]:
+@routes.get("/v1/images/{name}")
+async def describe(request: Request, name: str) -> dict[str, Any]:
     """Describe a stored image, with the time at which it expires."""
-    state = state_of(http)
-    return _image_object(state, _stored_image(state, name, cache_scope_of(http, None).tenant))
+    state = request.state
+    return _image_object(state, _stored_image(state, name, request.cache_scope().tenant))
 
 
-@router.delete("/v1/images/{name}", responses=NAMED)
-async def forget(name: str, http: Request) -> dict[str, Any]:
+@routes.delete("/v1/images/{name}")
+async def forget(request: Request, name: str) -> dict[str, Any]:
     """Delete a stored image. Caches evict their entries about it later, on their own."""
-    state = state_of(http)
-    _stored_image(state, name, cache_scope_of(http, None).tenant)
+    state = request.state
+    _stored_image(state, name, request.cache_scope().tenant)
     state.image_store.drop(name)
     return {"id": name, "object": "image.deleted", "deleted": True}
 
@@ -117,5 +106,5 @@ def _image_object(state: ServerState, stored: StoredImage) -> dict[str, Any]:
         "height": stored.image.height,
         "bytes": stored.image.rgb_bytes,
         "expires_at": int(stored.expires),
-        "model": state.client.info.name,
+        "model": state.engine.info.name,
     }

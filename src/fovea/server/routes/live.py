@@ -13,16 +13,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
-
 from fovea import __version__
-from fovea.server.docs import NAMED
-from fovea.server.in_flight import Flight, InFlight, quantile
+from fovea.core.json_lines import dump
+from fovea.server.generation import Generation
+from fovea.server.request import Request
 from fovea.server.routes.caches import stages
-from fovea.server.state import ServerState, state_of
+from fovea.server.routing import Response, Routes
+from fovea.server.state import ServerState
+from fovea.server.tracking import InFlight, quantile
 
-router = APIRouter()
+routes = Routes()
 MOST_REQUESTS, MOST_TENANTS, MOST_SLOW = 100, 100, 25
 """Most rows of each table."""
 WINDOW_S = 60.0
@@ -74,19 +74,19 @@ SLOW = (
 """Fields of a slow request that the page gets."""
 
 
-@router.get("/admin/live", responses=NAMED)
-async def live(http: Request) -> JSONResponse:
+@routes.get("/admin/live")
+async def live(request: Request) -> Response:
     """Report the queue, the requests that run, the caches, the clients and the slowest recent requests.
 
     Counters begin with the start of the server; a rate is the difference of two snapshots.
     """
-    connections: Mapping[str, float] = http.app.state.connections.stats()
-    return JSONResponse(snapshot(state_of(http), connections), headers={"cache-control": "no-store"})
+    body = dump(snapshot(request.state)).encode()
+    return Response(body, headers={"cache-control": "no-store"})
 
 
-def snapshot(state: ServerState, connections: Mapping[str, float]) -> dict[str, Any]:
-    """Return the snapshot. connections: the figures of the table of connections."""
-    stats = state.stats()
+def snapshot(state: ServerState) -> dict[str, Any]:
+    """Return the snapshot."""
+    stats = {**state.app.connections.stats(), **state.stats()}
     flights, now = state.in_flight, time.time()
     return {
         "object": "live",
@@ -94,18 +94,19 @@ def snapshot(state: ServerState, connections: Mapping[str, float]) -> dict[str, 
         "uptime_seconds": now - state.started,
         "engine": _engine(state),
         "queue": {name: stats.get(figure, 0) for name, figure in QUEUE.items()}
-        | {"loading": state.reservations.reserved},
+        | {"loading": state.places.reserved},
         "counters": {name: stats.get(figure, 0) for name, figure in COUNTERS.items()},
         "first_token": _first_token(flights),
         "requests": {
             "total": len(flights),
             "rows": [
-                _request(flight, flights.clock()) for flight in itertools.islice(flights, MOST_REQUESTS)
+                _request(generation, flights.clock())
+                for generation in itertools.islice(flights, MOST_REQUESTS)
             ],
         },
         "caches": _caches(stats),
         "connections": {
-            name: connections[f"connections_{name}"] for name in ("open", "idle", "capacity", "accepted")
+            name: stats[f"connections_{name}"] for name in ("open", "idle", "capacity", "accepted")
         },
         "memory": {
             name: stats.get(name, 0)
@@ -122,9 +123,9 @@ def snapshot(state: ServerState, connections: Mapping[str, float]) -> dict[str, 
 
 
 def _engine(state: ServerState) -> dict[str, Any]:
-    info = state.client.info
+    info = state.engine.info
     return {
-        "status": "draining" if state.draining else state.client.status,
+        "status": "draining" if state.draining else state.engine.status,
         "reason": state.unavailable(),
         "model": info.name,
         "version": __version__,
@@ -147,16 +148,16 @@ def _first_token(flights: InFlight) -> dict[str, float | int | None]:
     }
 
 
-def _request(flight: Flight, now: float) -> dict[str, Any]:
+def _request(generation: Generation, now: float) -> dict[str, Any]:
     return {
-        "number": flight.number,
-        "id": flight.id,
-        "caller": flight.caller,
-        "stage": "generating" if flight.generating else "waiting",
-        "seconds": now - flight.started,
-        "images": flight.images,
-        "choices": flight.choices,
-        "tokens": flight.tokens,
+        "number": generation.number,
+        "id": generation.id,
+        "caller": generation.caller,
+        "stage": "generating" if generation.generating else "waiting",
+        "seconds": now - generation.started,
+        "images": generation.media,
+        "choices": generation.choices,
+        "tokens": generation.tokens,
     }
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
-
 from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
 from fovea.server.page.files import ADMIN, HEADERS, INDEX, PageFile, read_folder
+from fovea.server.request import Request
+from fovea.server.routing import Response, Routes
 
-router = APIRouter(include_in_schema=False)
+routes = Routes()
 
 
 @cache
@@ -21,25 +20,25 @@ def read_files() -> Mapping[str, PageFile]:
     return read_folder()
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
-async def index(http: Request) -> Response:
+@routes.page("/")
+async def index(request: Request) -> Response:
     """Send the page."""
-    return send_file(http, INDEX)
+    return send_file(request, INDEX)
 
 
-@router.api_route("/admin", methods=["GET", "HEAD"])
-async def admin(http: Request) -> Response:
+@routes.page("/admin")
+async def admin(request: Request) -> Response:
     """Send the page for operators. It needs a key only for what it asks /admin/live for."""
-    return send_file(http, ADMIN)
+    return send_file(request, ADMIN)
 
 
-@router.api_route("/ui/{name}", methods=["GET", "HEAD"])
-async def part(name: str, http: Request) -> Response:
+@routes.page("/ui/{name}")
+async def part(request: Request, name: str) -> Response:
     """Send a file of the page."""
-    return send_file(http, name)
+    return send_file(request, name)
 
 
-def send_file(http: Request, name: str) -> Response:
+def send_file(request: Request, name: str) -> Response:
     """Return the response with a file of the page; status 304 if the browser has it already.
 
     Raises NotFound for a name that is not in the table.
@@ -47,8 +46,8 @@ def send_file(http: Request, name: str) -> Response:
     file = read_files().get(name)
     if file is None:
         raise NotFound(f"the page has no file {shorten(name)}", code="unknown_url")
-    headers = {**HEADERS, "ETag": file.etag}
-    known = {tag.strip().removeprefix("W/") for tag in http.headers.get("if-none-match", "").split(",")}
+    headers = {**HEADERS, "etag": file.etag}
+    known = {tag.strip().removeprefix("W/") for tag in request.header(b"if-none-match").split(",")}
     if file.etag in known:
-        return Response(status_code=304, headers=headers)
-    return Response(file.body, media_type=file.media_type, headers=headers)
+        return Response(status=304, headers=headers)
+    return Response(file.body, file.media_type, headers=headers)

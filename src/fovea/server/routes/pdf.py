@@ -5,83 +5,74 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
 from fovea.api.explain import shorten
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
-from fovea.http.errors import ClientGone
 from fovea.media.pdf.pages import PageRange
 from fovea.media.sandbox.documents import DocumentPages
-from fovea.server.answer import Deadline, while_connected
-from fovea.server.docs import ERRORS
-from fovea.server.state import state_of
+from fovea.server.request import Request
+from fovea.server.routing import Response, Routes
 
-router = APIRouter()
+routes = Routes()
 MEDIA_TYPE = "application/pdf"
 SMALLEST_SIDE, LARGEST_SIDE = 64, 4096
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+_BODY = {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 
 
-@router.post("/v1/images/pdf", responses=ERRORS, openapi_extra=_BODY)
-async def render(
-    http: Request,
-    first: Annotated[int, Query(ge=1)] = 1,
-    last: Annotated[int | None, Query(ge=1)] = None,
-    max_side: Annotated[int, Query(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = 1344,
-) -> Response:
-    """Render pages of the PDF file that is the body, as JPEG pictures in data: URLs.
+class Pages(BaseModel):
+    """The pages to be drawn."""
 
-    first, last: numbers of pages, from 1; without `last`, as many as one call may render. A `last` beyond the
-        end means the last page.
-    max_side: pixels of a page's longer side.
-    """
-    state = state_of(http)
+    first: int = Field(1, ge=1, description="Number of the first page, from 1.")
+    last: int | None = Field(
+        None,
+        ge=1,
+        description="Number of the last page; one beyond the end means the last page. Without it, as many as "
+        "one call may draw.",
+    )
+    max_side: int = Field(
+        1344, ge=SMALLEST_SIDE, le=LARGEST_SIDE, description="Pixels of a page's longer side."
+    )
+
+
+@routes.post("/v1/images/pdf", query=Pages, upload=_BODY)
+async def render(request: Request, pages: Pages) -> Response:
+    """Render pages of the PDF file that is the body, as JPEG pictures in data: URLs."""
+    state, first, last = request.state, pages.first, pages.last
     most = state.settings.media.max_pdf_pages
     end = first + most - 1 if last is None else last
     if end < first:
         raise InvalidRequest(f"last is {end}; accepted: at least first, which is {first}", param="last")
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = request.header(b"content-type").partition(";")[0].strip().lower()
     if kind != MEDIA_TYPE:
         raise InvalidRequest(
             f"the body is {shorten(kind or 'of no type')}; accepted: {MEDIA_TYPE}", param="content-type"
         )
-    deadline = Deadline(state.timeout(None))
-    wanted = PageRange(first, end, max_side, most)
-    with state.bodies.claim(state.caller.client.name, lambda: waiting.reschedule(0)) as claim:
-        waiting = asyncio.timeout(None)
-        try:
-            async with waiting:
-                data = await receive_file(http, state.bodies.largest, claim.add)
-                claim.arrived()
-        except TimeoutError:
-            raise state.bodies.overloaded() from None
-        work = state.drawing.render(state.caller.client.name, data, wanted, state.caller.tenant)
-        rendered = await while_connected(http, deadline.limit(work, "its PDF was drawn"))
-    return Response(await asyncio.to_thread(_answer, rendered), media_type="application/json")
+    deadline, caller = request.deadline(), request.caller
+    wanted = PageRange(first, end, pages.max_side, most)
+    data = await request.receive_within(
+        state.bodies,
+        caller.client.name,
+        lambda claim: receive_file(request, state.bodies.largest, claim.add),
+    )
+    work = state.drawing.render(caller.client.name, data, wanted, caller.tenant)
+    rendered = await deadline.limit(work, "its PDF was drawn")
+    return Response(await asyncio.to_thread(_answer, rendered))
 
 
-async def receive_file(http: Request, largest: int, arrived: Callable[[int], None]) -> bytes:
+async def receive_file(request: Request, largest: int, arrived: Callable[[int], None]) -> bytes:
     """Receive the body of a request.
 
     largest: most bytes. arrived: called with the bytes of each piece.
     Raises PayloadTooLarge, ClientGone, and what `arrived` raises.
     """
-    length = http.headers.get("content-length", "")
+    length = request.header(b"content-length")
     if length.isdecimal() and (len(length) >= 16 or int(length) > largest):
         raise _too_large(largest)
     data = bytearray()
     while True:
-        message = await http.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
+        message = await request.receive()
         piece = message.get("body", b"")
         arrived(len(piece))
         data += piece

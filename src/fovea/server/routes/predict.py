@@ -10,23 +10,17 @@ import asyncio
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 from pydantic import Field
 
 from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.api.wire import Body
 from fovea.core.errors import InvalidRequest
-from fovea.server.answer import while_connected
-from fovea.server.batches.call import Reply, call
-from fovea.server.bodies.answers import OneLineResponse
-from fovea.server.bodies.route import BodyRoute
-from fovea.server.docs import ERRORS, GENERATES
+from fovea.server.request import Reply, Request
 from fovea.server.routes.chat import chat_completions
 from fovea.server.routes.completions import completions
-from fovea.server.state import caller_of
+from fovea.server.routing import Routes
 
-router = APIRouter(route_class=BodyRoute)
+routes = Routes()
 MAX_INSTANCES = 64
 
 
@@ -45,18 +39,22 @@ class EmbeddingsRequest(Body):
     """A request for embeddings, which this server does not make."""
 
 
-@router.post("/invocations", responses=GENERATES)
-@router.post("/v1/predict", responses=GENERATES)
-async def predict(body: PredictRequest | CompletionRequest | ChatRequest, http: Request) -> Response:
+@routes.post("/invocations", bodies=(PredictRequest, CompletionRequest, ChatRequest), streams=True)
+@routes.post("/v1/predict", bodies=(PredictRequest, CompletionRequest, ChatRequest), streams=True)
+async def predict(
+    request: Request, body: PredictRequest | CompletionRequest | ChatRequest
+) -> dict[str, Any] | None:
     """Answer one completion, or several requests at once. If one fails, the answer is its error."""
     if isinstance(body, ChatRequest):
-        return await chat_completions(body, http)
+        await chat_completions(request, body)
+        return None
     if isinstance(body, CompletionRequest):
-        return await completions(body, http)
-    return OneLineResponse(await _predictions(body, http))
+        await completions(request, body)
+        return None
+    return await _predictions(request, body)
 
 
-async def _predictions(body: PredictRequest, http: Request) -> dict[str, Any]:
+async def _predictions(request: Request, body: PredictRequest) -> dict[str, Any]:
     size, most = len(json.dumps(body.parameters or {})), 1 << 20
     if size * len(body.instances) > most:
         raise InvalidRequest(
@@ -64,12 +62,12 @@ async def _predictions(body: PredictRequest, http: Request) -> dict[str, Any]:
             f"{most} in all",
             param="parameters",
         )
-    replies = await while_connected(http, _answer_all(body, http))
+    replies = await _answer_all(request, body)
     return {"predictions": [json.loads(reply.body) for reply in replies]}
 
 
-@router.post("/v1/embeddings", responses=ERRORS, include_in_schema=False)
-async def embeddings(body: EmbeddingsRequest) -> None:
+@routes.post("/v1/embeddings", bodies=(EmbeddingsRequest,), shown=False)
+async def embeddings(request: Request, body: EmbeddingsRequest) -> None:
     """Refuse: a model that was trained to write has no embeddings that mean anything to compare."""
     raise InvalidRequest(
         "this model makes no embeddings: it was trained to write text, and its inner states do not tell how "
@@ -78,11 +76,11 @@ async def embeddings(body: EmbeddingsRequest) -> None:
     )
 
 
-async def _answer_all(body: PredictRequest, http: Request) -> list[Reply]:
+async def _answer_all(request: Request, body: PredictRequest) -> list[Reply]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_answer(number, {**(body.parameters or {}), **instance}, http))
+                group.create_task(_answer(request, number, {**(body.parameters or {}), **instance}))
                 for number, instance in enumerate(body.instances)
             ]
     except BaseExceptionGroup as failures:
@@ -90,13 +88,17 @@ async def _answer_all(body: PredictRequest, http: Request) -> list[Reply]:
     return [task.result() for task in tasks]
 
 
-async def _answer(number: int, instance: dict[str, Any], http: Request) -> Reply:
+async def _answer(request: Request, number: int, instance: dict[str, Any]) -> Reply:
     if instance.get("stream"):
         raise InvalidRequest(
             f"instances[{number}].stream: predictions are not streamed", param=f"instances[{number}].stream"
         )
     path = "/v1/completions" if "prompt" in instance else "/v1/chat/completions"
-    reply = await call(http.app, path, json.dumps(instance).encode(), caller_of(http))
+    reply = await request.state.app.call(
+        path, json.dumps(instance).encode(), request.caller, request.request_id, request.speaks_for
+    )
+    request.prompt_tokens += reply.prompt_tokens
+    request.completion_tokens += reply.completion_tokens
     if reply.status == 200:
         return reply
     error = json.loads(reply.body)["error"]

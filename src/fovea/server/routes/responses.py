@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
-
 from fovea.api.bodies.chat import message_body
 from fovea.api.content import ChatMessage
 from fovea.api.explain import explained, shorten
@@ -15,23 +12,22 @@ from fovea.api.responses.bodies import ResponsesBodies
 from fovea.api.responses.convert import chat_request, responses_names
 from fovea.api.responses.request import ResponsesRequest
 from fovea.core.errors import NotFound
-from fovea.server.bodies.route import BodyRoute
-from fovea.server.docs import GENERATES, NAMED
+from fovea.server.request import Request
 from fovea.server.response_store import KeptAnswer, copy_messages
 from fovea.server.routes.chat import answer_chat
-from fovea.server.state import ServerState, state_of
+from fovea.server.routing import Routes
 
-router = APIRouter(route_class=BodyRoute)
+routes = Routes()
 
 
-@router.post("/v1/responses", responses=GENERATES)
-async def create(body: ResponsesRequest, http: Request) -> Response:
+@routes.post("/v1/responses", bodies=(ResponsesRequest,), streams=True)
+async def create(request: Request, body: ResponsesRequest) -> None:
     """Answer items: messages with text and images, tool calls and their results."""
-    state = state_of(http)
-    model, owner = state.check_model(body.model), state.caller.owner
+    state = request.state
+    model, owner = state.check_model(body.model), request.caller.owner
     earlier: tuple[ChatMessage, ...] = ()
     if body.previous_response_id is not None:
-        previous = _kept(state, body.previous_response_id, "previous_response_id")
+        previous = _kept(request, body.previous_response_id, "previous_response_id")
         earlier = copy_messages(previous.messages)
     with explained():
         chat, conversation = chat_request(body, earlier)
@@ -49,34 +45,33 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
         return ResponsesBodies(model, body, reading, keep)
 
     with responses_names(conversation.places, instructions):
-        return await answer_chat(state, http, chat, bodies)
+        await answer_chat(request, chat, bodies)
 
 
-@router.get("/v1/responses/{name}", responses=NAMED)
-async def retrieve(name: str, http: Request) -> dict[str, Any]:
+@routes.get("/v1/responses/{name}")
+async def retrieve(request: Request, name: str) -> dict[str, Any]:
     """Return an answer that is kept."""
-    return _kept(state_of(http), name, None).body
+    return _kept(request, name, None).body
 
 
-@router.get("/v1/responses/{name}/input_items", responses=NAMED)
-async def input_items(name: str, http: Request) -> dict[str, Any]:
+@routes.get("/v1/responses/{name}/input_items")
+async def input_items(request: Request, name: str) -> dict[str, Any]:
     """List the items of the request of an answer that is kept. Images are left out."""
-    items = list(_kept(state_of(http), name, None).items)
+    items = list(_kept(request, name, None).items)
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
     return {"object": "list", "data": items, "has_more": False, **ends}
 
 
-@router.delete("/v1/responses/{name}", responses=NAMED)
-async def delete(name: str, http: Request) -> dict[str, Any]:
+@routes.delete("/v1/responses/{name}")
+async def delete(request: Request, name: str) -> dict[str, Any]:
     """Forget an answer that is kept."""
-    state = state_of(http)
-    _kept(state, name, None)
-    state.response_store.drop(name, state.caller.owner)
+    _kept(request, name, None)
+    request.state.response_store.drop(name, request.caller.owner)
     return {"id": name, "object": "response", "deleted": True}
 
 
-def _kept(state: ServerState, name: str, param: str | None) -> KeptAnswer:
-    answer = state.response_store.get(name, state.caller.owner)
+def _kept(request: Request, name: str, param: str | None) -> KeptAnswer:
+    answer = request.state.response_store.get(name, request.caller.owner)
     if answer is None:
         raise NotFound(
             f"there is no response {shorten(name)}: it was not stored, was deleted, had to make room, or "

@@ -133,7 +133,7 @@ def test_counting_imports_neither_torch_nor_transformers() -> None:
         "import sys\n"
         "from fovea.engine.vision.token_rules import known_models, rule_for\n"
         "assert all(rule_for(name).tokens(640, 480) for name in (*known_models(), 'fovea-tiny'))\n"
-        "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors', 'pydantic', 'fastapi', 'httpx'}\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors', 'pydantic', 'httpx'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr  # type: ignore[import-not-found]
 import httpx
 import numpy as np
-import uvicorn
+import uvicorn  # Gradio brings it, and FastAPI
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from PIL import Image

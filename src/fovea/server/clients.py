@@ -1,14 +1,92 @@
-"""A client of the server, to whom one or several keys belong, and its use of its limits."""
+"""Clients of the server: their limits, what they use of them, and the caller of one request."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from fovea.access.bucket import TokenBucket
 from fovea.core.errors import InvalidRequest, Overloaded
-from fovea.server.access.limits import NO_LIMITS, Limits
-from fovea.server.access.totals import Totals
+from fovea.core.settings import check_settings, setting
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that all keys of one client share. The defaults are no limits."""
+
+    requests_per_minute: int = setting(
+        0, "Requests per minute. As many may come at once. 0: no limit.", low=0, high=10_000_000
+    )
+    tokens_per_minute: int = setting(
+        0,
+        "Tokens of prompts and answers per minute, visual tokens included. As many may come at once. "
+        "0: no limit.",
+        low=0,
+        high=1_000_000_000,
+    )
+    places: int = setting(
+        0,
+        "Choices that load their images, wait or run at one time. 0: as max_places_per_key says.",
+        low=0,
+        high=1_000_000,
+    )
+    cache_share: float = setting(
+        1.0,
+        "Part of each cache of images that the client's entries may fill. Below 1 the server needs "
+        "cache_scope key.",
+        low=0,
+        high=1,
+    )
+    min_priority: int = setting(
+        -1000,
+        "Smallest priority that a request may name; smaller ones are served first.",
+        low=-1000,
+        high=1000,
+    )
+    max_n: int = setting(
+        0, "Most choices of one request, all its prompts together. 0: no limit.", low=0, high=4096
+    )
+    max_timeout_s: float = setting(
+        0.0, "Longest timeout of a request in seconds, also of one that names none. 0: no limit.",
+        low=0, high=86400,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(slots=True)
+class Totals:
+    """Running totals of one client.
+
+    requests: requests that count towards limits and have ended.
+    refused: those of them that were answered with a status of 400 or above.
+    prompt_tokens, completion_tokens: tokens of prompts, visual tokens included, and of answers.
+    cached_tokens: prompt tokens whose KV was in the prefix cache, so that they were not computed.
+    images: images and videos of requests that the engine has accepted.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    images: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that the engine has computed for the client: the measure of its share in the costs."""
+        return self.prompt_tokens - self.cached_tokens + self.completion_tokens
+
+    def count_end(self, *, refused: bool) -> None:
+        """Count a request that has ended."""
+        self.requests += 1
+        self.refused += refused
+
 
 RATE_LIMIT = "rate_limit_exceeded"
 
@@ -155,3 +233,29 @@ class Client:
             code=RATE_LIMIT,
             scope="request" if bucket.level >= 1 else "engine",
         )
+
+
+ANYONE = "-"
+"""Name of the client of a request without a key."""
+
+
+@dataclass(slots=True)
+class Caller:
+    """The sender of a request, as its key tells.
+
+    client: the client to whom the key belongs; without keys, a client without limits.
+    tenant: the part of the caches that belongs to it; "" if all clients share the caches.
+    holder: a name of the client that stays the same when the server starts again, for what is kept on disk;
+        "" without keys.
+    fingerprint: the first 8 hex digits of the hash of the key that was sent; "-" if there was none.
+    """
+
+    client: Client = field(default_factory=lambda: Client(ANYONE))
+    tenant: str = ""
+    holder: str = ""
+    fingerprint: str = "-"
+
+    @property
+    def owner(self) -> str:
+        """The client's name, to count what it holds; "" without keys, where clients are not told apart."""
+        return "" if self.client.name == ANYONE else self.client.name

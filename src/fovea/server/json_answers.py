@@ -9,16 +9,14 @@ during a garbage collection, which a million objects would set off.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-
-from fovea.core.json_lines import one_line
+from fovea.core.json_lines import dump
 from fovea.core.types import Completion, TokenLogprob
+from fovea.server.request import Request
 
 LARGE = 500
 """Log probabilities, alternatives included, that an answer may have to be written in the event loop."""
@@ -28,13 +26,6 @@ BATCH = 64
 """Longest list that is written entry by entry, and entries of a longer one that are written in one call."""
 _PIECE = 64 * 1024
 _WRITER = ThreadPoolExecutor(1, "fovea-answers")
-
-
-class OneLineResponse(JSONResponse):
-    """JSON on one line, also for readers that know Unicode's line breaks."""
-
-    def render(self, content: Any) -> bytes:
-        return _dump(content).encode()
 
 
 class Bodies(Protocol):
@@ -57,32 +48,34 @@ class _LogProbabilities:
     shape: Callable[[Sequence[TokenLogprob], int], dict[str, Any] | None]
 
 
-async def answer_response(bodies: Bodies, answers: Sequence[Completion]) -> Response:
-    """Return the response with the complete answers to all prompts of a request."""
+async def send_answers(request: Request, bodies: Bodies, answers: Sequence[Completion]) -> None:
+    """Send the complete answers to all prompts of a request."""
     characters = sum(len(text) for answer in answers for text in answer.texts)
     if sum(_count(answer) for answer in answers) <= LARGE and characters <= LONG:
-        return OneLineResponse(bodies.complete(answers))
+        await request.reply_json(bodies.complete(answers))
+        return
     pieces = await asyncio.get_running_loop().run_in_executor(_WRITER, _write, bodies, answers)
     length = sum(len(piece) for piece in pieces)
-    return StreamingResponse(
-        _each(pieces), headers={"content-length": str(length)}, media_type="application/json"
-    )
+    await request.start(200, {"content-type": "application/json", "content-length": str(length)})
+    for piece in pieces:
+        await request.write(piece)
+    await request.write(b"", more=False)
 
 
 def json_pieces(value: Any) -> Iterator[str]:
-    """Yield the JSON text of a value in pieces. Together they equal the text that OneLineResponse sends."""
+    """Yield the JSON text of a value in pieces. Together they equal the text that `dump` returns."""
     if isinstance(value, _LogProbabilities):
         yield from _log_probabilities(value)
     elif isinstance(value, dict):
         yield "{"
         for number, (name, entry) in enumerate(value.items()):
-            yield f"{',' * bool(number)}{_dump(name)}:"
+            yield f"{',' * bool(number)}{dump(name)}:"
             yield from json_pieces(entry)
         yield "}"
     elif isinstance(value, list) and len(value) > BATCH:
         for at in range(0, len(value), BATCH):
             yield "," if at else "["
-            yield _dump(value[at : at + BATCH])[1:-1]
+            yield dump(value[at : at + BATCH])[1:-1]
         yield "]"
     elif isinstance(value, list):
         yield "["
@@ -91,20 +84,20 @@ def json_pieces(value: Any) -> Iterator[str]:
             yield from json_pieces(entry)
         yield "]"
     else:
-        yield _dump(value)
+        yield dump(value)
 
 
 def _log_probabilities(value: _LogProbabilities) -> Iterator[str]:
     """Yield the JSON text of log probabilities. Every list in it has one entry per token."""
     entries, shape, length = value.entries, value.shape, value.length
     for number, (name, first) in enumerate((shape(entries[:BATCH], length) or {}).items()):
-        yield f"{',' if number else '{'}{_dump(name)}:"
+        yield f"{',' if number else '{'}{dump(name)}:"
         if not isinstance(first, list):
-            yield _dump(first)
+            yield dump(first)
             continue
         for at in range(0, len(entries), BATCH):
             yield "," if at else "["
-            yield _dump((shape(entries[at : at + BATCH], length) or {})[name])[1:-1]
+            yield dump((shape(entries[at : at + BATCH], length) or {})[name])[1:-1]
         yield "]"
     yield "}"
 
@@ -132,10 +125,6 @@ def _count(answer: Completion) -> int:
     return of_prompt + sum(len(entries) * (1 + len(entries[0].top)) for entries in answer.logprobs if entries)
 
 
-def _dump(value: Any) -> str:
-    return one_line(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
-
-
 def _joined(value: Any) -> Iterator[bytes]:
     """Yield the JSON text in pieces of about 64 KiB."""
     piece = bytearray()
@@ -145,8 +134,3 @@ def _joined(value: Any) -> Iterator[bytes]:
             yield bytes(piece)
             piece.clear()
     yield bytes(piece)
-
-
-async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece

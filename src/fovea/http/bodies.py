@@ -1,4 +1,4 @@
-"""The memory that all request bodies may take together, and which body is refused when it is full.
+"""Bodies of requests: the memory that all may take together, and how a JSON body is received.
 
 Bytes are counted as they arrive, because a client can announce a large body at no cost. A body that arrived
 is counted until its images and videos were read. If there is no room for new bytes, the largest body that is
@@ -8,10 +8,15 @@ So a client with many slow uploads does not keep the others out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from email.message import Message as MediaType
+from typing import Any
 
-from fovea.core.errors import Overloaded
+from fovea.api.cutter import Cutter
+from fovea.core.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from fovea.http.refusals import ClientGone
 
 FREE = 64 * 1024
 """Bytes of every body that are not counted, so that small bodies always pass. Connections are limited."""
@@ -32,21 +37,25 @@ class BodyBudget:
         self.largest = largest
         self.held = 0
         self.refused = 0
-        self._claims: dict[int, Claim] = {}
+        self._claims: dict[Claim, None] = {}
 
-    @contextmanager
-    def claim(self, owner: str, refuse: Callable[[], None]) -> Iterator[Claim]:
-        """Count one body until the block ends.
+    def begin(self, owner: str, refuse: Callable[[], None]) -> Claim:
+        """Count one body until `Claim.end`.
 
         owner: the client. refuse: called if the body has to give way, while it is arriving.
         """
         claim = Claim(self, owner, refuse)
-        self._claims[id(claim)] = claim
+        self._claims[claim] = None
+        return claim
+
+    @contextmanager
+    def claim(self, owner: str, refuse: Callable[[], None]) -> Iterator[Claim]:
+        """Count one body until the block ends."""
+        claim = self.begin(owner, refuse)
         try:
             yield claim
         finally:
-            claim.release()
-            del self._claims[id(claim)]
+            claim.end()
 
     def overloaded(self) -> Overloaded:
         """The error for a body that had to give way."""
@@ -66,6 +75,10 @@ class BodyBudget:
             "bodies_refused": self.refused,
         }
 
+    def end(self, claim: Claim) -> None:
+        """Count a body no longer."""
+        self._claims.pop(claim, None)
+
     def make_room(self) -> None:
         """Refuse arriving bodies until the others fit."""
         while self.held > self.capacity and (victim := self._victim()) is not None:
@@ -73,9 +86,9 @@ class BodyBudget:
             victim.give_way()
 
     def _victim(self) -> Claim | None:
-        arriving = [claim for claim in self._claims.values() if claim.arriving and claim.size]
+        arriving = [claim for claim in self._claims if claim.arriving and claim.size]
         owners: dict[str, int] = {}
-        for claim in self._claims.values():
+        for claim in self._claims:
             owners[claim.owner] = owners.get(claim.owner, 0) + claim.size
         heavy = [claim for claim in arriving if 2 * owners[claim.owner] > self.held]
         return max(heavy or arriving, key=lambda claim: claim.size, default=None)
@@ -121,6 +134,11 @@ class Claim:
         self.arriving = False
         self._grow(-self.size)
 
+    def end(self) -> None:
+        """Give everything back, because the request has ended."""
+        self.release()
+        self._budget.end(self)
+
     def give_way(self) -> None:
         """Give everything back and stop the request."""
         self.refused = True
@@ -130,3 +148,76 @@ class Claim:
     def _grow(self, count: int) -> None:
         self.size += count
         self._budget.held += count
+
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+"""Returns the next message of a request, as ASGI's `receive`."""
+Send = Callable[[Message], Awaitable[None]]
+"""Sends a part of the answer, as ASGI's `send`."""
+MIB = 1024 * 1024
+SLICE = 64 * 1024
+"""Bytes that are cut between two passes of the event loop, a millisecond or two at most."""
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """The body is compressed."""
+
+    status = 415
+    default_code = "unsupported_encoding"
+
+
+def check_body_headers(encoding: str, content_type: str, length: str, largest: int) -> None:
+    """Check the headers of a request whose body has to be JSON.
+
+    encoding, content_type, length: values of Content-Encoding, Content-Type and Content-Length; "": the
+        request has no such header.
+    largest: most bytes of the body.
+    Raises UnsupportedEncoding, InvalidRequest and PayloadTooLarge.
+    """
+    encoding = encoding.strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedEncoding(
+            f"the body has the Content-Encoding {encoding[:40]!r}; accepted: bodies that are not compressed"
+        )
+    if content_type != "application/json" and not _is_json(content_type):
+        raise InvalidRequest(
+            "the body must be JSON, sent as Content-Type: application/json", code="invalid_json"
+        )
+    if length.isdecimal() and int(length) > largest:
+        raise PayloadTooLarge(
+            f"the body has {int(length)} bytes; accepted: at most {largest} bytes ({largest // MIB} MiB)"
+        )
+
+
+async def receive_body(receive: Receive, claim: Claim, budget: BodyBudget) -> Cutter:
+    """Cut a body while it arrives.
+
+    claim: counts its bytes.
+    Raises PayloadTooLarge, InvalidRequest, Overloaded, and ClientGone if the client disconnects.
+    """
+    cutter = Cutter()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        data = message.get("body", b"")
+        if cutter.size + len(data) > budget.largest:
+            raise PayloadTooLarge(
+                f"the body has more than {budget.largest} bytes ({budget.largest // MIB} MiB)"
+            )
+        claim.add(len(data))
+        for at in range(0, len(data), SLICE):
+            if at:
+                await asyncio.sleep(0)
+            cutter.feed(data[at : at + SLICE])
+        if not message.get("more_body", False):
+            return cutter
+
+
+def _is_json(content_type: str) -> bool:
+    kind = MediaType()
+    kind["content-type"] = content_type or "text/plain"
+    subtype = kind.get_content_subtype()
+    return kind.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))

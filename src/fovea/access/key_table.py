@@ -14,8 +14,16 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from fovea.access.keyfile import KeyFile, check_private, read_key_file
-from fovea.access.keys import LONGEST_KEY, Key, Keys, keys_of_file, keys_of_flags
+from fovea.access.keys import (
+    LONGEST_KEY,
+    Key,
+    KeyFile,
+    Keys,
+    check_private,
+    keys_of_file,
+    keys_of_flags,
+    read_key_file,
+)
 from fovea.core.errors import ConfigError
 from fovea.core.private_files import is_mounted_alone
 

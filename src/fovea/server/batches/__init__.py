@@ -1,1 +1,0 @@
-"""Batches: requests in a file, answered one after the other in the background, on disk."""

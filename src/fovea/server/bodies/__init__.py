@@ -1,1 +1,0 @@
-"""Request bodies: how many bytes of them may be in memory, and how they become values."""
