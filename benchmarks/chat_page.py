@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, CDPSession, Page
 from tests.page.scripted import Scripted, scripted
 from tests.page.support import BLOCK, MARKS, WIDE, ask, chromium, events, opened, text_chunk
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 from fovea.server.page.files import read_folder
 
 WATCH = """

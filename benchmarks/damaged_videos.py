@@ -22,7 +22,7 @@ from PIL import Image
 
 from fovea.core.errors import InvalidVideo
 from fovea.media.limits import MediaLimits
-from fovea.media.video.decode import open_video
+from fovea.media.video import open_video
 
 Frames = list[NDArray[np.int16]]
 LIMITS = MediaLimits()

@@ -22,11 +22,11 @@ from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.memory import DecoderMemory
 from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.layers.step import DecoderPlan
+from fovea.kernels import NO_SLOT
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.native.build import library
 from fovea.kernels.native.kernels import SIGNATURES, NativeKernels
 from fovea.kernels.quantize import Format
-from fovea.kernels.slots import NOTHING
 from fovea.kernels.states import StateRun, state_plan
 
 BLOCK = 16
@@ -139,7 +139,7 @@ class Subject:
         """Tokens [first, first + count) of the prompt of the first sequence."""
         table = torch.arange(-(-(first + count) // BLOCK))
         chunk = Chunk(0, count, first, table)
-        source = NOTHING if first == 0 else 0
+        source = NO_SLOT if first == 0 else 0
         runs = [[StateRun(0, count, source, ((count, 0),))]]
         return self._plan(AttentionPlan(torch.arange(first, first + count), (), (chunk,)), runs)
 

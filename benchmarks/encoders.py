@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from checkpoint import write_checkpoint
-from fovea.core.image import Image, PixelBudget, content_identity
+from fovea.core.media import Image, PixelBudget, content_identity
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.engines import describe_site, find_engines

@@ -35,8 +35,8 @@ from fovea.core.types import ChatPrompt
 from fovea.engine.layers.linear import Linear
 from fovea.kernels import calibrate
 from fovea.kernels.attention import Chunk, ChunkAttention, Heads, prefill_each
-from fovea.kernels.flash.attention import load
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.flash import load
+from fovea.kernels.torch_kernels import TorchKernels
 from gpu_page import IN_MEMORY, STEPS, Outcome, Shape
 from quick import Fovea, Transformers
 

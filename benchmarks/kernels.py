@@ -26,12 +26,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea.kernels.native import weights
+from fovea.kernels.native import products
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import chosen
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.quantize import INT4, INT8, Levels, quantize
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 from peak import peaks
 
 ROWS = (1, 2, 4, 8, 12, 32, 64, 288, 576)
@@ -95,11 +95,11 @@ def kernels(weight: Tensor) -> list[Kernel]:
 
 def unpacked(native: NativeKernels, weight: Tensor) -> Callable[[Tensor, None], Tensor] | None:
     """Return a product whose weight has 16 bits per value, as one with unusual values has."""
-    before, weights.MAX_EXCEPTIONS = weights.MAX_EXCEPTIONS, -1.0
+    before, products.MAX_EXCEPTIONS = products.MAX_EXCEPTIONS, -1.0
     try:
         return native.product(weight, None, None, False)
     finally:
-        weights.MAX_EXCEPTIONS = before
+        products.MAX_EXCEPTIONS = before
 
 
 def wide(onednn: TorchKernels, weight: Tensor) -> Call:

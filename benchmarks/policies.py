@@ -28,9 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fovea.core.percentile import percentile
-from fovea.core.trace import Trace, TraceRequest
-from fovea.core.workload import Workload, generate
+from fovea.core.measure import percentile
+from fovea.core.trace import Trace, TraceRequest, Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.noise import NoiseSettings

@@ -41,7 +41,7 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Usage
 from fovea.engine.config import PixelSettings

@@ -25,8 +25,7 @@ from PIL import Image
 
 from checkpoint import write_checkpoint
 from fovea import Engine
-from fovea.core.answer import AnswerBuilder
-from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.core.types import AnswerBuilder, ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 
 ANSWER, CONCURRENT, TEXT_TOKENS, SIDE = 64, 8, 32, 448

@@ -33,7 +33,7 @@ from fovea.cli.questions import CaseRunner
 from fovea.cli.sweep.command import LARGE_SCENES, METHODS_SWEPT, large_scenes
 from fovea.cli.sweep.measure import SAME_FOR_ALL, SweepRun
 from fovea.cli.sweep.plot import draw
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.engine import Engine
 from fovea.engine.visual_budget.methods import find_method
 from fovea.evaluation.datasets import scene_cases

@@ -13,7 +13,7 @@ import numpy as np
 import PIL.Image
 import torch
 
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.base import value_tensor

@@ -20,8 +20,7 @@ import numpy as np
 
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.relevance.balancing import Balancer, Tensions, Ways
-from fovea.relevance.coupling import couple_without_head
-from fovea.relevance.knowing import keywords, perspectival, propositional
+from fovea.relevance.knowing import couple_without_head, keywords, perspectival, propositional
 from fovea.relevance.pipeline import survey
 from fovea.relevance.policy import attend, content_mask
 from fovea.relevance.texture import texture

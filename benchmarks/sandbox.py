@@ -17,12 +17,12 @@ import numpy as np
 from PIL import Image as Pillow
 
 from fovea import Engine
-from fovea.core.image import Image
-from fovea.media.image.cache import DecodedImageCache
+from fovea.core.media import Image
+from fovea.media.cache import DecodedImageCache
 from fovea.media.image.decode import identify
 from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
-from fovea.media.pixels import EncodedPixels
+from fovea.media.load import EncodedPixels
 from fovea.media.sandbox.decoder import LocalDecoder, MediaDecoder, SandboxedDecoder
 
 SIZES = ((448, 448), (896, 896), (1344, 896), (4032, 3024))

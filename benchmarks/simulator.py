@@ -21,9 +21,8 @@ import numpy as np
 from PIL import Image
 
 from fovea import Engine
-from fovea.core.trace import TraceRequest
+from fovea.core.trace import TraceRequest, Workload, generate
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.request.inputs import to_image
 from fovea.engine.simulate.report import Record, Spread

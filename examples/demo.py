@@ -17,7 +17,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from fovea import AnswerFormat, Engine
 from fovea.api.convert import timings_body
-from fovea.core.tools import Tool
+from fovea.core.constraints import Tool
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TemplateInputs, TextPart
 from fovea.engine.request.inputs import to_image
 from fovea.evaluation.datasets import Case, read_jsonl

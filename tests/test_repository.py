@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tools.house import code_lines
 
-from fovea.core.distribution import DISTRIBUTION, install_command
+from fovea.core.names import DISTRIBUTION, install_command
 
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "src/fovea/assets"

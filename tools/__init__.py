@@ -5,4 +5,4 @@ from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 DISTRIBUTION: str = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["name"]
-"""Name for pip, as in `fovea.core.distribution`, for environments without Fovea."""
+"""Name for pip, as in `fovea.core.names`, for environments without Fovea."""

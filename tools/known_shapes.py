@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import UnsupportedModel
+from fovea.core.names import BUNDLED, bundled_model
 from fovea.engine.check import shape_of_config, shape_of_folder
 from fovea.engine.load import read_config
 from fovea.engine.models.registry import architecture

@@ -9,17 +9,18 @@ import numpy as np
 from PIL import Image
 
 from dense import dense_targets, stack_dense
-from fovea.evaluation.scenes import attributes, listing, quantities, reading, relations
+from fovea.evaluation.scenes import questions as attributes
+from fovea.evaluation.scenes import questions as listing
+from fovea.evaluation.scenes import questions as quantities
+from fovea.evaluation.scenes import questions as reading
+from fovea.evaluation.scenes import questions as relations
 from fovea.evaluation.scenes.chat import chat, small_talk
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.forms import form
-from fovea.evaluation.scenes.refusal import refusal
-from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.questions import refusal
+from fovea.evaluation.scenes.scene import Scene, Turn
 from fovea.evaluation.scenes.small import compose_small
-from fovea.evaluation.scenes.structured import structured
-from fovea.evaluation.scenes.tools import TOOLS, Tool, tool_use
+from fovea.evaluation.scenes.structured import TOOLS, Tool, form, structured, tool_use
 from packing import Batch, Packer, PromptMedia, Size, branches, collate, conversation
 
 QUESTIONS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fovea.evaluation.scenes.draw import glyphs
-from fovea.evaluation.scenes.scene import Scene
-from fovea.evaluation.scenes.vocabulary import CODE_CHARACTERS, COLOUR_NAMES, SHAPES
+from fovea.evaluation.scenes.scene import CODE_CHARACTERS, COLOUR_NAMES, SHAPES, Scene
 from packing import Size
 
 Dense = dict[str, np.ndarray]

@@ -14,8 +14,8 @@ import torch
 from batches import fit_image, offer
 from fovea.evaluation.scenes.dataset import KINDS, TASK_KINDS, content
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.tools import TOOLS
-from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
+from fovea.evaluation.scenes.scene import HELD_OUT_SEED
+from fovea.evaluation.scenes.structured import TOOLS
 from model import Fovea
 from packing import Batch, Packer, PromptMedia, collate, conversation
 from several import group_frames, group_times

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from fovea.evaluation.scenes.sample import Turn
+from fovea.evaluation.scenes.scene import Turn
 from model import BLOCK
 
 Batch = dict[str, np.ndarray]

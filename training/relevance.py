@@ -40,11 +40,9 @@ from common import ASSETS
 from fovea.engine.models.relevance_head import PATH as HEAD_PATH
 from fovea.evaluation.scenes.compose import compose, random_size
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.scene import HELD_OUT_SEED, Scene, Turn
 from fovea.evaluation.scenes.small import LARGE_SIZES, compose_small
-from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
-from fovea.relevance import coupling
+from fovea.relevance import knowing
 from fovea.relevance.balancing import SPREAD, WEIGHTS, Balancer, Tensions, Ways, remoteness
 from fovea.relevance.pipeline import Survey, survey
 from fovea.relevance.policy import attend, content_mask, first_view
@@ -187,8 +185,8 @@ def pooled_focus(example: Example) -> Tensor:
 
 def loss_of(head: Head, example: Example, rng: Random) -> Tensor:
     """The loss of the coupling, and of the soft gate at a random budget."""
-    features = torch.from_numpy(coupling.normalize(example.features)).float()
-    words = torch.from_numpy(coupling.normalize(example.words)).float()
+    features = torch.from_numpy(knowing.normalize(example.features)).float()
+    words = torch.from_numpy(knowing.normalize(example.words)).float()
     logits = head.couple(features, words)
     target = pooled_focus(example)
     weight = torch.where(target > 0, (len(target) / target.sum().clamp(min=1)).sqrt(), torch.tensor(1.0))
@@ -230,8 +228,8 @@ def arrays(head: Head) -> dict[str, np.ndarray]:
 def relevance_of(weights: dict[str, np.ndarray], example: Example, tensions: Tensions) -> Map:
     """Relevance of every cell, like the engine computes it."""
     image_survey = example.survey
-    coupled = coupling.resample(
-        coupling.couple(weights, example.features, example.words), example.shape, image_survey.grid
+    coupled = knowing.resample(
+        knowing.couple(weights, example.features, example.words), example.shape, image_survey.grid
     )
     ways = Ways(image_survey.propositional, image_survey.perspectival, coupled)
     return Balancer(weights).balance(ways, tensions)
@@ -240,7 +238,7 @@ def relevance_of(weights: dict[str, np.ndarray], example: Example, tensions: Ten
 @torch.no_grad()
 def answer_losses(model: Fovea, packer: Packer, weights: dict[str, np.ndarray], example: Example) -> Tensor:
     """Mean loss of the right answer for each of DIVISIONS, in nats per token, (divisions,)."""
-    pooled = coupling.normalize(example.words).mean(0)
+    pooled = knowing.normalize(example.words).mean(0)
     tensions = Balancer(weights).tensions("", pooled, example.survey.statistics(example.total))
     relevance = relevance_of(weights, example, tensions)
     content = content_mask(example.survey.propositional, example.survey.perspectival)
@@ -269,7 +267,7 @@ def expected_nats(compress: Tensor, nats: Tensor) -> Tensor:
 def train_division(head: Head, some: list[Example], nats: list[Tensor], epochs: int, rate: float) -> None:
     """Train the first tension alone; a change of the other tensions adds to the loss."""
     optimizer = torch.optim.AdamW(head.context.parameters(), rate, weight_decay=0.02)
-    words = [torch.from_numpy(coupling.normalize(example.words)).float() for example in some]
+    words = [torch.from_numpy(knowing.normalize(example.words)).float() for example in some]
     with torch.no_grad():
         before = [head.tensions(example, known)[1:] for example, known in zip(some, words, strict=True)]
     rng = Random(2)
@@ -298,7 +296,7 @@ def division_report(
     losses: dict[str, list[float]] = {}
     for example, row in zip(some, nats, strict=True):
         image = example.survey.statistics(example.total)
-        pooled = coupling.normalize(example.words).mean(0)
+        pooled = knowing.normalize(example.words).mean(0)
         learned = Balancer(weights).tensions("", pooled, image).compress
         prior = Balancer().tensions(example.turn.question, None, image).compress
         clipped = row.clamp(max=MOST_NATS)
@@ -333,11 +331,11 @@ def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dic
             continue
         image_survey = example.survey
         nothing = np.zeros(image_survey.grid, np.float32)
-        coupled = coupling.resample(
-            coupling.couple(weights, example.features, example.words), example.shape, image_survey.grid
+        coupled = knowing.resample(
+            knowing.couple(weights, example.features, example.words), example.shape, image_survey.grid
         )
         image = image_survey.statistics(example.total)
-        tensions = learned.tensions("", coupling.normalize(example.words).mean(0), image)
+        tensions = learned.tensions("", knowing.normalize(example.words).mean(0), image)
         question = example.turn.question
         guessed = prior.tensions(question, None, image)
         full = Ways(image_survey.propositional, image_survey.perspectival, coupled)

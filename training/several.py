@@ -14,9 +14,8 @@ from batches import fit_image, questions, random_system
 from dense import Dense, dense_targets, stack_dense
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.motion import ask_motion, motion_scenes
-from fovea.evaluation.scenes.pairs import ask_pair, pair_scenes
-from fovea.evaluation.scenes.sample import Turn
+from fovea.evaluation.scenes.scene import Turn
+from fovea.evaluation.scenes.several_images import ask_motion, ask_pair, motion_scenes, pair_scenes
 from packing import Batch, Packer, PromptMedia, Size, branches, collate, conversation
 
 FRAMES = (2, 3, 3, 3, 4, 4, 4, 5, 6, 8)

@@ -27,15 +27,14 @@ from dense import Dense, dense_targets, stack_dense
 from fovea.engine.regions.any_size import attend_with_diversity
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.reading import reading
-from fovea.evaluation.scenes.sample import Turn
+from fovea.evaluation.scenes.questions import reading
+from fovea.evaluation.scenes.scene import Turn
 from fovea.evaluation.scenes.small import compose_small
 from fovea.relevance.attending import Policy, Scores
 from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.knowing import perspectival, propositional
 from fovea.relevance.policy import LARGE_IMAGE, attend, content_mask
-from fovea.relevance.realizing import Layout, View, patch_fractions
-from fovea.relevance.regions import SIDE
+from fovea.relevance.realizing import SIDE, Layout, View, patch_fractions
 from fovea.relevance.texture import Map, texture
 from model import Fovea
 from packing import Batch, Packer, PromptMedia, Size, branches, collate

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 from serving import INNOCENT_KEYS
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 
 PAUSE_S, GIVE_UP_S, SIDE = 0.1, 20.0, 96
 

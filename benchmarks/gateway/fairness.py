@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 from fovea.gateway.queue.fair import FairQueue
 from fovea.gateway.queue.settings import QueueSettings
 from fovea.gateway.queue.turn import State, Turn

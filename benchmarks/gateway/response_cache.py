@@ -36,8 +36,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from fovea.api import sse
-from fovea.core.image import content_identity
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
+from fovea.core.media import content_identity
 from fovea.gateway.cache.cache import ResponseCache
 from fovea.gateway.cache.key import MEDIA_MARK
 from fovea.gateway.cache.memory import MemoryStore

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.config import BackendConfig, ModelConfig

@@ -12,7 +12,7 @@ from typing import Any
 from cost_page import machine
 from routing_load import Reply, warm
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 
 WARM_TARGET, MOVED_TARGET = 0.95, 0.30
 

@@ -7,11 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fovea.core.answer_format import AnswerFormat
+    from fovea.core.constraints import AnswerFormat
     from fovea.core.errors import FoveaError
-    from fovea.core.image import PixelBudget, VisualTokens
+    from fovea.core.media import PixelBudget, VideoBudget, VisualTokens
     from fovea.core.sampling import SamplingParams
-    from fovea.core.video import VideoBudget
     from fovea.engine.engine import Engine
 
 # OpenMP reads this when torch is loaded, so fovea should be imported first. Otherwise torch's idle threads
@@ -32,13 +31,13 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AnswerFormat": "fovea.core.answer_format",
+    "AnswerFormat": "fovea.core.constraints",
     "Engine": "fovea.engine.engine",
     "FoveaError": "fovea.core.errors",
-    "PixelBudget": "fovea.core.image",
+    "PixelBudget": "fovea.core.media",
     "SamplingParams": "fovea.core.sampling",
-    "VideoBudget": "fovea.core.video",
-    "VisualTokens": "fovea.core.image",
+    "VideoBudget": "fovea.core.media",
+    "VisualTokens": "fovea.core.media",
 }
 
 

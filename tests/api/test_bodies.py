@@ -8,11 +8,9 @@ from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fovea.api import sse
-from fovea.api.bodies.base import add_usage
-from fovea.api.bodies.chat import ChatBodies
-from fovea.api.bodies.errors import DEFECT, error_body
-from fovea.api.bodies.logprobs import text_logprobs
-from fovea.api.bodies.text import CompletionBodies
+from fovea.api.completion_bodies import ChatBodies, CompletionBodies, add_usage
+from fovea.api.errors import DEFECT, error_body
+from fovea.api.logprobs import text_logprobs
 from fovea.core.errors import CheckpointError, EngineError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Completion, Delta, StageTimings, TokenLogprob, Usage
 

@@ -19,7 +19,7 @@ from fovea.api.convert import (
 )
 from fovea.api.schema import ChatRequest, CompletionRequest, TokenizeRequest
 from fovea.core.errors import InvalidRequest, PromptTooLong
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ImagePart, Message, StageTimings, TextPart, TextPrompt, TokenPrompt, Usage
 
@@ -44,7 +44,7 @@ def complete(prompt: Any, **fields: Any) -> CompletionRequest:
 
 
 def test_api_does_not_import_torch() -> None:
-    code = "import sys, fovea.api.convert, fovea.api.bodies.chat; assert 'torch' not in sys.modules"
+    code = "import sys, fovea.api.convert, fovea.api.completion_bodies; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

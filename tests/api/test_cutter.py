@@ -21,7 +21,7 @@ from fovea.api.cutter import (
 )
 from fovea.api.wire import MAX_TEXT, MAX_VALUES
 from fovea.core.errors import InvalidRequest
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 from tests.support.thorough import examples
 
 SLICE = 65536

@@ -9,14 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 from fovea.api.convert import chat_prompt, image_references, sampling
-from fovea.api.messages.bodies import MessagesBodies
-from fovea.api.messages.convert import chat_request, messages_names
-from fovea.api.messages.request import CountRequest, MessagesRequest
+from fovea.api.messages_answer import MessagesBodies
+from fovea.api.messages_request import CountRequest, MessagesRequest, chat_request, messages_names
 from fovea.api.reading import Reading
 from fovea.api.unknown import ignored_fields
+from fovea.core.constraints import ToolCall
 from fovea.core.errors import InvalidRequest
-from fovea.core.payload import Payload
-from fovea.core.tools import ToolCall
+from fovea.core.media import Payload
 from fovea.core.types import Delta, FinishReason, Message, TextPart, Usage
 from tests.api.test_reading import ANSWERS, LOOK, READING, completion, deltas
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from fovea.api.bodies.chat import ChatBodies
+from fovea.api.completion_bodies import ChatBodies
 from fovea.api.reading import Answer, Readers, Reading, finish_reason, new_call_id
-from fovea.core.tools import Tool, ToolCall, ToolUse
+from fovea.core.constraints import Tool, ToolCall, ToolUse
 from fovea.core.types import Completion, Delta, FinishReason, StageTimings, TokenLogprob, Usage
 from fovea.dialects.dialect import FORMATS, THINK, Dialect
 from fovea.dialects.reader import Piece

@@ -11,9 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from fovea.api.convert import chat_prompt, image_references
 from fovea.api.reading import Answer, Reading
-from fovea.api.responses.bodies import ResponsesBodies
-from fovea.api.responses.convert import chat_request, responses_names
-from fovea.api.responses.request import ResponsesRequest
+from fovea.api.responses_answer import ResponsesBodies
+from fovea.api.responses_request import ResponsesRequest, chat_request, responses_names
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.types import Delta, FinishReason, TokenLogprob, Usage
 from tests.api.test_reading import ANSWERS, LOOK, READING, completion, deltas

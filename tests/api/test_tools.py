@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from fovea.api.content import tool_calls, tool_use
 from fovea.api.convert import chat_prompt
 from fovea.api.schema import ChatRequest
-from fovea.api.tools import tool_calls, tool_use
+from fovea.core.constraints import ToolCall, ToolUse
 from fovea.core.errors import InvalidRequest
-from fovea.core.tools import ToolCall, ToolUse
 from fovea.core.types import Message, TextPart, in_order_of_calls
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -11,8 +11,7 @@ from fovea.bench.sample import BenchRequest
 from fovea.bench.settings import Shape, Traffic
 from fovea.bench.traffic import build_requests, class_of, play_chat, play_closed, play_open, play_trace
 from fovea.core.errors import ConfigError
-from fovea.core.trace import TraceRequest
-from fovea.core.workload import generate
+from fovea.core.trace import TraceRequest, generate
 from tests.bench.support import SMALL, Scripted, workload_context
 
 FAST = Traffic(rate=(1000.0,), requests=12, clients=3, images=4, turns=3)

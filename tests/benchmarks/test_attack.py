@@ -19,7 +19,7 @@ from result import Result
 from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
 from fovea.media.source import InlineSource, parse_source
-from fovea.media.video.decode import probe_video
+from fovea.media.video import probe_video
 
 QUIET = {"text": Log([0.02] * 50), "image": Log([0.05] * 50)}
 

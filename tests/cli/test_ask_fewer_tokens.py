@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 
 from fovea import Engine
-from fovea.core.image import PixelBudget, VisualTokens
+from fovea.core.media import PixelBudget, VisualTokens
 from tests.cli.support import Caller
 from tests.support.clips import clip
 from tests.support.reduced import patchy_page, roomy

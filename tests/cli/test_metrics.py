@@ -13,9 +13,8 @@ from fovea.cli.main import main
 from fovea.cli.metrics import exported_names, names_of
 from fovea.cli.metrics_table import gateway_rows, markdown, server_rows
 from fovea.gateway.metrics import Metrics as GatewayMetrics
-from fovea.observe.aliases import ALIASES
+from fovea.observe.aliases import ALIASES, FOREIGN
 from fovea.observe.device import Devices
-from fovea.observe.foreign import FOREIGN
 from fovea.observe.metrics import Metrics
 from tests.observe.test_device import FakeNvml
 

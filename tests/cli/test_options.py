@@ -19,7 +19,7 @@ from fovea.cli.profile.settings import ProfileSettings
 from fovea.cli.serve import ServeSettings
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_value, flat_values, settings_of
-from fovea.core.workload import Workload
+from fovea.core.trace import Workload
 from fovea.engine.config import EngineConfig
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings

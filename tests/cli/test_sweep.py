@@ -11,8 +11,7 @@ import pytest
 from fovea import Engine
 from fovea.cli.sweep.report import difference
 from fovea.core.protocols import CACHE_STAGES
-from fovea.evaluation.pairs import PairedCounts
-from fovea.evaluation.score import wilson
+from fovea.evaluation.score import PairedCounts, wilson
 from fovea.evaluation.sweep import ALL, DETAILS, OTHERS
 from tests.cli.support import Caller, Outcome, write_lines
 

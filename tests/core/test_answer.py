@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.core.answer import AnswerBuilder
-from fovea.core.types import Delta, StageTimings, TokenLogprob, Usage
+from fovea.core.types import AnswerBuilder, Delta, StageTimings, TokenLogprob, Usage
 
 
 def test_choices_are_put_together_in_any_interleaving() -> None:

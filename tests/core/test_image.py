@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.image import Image, VisualTokens, content_identity
+from fovea.core.media import Image, VisualTokens, content_identity
 
 
 def test_the_number_of_bytes_must_match_the_dimensions() -> None:

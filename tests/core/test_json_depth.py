@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fovea.core.json_depth import is_nested_deeper
+from fovea.core.json_text import is_nested_deeper
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 
 
 def test_nearest_rank() -> None:

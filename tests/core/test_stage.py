@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from fovea.core.stage import NO_SPAN, Recorder, active_recorder, recording, stage
+from fovea.core.measure import NO_SPAN, Recorder, active_recorder, recording, stage
 
 
 def ticking() -> Recorder:

@@ -14,7 +14,7 @@ BRAINS = [
     "fovea",
     "fovea.core.types",
     "fovea.core.protocols",
-    "fovea.core.answer",
+    "fovea.core.types",
     "fovea.engine.config",
     "fovea.engine.sequence",
     "fovea.engine.request.detokenize",

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.core.trace import read_trace, write_trace
-from fovea.core.workload import ARRIVALS, BURST, Workload, generate
+from fovea.core.trace import ARRIVALS, BURST, Workload, generate, read_trace, write_trace
 
 LINE: dict[str, Any] = {"at": 0.5, "text": 3, "output": 4}
 

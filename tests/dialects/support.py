@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fovea.core.tools import Tool
+from fovea.core.constraints import Tool
 from fovea.dialects.dialect import FORMATS, ToolFormat
 from fovea.dialects.reader import Piece
 

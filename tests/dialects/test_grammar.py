@@ -10,12 +10,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat, ChoiceMode, Tool, ToolUse
 from fovea.core.errors import InvalidRequest
-from fovea.core.tools import ChoiceMode, Tool, ToolUse
+from fovea.dialects.calls import types_of
 from fovea.dialects.dialect import FORMATS, Dialect, ToolFormat
 from fovea.dialects.grammar import request_format
-from fovea.dialects.xml_call import types_of
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.trial import byte_vocabulary
 from tests.dialects.support import STOP, WEATHER, Call, join, tool, write

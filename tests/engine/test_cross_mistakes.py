@@ -15,8 +15,8 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from fovea import Engine
-from fovea.core.answer_format import AnswerFormat
-from fovea.core.image import PixelBudget
+from fovea.core.constraints import AnswerFormat
+from fovea.core.media import PixelBudget
 from fovea.engine.cache.write_queue import WriteQueue
 from fovea.engine.check import check_checkpoint
 from fovea.engine.config import EngineConfig

@@ -23,7 +23,7 @@ from fovea.core.errors import (
     PromptTooLong,
     Unavailable,
 )
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.core.types import GenerationRequest, TextPrompt, TokenPrompt
 from fovea.engine.sample import sampler
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture

@@ -14,9 +14,8 @@ import pytest
 
 from fovea import Engine
 from fovea.core.errors import RequestError
-from fovea.core.image import PixelBudget, VisualTokens
+from fovea.core.media import PixelBudget, VideoBudget, VisualTokens, video_of_images
 from fovea.core.types import ChatPrompt, GenerationRequest, Message, Prompt, TextPart, TokenPrompt, VideoPart
-from fovea.core.video import VideoBudget, video_of_images
 from tests.support.engines import ask, assert_idle, engine, picture
 
 NAN, INF, HUGE, TINY = math.nan, math.inf, 2**31, 5e-324

@@ -19,7 +19,7 @@ from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.attention import AttentionPlan, Chunk
 from fovea.kernels.native import build
 from fovea.kernels.native.instruction_sets import chosen
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 from tests.support.engines import all_at_once, assert_idle
 from tests.support.programs import need_kernels
 from tests.support.thorough import is_thorough

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fovea import Engine
-from fovea.core.distribution import bundled_model
 from fovea.core.errors import CheckpointError, ConfigError
+from fovea.core.names import bundled_model
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.experts import ExpertLinear
@@ -24,7 +24,7 @@ from fovea.engine.models.weights import load_weights
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED
 from fovea.evaluation.score import Result, report
-from fovea.kernels.native.product import NativeProduct
+from fovea.kernels.native.products import NativeProduct
 from fovea.kernels.quantize import TorchQuantizedProduct, quantize
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.engines import ask, picture

@@ -10,7 +10,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.errors import Overloaded
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from tests.support.engines import ask, assert_idle, engine, picture
 
 BUNDLED = Path("fovea-tiny")

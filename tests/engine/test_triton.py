@@ -11,7 +11,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt
-from fovea.kernels.flash import attention as flash
+from fovea.kernels import flash
 from tests.support import fake_flashinfer
 from tests.support.checkpoints import parts, write
 from tests.support.engines import ask, assert_idle, picture

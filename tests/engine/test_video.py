@@ -13,8 +13,8 @@ import pytest
 
 from fovea import Engine
 from fovea.core.errors import InvalidRequest, InvalidVideo, PromptTooLong
+from fovea.core.media import Video, VideoBudget
 from fovea.core.types import ChatPrompt, Message, TextPart, TextPrompt, TokenPrompt, VideoPart
-from fovea.core.video import Video, VideoBudget
 from fovea.engine.request.clips import Clips
 from fovea.engine.request.inputs import to_video
 from fovea.engine.step.positions import mrope_positions

@@ -17,10 +17,9 @@ from fovea.evaluation.scenes.chat import chat
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.dataset import content
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.focus import boxes_around, evidence
-from fovea.evaluation.scenes.quantities import counting_of
-from fovea.evaluation.scenes.scene import Background, Item, Scene
-from fovea.evaluation.scenes.vocabulary import COLOURS, SHAPES
+from fovea.evaluation.scenes.phrasing import boxes_around, evidence
+from fovea.evaluation.scenes.questions import counting_of
+from fovea.evaluation.scenes.scene import COLOURS, SHAPES, Background, Item, Scene
 
 RECORDED = {
     3: (

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.evaluation.pairs import PairedCounts
-from fovea.evaluation.score import wilson
+from fovea.evaluation.score import PairedCounts, wilson
 
 COUNTS = st.integers(0, 60)
 TABLES = st.tuples(COUNTS, COUNTS, COUNTS, COUNTS).filter(any).map(lambda counts: PairedCounts(*counts))

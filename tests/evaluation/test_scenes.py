@@ -13,8 +13,7 @@ from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS, generate
 from fovea.evaluation.scenes.compose import compose, random_size
 from fovea.evaluation.scenes.dataset import content
 from fovea.evaluation.scenes.draw import draw, glyphs
-from fovea.evaluation.scenes.scene import Item, Scene
-from fovea.evaluation.scenes.vocabulary import CELLS, CODE_CHARACTERS, COLOUR_NAMES, COLOURS, SHAPES
+from fovea.evaluation.scenes.scene import CELLS, CODE_CHARACTERS, COLOUR_NAMES, COLOURS, SHAPES, Item, Scene
 
 SEED = HELD_OUT_SEED + 77
 

@@ -10,7 +10,7 @@ import pytest
 
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, generate
 from fovea.evaluation.scenes.dataset import content
-from fovea.evaluation.scenes.fonts import FONTS, font
+from fovea.evaluation.scenes.draw import FONTS, font
 from fovea.evaluation.scenes.small import LARGE_SIZES, compose_small
 
 

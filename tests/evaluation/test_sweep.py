@@ -7,8 +7,7 @@ import json
 import pytest
 
 from fovea.core.types import StageTimings
-from fovea.evaluation.pairs import PairedCounts
-from fovea.evaluation.score import wilson
+from fovea.evaluation.score import PairedCounts, wilson
 from fovea.evaluation.sweep import ALL, DETAILS, FULL, OTHERS, MedianTimes, Outcome, Setting, Sweep, settings
 
 DART, RELEVANCE = Setting("dart", 0.5), Setting("relevance", 0.5)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fovea.api.bodies import errors
+from fovea.api import errors
 from fovea.core.errors import FoveaError
 
 LONGEST_MESSAGE = 2000

@@ -21,7 +21,7 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from fovea.core.image import content_identity
+from fovea.core.media import content_identity
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.backends.outliers import LEAST_SAMPLES, eject_outliers

@@ -17,12 +17,11 @@ from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
-from fovea.kernels import reference
+from fovea.kernels import flash, reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
-from fovea.kernels.flash import attention as flash
-from fovea.kernels.fp8 import Fp8Product, multiply, multiply_on_cuda, round_rows
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.quantize import Fp8Product, multiply, multiply_on_cuda, round_rows
+from fovea.kernels.torch_kernels import PLAIN
 from tests.support import fake_flashinfer, gpu
 from tests.support.checkpoints import parts, write
 from tests.support.engines import all_at_once, ask, picture

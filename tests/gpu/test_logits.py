@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fovea import Engine
-from fovea.core.distribution import bundled_model
+from fovea.core.names import bundled_model
 from fovea.core.types import ChatPrompt
 from fovea.engine.request.inputs import to_prompt
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate

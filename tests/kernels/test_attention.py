@@ -14,7 +14,7 @@ from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
 from fovea.kernels.attention import Heads, attend, store
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 from tests.support.thorough import examples
 
 pytestmark = pytest.mark.kernels

@@ -11,7 +11,7 @@ import torch
 from fovea.kernels import calibrate as module
 from fovea.kernels.calibrate import MIN_STREAM_BYTES, PLAIN, Machine, calibrate
 from fovea.kernels.quantize import INT4, INT8
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from fovea.core.private_files import exposure
-from fovea.kernels import compile_caches
+from fovea.kernels import choose
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in (*(compile_caches.__dict__[n] for n in ("TORCH", "TRITON", "FLASHINFER")), "TRITON_HOME"):
+    for name in (*(choose.__dict__[n] for n in ("TORCH", "TRITON", "FLASHINFER")), "TRITON_HOME"):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_torch_compiles_into_the_users_own_cache(home: Path) -> None:
     """Its own default is a name in /tmp. A user who took that name first could put machine code there."""
-    compile_caches.secure_torch_cache()
+    choose.secure_torch_cache()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(home / "cache" / "fovea" / "torch")
     assert (home / "cache" / "fovea" / "torch").stat().st_mode & 0o777 == 0o700
 
@@ -32,10 +32,10 @@ def test_a_folder_of_the_operator_is_used_if_it_is_private(
 ) -> None:
     (home / "shared").mkdir()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(home / "shared"))
-    compile_caches.secure_torch_cache()
+    choose.secure_torch_cache()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(home / "shared")
     (home / "shared").chmod(0o777)
-    compile_caches.secure_torch_cache()
+    choose.secure_torch_cache()
     chosen = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert chosen != home / "shared"
     assert exposure(chosen) is None
@@ -43,12 +43,12 @@ def test_a_folder_of_the_operator_is_used_if_it_is_private(
 
 
 def test_caches_of_gpu_compilers_are_checked(home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    compile_caches.secure_gpu_caches()
+    choose.secure_gpu_caches()
     assert os.environ["TRITON_CACHE_DIR"] == str(home / ".triton" / "cache")
     assert os.environ["FLASHINFER_WORKSPACE_BASE"] == str(home)
     assert not caplog.text
     (home / ".cache").mkdir()
     (home / ".cache").chmod(0o777)
-    compile_caches.secure_gpu_caches()
+    choose.secure_gpu_caches()
     assert os.environ["FLASHINFER_WORKSPACE_BASE"] != str(home)
     assert f"others may write to {home / '.cache'}" in caplog.text

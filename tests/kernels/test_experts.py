@@ -19,7 +19,7 @@ from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.quantize import INT4, INT8, Format
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 
 pytestmark = pytest.mark.kernels
 

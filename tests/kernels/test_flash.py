@@ -19,11 +19,10 @@ from fovea.engine.execute.attention_plan import GroupPlanner
 from fovea.engine.layers.shape import KVGroup
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
-from fovea.kernels import reference
+from fovea.kernels import flash, reference
 from fovea.kernels.attention import AttentionPlan, Heads, prefill_each
 from fovea.kernels.choose import choose
-from fovea.kernels.flash import attention as flash
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 from tests.support import fake_flashinfer
 from tests.support.thorough import examples
 

@@ -11,7 +11,7 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
-from fovea.kernels.fp8 import (
+from fovea.kernels.quantize import (
     FLOAT8,
     FLOAT8_MAX,
     FP8,
@@ -21,7 +21,7 @@ from fovea.kernels.fp8 import (
     multiply_on_cuda,
     round_rows,
 )
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 
 pytestmark = pytest.mark.kernels
 

@@ -10,7 +10,7 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import FusedLinear, Linear
 from fovea.engine.layers.norm import RMSNorm
 from fovea.kernels import reference
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 
 pytestmark = pytest.mark.kernels
 

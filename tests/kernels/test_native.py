@@ -23,9 +23,8 @@ from fovea.kernels.choose import choose
 from fovea.kernels.native import build
 from fovea.kernels.native.instruction_sets import InstructionSet, chosen, has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.native.product import ACTIVATIONS
-from fovea.kernels.native.weights import PackedWeight, weight_rows
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.native.products import ACTIVATIONS, PackedWeight, weight_rows
+from fovea.kernels.torch_kernels import TorchKernels
 from tests.support.programs import need_compiler
 from tests.support.thorough import examples
 

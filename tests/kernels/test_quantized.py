@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fovea.kernels.activation import finish
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.native.product import ACTIVATIONS
-from fovea.kernels.native.weights import QuantizedWeight, weight_rows
+from fovea.kernels.native.products import ACTIVATIONS, QuantizedWeight, weight_rows
 from fovea.kernels.quantize import (
     FORMATS,
     INT4,
@@ -24,7 +23,7 @@ from fovea.kernels.quantize import (
     quantize,
     quantize_rows,
 )
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 from tests.support.thorough import examples
 
 pytestmark = pytest.mark.kernels

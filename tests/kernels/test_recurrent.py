@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch.nn import functional
 
+from fovea.kernels import NO_SLOT
 from fovea.kernels.base import Kernels
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.slots import NOTHING
 from fovea.kernels.states import StateRun, state_plan
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 
 pytestmark = pytest.mark.kernels
 
@@ -94,7 +94,7 @@ def test_the_chunked_form_is_the_rule() -> None:
     t, (_, slots) = tokens(150), states()
     zero = torch.zeros(HEADS, KEY_DIM, VALUE_DIM).double()
     expected, middle = naive_delta(t.part(0, 100), zero)
-    got = delta(TorchKernels(), t.part(0, 100), [[StateRun(0, 100, NOTHING, ((100, 3),))]], slots)
+    got = delta(TorchKernels(), t.part(0, 100), [[StateRun(0, 100, NO_SLOT, ((100, 3),))]], slots)
     torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=1e-4)
     torch.testing.assert_close(slots[3].double(), middle, atol=2e-6, rtol=1e-4)
     expected, last = naive_delta(t.part(100, 150), middle)
@@ -107,7 +107,7 @@ def test_the_chunked_form_is_the_rule() -> None:
 def test_strong_decay_does_not_overflow() -> None:
     t, (_, slots) = tokens(130), states()
     t.decay *= 60
-    out = delta(TorchKernels(), t, [[StateRun(0, 130, NOTHING, ((130, 0),))]], slots)
+    out = delta(TorchKernels(), t, [[StateRun(0, 130, NO_SLOT, ((130, 0),))]], slots)
     expected, _ = naive_delta(t, torch.zeros(HEADS, KEY_DIM, VALUE_DIM).double())
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-4)
 
@@ -141,20 +141,20 @@ def test_any_division_of_the_tokens_gives_the_same_bits_on_native_kernels(
     t = tokens(count, seed=count, dtype=torch.bfloat16)
     save_at = data.draw(st.integers(1, count))
     cuts = sorted({0, count, *data.draw(st.sets(st.integers(1, count - 1), max_size=4))})
-    pieces, source = [], NOTHING
+    pieces, source = [], NO_SLOT
     for first, last in itertools.pairwise(cuts):
         saves = [(save_at - first, 2)] if first < save_at <= last else []
         pieces.append(StateRun(first, last - first, source, (*saves, (last - first, 1))))
         source = 1
 
-    whole = both(native, t, [[StateRun(0, count, NOTHING, ((count, 0),))]], states(torch.bfloat16))
+    whole = both(native, t, [[StateRun(0, count, NO_SLOT, ((count, 0),))]], states(torch.bfloat16))
     slots = states(torch.bfloat16)
     if data.draw(st.booleans()):
         out = both(native, t, [pieces], slots)[0]
     else:
         steps = [(t.part(run.row, run.row + run.count), replace(run, row=0)) for run in pieces]
         out = torch.cat([both(native, part, [[run]], slots)[0] for part, run in steps])
-    alone = both(native, t.part(0, save_at), [[StateRun(0, save_at, NOTHING, ((save_at, 5),))]], slots)
+    alone = both(native, t.part(0, save_at), [[StateRun(0, save_at, NO_SLOT, ((save_at, 5),))]], slots)
     assert torch.equal(out, whole[0])
     for divided, undivided, short in zip(slots, whole[1], alone[1], strict=True):
         assert torch.equal(divided[1], undivided[0])
@@ -193,7 +193,7 @@ def test_a_convolution_reads_the_tokens_before(count: int, first: bool) -> None:
     t, (inputs, _) = tokens(count), states()
     weight, bias = torch.randn(WIDTH, CHANNELS), torch.randn(CHANNELS)
     before = torch.zeros(WIDTH - 1, CHANNELS) if first else inputs[3].clone()
-    plan = state_plan([[StateRun(0, count, NOTHING if first else 3, ((count, 3),))]], CPU)
+    plan = state_plan([[StateRun(0, count, NO_SLOT if first else 3, ((count, 3),))]], CPU)
     out = TorchKernels().short_conv(t.qkv, weight, bias, None, inputs, plan)
     torch.testing.assert_close(out.double(), naive_conv(t.qkv, weight, bias, before), atol=1e-5, rtol=1e-4)
     assert torch.equal(inputs[3], torch.cat((before, t.qkv))[-(WIDTH - 1) :])

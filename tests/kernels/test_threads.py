@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fovea.kernels.choose import bind_threads, set_threads
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.native.weights import PackedWeight
-from fovea.kernels.threads import bind_threads, set_threads
+from fovea.kernels.native.products import PackedWeight
 
 pytestmark = pytest.mark.kernels
 
@@ -94,7 +94,7 @@ def test_pinned_threads_stay_on_their_core_and_the_caller_stays_free(lib: ctypes
 def test_threads_are_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
-        monkeypatch.setattr("fovea.kernels.threads.usable_cores", lambda: (0, 4, 5))
+        monkeypatch.setattr("fovea.kernels.choose.usable_cores", lambda: (0, 4, 5))
         set_threads(7)
         assert torch.get_num_threads() == 7
         set_threads(0)
@@ -111,9 +111,9 @@ def test_threads_are_not_bound_if_a_cgroup_limits_the_cores(
     """With `--cpus 2` and no set of cores, every container would bind to the first two of the machine."""
     kernels, bound = NativeKernels(lib), []
     monkeypatch.setattr(kernels, "pin", bound.append)
-    monkeypatch.setattr("fovea.kernels.threads.physical_cores", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr("fovea.kernels.choose.physical_cores", lambda: (0, 1, 2, 3))
     for usable in ((0, 1), (0, 1, 2, 3)):
-        monkeypatch.setattr("fovea.kernels.threads.usable_cores", lambda usable=usable: usable)
+        monkeypatch.setattr("fovea.kernels.choose.usable_cores", lambda usable=usable: usable)
         with caplog.at_level("WARNING", "fovea.kernels"):
             bind_threads(kernels)
     assert bound == [(0, 1, 2, 3)]

@@ -30,7 +30,7 @@ from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 from fovea.kernels.triton.kernels import TritonKernels

@@ -17,7 +17,7 @@ from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.kernels.attention import Heads
 from fovea.kernels.base import Kernels
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 
 pytestmark = pytest.mark.kernels
 

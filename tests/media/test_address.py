@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.media.fetch.address import is_public
+from fovea.media.fetch.url import is_public
 
 
 @pytest.mark.parametrize(

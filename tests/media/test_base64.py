@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidImage
-from fovea.media.base64 import decode_base64
-from fovea.media.kind import IMAGE
+from fovea.media.limits import IMAGE
+from fovea.media.source import decode_base64
 from tests.support.thorough import examples
 
 QUICK = settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)

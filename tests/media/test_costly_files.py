@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import InvalidImage
+from fovea.media.image import base, gif, jpeg, png, webp
+from fovea.media.image.base import MAX_PARTS
 from fovea.media.image.decode import decode
-from fovea.media.image.formats import exif, gif, jpeg, png, webp
-from fovea.media.image.formats.base import MAX_PARTS
 from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
 from tests.media.samples import chunk, encode, expect_error, picture, sample
@@ -123,18 +123,18 @@ def test_the_header_of_a_jpeg_does_not_search_its_pixels() -> None:
 def test_only_the_first_exif_block_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """26 blocks with 65,535 entries each took 0.2 seconds in a PNG or WebP of 20 MiB."""
     sizes: list[int] = []
-    read = exif.orientation
+    read = base.orientation
 
     def count(blob: bytes) -> int:
         sizes.append(len(blob))
         return read(blob)
 
-    monkeypatch.setattr(exif, "orientation", count)
+    monkeypatch.setattr(base, "orientation", count)
     huge = b"MM\0*\0\0\0\x08\xff\xff" + bytes(12 * 65535)
     assert probe(png_file(2, 1, b"\0" + bytes(6), extra=chunk(b"eXIf", huge) * 3), LIMITS).orientation == 1
     body = b"EXIF" + struct.pack("<I", len(huge)) + huge
     assert probe(webp_file(body * 3), LIMITS).orientation == 1
-    assert sizes == [exif.MAX_BYTES, exif.MAX_BYTES]
+    assert sizes == [base.MAX_EXIF_BYTES, base.MAX_EXIF_BYTES]
     both = chunk(b"eXIf", exif_block(6)[6:]) + chunk(b"eXIf", exif_block(3)[6:])
     assert probe(png_file(2, 1, b"\0" + bytes(6), extra=both), LIMITS).orientation == 6
 
@@ -150,16 +150,16 @@ def test_one_text_of_many_is_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
         return text
 
     monkeypatch.setattr(png, "_text", count)
-    packed = zlib.compress(bytes(4 * exif.MAX_XMP_BYTES))
+    packed = zlib.compress(bytes(4 * base.MAX_XMP_BYTES))
     bombs = [chunk(b"zTXt", name + b"\0\0" + packed) for name in (png._XMP, png._RAW_EXIF)]
     data = png_file(2, 1, b"\0" + bytes(6), extra=b"".join(bombs) * 100)
     assert probe(data, LIMITS).orientation == 1
-    assert sizes == [exif.MAX_XMP_BYTES, exif.MAX_XMP_BYTES]
+    assert sizes == [base.MAX_XMP_BYTES, base.MAX_XMP_BYTES]
 
 
 def test_an_orientation_beyond_the_largest_block_is_not_read() -> None:
     entries = bytes(12) * 10_000 + struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
-    assert exif.orientation(b"MM\0*\0\0\0\x08" + struct.pack(">H", 10_001) + entries) == 1
+    assert base.orientation(b"MM\0*\0\0\0\x08" + struct.pack(">H", 10_001) + entries) == 1
 
 
 @pytest.mark.parametrize(("colour", "size"), [(0, 6), (0, 1_000_001), (2, 2), (2, 10_000_000)])

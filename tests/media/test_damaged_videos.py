@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from fovea.core.errors import InvalidVideo
+from fovea.media import video_container
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox.decoder import SandboxedDecoder
-from fovea.media.video import container
-from fovea.media.video.decode import open_video
+from fovea.media.video import open_video
 from tests.support.clips import clip
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -49,9 +49,9 @@ def test_damaged_frames_are_not_answered_from(
     """
     if encoder not in av.codecs_available:
         pytest.skip(f"this PyAV encodes no {encoder}")
-    data = encoded(pictures(12, moving=False), encoder, container, options)
+    data = encoded(pictures(12, moving=False), encoder, video_container, options)
     whole = read(data)
-    ends = Counter(outcome(damaged(data, container, seed), whole) for seed in range(20))
+    ends = Counter(outcome(damaged(data, video_container, seed), whole) for seed in range(20))
     assert ends["silent"] <= most
     assert ends["refused"] >= 15
 
@@ -180,7 +180,7 @@ def test_a_live_webm_states_no_sizes() -> None:
 def test_the_elements_of_a_webm_that_are_looked_at_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of 100 MiB can have fifty million empty elements."""
     seen = 0
-    tree = container._tree
+    tree = video_container._tree
 
     def counted(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         nonlocal seen
@@ -188,11 +188,11 @@ def test_the_elements_of_a_webm_that_are_looked_at_are_bounded(monkeypatch: pyte
             seen += 1
             yield element
 
-    monkeypatch.setattr(container, "_tree", counted)
-    monkeypatch.setattr(container, "MAX_ELEMENTS", 1000)
+    monkeypatch.setattr(video_container, "_tree", counted)
+    monkeypatch.setattr(video_container, "MAX_ELEMENTS", 1000)
     endless = b"\x01" + b"\xff" * 7
     hostile = b"\x1aE\xdf\xa3\x80\x18S\x80g" + endless + b"\x1fC\xb6u" + endless + b"\xec\x80" * 5000
-    container.check_blocks(hostile, 0)
+    video_container.check_blocks(hostile, 0)
     assert seen == 1001
 
 

@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 from PIL import ImageFile, ImageOps
 
 from fovea.core.errors import InvalidImage
-from fovea.core.image import Image
+from fovea.core.media import Image
 from fovea.media.image.decode import decode
 from fovea.media.limits import MediaLimits
 from tests.media.samples import (

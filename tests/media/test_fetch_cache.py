@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given
 
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage
-from fovea.media.fetch.cache import FetchCache
-from fovea.media.fetch.fetcher import Fetcher
-from fovea.media.kind import IMAGE, VIDEO
-from fovea.media.limits import MediaLimits
+from fovea.media.fetch.fetcher import FetchCache, Fetcher
+from fovea.media.limits import IMAGE, VIDEO, MediaLimits
 from fovea.media.load import MediaLoader
 from tests.media.internet import PNG, PUBLIC, Internet
 from tests.media.samples import sample

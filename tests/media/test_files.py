@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage
-from fovea.media.files import read_beneath
-from fovea.media.limits import MediaLimits
-from fovea.media.text import quote
+from fovea.media.limits import MediaLimits, quote
+from fovea.media.source import read_beneath
 
 
 @pytest.fixture

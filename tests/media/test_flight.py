@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from fovea.media.flight import SingleFlight
+from fovea.media.fetch.fetcher import SingleFlight
 
 
 class Work:

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.media.fetch.freshness import Terms, read_terms
+from fovea.media.fetch.response import Terms, read_terms
 
 NOW = 1_000_000_000.0
 DATE = "Sun, 09 Sep 2001 01:46:40 GMT"

@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fovea.core.errors import FoveaError
-from fovea.core.image import Image
+from fovea.core.media import Image
 from fovea.media.fetch.url import parse_remote
 from fovea.media.image.decode import decode
-from fovea.media.image.formats import FORMATS as PARSERS
+from fovea.media.image.probe import FORMATS as PARSERS
 from fovea.media.image.probe import peek
 from fovea.media.limits import MediaLimits
 from fovea.media.source import InlineSource, parse_source

@@ -13,9 +13,8 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 
 from fovea.core.errors import InvalidImage
-from fovea.core.image import content_identity
-from fovea.media.image.decode import decode
-from fovea.media.image.identity import from_array, from_pil
+from fovea.core.media import content_identity
+from fovea.media.image.decode import decode, from_array, from_pil
 from fovea.media.limits import MediaLimits
 from tests.media.samples import (
     animation,

@@ -20,14 +20,11 @@ from fovea.core.errors import (
 )
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, TextPrompt
 from fovea.media import load as load_module
-from fovea.media.budget import MediaBudget
-from fovea.media.bundle import MediaTimings, VideoBundle
-from fovea.media.image.cache import DecodedImageCache
+from fovea.media.cache import DecodedImageCache
 from fovea.media.image.decode import decode
 from fovea.media.image.probe import ImageHeader, probe
-from fovea.media.kind import IMAGE, Kind
-from fovea.media.limits import MediaLimits
-from fovea.media.load import MediaLoader
+from fovea.media.limits import IMAGE, Kind, MediaLimits
+from fovea.media.load import MediaBudget, MediaLoader, MediaTimings, VideoBundle
 from fovea.media.sandbox.decoder import LocalDecoder
 from tests.media.samples import FORMATS, MEDIA_TYPES, animation, png_header, sample
 

@@ -11,8 +11,7 @@ import pytest
 
 from fovea.core.errors import InvalidImage, Overloaded
 from fovea.media.fetch.fetcher import Fetcher
-from fovea.media.fetch.resolve import Resolver, look_up
-from fovea.media.fetch.site import site_of
+from fovea.media.fetch.resolve import Resolver, look_up, site_of
 from fovea.media.limits import MediaLimits
 from tests.media.internet import PUBLIC, fails
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from fovea.core.errors import InvalidImage, InvalidVideo, Unavailable
-from fovea.core.video import Abandoned
+from fovea.core.media import Abandoned
 from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox import decoder as decoder_module
@@ -26,7 +26,7 @@ from fovea.media.sandbox import process as process_module
 from fovea.media.sandbox.decoder import LocalDecoder, SandboxedDecoder
 from fovea.media.sandbox.pool import WorkerPool
 from fovea.media.sandbox.process import WorkerCrashed, WorkerProcess
-from fovea.media.video.decode import VideoHeader, check_work, frames_to_decode, open_video
+from fovea.media.video import VideoHeader, check_work, frames_to_decode, open_video
 from tests.media.samples import FORMATS, png_header, sample
 from tests.support.clips import clip
 
@@ -336,7 +336,7 @@ def test_a_video_whose_key_frames_are_invented_is_given_up() -> None:
     source: Any = video.source
     header = replace(source.header, keys=source.header.stamps)
     liar = replace(source, header=header)
-    module = sys.modules["fovea.media.video.decode"]
+    module = sys.modules["fovea.media.video"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SPARE_FRAMES", 2)
         with pytest.raises(InvalidVideo, match="key frames are not where its header states"):

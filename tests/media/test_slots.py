@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from fovea.core.errors import ConfigError, InvalidImage, Overloaded
-from fovea.media.fetch.arrivals import Arrival, Arrivals
 from fovea.media.fetch.fetcher import Fetcher
-from fovea.media.fetch.slots import Slots
-from fovea.media.image.formats.jpeg import FORMAT as JPEG
+from fovea.media.fetch.resolve import Slots
+from fovea.media.fetch.response import Arrival, Arrivals
+from fovea.media.image.jpeg import FORMAT as JPEG
 from fovea.media.image.probe import peek
 from fovea.media.limits import MIB, MediaLimits
 from tests.media.internet import PNG, PUBLIC, Internet, fails
@@ -245,7 +245,7 @@ async def test_an_image_whose_size_comes_late_is_not_examined_again_and_again(
         lengths.append(len(data))
         return peek(data, limits)
 
-    monkeypatch.setattr("fovea.media.fetch.receive.peek", counting)
+    monkeypatch.setattr("fovea.media.fetch.response.peek", counting)
     data = sample("JPEG")
     for _ in range(40):
         data = with_jpeg_segment(data, 0xE2, bytes(65000))

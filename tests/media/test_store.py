@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fovea.core.image import Image, content_identity
-from fovea.media.cache import ENTRY_BYTES
-from fovea.media.image.store import ImageStore
+from fovea.core.media import Image, content_identity
+from fovea.media.cache import ENTRY_BYTES, ImageStore
 
 ONE = 12 + ENTRY_BYTES
 

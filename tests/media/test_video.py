@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 
 from fovea.core.errors import Forbidden, InvalidRequest, InvalidVideo, RequestError, Unavailable
-from fovea.core.video import Video, video_of_images
-from fovea.media.image.identity import from_pil
-from fovea.media.kind import IMAGE, Kind
-from fovea.media.limits import MediaLimits
+from fovea.core.media import Video, video_of_images
+from fovea.media import video as module
+from fovea.media.image.decode import from_pil
+from fovea.media.limits import IMAGE, Kind, MediaLimits
 from fovea.media.load import MediaLoader
-from fovea.media.video import decode as module
-from fovea.media.video.container import container_of, is_truncated
-from fovea.media.video.decode import open_video, probe_video
+from fovea.media.video import open_video, probe_video
+from fovea.media.video_container import container_of, is_truncated
 from tests.media.samples import sample
 from tests.support.clips import clip, level, noise, nothing, sound
 

@@ -7,7 +7,7 @@ from fovea.gateway.metrics import COUNTERS, HISTOGRAMS, MOST_NAMES, MOST_REST, M
 from fovea.gateway.metrics import Metrics as GatewayMetrics
 from fovea.observe.metrics import MOST_HISTOGRAMS, Metrics
 from fovea.observe.metrics import MOST_SERIES as MOST_SERVER_SERIES
-from fovea.observe.request_table import SPREADS, TOTALS
+from fovea.observe.table import SPREADS, TOTALS
 
 FLOOD = 2600
 

@@ -9,10 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fovea.core.types import Delta, StageTimings, Usage
 from fovea.observe.aliases import ALIASES, CACHE_CONFIG, CACHE_CONFIG_LABELS
-from fovea.observe.metrics import Metrics
-from fovea.observe.request_table import STAGES
-from fovea.observe.table import COUNTERS, GAUGES
-from fovea.observe.window import RateWindow
+from fovea.observe.metrics import Metrics, RateWindow
+from fovea.observe.table import COUNTERS, GAUGES, STAGES
 
 MODEL = {"model_name": "model", "engine": "0"}
 NUMBERS = {name: float(at) for at, name in enumerate((*GAUGES, *COUNTERS), 1)}

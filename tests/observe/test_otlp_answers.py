@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from fovea.observe.tracing import answers
-from fovea.observe.tracing.otlp import OtlpExporter
-from fovea.observe.tracing.span import Span
+from fovea.observe import otlp_answers
+from fovea.observe.otlp import OtlpExporter
+from fovea.observe.spans import Span
 
 SPAN = Span("x", "1" * 32, "2" * 16, "", 1.0, 2.0)
 HEAD = b"HTTP/1.1 %s\r\ncontent-type: application/x-protobuf\r\n"
@@ -58,7 +58,7 @@ def test_an_answer_without_end_is_cut(status: bytes, taken: bool) -> None:
 
 
 def test_an_answer_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST_S", 0.05)
+    monkeypatch.setattr(otlp_answers, "MOST_S", 0.05)
     left = threading.Event()
 
     def drip(connection: socket.socket) -> None:

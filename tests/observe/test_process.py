@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.observe.process import CGROUP, PROCESS, ProcessMetrics, cgroup_memory, workers
+from fovea.observe.exposition import CGROUP, PROCESS, ProcessMetrics, cgroup_memory, workers
 
 
 def values(metrics: ProcessMetrics) -> dict[str, float]:

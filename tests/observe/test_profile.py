@@ -7,10 +7,16 @@ import json
 
 import pytest
 
-from fovea.core.stage import Recorder, Span, recording, stage
-from fovea.observe.chrome import chrome_trace
-from fovea.observe.event_loop import watched_loop
-from fovea.observe.profile import PRECEDENCE, STAGES, WAITING, innermost, stage_times
+from fovea.core.measure import Recorder, Span, recording, stage
+from fovea.observe.profile import (
+    PRECEDENCE,
+    STAGES,
+    WAITING,
+    chrome_trace,
+    innermost,
+    stage_times,
+    watched_loop,
+)
 
 
 def span(name: str, start: float, end: float, thread: int = 1) -> Span:

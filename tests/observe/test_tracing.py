@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import StageTimings, Usage
+from fovea.observe import spans as names
+from fovea.observe import tracer
 from fovea.observe.logs import JsonFormatter
-from fovea.observe.slow import SlowRequests, row_of, ttft_of
-from fovea.observe.tracing import names, tracer
-from fovea.observe.tracing.context import context_of, parent_of
-from fovea.observe.tracing.request import RequestEnd, spans_of
-from fovea.observe.tracing.settings import TraceSettings, check_endpoint
-from fovea.observe.tracing.span import Span
-from fovea.observe.tracing.tracer import Tracer
-from fovea.observe.trail import Content, Run, Trail
+from fovea.observe.request_log import Content, Run, SlowRequests, Trail, row_of, ttft_of
+from fovea.observe.request_spans import RequestEnd, spans_of
+from fovea.observe.spans import Span, context_of, parent_of
+from fovea.observe.tracer import Tracer, TraceSettings, check_endpoint
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = f"00-{TRACE}-{SPAN}-01".encode()

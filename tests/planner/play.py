@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 from fovea.core.trace import TraceRequest
 from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.report import Record

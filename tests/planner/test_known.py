@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tools import known_shapes as tool
 
-from fovea.core.model_names import spellings
+from fovea.core.names import spellings
 from fovea.planner.known import find, from_json, known_models, to_json
 from fovea.planner.shape import ModelShape
 from tests.support.thorough import is_thorough

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.linear import Embedding, Linear
@@ -25,9 +25,8 @@ from fovea.engine.models import base
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.recipe import RECIPES as ENGINE_RECIPES
 from fovea.engine.vision.token_rules import folder_rule
-from fovea.kernels.fp8 import Fp8Product
-from fovea.kernels.native.product import NativeProduct
-from fovea.kernels.native.weights import PACKED_TILE, PLAIN_TILE, PackedWeight
+from fovea.kernels.native.products import PACKED_TILE, PLAIN_TILE, NativeProduct, PackedWeight
+from fovea.kernels.quantize import Fp8Product
 from fovea.planner import memory
 from fovea.planner.memory import kv_block_bytes, map_bytes, output_bytes, state_bytes, weight_bytes
 from fovea.planner.precision import RECIPES, Precision, recipe
@@ -179,7 +178,7 @@ def test_recipes_are_those_of_the_engine() -> None:
 def test_odd_sides_are_padded_as_in_the_engine(n: int, k: int) -> None:
     weight = torch.zeros(n, k, dtype=torch.bfloat16)
     assert map_bytes(Maps(n, k), "fp8", Precision()) == Fp8Product(weight, None, None, False).nbytes
-    from fovea.kernels.torch.kernels import TorchKernels
+    from fovea.kernels.torch_kernels import TorchKernels
 
     for name, format in (("int8", ENGINE_RECIPES["int8"].decoder), ("int4", ENGINE_RECIPES["int4"].decoder)):
         assert format is not None

@@ -17,7 +17,7 @@ import torch
 from tools import known_shapes
 
 from fovea.core.errors import InvalidImage
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.load import build_model, build_processors, read_config
 from fovea.planner.known import find
 from fovea.planner.shape import ModelShape, Tower

@@ -10,8 +10,7 @@ import numpy as np
 from fovea.evaluation.scenes import HELD_OUT_SEED, Turn
 from fovea.evaluation.scenes.dataset import content
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.scene import Background, Box, Item, Label, Scene
-from fovea.evaluation.scenes.vocabulary import COLOURS
+from fovea.evaluation.scenes.scene import COLOURS, Background, Box, Item, Label, Scene
 from fovea.relevance.texture import Texture, texture
 
 CELL = 32

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from fovea.relevance import coupling
-from fovea.relevance.coupling import couple, couple_without_head, resample, similarity
+from fovea.relevance import knowing
+from fovea.relevance.knowing import couple, couple_without_head, resample, similarity
 from tests.relevance import naive
 
 
@@ -54,10 +54,10 @@ def test_the_learned_head_step_by_step() -> None:
 
 def test_normal_rows_have_a_mean_square_of_one() -> None:
     rows = np.random.default_rng(9).normal(size=(4, 6)) * np.array([[1e-1], [1], [5], [1e3]])
-    result = coupling.normalize(rows)
+    result = knowing.normalize(rows)
     assert np.square(result).mean(1) == pytest.approx(1, abs=1e-3)
     assert result == pytest.approx(np.array([normalize_row(row) for row in rows]), abs=1e-9)
-    assert not coupling.normalize(np.zeros((2, 3))).any()
+    assert not knowing.normalize(np.zeros((2, 3))).any()
 
 
 def test_large_logits_cause_no_overflow_warning() -> None:

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.relevance.naming import last_mentions, named_images
+from fovea.relevance.images import last_mentions, named_images
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from fovea.relevance.balancing import BUSYNESS, SHARPNESS, Balancer, Tensions, Ways, prior
 from fovea.relevance.pipeline import Realization, Survey, realize, survey
 from fovea.relevance.policy import Allocation, attend, content_mask, first_view
-from fovea.relevance.regions import SIDE
+from fovea.relevance.realizing import SIDE
 from fovea.relevance.texture import CHANNELS, Texture
 from tests.relevance.pictures import CELL, cells_touching, picture
 from tests.support.thorough import others_slow

@@ -20,8 +20,7 @@ from fovea.relevance.policy import (
     first_view,
     score,
 )
-from fovea.relevance.realizing import shape_within, token_places, whole
-from fovea.relevance.regions import SIDE, partition
+from fovea.relevance.realizing import SIDE, partition, shape_within, token_places, whole
 from tests.relevance.division import assert_more_for_the_more_relevant
 from tests.support.thorough import examples
 

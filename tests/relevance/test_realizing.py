@@ -12,7 +12,9 @@ from hypothesis import given
 from fovea.engine.vision.windows import patch_coordinates
 from fovea.relevance.realizing import (
     Layout,
+    Region,
     View,
+    partition,
     patch_fractions,
     shape_holding,
     shape_within,
@@ -22,7 +24,6 @@ from fovea.relevance.realizing import (
     view_at,
     whole,
 )
-from fovea.relevance.regions import Region, partition
 
 sides = st.integers(1, 60)
 

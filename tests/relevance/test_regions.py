@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.relevance.regions import BLANK, SHIFT, SIDE, Region, cut_out, partition
+from fovea.relevance.realizing import BLANK, SHIFT, SIDE, Region, cut_out, partition
 from fovea.relevance.texture import Mask
 from tests.support.thorough import is_thorough
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 
 from fovea.relevance.balancing import Balancer, Tensions
 from fovea.relevance.pipeline import realize, survey
-from fovea.relevance.policy import Allocation
+from fovea.relevance.policy import Allocation, Tiling, attend_tiles, kept_tokens, needed_tiles
 from fovea.relevance.realizing import whole
-from fovea.relevance.tiles import Tiling, attend_tiles, kept_tokens, needed_tiles
 from tests.support.thorough import examples
 
 tilings = st.builds(

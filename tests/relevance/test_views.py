@@ -11,8 +11,8 @@ from PIL.Image import Resampling
 
 from fovea.evaluation.scenes.dataset import content
 from fovea.evaluation.scenes.draw import draw
+from fovea.relevance.images import GLANCES, Sizes, ViewBudgets, ViewScore, allot, rank, score_view
 from fovea.relevance.pipeline import Survey, survey
-from fovea.relevance.views import GLANCES, Sizes, ViewBudgets, ViewScore, allot, rank, score_view
 
 
 def sizes_of(*fulls: int) -> list[Sizes]:

@@ -11,8 +11,8 @@ import pytest
 
 from fovea.http.bodies import BodyBudget
 from fovea.media.limits import MediaLimits
-from fovea.media.pdf.pages import PageRange
-from fovea.media.sandbox.documents import DocumentPages
+from fovea.media.pdf import PageRange
+from fovea.media.sandbox.decoder import DocumentPages
 from fovea.server import drawing
 from fovea.server.app import create_app
 from fovea.server.drawing import Drawing

@@ -10,8 +10,8 @@ import pytest
 
 from fovea.api.content import ChatMessage
 from fovea.core.errors import InvalidVideo
-from fovea.media.bundle import ImageBundle, VideoBundle
 from fovea.media.limits import MediaLimits
+from fovea.media.load import ImageBundle, VideoBundle
 from fovea.server.clients import Caller
 from fovea.server.media import load_media
 from fovea.server.request import CacheScope, Request

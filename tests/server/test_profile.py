@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from fovea.core.errors import InvalidRequest, NotFound, Overloaded
-from fovea.observe import profiler
-from fovea.observe.profiler import ProfileOptions, Profiler, ProfilerUnavailable
+from fovea.observe import py_spy
+from fovea.observe.py_spy import ProfileOptions, Profiler, ProfilerUnavailable
 from tests.support.programs import program
 from tests.support.servers import folder, forked, fovea_gateway, free_port
 from tests.support.thorough import is_thorough
@@ -82,7 +82,7 @@ async def test_one_profile_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         await go.wait()
         return b"profile"
 
-    monkeypatch.setattr(profiler, "_record", record)
+    monkeypatch.setattr(py_spy, "_record", record)
     one = Profiler()
     first = asyncio.ensure_future(one.profile(ProfileOptions()))
     await reached.wait()
@@ -95,7 +95,7 @@ async def test_one_profile_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_missing_program_is_an_error_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(profiler.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(py_spy.shutil, "which", lambda *_, **__: None)
     with pytest.raises(ProfilerUnavailable, match="install the extra profiling"):
         await Profiler().profile(ProfileOptions())
 
@@ -107,12 +107,12 @@ async def test_a_process_that_does_nothing_is_no_failure_of_the_profiler(
     script = tmp_path / "py-spy"
     script.write_text("#!/bin/sh\necho 'Error: Failed to write flamegraph: No stack counts found'\nexit 1\n")
     script.chmod(0o755)
-    monkeypatch.setattr(profiler, "find_program", lambda: str(script))
+    monkeypatch.setattr(py_spy, "find_program", lambda: str(script))
     with pytest.raises(NotFound, match="idle=true"):
         await Profiler().profile(ProfileOptions())
 
 
 async def test_a_program_that_may_not_look_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "find_program", lambda: "/bin/false")
+    monkeypatch.setattr(py_spy, "find_program", lambda: "/bin/false")
     with pytest.raises(ProfilerUnavailable, match="needs the right to trace"):
         await Profiler().profile(ProfileOptions())

@@ -15,7 +15,7 @@ import pytest
 
 from fovea import Engine
 from fovea.api import sse
-from fovea.evaluation.scenes.tools import TOOLS
+from fovea.evaluation.scenes.structured import TOOLS
 from fovea.server.app import create_app
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import ANSWER, talker

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from fovea.core.types import Delta, StageTimings, Usage
-from fovea.evaluation.scenes.tools import LOOK_UP, POINT_AT, SAVE_COUNT, TOOLS
+from fovea.evaluation.scenes.structured import LOOK_UP, POINT_AT, SAVE_COUNT, TOOLS
 from fovea.server.app import create_app
 from tests.server.scripted import Script
 from tests.server.support import Json, Server, chat, data_url, image, user

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from fovea import Engine
-from fovea.observe.tracing import names
+from fovea.observe import spans as names
 from fovea.server.settings import ServerSettings
 from tests.server.support import Json, Server, chat, data_url, image, picture, running, user
 from tests.support.collector import Collector, SeenSpan, collecting

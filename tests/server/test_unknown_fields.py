@@ -16,10 +16,9 @@ from openai.types.responses import response_create_params as response_params
 from fovea import Engine
 from fovea.api.convert import sampling
 from fovea.api.explain import fields_of
-from fovea.api.responses.request import ResponsesRequest
+from fovea.api.responses_request import ResponsesRequest
 from fovea.api.schema import ChatRequest, CompletionRequest
-from fovea.api.unknown import HEADER, ignored_fields
-from fovea.api.unsupported import UNSUPPORTED
+from fovea.api.unknown import HEADER, UNSUPPORTED, ignored_fields
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import SamplingParams

@@ -15,7 +15,7 @@ import pytest
 
 from fovea import Engine
 from fovea.engine.visual_budget.methods import METHODS
-from fovea.observe.request_table import RELEVANCE_GAUGES, RELEVANCE_SPREADS, TENSION_GAUGE, TENSIONS
+from fovea.observe.table import RELEVANCE_GAUGES, RELEVANCE_SPREADS, TENSION_GAUGE, TENSIONS
 from fovea.server.settings import ServerSettings
 from tests.server.support import Server, chat, data_url, frozen, image, picture, running, until, user
 from tests.support.clips import clip

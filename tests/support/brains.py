@@ -24,7 +24,7 @@ from fovea.engine.kv.window_blocks import WindowBlocks
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence, Status
-from fovea.kernels.slots import NOTHING
+from fovea.kernels import NO_SLOT
 
 IMAGE_TOKEN = 999
 MOST_IMAGE = 5
@@ -263,7 +263,7 @@ class SlotRunner:
         if work.state is None:
             return
         truth, state = [0, *rows(work.seq)], work.state
-        before = 0 if state.source == NOTHING else self.states.get(state.source)
+        before = 0 if state.source == NO_SLOT else self.states.get(state.source)
         assert before == truth[work.start], f"{work.seq.id} reads a state that is not its own"
         assert state.saves[-1][0] == work.stop
         for position, slot in state.saves:

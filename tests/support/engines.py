@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fovea import Engine
-from fovea.core.image import Image, PixelBudget, content_identity
+from fovea.core.media import Image, PixelBudget, content_identity
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model

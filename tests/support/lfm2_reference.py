@@ -21,7 +21,7 @@ from transformers.image_transforms import group_images_by_shape, reorder_images,
 from transformers.image_utils import SizeDict
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 
-from fovea.core.image import Image
+from fovea.core.media import Image
 
 MODES = {2: "bilinear", 3: "bicubic"}
 """Names of torch for the filters by PIL's numbers."""

@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 
 from fovea import Engine
-from fovea.core.image import Image, PixelBudget, VisualTokens, content_identity
+from fovea.core.media import Image, PixelBudget, VisualTokens, content_identity
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.sequence import ImageSpan

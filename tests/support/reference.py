@@ -17,7 +17,7 @@ from transformers.models.mllama.processing_mllama import (
     get_cross_attention_token_mask,
 )
 
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor import ImageProcessor, build
 from tests.support.checkpoints import write

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from fovea import Engine
+from fovea.core.media import video_of_images
 from fovea.core.types import ChatPrompt, ImagePart, Message, Part, TextPart, VideoPart
-from fovea.core.video import video_of_images
 from fovea.engine.request.inputs import to_image
 from fovea.engine.request.prompt_plan import process
 from fovea.engine.step.positions import mrope_positions
-from fovea.evaluation.scenes.sample import Turn
-from fovea.media.image.identity import from_pil
+from fovea.evaluation.scenes.scene import Turn
+from fovea.media.image.decode import from_pil
 from tests.support.clips import noise
 from tests.support.pixels import in_time
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fovea.core.tools import Tool, ToolCall
+from fovea.core.constraints import Tool, ToolCall
 from fovea.core.types import ChatPrompt, ImagePart, Message, TemplateInputs, TextPart
 from fovea.engine.simulate.bundled import load_prompt_builder
 from fovea.evaluation.scenes.compose import compose
-from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.tools import TOOLS, tool_use
+from fovea.evaluation.scenes.scene import Turn
+from fovea.evaluation.scenes.structured import TOOLS, tool_use
 from tests.support.engines import picture
 
 PIXELS = (160, 128)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fovea.api.content import NO_EFFECT
 from fovea.api.wire import Flag, Text, Wire, Word
-from fovea.core.answer_format import MAX_CHOICES, MAX_WHITESPACE, AnswerFormat
+from fovea.core.constraints import MAX_CHOICES, MAX_WHITESPACE, AnswerFormat
 from fovea.core.errors import InvalidRequest
 
 Schema = dict[str, Any] | Flag | Text

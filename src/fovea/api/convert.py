@@ -1,4 +1,7 @@
-"""Conversion between the wire models of the API and the values of core."""
+"""Conversion between the wire models of the API and the values of core, and models of usage and errors.
+
+Docstrings and descriptions of the models are part of the OpenAPI description at /openapi.json.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import BaseModel, Field
 
 from fovea.api.answer_format import answer_format
 from fovea.api.content import (
@@ -17,14 +22,13 @@ from fovea.api.content import (
     TextContent,
     VideoContent,
     VideoURL,
+    tool_calls,
+    tool_use,
 )
-from fovea.api.response_models import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from fovea.api.schema import ChatRequest, CompletionRequest, MediaOptions, Sampling, VisualTokensBody
-from fovea.api.tools import tool_calls, tool_use
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
-from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
-from fovea.core.payload import Payload
+from fovea.core.media import Image, ImageUse, Payload, PixelBudget, Video, VideoBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import (
     ChatPrompt,
@@ -41,7 +45,49 @@ from fovea.core.types import (
     VideoPart,
     in_order_of_calls,
 )
-from fovea.core.video import Video, VideoBudget
+
+
+class PromptTokensDetails(BaseModel):
+    """Parts of the number of prompt tokens."""
+
+    cached_tokens: int = Field(
+        default=0, description="Prompt tokens whose KV was already cached from an earlier request."
+    )
+    image_tokens: int = Field(
+        default=0, description="Extension. Prompt tokens that stand for images or videos."
+    )
+
+
+class CompletionTokensDetails(BaseModel):
+    """Parts of the number of tokens of the answers."""
+
+    reasoning_tokens: int = Field(default=0, description="Tokens in which the model reasoned.")
+
+
+class UsageBody(BaseModel):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class ErrorBody(BaseModel):
+    """The reason why a request was refused or failed."""
+
+    message: str = Field(description="The fault, its place, and the accepted values, for people.")
+    type: str = Field(description="Kind of error in OpenAI's terms.")
+    param: str | None = Field(default=None, description="JSON path of the wrong field of the request.")
+    code: str | None = Field(default=None, description="Stable name of the error, for programs.")
+
+
+class ErrorEnvelope(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorBody
+
 
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 

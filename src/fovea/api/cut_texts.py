@@ -14,7 +14,7 @@ from typing import Any
 from fovea.api.cutter import Cut
 from fovea.api.wire import MAX_TEXT
 from fovea.core.errors import InvalidRequest
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 
 PIECE = 256 * 1024
 _NODES = frozenset((str, list, dict))

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from fovea.api import schema
 from fovea.api.answer_format import JsonSchemaFormat, ResponseFormat, StructuredOutputs
-from fovea.api.bodies.errors import clip
 from fovea.api.content import ChatMessage, ImageURL, VideoURL
+from fovea.api.errors import clip
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
 

@@ -1,13 +1,14 @@
-"""How the text of an answer is divided into content, reasoning and tool calls, for one request."""
+"""How the text of an answer is divided into content, reasoning and tool calls, and how the answer ended."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from fovea.core.tools import NO_TOOLS, ToolCall, ToolUse
-from fovea.core.types import Delta, FinishReason
+from fovea.core.constraints import NO_TOOLS, ToolCall, ToolUse
+from fovea.core.types import Delta, FinishReason, Usage
 from fovea.dialects.dialect import Dialect
 from fovea.dialects.reader import AnswerReader, Piece
 
@@ -108,3 +109,28 @@ def finish_reason(reason: FinishReason | None, has_calls: bool) -> str | None:
 def new_call_id() -> str:
     """A new id of a tool call."""
     return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of an answer.
+
+    reason: finish reason of the choice, such as "stop", "length" or "content_filter"; None: none was named.
+    stop: the stop string or the token that ended the answer; None: another end.
+    usage: token counts; None: unknown.
+    extension: the `fovea` field of the answer; None: there is none.
+    """
+
+    reason: str | None = None
+    stop: str | int | None = None
+    usage: Usage | None = None
+    extension: dict[str, Any] | None = None
+
+
+NewId = Callable[[str], str]
+"""Returns a new id. Its argument is the prefix that tells the kind, such as "msg"."""
+
+
+def new_id(kind: str) -> str:
+    """A new random id."""
+    return f"{kind}_{uuid.uuid4().hex}"

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fovea.api.answer_format import FormatFields
-from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail
-from fovea.api.tools import ToolFields
+from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail, ToolFields
 from fovea.api.wire import (
     MAX_COUNT,
     MAX_ITEMS,

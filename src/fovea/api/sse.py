@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fovea.core.json_lines import one_line
+from fovea.core.json_text import one_line
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": the answer is not ready yet\n\n"

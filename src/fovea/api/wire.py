@@ -1,4 +1,7 @@
-"""Base classes and value types of the wire models."""
+"""Base classes and value types of the wire models, and the fields that all generating APIs share.
+
+Descriptions of this module are part of the OpenAPI description at /openapi.json.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 
 MAX_TEXT = 4_000_000
 MAX_WORD = 4096
@@ -152,3 +155,27 @@ def check_count(value: Any) -> None:
         if count > MAX_VALUES:
             raise too_many_values()
         inner += entries
+
+
+SAME = "As in chat completions."
+EXTENSION = "Extension. As in chat completions."
+
+
+class SharedFields(Wire):
+    """Fields that are copied into the chat request as they are."""
+
+    model: Word | None = Field(default=None, description="Name of the served model. May be omitted.")
+    temperature: Number | None = Field(default=None, ge=0, le=2, description=SAME)
+    top_p: Number | None = Field(default=None, gt=0, le=1, description=SAME)
+    top_k: Integer | None = Field(default=None, ge=-1, le=MAX_COUNT, description=EXTENSION)
+    stream: Flag | None = Field(default=False, description="Send the answer as server-sent events.")
+    timeout: Number | None = Field(default=None, gt=0, le=86_400, description=EXTENSION)
+    cache_salt: str | None = Field(default=None, max_length=256, description=EXTENSION)
+    priority: Integer | None = Field(default=None, ge=-1000, le=1000, description=EXTENSION)
+    visual_tokens: dict[Word, Any] | None = Field(default=None, description=EXTENSION)
+
+
+def shared_values(body: SharedFields, *more: str) -> dict[str, Any]:
+    """The fields of a request to copy that are set. more: names of further ones."""
+    names = (*SharedFields.model_fields, *more)
+    return {name: value for name in names if (value := getattr(body, name)) is not None}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fovea.bench.sample import Sample
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 
 
 @dataclass(frozen=True, slots=True)

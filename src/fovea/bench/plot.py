@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fovea.bench.run import WorkloadResult
-from fovea.core.distribution import install_command
 from fovea.core.errors import ConfigError, Unavailable
+from fovea.core.names import install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

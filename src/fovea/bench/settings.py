@@ -7,7 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, required, setting
-from fovea.core.workload import ARRIVALS, Workload
+from fovea.core.trace import ARRIVALS, Workload
 
 FIXED = ("cold", "images", "questions", "followup", "known", "text", "stall")
 LOADS = ("open", "closed", "chat", "trace")

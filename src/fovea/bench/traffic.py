@@ -13,8 +13,7 @@ from fovea.bench.drive import closed_loop, open_loop
 from fovea.bench.measure import Round
 from fovea.bench.sample import BenchRequest, Sample
 from fovea.bench.settings import Traffic
-from fovea.core.trace import Trace, TraceRequest
-from fovea.core.workload import generate
+from fovea.core.trace import Trace, TraceRequest, generate
 
 FIRST_TURN, LATER_TURNS = "first turn", "later turns"
 

@@ -25,9 +25,8 @@ from fovea.cli.common import (
     visual_tokens,
 )
 from fovea.cli.show import stats_table, write_text
-from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import InvalidRequest
-from fovea.core.types import Completion
+from fovea.core.types import AnswerBuilder, Completion
 from fovea.engine.request.inputs import is_video, to_prompt
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fovea.cli import options
 from fovea.cli.common import DEFAULT_MODEL, config_file, count
 from fovea.core.errors import ConfigError, FoveaError, UnsupportedModel
-from fovea.core.image import LEVELS, PixelBudget
+from fovea.core.media import LEVELS, PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.vision.built.manifest import FORMATS, Manifest
 
@@ -86,7 +86,7 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
     from fovea.engine.models.engines import ENGINES_FOLDER, describe_site
     from fovea.engine.vision.built.build import Builder
     from fovea.engine.vision.built.format import format_named
-    from fovea.kernels.threads import set_threads
+    from fovea.kernels.choose import set_threads
 
     set_threads(config.model.threads)
     folder = args.out.expanduser() if args.out else resolve(name, config.model.revision) / ENGINES_FOLDER

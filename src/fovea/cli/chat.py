@@ -19,9 +19,8 @@ from fovea.cli.common import (
     utf8,
 )
 from fovea.cli.show import stats_table, write_text
-from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError
-from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.core.types import AnswerBuilder, ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 
 HELP = "/image FILE...  add images    /clear  start over    /stats  figures    /quit"

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fovea.cli import options
 from fovea.cli.answer_format import add_format_options, answer_format
 from fovea.core.errors import ConfigError, InvalidRequest
-from fovea.core.image import DETAILS, PixelBudget, VisualTokens
+from fovea.core.media import DETAILS, PixelBudget, VideoBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
-from fovea.core.video import VideoBudget
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.visual_budget.methods import METHODS, find_method
 from fovea.observe.logs import formatter

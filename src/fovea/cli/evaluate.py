@@ -26,7 +26,7 @@ from fovea.cli.common import (
 from fovea.cli.questions import CaseRunner, check_data, progress, requested_kinds
 from fovea.cli.sweep.command import add_sweep_options, check_no_sweep
 from fovea.cli.sweep.command import run as run_sweep
-from fovea.core.image import PixelBudget, VisualTokens
+from fovea.core.media import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOTION, Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, TASK_KINDS
 from fovea.evaluation.score import Result, Row, report

@@ -6,19 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fovea.gateway import metrics as gateway
-from fovea.observe.aliases import ALIASES, CACHE_CONFIG, CACHE_CONFIG_LABELS, CACHE_CONFIG_TEXT, Alias
-from fovea.observe.foreign import FOREIGN
-from fovea.observe.process import CGROUP, PROCESS
-from fovea.observe.request_table import (
-    INFO_LABELS,
-    INFO_TEXT,
-    RELEVANCE_GAUGES,
-    RELEVANCE_SPREADS,
-    SPREADS,
-    TENSION_GAUGE,
-    TENSION_TEXT,
-    TOTALS,
+from fovea.observe.aliases import (
+    ALIASES,
+    CACHE_CONFIG,
+    CACHE_CONFIG_LABELS,
+    CACHE_CONFIG_TEXT,
+    FOREIGN,
+    Alias,
 )
+from fovea.observe.exposition import CGROUP, PROCESS
 from fovea.observe.table import (
     COUNTERS,
     DEVICE_COUNTERS,
@@ -26,8 +22,16 @@ from fovea.observe.table import (
     DEVICE_LABEL,
     DISTRIBUTIONS,
     GAUGES,
+    INFO_LABELS,
+    INFO_TEXT,
     RATES,
+    RELEVANCE_GAUGES,
+    RELEVANCE_SPREADS,
     SHARES,
+    SPREADS,
+    TENSION_GAUGE,
+    TENSION_TEXT,
+    TOTALS,
 )
 
 UNITS = ("seconds", "bytes", "ms", "tokens", "celsius", "watts", "joules", "share", "perc", "percent")

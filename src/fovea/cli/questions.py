@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fovea.cli.common import names
-from fovea.core.answer import AnswerBuilder
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat, Tool
 from fovea.core.errors import FoveaError, InvalidRequest
-from fovea.core.image import Image, PixelBudget
-from fovea.core.tools import Tool
+from fovea.core.media import Image, PixelBudget, Video
 from fovea.core.types import (
+    AnswerBuilder,
     ChatPrompt,
     Completion,
     ImagePart,
@@ -25,7 +24,6 @@ from fovea.core.types import (
     TextPart,
     VideoPart,
 )
-from fovea.core.video import Video
 from fovea.evaluation.datasets import MOTION, Case
 from fovea.evaluation.score import Result
 

@@ -25,8 +25,7 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.core.errors import ConfigError
-from fovea.core.trace import Trace, read_trace, write_trace
-from fovea.core.workload import Workload, generate
+from fovea.core.trace import Trace, Workload, generate, read_trace, write_trace
 from fovea.engine.config import EngineConfig
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal, Protocol
 
-from fovea.core.image import Detail
+from fovea.core.media import Detail
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 EngineStatus = Literal["loading", "ready", "stopped"]

@@ -1,4 +1,8 @@
-"""The values that server and engine exchange: prompts, requests, deltas and answers."""
+"""The values that server and engine exchange: prompts, requests, deltas and answers.
+
+A server makes a `GenerationRequest`; an engine answers with deltas, which `AnswerBuilder` assembles into a
+`Completion`. All are frozen values without tensors, and importing them imports the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fovea.core.constraints import Tool, ToolCall
 from fovea.core.errors import InvalidRequest
-from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
+from fovea.core.media import Image, ImageUse, PixelBudget, Video, VideoBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
-from fovea.core.tools import Tool, ToolCall
-from fovea.core.video import Video, VideoBudget
 
 MAX_SALT = 1024
 """Longest cache salt, in characters."""
@@ -338,3 +341,53 @@ class ModelInfo:
     tool_format: str = ""
     reasons: bool = False
     extra_embeddings: int = 0
+
+
+class AnswerBuilder:
+    """Assembles the deltas of one request, in any interleaving of its choices, into a `Completion`.
+
+    choices: number of choices of the request.
+    A choice without a finish reason gets the reason "abort".
+    """
+
+    def __init__(self, choices: int) -> None:
+        self._texts = [""] * choices
+        self._ids: list[list[int]] = [[] for _ in range(choices)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
+        self._reasons: list[FinishReason] = ["abort"] * choices
+        self._usage = Usage()
+        self._timings = StageTimings()
+        self._images: tuple[ImageUse, ...] = ()
+        self._thinking = False
+        self._prompt_ids: tuple[int, ...] = ()
+        self._prompt_logprobs: PromptLogprobs = ()
+        self._stops: list[str | int | None] = [None] * choices
+
+    def add(self, delta: Delta) -> None:
+        self._texts[delta.index] += delta.text
+        self._ids[delta.index] += delta.token_ids
+        self._logprobs[delta.index] += delta.logprobs
+        self._reasons[delta.index] = delta.finish_reason or self._reasons[delta.index]
+        self._usage = delta.usage or self._usage
+        self._timings = delta.timings or self._timings
+        self._images = delta.images or self._images
+        self._thinking = delta.thinking
+        self._prompt_ids = delta.prompt_ids or self._prompt_ids
+        self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
+        if delta.stop is not None:
+            self._stops[delta.index] = delta.stop
+
+    def build(self) -> Completion:
+        return Completion(
+            tuple(self._texts),
+            tuple(map(tuple, self._ids)),
+            tuple(self._reasons),
+            tuple(map(tuple, self._logprobs)),
+            self._usage,
+            self._timings,
+            self._images,
+            self._thinking,
+            tuple(self._stops),
+            self._prompt_ids,
+            self._prompt_logprobs,
+        )

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat, Tool, ToolUse
 from fovea.core.errors import InvalidRequest
-from fovea.core.tools import Tool, ToolUse
+from fovea.dialects.calls import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER, types_of
 from fovea.dialects.dialect import Dialect, ToolFormat
-from fovea.dialects.xml_call import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER, types_of
 
 ANYTHING: Mapping[str, Any] = {"type": "object"}
 WORDS = {True: "True", False: "False", None: "None"}

@@ -15,11 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from fovea.dialects.calls import (
+    ArgumentsText,
+    CallName,
+    End,
+    Event,
+    JsonCall,
+    Malformed,
+    PythonCalls,
+    XmlCall,
+)
 from fovea.dialects.dialect import Dialect, ToolFormat
-from fovea.dialects.events import ArgumentsText, CallName, End, Event, Malformed
-from fovea.dialects.json_call import JsonCall
-from fovea.dialects.python_calls import PythonCalls
-from fovea.dialects.xml_call import XmlCall
 
 SPACE = " \t\r\n"
 Kind = Literal["content", "reasoning", "call", "arguments"]

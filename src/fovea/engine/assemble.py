@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fovea.core.errors import ConfigError
-from fovea.core.image import PixelBudget, VisualTokens
+from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache

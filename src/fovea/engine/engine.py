@@ -20,11 +20,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.sampling import SamplingParams
-from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import AnswerBuilder, Completion, Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.assemble import assemble
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.events import Event, Sink
@@ -37,7 +36,7 @@ from fovea.engine.request.waiting import wait_for_shared
 from fovea.engine.request.work_queue import WorkQueue, text_cost
 from fovea.engine.stats import engine_stats
 from fovea.engine.visual_budget.detail import DetailPolicy
-from fovea.kernels.threads import set_threads
+from fovea.kernels.choose import set_threads
 
 PREPARE_THREADS = 4
 

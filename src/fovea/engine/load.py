@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
+from fovea.core.names import BUNDLED, bundled_model
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
@@ -45,13 +45,12 @@ from fovea.engine.vision.processor.model_type import stated_type
 from fovea.engine.vision.processor.palette import in_type
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.vision.processor.video_settings import build_videos
-from fovea.kernels.choose import choose, results_depend_on
-from fovea.kernels.fp8 import check_fp8
+from fovea.kernels.choose import bind_threads, choose, results_depend_on
 from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.threads import bind_threads
+from fovea.kernels.quantize import check_fp8
 
 log = logging.getLogger("fovea.engine")
 TRIM_BYTES = 64 * MIB

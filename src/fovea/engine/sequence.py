@@ -20,7 +20,7 @@ from enum import Enum
 
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Client, FinishReason
-from fovea.kernels.slots import NOTHING
+from fovea.kernels import NO_SLOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class SequenceState:
     """
 
     slot: int
-    source: int = NOTHING
+    source: int = NO_SLOT
     due: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
     saves: list[tuple[int, int, bytes]] = field(default_factory=list)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.json_lines import is_blank, parse_object
+from fovea.core.json_text import is_blank, parse_object
 from fovea.evaluation.scenes import ALL_KINDS, HELD_OUT_SEED, KINDS, Sample, generate
 
 MOTION = "motion"

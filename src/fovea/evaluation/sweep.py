@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 from fovea.core.types import StageTimings
-from fovea.evaluation.pairs import PairedCounts
 from fovea.evaluation.scenes import DETAIL_KINDS
-from fovea.evaluation.score import wilson
+from fovea.evaluation.score import PairedCounts, wilson
 
 DETAILS, OTHERS, ALL = "small details", "others", "all"
 GROUPS = (DETAILS, OTHERS, ALL)

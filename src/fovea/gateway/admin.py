@@ -23,7 +23,7 @@ from fovea.gateway.backends.backend import Backend
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.services import Services
 from fovea.http.refusals import ClientGone
-from fovea.observe.profiler import FORMATS, ProfileOptions, Profiler
+from fovea.observe.py_spy import FORMATS, ProfileOptions, Profiler
 
 ADMIN = frozenset(("admin",))
 

@@ -44,11 +44,10 @@ from fovea.gateway.usage.prices import PriceTable, read_prices
 from fovea.gateway.usage.store import UsageStore
 from fovea.http.bodies import BodyBudget
 from fovea.http.browsers import Browsers
-from fovea.media.fetch.cache import FetchCache
-from fovea.media.fetch.fetcher import Fetcher
+from fovea.media.fetch.fetcher import FetchCache, Fetcher
 from fovea.media.fetch.resolve import Resolver
-from fovea.observe.slow import SlowRequests
-from fovea.observe.tracing.tracer import open_tracer
+from fovea.observe.request_log import SlowRequests
+from fovea.observe.tracer import open_tracer
 
 log = logging.getLogger("fovea.gateway")
 Version = tuple[int, int, int] | None

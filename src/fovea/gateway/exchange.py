@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from fovea.access.log import request_id
-from fovea.api.bodies.errors import error_body, error_headers
+from fovea.api.errors import error_body, error_headers
 from fovea.core.errors import FoveaError
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.translate import ChatTranslation

@@ -19,9 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from fovea.observe.bounded import OTHER
-from fovea.observe.exposition import Exposition, expose
-from fovea.observe.process import ProcessMetrics, workers
+from fovea.observe.exposition import OTHER, Exposition, ProcessMetrics, expose, workers
 
 MOST_NAMES = 100
 MOST_BACKENDS = 1000

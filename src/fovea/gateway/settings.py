@@ -13,8 +13,8 @@ from fovea.gateway.tenants.settings import AccountSettings
 from fovea.gateway.usage.log import UsageSettings
 from fovea.http.settings import HttpSettings
 from fovea.media.limits import MediaLimits
-from fovea.observe.log_settings import LogSettings
-from fovea.observe.tracing.settings import TraceSettings
+from fovea.observe.logs import LogSettings
+from fovea.observe.tracer import TraceSettings
 
 POLICIES = ("cache-affine", "least-busy", "lod-cost", "round-robin", "priority")
 REMOTE = ("resolve", "fetch", "refuse")

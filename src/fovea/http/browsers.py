@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fovea.api.bodies.errors import clip
+from fovea.api.errors import clip
 from fovea.core.errors import Forbidden
 from fovea.http.address import as_address
 

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from fovea.access.log import request_id
-from fovea.api.bodies.errors import DEFECT, error_body, error_headers
 from fovea.api.cutter import Cutter
+from fovea.api.errors import DEFECT, error_body, error_headers
 from fovea.core.errors import EngineError, FoveaError, Unavailable
-from fovea.core.json_lines import dump
+from fovea.core.json_text import dump
 from fovea.http.bodies import (
     BodyBudget,
     Claim,

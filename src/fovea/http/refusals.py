@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
-from fovea.api.bodies.errors import SCOPE, error_body
+from fovea.api.errors import SCOPE, error_body
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, Overloaded, Unavailable
 
 

@@ -1,24 +1,67 @@
-"""Chooses the set of kernels that a model runs on."""
+"""Chooses the set of kernels that a model runs on, its threads, and the folders of compiled code.
+
+The caches of torch's compiler, Triton and FlashInfer hold machine code that is loaded without a check. By
+default torch's is in /tmp, under a name that another user can take first. So each of them must be a folder
+that no other user can change; otherwise this process gets one of its own.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
 from fovea.core.errors import ConfigError
+from fovea.core.hardware import physical_cores, usable_cores
+from fovea.core.private_files import exposure, private_folder, temporary_folder
+from fovea.kernels import flash
 from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import Kernels
-from fovea.kernels.compile_caches import secure_gpu_caches
-from fovea.kernels.flash import attention as flash
 from fovea.kernels.native.build import build_failure, library
 from fovea.kernels.native.instruction_sets import VARIABLE, chosen
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 
 log = logging.getLogger("fovea.kernels")
+TORCH, TRITON, FLASHINFER = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"
+
+
+def secure_torch_cache() -> None:
+    """Let torch's compiler use the folder of TORCHINDUCTOR_CACHE_DIR, or `torch` in the user's cache folder.
+
+    Call it before torch compiles anything. Raises OSError if there is no private folder at all.
+    """
+    folder = Path(os.environ.get(TORCH) or _home("XDG_CACHE_HOME", ".cache") / "fovea" / "torch")
+    _choose(TORCH, folder, private_folder(folder, may_be_link=True))
+
+
+def secure_gpu_caches() -> None:
+    """Check the folders of Triton and FlashInfer. Call it before they are used.
+
+    Raises OSError if there is no private folder at all.
+    """
+    triton = Path(os.environ.get(TRITON) or _home("TRITON_HOME", "") / ".triton" / "cache")
+    _choose(TRITON, triton, exposure(triton, may_be_link=True))
+    base = _home(FLASHINFER, "")
+    _choose(FLASHINFER, base, exposure(base / ".cache" / "flashinfer", may_be_link=True))
+
+
+def _home(variable: str, folder: str) -> Path:
+    """Return the folder of a variable, or a folder in the user's home; the root if there is no home."""
+    try:
+        return Path(os.environ.get(variable) or Path.home() / folder)
+    except RuntimeError:
+        return Path("/") / folder
+
+
+def _choose(variable: str, folder: Path, reason: str | None) -> None:
+    if reason is not None:
+        log.warning("a temporary folder replaces the compiler's cache of %s: %s", variable, reason)
+        folder = temporary_folder()
+    os.environ[variable] = str(folder)
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> Kernels:
@@ -113,3 +156,30 @@ def _triton_obstacle(device: torch.device) -> str:
             "choose the GPU with CUDA_VISIBLE_DEVICES"
         )
     return ""
+
+
+def set_threads(count: int) -> None:
+    """Compute with `count` threads.
+
+    count: 0: torch's own choice, which OMP_NUM_THREADS sets, but at most one for each core that the process
+        may use. torch does not see the limit of a cgroup, and with more threads than that it becomes many
+        times slower.
+    """
+    torch.set_num_threads(count or min(torch.get_num_threads(), len(usable_cores())))
+
+
+def bind_threads(kernels: NativeKernels) -> None:
+    """Bind the threads of the C++ kernels to one physical core each.
+
+    If a cgroup limits the process to fewer cores than it sees, threads are not bound, and a warning says so:
+    other containers would bind theirs to the same cores.
+    """
+    cores, usable = physical_cores(), usable_cores()
+    if len(usable) < len(cores):
+        log.warning(
+            "threads are not bound to cores: the cgroup allows %d of %d, whichever they are",
+            len(usable),
+            len(cores),
+        )
+        return
+    kernels.pin(cores)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fovea.kernels.slots import NOTHING
+from fovea.kernels import NO_SLOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def state_plan(sequences: list[list[StateRun]], device: torch.device) -> StatePl
 
 
 def _wave(runs: list[StateRun], device: torch.device) -> Wave:
-    singles = [run for run in runs if run.count == 1 and run.source != NOTHING and len(run.saves) == 1]
+    singles = [run for run in runs if run.count == 1 and run.source != NO_SLOT and len(run.saves) == 1]
     decodes = None
     if singles:
         numbers = np.array([(run.row, run.source, run.saves[0][1]) for run in singles], dtype=np.int64)

@@ -1,6 +1,7 @@
-"""All limits of the media floor on images, videos and downloads, in one frozen value.
+"""Limits on images, videos and downloads in one frozen value, and the two kinds of media they apply to.
 
-This module does not know how an image is fetched or decoded; the other modules only read numbers from it.
+This module does not know how an image is fetched or decoded. `Kind` holds what differs between images and
+videos where both are checked in the same way (`source`, `fetch`): the words of errors, and the ceilings.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.core.errors import ConfigError
+from fovea.core.errors import ConfigError, InvalidImage, InvalidMedia, InvalidVideo
 from fovea.core.settings import check_settings, setting
 
 MIB = 1024 * 1024
@@ -171,3 +172,44 @@ class MediaLimits:
                 "that one file of max_bytes or max_video_bytes fits",
                 param="max_fetching_mib",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Names and ceilings of one kind of media.
+
+    noun: its name in messages and error codes.
+    error: class of its errors.
+    example: the beginning of a data: URL.
+    accept: the Accept header of its downloads.
+    """
+
+    noun: str
+    error: type[InvalidMedia]
+    example: str
+    accept: str
+
+    def invalid(self, message: str, code: str | None = None) -> InvalidMedia:
+        """Return an error of this kind. code: an error code in which {noun} stands for the noun."""
+        return self.error(message, code=code.format(noun=self.noun) if code else None)
+
+    def max_bytes(self, limits: MediaLimits) -> int:
+        return limits.max_video_bytes if self.error is InvalidVideo else limits.max_bytes
+
+
+IMAGE = Kind(
+    "image", InvalidImage, "data:image/png;base64,", "image/png, image/jpeg, image/webp, image/gif, image/bmp"
+)
+VIDEO = Kind("video", InvalidVideo, "data:video/mp4;base64,", "video/mp4, video/webm")
+
+
+MOST_QUOTED = 100
+"""Characters of a client's text that a message shows."""
+
+
+def quote(text: str) -> str:
+    """Return a text in quotes, with control characters escaped. A long one keeps its first MOST characters.
+
+    A client that sent 8 KB would otherwise get all of it back, and the log would hold it, too.
+    """
+    return repr(text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}...")

@@ -1,39 +1,202 @@
 """Loads the images and videos of a request from their URLs: their bytes, their checked headers, their names.
 
-Pixels are decoded later: those of an image when the engine has room for them, the frames of a video after the
-model has chosen them. So a request is admitted or refused by the sizes in its headers. The event loop only
-waits: a bounded pool of threads reads base64 and files, checks and hashes, and decoders run in a sandbox. The
-first image that fails cancels the others.
+Pixels are decoded later: those of an image when the engine has room for them (`EncodedPixels`), the frames of
+a video after the model has chosen them. So a request is admitted or refused by the sizes in its headers. The
+event loop only waits: a bounded pool of threads reads base64 and files, checks and hashes. `MediaBudget`
+bounds the bytes of encoded files that all requests hold.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NoReturn, Protocol, TypeVar
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
-from fovea.core.errors import InvalidMedia, InvalidRequest, Overloaded, RequestError
-from fovea.core.image import Image
-from fovea.core.payload import Payload
-from fovea.core.stage import stage
+from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, Overloaded, RequestError
+from fovea.core.measure import stage
+from fovea.core.media import Image, Payload, Rgb, Video
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, VideoPart
-from fovea.core.video import Video
-from fovea.media.budget import MediaBudget
-from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
-from fovea.media.fetch.cache import FetchCache
-from fovea.media.fetch.fetcher import Fetcher
-from fovea.media.image.cache import DecodedImageCache
+from fovea.media.cache import DecodedImageCache
+from fovea.media.fetch.fetcher import FetchCache, Fetcher
 from fovea.media.image.decode import identify
 from fovea.media.image.probe import ImageHeader, check_still, probe
-from fovea.media.kind import IMAGE, VIDEO, Kind
-from fovea.media.limits import MIB, MediaLimits
-from fovea.media.pixels import EncodedPixels
+from fovea.media.limits import IMAGE, MIB, VIDEO, Kind, MediaLimits
 from fovea.media.sandbox.decoder import LocalDecoder, MediaDecoder
 from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
+
+
+class MediaTimings(NamedTuple):
+    """Seconds that a request waited for one image or video, including waits for a thread or a download slot.
+
+    fetch_s: from the URL to a checked header, or for a video to its bytes.
+    decode_s: from there to an open file, for a video. 0 for an image, which is decoded when its pixels are
+        needed.
+    """
+
+    fetch_s: float
+    decode_s: float
+
+
+class ImageBundle(NamedTuple):
+    """The images of a request and their timings, both in the order of the URLs."""
+
+    images: tuple[Image, ...]
+    timings: tuple[MediaTimings, ...]
+
+    @property
+    def wait(self) -> MediaTimings:
+        """The time that the request waited."""
+        return MediaTimings(
+            max((timing.fetch_s for timing in self.timings), default=0.0),
+            max((timing.decode_s for timing in self.timings), default=0.0),
+        )
+
+
+class VideoBundle(NamedTuple):
+    """The open videos of a request and their timings, both in the order of the URLs."""
+
+    videos: tuple[Video, ...]
+    timings: tuple[MediaTimings, ...]
+
+    @property
+    def wait(self) -> MediaTimings:
+        """The time that the request waited: the time of the slowest video."""
+        return max(self.timings, key=sum, default=MediaTimings(0.0, 0.0))
+
+
+class EncodedPixels:
+    """A file whose header was checked, as a `core.image.PixelSource`.
+
+    seconds: how long the last `read` took.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        header: ImageHeader,
+        identity: str,
+        decoder: MediaDecoder,
+        cache: DecodedImageCache,
+        scope: str = "",
+        on_invalid: Callable[[], None] = lambda: None,
+    ) -> None:
+        """data: the whole file. header, identity: as they were read from it.
+
+        scope: part of the cache that the request may use.
+        on_invalid: called, in the thread of `read`, if the file turns out to be damaged.
+        """
+        self.seconds = 0.0
+        self._data = data
+        self._header = header
+        self._identity = identity
+        self._decoder = decoder
+        self._cache = cache
+        self._scope = scope
+        self._on_invalid = on_invalid
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def again(self) -> EncodedPixels:
+        """Return a second source of the same file, for another request."""
+        return EncodedPixels(
+            self._data,
+            self._header,
+            self._identity,
+            self._decoder,
+            self._cache,
+            self._scope,
+            self._on_invalid,
+        )
+
+    def read(self) -> Rgb:
+        started = time.perf_counter()
+        try:
+            return self._cache.get(self._identity, self._decode, self._scope)
+        except InvalidImage:
+            self._on_invalid()
+            raise
+        finally:
+            self.seconds = time.perf_counter() - started
+
+    def _decode(self) -> Rgb:
+        with stage("image decode"):
+            return self._decoder.decode_image(self._data, self._header, self._scope)
+
+
+LARGE = 1 / 32
+"""A file is large if it takes more than this share of the ceiling."""
+FOR_LARGE = 3 / 4
+"""Share of the ceiling that large files may fill. The rest stays for small ones."""
+FOR_OWNER = 1 / 2
+"""Share of the ceiling that the files of one client may fill."""
+
+
+class MediaBudget:
+    """Counts the bytes of files until they are released. Thread-safe.
+
+    capacity: ceiling in bytes.
+    held: bytes that are held now.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.held = 0
+        self._by_owner: Counter[str] = Counter()
+        self._releases: dict[int, weakref.finalize[[int, int, str], object]] = {}
+        self._lock = threading.RLock()  # garbage collection may release a file within `hold`
+
+    def hold(self, holder: object, size: int, owner: str = "") -> None:
+        """Count a file of `size` bytes until `holder` is released, or is garbage.
+
+        owner: the client who sent it; "" if clients are not told apart.
+        Raises Overloaded if there is no room. Large files find none earlier than small ones.
+        """
+        most = self.capacity * (FOR_LARGE if size > self.capacity * LARGE else 1)
+        with self._lock:
+            if self.held and self.held + size > most:
+                raise self._refusal(size, "images and videos of requests in flight take", self.held, most)
+            own = self._by_owner[owner]
+            if owner and own and own + size > self.capacity * FOR_OWNER:
+                most = self.capacity * FOR_OWNER
+                raise self._refusal(size, f"images and videos of {owner!r} in flight take", own, most)
+            self.held += size
+            self._by_owner[owner] += size
+            self._releases[id(holder)] = weakref.finalize(holder, self._release, id(holder), size, owner)
+
+    def release(self, holder: object) -> None:
+        """Count the file of `holder` no longer. Releasing twice, or what was never held, is no error."""
+        with self._lock:
+            release = self._releases.get(id(holder))
+        if release is not None:
+            release()
+
+    def _release(self, key: int, size: int, owner: str) -> None:
+        with self._lock:
+            del self._releases[key]
+            self.held -= size
+            self._by_owner[owner] -= size
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
+
+    @staticmethod
+    def _refusal(size: int, what: str, held: int, most: float) -> Overloaded:
+        return Overloaded(
+            f"a file of {size} bytes has no room: {what} {held} bytes; "
+            f"accepted: at most {int(most)} together",
+            retry_after=1.0,
+            code="media_full",
+            scope="request",
+        )
+
 
 T = TypeVar("T")
 Url = str | Payload

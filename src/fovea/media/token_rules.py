@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fovea.core.errors import ConfigError, InvalidImage, InvalidRequest
-from fovea.core.image import Detail
+from fovea.core.media import Detail
 from fovea.core.protocols import VisualTokenRule
 
 _FIT = 2048

@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from fovea.core.distribution import install_command
+from fovea.core.names import install_command
 from fovea.observe.table import DEVICE_COUNTERS, DEVICE_GAUGES, DEVICE_LABEL
 
 FRESH_S = 1.0

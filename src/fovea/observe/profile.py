@@ -1,19 +1,21 @@
-"""Computes from spans how much time each stage took in an interval, in two ways, because stages overlap.
+"""Profiles of a server from the spans that `core.measure` records: how much time each stage took.
 
 *Busy* seconds of a stage are the seconds of all its spans without the spans nested in them. Under load
-several threads are busy at once, so busy seconds can add up to more than the interval.
-*Path* seconds divide the interval itself: every moment belongs to one stage. If several stages are active, it
-belongs to the first of them in `PRECEDENCE`, which delays the others most. If none is, it belongs to
-"waiting".
+several threads are busy at once, so busy seconds can add up to more than the interval. *Path* seconds
+divide the interval itself: every moment belongs to one stage. `chrome_trace` converts spans for Perfetto.
+`watched_loop` is an event loop that records when it works.
 """
 
 from __future__ import annotations
 
+import asyncio
+import selectors
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fovea.core.stage import Span
+from fovea.core.measure import Recorder, Span, active_recorder
 
 STAGES = (
     "client", "server", "fetch", "image decode", "tokenize", "resize", "patchify", "schedule", "encoder",
@@ -101,3 +103,62 @@ def _path(segments: Iterable[tuple[str, float, float]], start: float, end: float
 
 def _first(active: Counter[str]) -> str:
     return next((name for name in PRECEDENCE if active[name] > 0), WAITING)
+
+
+RequestSpan = tuple[str, float, float]
+"""Name, start and end of a request; seconds on the recorder's clock."""
+
+
+def chrome_trace(
+    recorder: Recorder, requests: Iterable[RequestSpan] = (), about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a trace: a complete event per span, a track per thread, an asynchronous event per request.
+
+    about: metadata of the trace.
+    Times are microseconds from the start of the first span.
+    """
+    origin = min((span.start for span in recorder.spans), default=0.0)
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": thread, "args": {"name": name}}
+        for thread, name in recorder.threads.items()
+    ]
+    # Viewers nest the events of a track in the order of the file, so an outer span must come before its inner
+    # spans.
+    for span in sorted(recorder.spans, key=lambda span: (span.start, -span.end)):
+        events.append(
+            {
+                "ph": "X", "name": span.name, "cat": "stage", "pid": 1, "tid": span.thread,
+                "ts": _micro(span.start - origin), "dur": _micro(span.end - span.start),
+                "args": dict(span.notes),
+            }
+        )  # fmt: skip
+    for number, (name, start, end) in enumerate(requests):
+        shared = {"name": name, "cat": "request", "pid": 1, "tid": 0, "id": number}
+        events.append({"ph": "b", **shared, "ts": _micro(start - origin)})
+        events.append({"ph": "e", **shared, "ts": _micro(end - origin)})
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
+
+
+def _micro(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+class _Selector(selectors.DefaultSelector):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._awake_since: float | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        recorder = active_recorder()
+        if recorder is not None and self._awake_since is not None:
+            recorder.add(self._name, self._awake_since, recorder.clock())
+        events = super().select(timeout)
+        recorder = active_recorder()
+        self._awake_since = None if recorder is None else recorder.clock()
+        return events
+
+
+def watched_loop(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return a factory of event loops whose work is recorded in spans of that name."""
+    return lambda: asyncio.SelectorEventLoop(_Selector(name))

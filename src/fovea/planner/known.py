@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fovea.core.model_names import canonical, spellings
+from fovea.core.names import canonical, spellings
 from fovea.planner.shape import AttentionLayers, CrossLayers, Maps, ModelShape, Tower
 
 FILE = Path(__file__).with_name("known.json")

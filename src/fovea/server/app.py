@@ -17,16 +17,14 @@ from fovea.http.bodies import BodyBudget, Receive, Scope, Send
 from fovea.http.browsers import CrossOrigin
 from fovea.http.exchange import Exchange
 from fovea.http.table import Connections
-from fovea.media.fetch.cache import FetchCache
-from fovea.media.fetch.fetcher import Fetcher
-from fovea.media.image.cache import DecodedImageCache
-from fovea.media.image.store import ImageStore
+from fovea.media.cache import DecodedImageCache, ImageStore
+from fovea.media.fetch.fetcher import FetchCache, Fetcher
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder
 from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
-from fovea.observe.slow import SlowRequests
-from fovea.observe.tracing.tracer import open_tracer
+from fovea.observe.request_log import SlowRequests
+from fovea.observe.tracer import open_tracer
 from fovea.server.access import Access
 from fovea.server.batch_runner import BatchRunner
 from fovea.server.batch_store import BatchStore

@@ -22,7 +22,7 @@ from typing import Any
 from fovea.api.cutter import Cut, Cutter
 from fovea.api.wire import check_count
 from fovea.core.errors import FoveaError, InvalidRequest
-from fovea.core.json_lines import is_blank, parse_object
+from fovea.core.json_text import is_blank, parse_object
 from fovea.server.batch_store import OWNER, BatchStore, Record, read_lines
 from fovea.server.clients import Caller
 from fovea.server.request import Reply

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fovea.media.limits import MediaLimits
-from fovea.media.pdf.pages import PageRange
-from fovea.media.sandbox.documents import DocumentPages, DocumentRenderer
+from fovea.media.pdf import PageRange
+from fovea.media.sandbox.decoder import DocumentPages, DocumentRenderer
 
 
 class Drawing:

@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from fovea.api import sse
-from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError
 from fovea.core.types import (
+    AnswerBuilder,
     ChatPrompt,
     Completion,
     Delta,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fovea.core.json_lines import dump
+from fovea.core.json_text import dump
 from fovea.core.types import Completion, TokenLogprob
 from fovea.server.request import Request
 

@@ -15,10 +15,9 @@ from fovea.api.content import ChatMessage
 from fovea.api.convert import image_references, video_references
 from fovea.api.explain import shorten
 from fovea.core.errors import InvalidImage, InvalidRequest
-from fovea.core.image import Image
-from fovea.core.payload import Payload
-from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
-from fovea.media.image.store import SCHEME
+from fovea.core.media import Image, Payload
+from fovea.media.cache import SCHEME
+from fovea.media.load import ImageBundle, MediaTimings, VideoBundle
 from fovea.server.request import CacheScope, Request
 
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from fovea.access.bucket import TokenBucket
-from fovea.api.bodies.errors import DEFECT, error_body
+from fovea.api.errors import DEFECT, error_body
 from fovea.api.explain import explained
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Unavailable
-from fovea.core.json_lines import dump
+from fovea.core.json_text import dump
 from fovea.http.bodies import Message, Receive, Scope, Send
 from fovea.http.exchange import CLIENT_GONE, Exchange
-from fovea.observe.tracing.request import RequestEnd
+from fovea.observe.request_spans import RequestEnd
 from fovea.server.access import is_limited, is_measured, is_poll
 from fovea.server.clients import Caller
 from fovea.server.state import ServerState

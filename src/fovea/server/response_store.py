@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fovea.api.content import ChatMessage
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 from fovea.media.cache import ByteCache
 
 DAY_S = 86_400.0

@@ -20,8 +20,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from fovea.api.convert import ErrorEnvelope
 from fovea.api.explain import shorten
-from fovea.api.response_models import ErrorEnvelope
 from fovea.api.wire import Wire
 from fovea.core.errors import NotFound
 from fovea.http.refusals import MethodNotAllowed

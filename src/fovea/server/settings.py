@@ -11,8 +11,8 @@ from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, check_settings, setting
 from fovea.http.settings import HttpSettings
 from fovea.media.limits import MediaLimits
-from fovea.observe.log_settings import LogSettings
-from fovea.observe.tracing.settings import TraceSettings
+from fovea.observe.logs import LogSettings
+from fovea.observe.tracer import TraceSettings
 
 DOCS = ("on", "off", "key")
 PAGE = ("on", "off")

@@ -15,12 +15,11 @@ from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
 from fovea.http.bodies import BodyBudget
-from fovea.media.fetch.cache import FetchCache
-from fovea.media.image.cache import DecodedImageCache
-from fovea.media.image.store import ImageStore
+from fovea.media.cache import DecodedImageCache, ImageStore
+from fovea.media.fetch.fetcher import FetchCache
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
-from fovea.observe.profiler import Profiler
+from fovea.observe.py_spy import Profiler
 from fovea.server.access import Access
 from fovea.server.batch_store import BatchStore
 from fovea.server.drawing import Drawing

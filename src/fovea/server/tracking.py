@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, ImagePart, Prompt, TextPart, TextPrompt
-from fovea.observe.slow import SlowRequests, row_of, ttft_of
-from fovea.observe.tracing.context import parent_of, recorded_id
-from fovea.observe.tracing.request import LONGEST_TEXT, RequestEnd, spans_of
-from fovea.observe.tracing.tracer import Tracer
-from fovea.observe.trail import Content, Run, Trail
+from fovea.observe.request_log import Content, Run, SlowRequests, Trail, row_of, ttft_of
+from fovea.observe.request_spans import LONGEST_TEXT, RequestEnd, spans_of
+from fovea.observe.spans import parent_of, recorded_id
+from fovea.observe.tracer import Tracer
 
 if TYPE_CHECKING:  # a generation is tracked here
     from fovea.server.generation import Generation

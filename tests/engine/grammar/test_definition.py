@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLTokenizer
 
 import fovea
-from fovea.core.answer_format import MAX_CHOICES, MAX_DEFINITION, MAX_DEPTH, AnswerFormat
+from fovea.core.constraints import MAX_CHOICES, MAX_DEFINITION, MAX_DEPTH, AnswerFormat
 from fovea.core.errors import InvalidRequest
 from fovea.engine.grammar.definition import MAX_GBNF, compile_format
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidRequest
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.exact import writable

@@ -19,9 +19,8 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat, Tool, ToolUse
 from fovea.core.errors import InvalidRequest
-from fovea.core.tools import Tool, ToolUse
 from fovea.dialects.dialect import FORMATS, Dialect
 from fovea.dialects.grammar import request_format
 from fovea.engine.grammar.definition import compile_format

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidRequest
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.definition import compile_format

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.engine.grammar.compiler import GrammarCompiler
 from fovea.engine.grammar.definition import compile_format

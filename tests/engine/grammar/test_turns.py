@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import Overloaded
 from fovea.engine.grammar.compiler import MOST_KEPT, MOST_OF_KEY, MOST_WAITING, FormQueue, GrammarCompiler
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence
-from fovea.kernels.slots import NOTHING
+from fovea.kernels import NO_SLOT
 from tests.support.brains import SlotRunner, answer, rows, scheduler, sequence
 from tests.support.thorough import examples
 
@@ -179,7 +179,7 @@ def check_slots(plan: StepPlan) -> None:
         writers |= dict.fromkeys(slots, work.seq.id)
     for work in plan.work:
         assert work.state is not None
-        if work.state.source != NOTHING:
+        if work.state.source != NO_SLOT:
             assert writers.get(work.state.source, work.seq.id) == work.seq.id
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import Qwen3VLForConditionalGeneration
 
 from fovea import Engine
-from fovea.core.distribution import bundled_model
+from fovea.core.names import bundled_model
 from fovea.core.types import Completion
 from fovea.engine.models.relevance_head import head_digest, read_head
 from fovea.engine.models.weights import shard_files

@@ -15,7 +15,7 @@ from fovea.core.errors import ConfigError
 from fovea.engine.compile_modes import CompileModes
 from fovea.engine.models.compile import check_compile
 from fovea.kernels.native.build import compiler
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 from tests.support.checkpoints import write
 from tests.support.engines import SETTINGS, ask, picture
 

@@ -18,7 +18,7 @@ from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import
 
 from fovea import Engine
 from fovea.core.errors import CheckpointError, UnsupportedModel
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.config import Experts
 from fovea.engine.layers.experts import ExpertsBlock

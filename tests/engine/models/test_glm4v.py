@@ -14,7 +14,7 @@ from PIL import Image
 
 from fovea import Engine
 from fovea.core.errors import InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.core.types import ChatPrompt, Message, TextPart, VideoPart
 from fovea.engine.layers.config import Attention
 from fovea.engine.layers.mixers import QueryKeyValue

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from fovea import Engine
 from fovea.core.errors import CheckpointError, InvalidRequest, ModelError, UnsupportedModel
-from fovea.core.image import Image, PixelBudget, VisualTokens
+from fovea.core.media import Image, PixelBudget, VisualTokens, video_of_images
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
-from fovea.core.video import video_of_images
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model, read_config
 from fovea.engine.models.tokenizer import added_ids

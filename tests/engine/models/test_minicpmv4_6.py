@@ -20,7 +20,7 @@ from transformers.vision_utils import get_vision_nearest_position_ids
 
 from fovea import Engine
 from fovea.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.linear import Linear, use_kernels

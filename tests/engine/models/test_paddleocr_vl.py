@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fovea import Engine
 from fovea.core.errors import InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.core.types import ChatPrompt, Message, TextPart, VideoPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.linear import Linear, use_kernels
@@ -30,8 +30,7 @@ from fovea.engine.vision.slices import run_to_end
 from fovea.engine.vision.vit import ViTConfig
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
-from fovea.relevance.realizing import View, patch_fractions
-from fovea.relevance.regions import Region
+from fovea.relevance.realizing import Region, View, patch_fractions
 from tests.support.checkpoints import write
 from tests.support.clips import clip
 from tests.support.engines import SETTINGS, ask, picture, shared_model

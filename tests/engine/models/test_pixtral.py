@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from fovea import Engine
 from fovea.core.errors import InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model, read_config

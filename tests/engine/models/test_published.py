@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.layers.config import Attention
 from fovea.engine.load import build_model, build_processors, default_sampling, read_config, untie_own_head
 from fovea.engine.models.base import VisionLanguageModel

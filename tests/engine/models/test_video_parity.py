@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 
 from fovea import Engine
+from fovea.core.media import Video, VideoBudget, video_of_images
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
-from fovea.core.video import Video, VideoBudget, video_of_images
 from fovea.engine.request.inputs import to_image
 from fovea.engine.request.prompt_plan import PreparedPrompt, process
 from fovea.engine.step.positions import mrope_positions
 from fovea.engine.vision.processor.sampling import SamplingRule
 from fovea.engine.vision.processor.video import QwenVideos
-from fovea.media.image.identity import from_pil
+from fovea.media.image.decode import from_pil
 from tests.support import video_reference as oracle
 from tests.support.checkpoints import write
 from tests.support.clips import noise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fovea.core.image import PixelBudget
-from fovea.core.stage import Span
+from fovea.core.measure import Span
+from fovea.core.media import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 from fovea.engine.profile.roofline import Demand, LowerBound, ModelRoofline, linears

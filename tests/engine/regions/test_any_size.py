@@ -26,8 +26,7 @@ from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.slices import run_to_end
 from fovea.relevance.pipeline import Realization
-from fovea.relevance.realizing import View
-from fovea.relevance.regions import Region, partition
+from fovea.relevance.realizing import Region, View, partition
 from tests.support.engines import all_at_once, assert_idle, engine
 from tests.support.pixels import in_time
 from tests.support.programs import need_kernels

@@ -13,7 +13,7 @@ import torch
 
 from fovea import Engine
 from fovea.core.errors import ConfigError, InvalidRequest
-from fovea.core.image import Image
+from fovea.core.media import Image
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.engine.request.inputs import to_video
 from fovea.engine.request.prompt_plan import PreparedPrompt

@@ -11,7 +11,7 @@ import torch
 
 from fovea import Engine
 from fovea.core.errors import InvalidRequest
-from fovea.core.image import PixelBudget, VisualTokens
+from fovea.core.media import PixelBudget, VisualTokens
 from fovea.engine.models.llava import TiledLlava
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.slices import run_to_end

@@ -12,9 +12,9 @@ from PIL import Image
 
 from fovea.api.convert import chat_prompt
 from fovea.api.schema import ChatRequest
+from fovea.core.constraints import ToolCall
 from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import SamplingParams
-from fovea.core.tools import ToolCall
 from fovea.core.types import ChatPrompt, ImagePart, TextPart
 from fovea.engine.request.inputs import to_image, to_prompt
 

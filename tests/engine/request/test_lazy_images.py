@@ -9,7 +9,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.errors import InvalidImage
-from fovea.core.image import Image
+from fovea.core.media import Image
 from fovea.core.types import ChatPrompt, Completion, GenerationRequest, ImagePart, Message, TextPart
 from tests.support.checkpoints import write
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fovea.core.errors import Unavailable
-from fovea.core.image import Image
+from fovea.core.media import Image
 from fovea.engine.request.pixel_pool import PixelPool
 from fovea.engine.request.pixels import PixelStore
 from fovea.engine.request.prompt_plan import PlannedImage

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from fovea.core.errors import InvalidImage, InvalidRequest
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TemplateInputs, TextPart, TextPrompt, TokenPrompt
 from fovea.engine.request.chat_template import NOTHING
 from fovea.engine.request.prompt import PromptBuilder

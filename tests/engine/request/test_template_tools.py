@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import transformers as hf
 
+from fovea.core.constraints import Tool, ToolCall
 from fovea.core.errors import InvalidRequest
-from fovea.core.tools import Tool, ToolCall
 from fovea.core.types import ChatPrompt, ImagePart, Message, TemplateInputs, TextPart
 from fovea.engine.request.chat_template import RESERVED
 from fovea.engine.request.tokenizer import ChatTokenizer

@@ -8,8 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from fovea.core.trace import Trace, TraceRequest
-from fovea.core.workload import Workload, generate
+from fovea.core.trace import Trace, TraceRequest, Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule

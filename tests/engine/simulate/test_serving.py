@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from fovea.core.answer import AnswerBuilder
-from fovea.core.distribution import bundled_model
 from fovea.core.errors import (
     DeadlineExceeded,
     EngineError,
@@ -23,9 +21,18 @@ from fovea.core.errors import (
     PromptTooLong,
     Unavailable,
 )
-from fovea.core.image import Image
+from fovea.core.media import Image
+from fovea.core.names import bundled_model
 from fovea.core.sampling import SamplingParams
-from fovea.core.types import ChatPrompt, Completion, GenerationRequest, ImagePart, Message, TextPart
+from fovea.core.types import (
+    AnswerBuilder,
+    ChatPrompt,
+    Completion,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    TextPart,
+)
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import read_config
 from fovea.engine.models.tokenizer import load_tokenizer

@@ -16,8 +16,7 @@ from fovea.engine.models.towers import glm4v_tower
 from fovea.engine.reduce.taps import encoder_taps
 from fovea.engine.vision.glm4v import Glm4vTower
 from fovea.engine.vision.slices import run_to_end
-from fovea.relevance.realizing import View, patch_fractions
-from fovea.relevance.regions import Region
+from fovea.relevance.realizing import Region, View, patch_fractions
 
 GRIDS = [(1, 6, 10), (1, 2, 2), (1, 14, 4), (1, 26, 30), (3, 4, 6)]
 SHAPE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 
 from fovea.core.errors import UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.layers.linear import checkpoint_targets
 from fovea.engine.models.mllama import Mllama
 from fovea.engine.models.names import canonical

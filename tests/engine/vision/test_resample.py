@@ -12,8 +12,7 @@ from transformers import vision_utils
 
 from fovea.engine.vision.resample import PositionTable
 from fovea.engine.vision.windows import patch_coordinates
-from fovea.relevance.realizing import View, patch_fractions
-from fovea.relevance.regions import Region
+from fovea.relevance.realizing import Region, View, patch_fractions
 
 MERGE = 2
 GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)).map(

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from fovea.core.image import Image, PixelBudget, VisualTokens
+from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.visual_budget.choose import QUESTION_IDS, ReducedPlan, RequestContext, VisualBudget

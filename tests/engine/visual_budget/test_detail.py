@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.core.image import PixelBudget, VisualTokens
+from fovea.core.media import PixelBudget, VisualTokens
 from fovea.engine.config import VisualSettings
 from fovea.engine.visual_budget.detail import (
     DETAIL_POLICIES,

@@ -11,7 +11,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.errors import Overloaded
-from fovea.core.image import ImageUse, PixelBudget
+from fovea.core.media import ImageUse, PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.visual_budget.detail import LevelDecision
 from tests.support.engines import SETTINGS, ask, assert_idle, engine, picture, shared_model

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.image import VisualTokens
+from fovea.core.media import VisualTokens
 from fovea.engine.visual_budget.methods import (
     METHODS,
     PRESETS,

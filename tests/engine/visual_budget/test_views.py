@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from fovea import Engine
 from fovea.core.errors import ConfigError, InvalidRequest
-from fovea.core.image import Image, PixelBudget, VisualTokens, content_identity
+from fovea.core.media import Image, PixelBudget, VisualTokens, content_identity
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.visual_budget.choose import ReducedPlan, RequestContext, VisualBudget
 from tests.engine.visual_budget.test_choose import SETTINGS, Letters, processor

@@ -18,7 +18,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidRequest
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.trial import END, attempt, byte_vocabulary

@@ -12,7 +12,7 @@ from fovea.api.convert import chat_prompt, completion_prompts, image_references,
 from fovea.api.cut_texts import restore
 from fovea.api.cutter import Cutter
 from fovea.api.unknown import header
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192

@@ -15,7 +15,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from fovea.core.distribution import bundled_model
+from fovea.core.names import bundled_model
 from fovea.engine.load import build_processors, default_sampling, read_config
 from fovea.engine.models.relevance_head import read_head
 from fovea.engine.models.weights import checkpoint_dtype, read_header, shard_files

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fovea.media.fetch.url import parse_remote
-from fovea.media.kind import IMAGE, VIDEO
-from fovea.media.limits import MediaLimits
+from fovea.media.limits import IMAGE, VIDEO, MediaLimits
 from fovea.media.source import InlineSource, parse_source
 from tests.fuzz.refusals import note, refusals, text_of
 

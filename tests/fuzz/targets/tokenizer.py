@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from fovea.core.distribution import bundled_model
+from fovea.core.names import bundled_model
 from fovea.core.types import Message, TextPart
 from fovea.engine.load import read_config
 from fovea.engine.models.tokenizer import load_tokenizer

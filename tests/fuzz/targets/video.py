@@ -10,8 +10,8 @@ import av
 import numpy as np
 
 from fovea.media.limits import MediaLimits
-from fovea.media.video.container import container_of, is_truncated
-from fovea.media.video.decode import open_video
+from fovea.media.video import open_video
+from fovea.media.video_container import container_of, is_truncated
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 16384

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.core.image import content_identity
+from fovea.core.media import content_identity
 from fovea.gateway.cache.build import open_cache
 from fovea.gateway.cache.cache import ResponseCache
 from fovea.gateway.cache.hit import Hit

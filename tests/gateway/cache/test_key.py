@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from fovea.api.schema import ChatRequest, CompletionRequest
-from fovea.core.image import content_identity
+from fovea.core.media import content_identity
 from fovea.gateway.cache.directives import FULL, NONE, REFRESH, Directives, parse_directives
 from fovea.gateway.cache.key import EXCLUDED, MEDIA_MARK, cache_key, cacheability
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 from fovea.gateway.experiments.histogram import (
     TIME_STEP,
     amount_ceiling,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fovea.gateway.config import Tables
 from fovea.gateway.generate.trace import STAGES, Trace
-from fovea.observe.log_settings import LogSettings
+from fovea.observe.logs import LogSettings
 from tests.gateway.support import FakeEngine, Plan, running, soon
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from fovea.gateway.generate.trace import Trace
-from fovea.observe.tracing.context import parent_of
-from fovea.observe.tracing.settings import TraceSettings
-from fovea.observe.tracing.tracer import Tracer
+from fovea.observe.spans import parent_of
+from fovea.observe.tracer import Tracer, TraceSettings
 from tests.observe.test_tracing import HEADER, TRACE, Sink
 
 

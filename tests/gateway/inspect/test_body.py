@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.translate.prefixed import Prefixed
 from tests.gateway.samples import body, cut

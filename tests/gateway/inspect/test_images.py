@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage, InvalidRequest, InvalidVideo
-from fovea.core.image import content_identity
+from fovea.core.media import content_identity
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.images import HOST_S, THREAD_BYTES, ImageInspector, RequestImage
 from fovea.gateway.inspect.media_parts import media_parts
 from fovea.gateway.inspect.remote import KnownImages, name_of
 from fovea.media.fetch.resolve import Resolver
-from fovea.media.kind import IMAGE, Kind
-from fovea.media.limits import MediaLimits
+from fovea.media.limits import IMAGE, Kind, MediaLimits
 from fovea.media.load import MediaLoader
 from tests.gateway.samples import body, chat, cut, data_url
 from tests.media.samples import animation, png, png_header, sample

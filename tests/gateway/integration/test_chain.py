@@ -17,7 +17,7 @@ import openai
 import pytest
 from PIL import Image
 
-from fovea.core.image import content_identity
+from fovea.core.media import content_identity
 from tests.gateway.support import CHAT, PATIENCE_S, chat, words
 from tests.support.programs import needs
 from tests.support.servers import envoy_proxy, folder, forked, free_port, nginx_proxy

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from fovea.core.image import content_identity
+from fovea.core.media import content_identity
 from fovea.media.limits import MediaLimits
 from tests.gateway.support import FakeEngine, Plan, about, data_url, picture, running
 

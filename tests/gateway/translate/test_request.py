@@ -9,7 +9,7 @@ import pytest
 
 from fovea.api.schema import ChatRequest
 from fovea.core.errors import InvalidRequest
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 from fovea.gateway.translate import Api, Prefixed, to_chat
 from tests.gateway.translate.support import HELLO, Json, translation
 

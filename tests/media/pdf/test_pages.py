@@ -11,11 +11,11 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 
 from fovea.core.errors import InvalidRequest, Unavailable
-from fovea.core.video import Abandoned
+from fovea.core.media import Abandoned
 from fovea.media.limits import MediaLimits
-from fovea.media.pdf.pages import InvalidPdf, PageRange
-from fovea.media.sandbox import documents
-from fovea.media.sandbox.documents import DocumentRenderer
+from fovea.media.pdf import InvalidPdf, PageRange
+from fovea.media.sandbox import decoder
+from fovea.media.sandbox.decoder import DocumentRenderer
 
 COLOURS = ("red", "green", "blue")
 
@@ -96,7 +96,7 @@ def test_a_server_may_refuse_all_of_them() -> None:
 
 def test_pages_together_have_a_limit(renderer: DocumentRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call would otherwise put 32 pages of up to 16 MiB each into the server's memory."""
-    monkeypatch.setattr(documents, "MOST_BYTES", 3000)
+    monkeypatch.setattr(decoder, "MOST_BYTES", 3000)
     assert len(renderer.render(pdf((60, 60), (60, 60)), PageRange(1, 1, 64)).pages) == 1
     with pytest.raises(InvalidRequest, match="fewer pages in one call, or a smaller max_side") as error:
         renderer.render(pdf((60, 60), (60, 60), (60, 60)), PageRange(1, 3, 300))

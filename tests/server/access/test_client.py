@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from fovea.access.log import request_id
-from fovea.api.bodies.errors import error_headers
+from fovea.api.errors import error_headers
 from fovea.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Message, TextPart, TokenPrompt, Usage

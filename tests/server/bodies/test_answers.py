@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.api.bodies.chat import ChatBodies
-from fovea.api.bodies.text import CompletionBodies
-from fovea.core.json_lines import dump
+from fovea.api.completion_bodies import ChatBodies, CompletionBodies
+from fovea.core.json_text import dump
 from fovea.core.types import Completion, StageTimings, TokenLogprob, Usage
 from fovea.server.app import create_app
 from fovea.server.json_answers import BATCH, Bodies, json_pieces, send_answers

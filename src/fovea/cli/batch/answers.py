@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.json_lines import one_line, parse_object
+from fovea.core.json_text import one_line, parse_object
 
 
 class Progress(NamedTuple):

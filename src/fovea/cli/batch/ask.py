@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-from fovea.api.bodies.errors import error_body
 from fovea.api.convert import usage_body
+from fovea.api.errors import error_body
 from fovea.cli.batch.questions import check_question, sampling_params
-from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError, InvalidRequest
-from fovea.core.image import PixelBudget
-from fovea.core.json_lines import parse_object
+from fovea.core.json_text import parse_object
+from fovea.core.media import PixelBudget
+from fovea.core.types import AnswerBuilder
 
 
 async def answers(

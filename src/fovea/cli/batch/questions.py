@@ -10,7 +10,7 @@ from fovea.api.answer_format import FormatFields, answer_format
 from fovea.api.explain import explained, fields_of
 from fovea.api.unknown import ignored_fields
 from fovea.core.errors import InvalidRequest
-from fovea.core.json_lines import is_blank
+from fovea.core.json_text import is_blank
 
 FIELDS = ("id", "image", "images", "question", "messages", "params")
 TYPES: tuple[tuple[str, type, str], ...] = (

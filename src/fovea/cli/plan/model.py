@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, ConfigError
+from fovea.core.names import BUNDLED, bundled_model
 from fovea.engine.vision.token_rules import folder_rule, known_rule
 from fovea.engine.vision.token_rules.rule import ProcessorRule
 from fovea.planner.known import find, known_models

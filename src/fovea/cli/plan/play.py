@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 
 from fovea.bench.content import WORDS
 from fovea.core.errors import EngineError
-from fovea.core.image import Image
+from fovea.core.media import Image
 from fovea.core.trace import TraceRequest
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 
-from fovea.core.percentile import percentile
-from fovea.core.trace import TraceRequest
-from fovea.core.workload import geometric
+from fovea.core.measure import percentile
+from fovea.core.trace import TraceRequest, geometric
 from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.run import Next, simulated_records
 from fovea.planner.cost import CostModel

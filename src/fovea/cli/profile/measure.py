@@ -16,16 +16,14 @@ from fovea.bench.content import picture
 from fovea.bench.sample import BenchRequest, Sample
 from fovea.bench.settings import Target
 from fovea.core.errors import EngineError, InvalidImage
-from fovea.core.stage import Recorder, Span, recording
+from fovea.core.measure import Recorder, Span, recording
 from fovea.core.types import ModelInfo
 from fovea.engine.profile.roofline import Demand, LowerBound, ModelRoofline
 from fovea.engine.request.inputs import to_prompt
 from fovea.kernels.calibrate import Machine, calibrate
 from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
-from fovea.observe.chrome import chrome_trace
-from fovea.observe.event_loop import watched_loop
-from fovea.observe.profile import WAITING, StageTime, stage_times
+from fovea.observe.profile import WAITING, StageTime, chrome_trace, stage_times, watched_loop
 from fovea.server.app import create_app
 from fovea.server.run import serving
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fovea.cli.questions import CaseRunner, progress, visual_of
-from fovea.core.image import PixelBudget, VisualTokens
+from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import StageTimings
 from fovea.evaluation.datasets import Case
 from fovea.evaluation.sweep import MedianTimes, Outcome, Setting, Sweep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fovea.evaluation.pairs import PairedCounts
+from fovea.evaluation.score import PairedCounts
 from fovea.evaluation.sweep import ALL, FULL, Score, Setting, Sweep
 
 DIFFERENCES = (

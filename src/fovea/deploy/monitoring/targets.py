@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.observe.request_table import SECONDS
+from fovea.observe.table import SECONDS
 
 
 class Objective(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fovea.core.errors import CheckpointError
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.check.report import Report
 from fovea.engine.load import build_processors

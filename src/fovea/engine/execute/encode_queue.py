@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fovea.core.stage import stage
+from fovea.core.measure import stage
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.step.slice_queue import SliceQueue
 from fovea.engine.vision.features import VisualFeatures

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from fovea.core.stage import NO_SPAN, active_recorder, stage
+from fovea.core.measure import NO_SPAN, active_recorder, stage
 from fovea.engine.schedule.plan import Work
 
 

@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
-from fovea.core.stage import stage
+from fovea.core.measure import stage
 from fovea.core.types import Client
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.guide import Ahead, Guide

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidRequest
 from fovea.engine.grammar.exact import check_schema, exact_schema, parts_of
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any
 
-from fovea.core.answer_format import AnswerFormat
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.engine.grammar.definition import compile_format, explain_error
 from fovea.engine.grammar.vocabulary import PlainTokens

@@ -17,7 +17,7 @@ from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.names import PrefixNames
 from fovea.engine.kv.state_slots import StateSlots
 from fovea.engine.sequence import Sequence, SequenceState, StateWork
-from fovea.kernels.slots import NOTHING
+from fovea.kernels import NO_SLOT
 
 
 class Checkpoints:
@@ -77,7 +77,7 @@ class Checkpoints:
         name: the checkpoint from which it continues; None: it begins.
         Returns the names of the checkpoints that it is going to save.
         """
-        source = NOTHING if name is None else self.slots.lock(name)
+        source = NO_SLOT if name is None else self.slots.lock(name)
         slot = self.slots.take()
         if slot is None and name is not None:
             slot = self.slots.take_over(name)  # there is no room for the checkpoint beside the sequence

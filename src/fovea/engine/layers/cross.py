@@ -16,7 +16,7 @@ from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.layers.step import ImageRows, Step
 from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 
 
 class CrossAttentionMixer(nn.Module):

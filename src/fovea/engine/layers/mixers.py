@@ -19,7 +19,7 @@ from fovea.engine.layers.norm import RMSNorm, UnitNorm
 from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.layers.step import Step
 from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 
 
 class Mixer(Protocol):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 
 
 class RMSNorm(nn.Module):

@@ -26,7 +26,7 @@ from fovea.engine.vision.slices import Slices, run_to_end
 from fovea.engine.vision.tiler import Tiler
 from fovea.kernels.base import Kernels
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 from fovea.planner.shape import Tower
 
 TIED_HEAD_PACK_SHARE = 0.15

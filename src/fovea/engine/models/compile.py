@@ -18,7 +18,7 @@ from fovea.core.errors import ConfigError
 from fovea.engine.compile_modes import CompileModes
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.kernels.base import Kernels
-from fovea.kernels.compile_caches import secure_torch_cache
+from fovea.kernels.choose import secure_torch_cache
 from fovea.kernels.native.build import compiler
 
 Rowwise = Callable[..., Tensor]

@@ -10,8 +10,7 @@ from torch import nn
 from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.kernels.base import Kernels
-from fovea.kernels.fp8 import FP8
-from fovea.kernels.quantize import INT4, INT8, Format
+from fovea.kernels.quantize import FP8, INT4, INT8, Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from fovea.core.stage import Span
+from fovea.core.measure import Span
 from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.vision.processor.base import VisualPlan

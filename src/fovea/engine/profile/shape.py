@@ -17,7 +17,7 @@ from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.layers.shape import DecoderConfig
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.profile.roofline import linears
-from fovea.kernels.native.product import fuses
+from fovea.kernels.native.products import fuses
 from fovea.planner.shape import AttentionLayers, CrossLayers, Maps, ModelShape, Tower
 
 DELTA_OPERATIONS = 7

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.core.stage import stage
+from fovea.core.measure import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.models.base import VisionLanguageModel, value_tensor

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fovea.engine.vision.processor.base import Reduction
-from fovea.relevance import coupling
+from fovea.relevance import knowing
 from fovea.relevance.balancing import Balancer, Tensions
 from fovea.relevance.pipeline import Chooser, Realization, Survey, realize
 from fovea.relevance.realizing import Shape
@@ -49,7 +49,7 @@ class RelevanceModel:
         total: tokens to be chosen.
         """
         words = self._word_embeddings(reduction) if self._balancer.learns_tensions else None
-        pooled = None if words is None else coupling.normalize(words).mean(0)
+        pooled = None if words is None else knowing.normalize(words).mean(0)
         tensions = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
         return tensions.under(reduction.load)
 
@@ -86,8 +86,8 @@ class RelevanceModel:
         features = embeds.float().cpu().numpy()
         if self._head is None:
             keywords = survey.keyword_map(reduction.question)
-            return coupling.couple_without_head(features, words, shape, keywords)
-        return coupling.resample(coupling.couple(self._head, features, words), shape, survey.grid)
+            return knowing.couple_without_head(features, words, shape, keywords)
+        return knowing.resample(knowing.couple(self._head, features, words), shape, survey.grid)
 
     def recent_realization(self, key: str) -> Realization | None:
         """The realization of the image with this key, if it is remembered. Thread-safe."""

@@ -18,7 +18,7 @@ from fovea.engine.vision.processor.surveys import read_survey
 from fovea.engine.vision.processor.tile_regions import tiling
 from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.engine.vision.tiler import Tiler
-from fovea.relevance.tiles import Tiling, attend_tiles, kept_tokens, needed_tiles
+from fovea.relevance.policy import Tiling, attend_tiles, kept_tokens, needed_tiles
 
 
 class TileRegionEncoder:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fovea.core.errors import Unavailable
-from fovea.core.image import ImageUse, RelevanceRecord
+from fovea.core.media import ImageUse, RelevanceRecord
 from fovea.core.types import Delta, PromptLogprobs, TokenLogprob, Usage
 from fovea.engine.events import Event
 from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt

@@ -23,9 +23,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fovea.core.constraints import ToolCall
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.json_depth import is_nested_deeper
-from fovea.core.tools import ToolCall
+from fovea.core.json_text import is_nested_deeper
 from fovea.core.types import Message, TemplateInputs, TextPart, VideoPart
 from fovea.engine.request.control_tokens import ControlTokens
 

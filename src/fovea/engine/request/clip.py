@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fovea.core.errors import InvalidMedia, InvalidVideo
-from fovea.core.image import Image
-from fovea.core.video import Video
+from fovea.core.media import Image, Video
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import Bytes, picture, resize
 from fovea.engine.vision.processor.pruning import KeptCells, moving_cells

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from weakref import WeakValueDictionary
 
-from fovea.core.video import Video
+from fovea.core.media import Video
 from fovea.engine.request.clip import Clip
 from fovea.engine.vision.processor.pruning import KeptCells
 from fovea.engine.vision.processor.video import QwenVideos, VideoPlan

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fovea.core.constraints import ToolCall
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget, Video, VideoBudget, video_of_images
 from fovea.core.sampling import SamplingOptions, SamplingParams
-from fovea.core.tools import ToolCall
 from fovea.core.types import (
     ChatPrompt,
     GenerationRequest,
@@ -27,13 +27,11 @@ from fovea.core.types import (
     VideoPart,
     in_order_of_calls,
 )
-from fovea.core.video import Video, VideoBudget, video_of_images
-from fovea.media.image.decode import decode
-from fovea.media.image.identity import from_pil
+from fovea.media.image.decode import decode, from_pil
 from fovea.media.limits import MediaLimits
 from fovea.media.source import InlineSource, parse_source
-from fovea.media.video.container import container_of
-from fovea.media.video.decode import open_video
+from fovea.media.video import open_video
+from fovea.media.video_container import container_of
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -46,13 +44,13 @@ LONGEST_FOUND = 100
 _URL = re.compile(r"\s*(data:|https?://)", re.IGNORECASE)
 ImageLike: TypeAlias = "Image | str | Path | bytes | bytearray | PIL.Image.Image"
 """An image from a Python caller: a path, encoded bytes, a data: URL, a PIL image, or a
-`fovea.core.image.Image`.
+`fovea.core.media.Image`.
 """
 Images: TypeAlias = "Sequence[ImageLike] | ImageLike"
 """Images from a Python caller: several in order, or one alone."""
 VideoLike: TypeAlias = "Video | str | Path | bytes | bytearray | Sequence[ImageLike]"
 """A video from a Python caller: a path, encoded bytes, frames of one size in order, or a
-`fovea.core.video.Video`.
+`fovea.core.media.Video`.
 """
 PromptLike: TypeAlias = "str | Prompt | GenerationRequest | Sequence[Mapping[str, Any]]"
 """A prompt from a Python caller: a question, OpenAI-style messages, a Prompt, or a whole request."""

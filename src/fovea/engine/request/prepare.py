@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fovea.core.errors import InvalidRequest, PromptTooLong
+from fovea.core.measure import stage
 from fovea.core.sampling import SamplingParams
-from fovea.core.stage import stage
 from fovea.core.types import ChatPrompt, GenerationRequest, ModelInfo, Prompt, TextPrompt
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.events import Sink

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
-from fovea.core.image import VisualTokens
+from fovea.core.media import VisualTokens
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt, VideoPart
 from fovea.engine.request.clip import PlannedVideo
 from fovea.engine.request.clips import Clips
@@ -25,7 +25,7 @@ from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget
 from fovea.engine.visual_budget.detail import DetailRule, FullDetail, asks_for_text
 from fovea.engine.visual_budget.methods import METHODS
-from fovea.relevance.naming import Turn
+from fovea.relevance.images import Turn
 
 log = logging.getLogger("fovea.engine")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fovea.core.image import Image, ImageUse, PixelBudget
-from fovea.core.stage import stage
+from fovea.core.measure import stage
+from fovea.core.media import Image, ImageUse, PixelBudget
 from fovea.engine.request.clip import PlannedFrames, PlannedVideo
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, VisualPlan

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from fovea.core.errors import EngineError, FoveaError, RequestError, Unavailable
+from fovea.core.measure import stage
 from fovea.core.sampling import SamplingParams
-from fovea.core.stage import stage
 from fovea.core.types import TokenLogprob
 from fovea.engine.events import PromptToken, Reading, SampledToken
 from fovea.engine.request.detokenize import TextStream

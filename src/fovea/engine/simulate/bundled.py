@@ -14,8 +14,8 @@ from typing import Any
 import jinja2.sandbox
 from tokenizers import AddedToken, Tokenizer
 
-from fovea.core.distribution import bundled_model
-from fovea.core.image import VisualTokens
+from fovea.core.media import VisualTokens
+from fovea.core.names import bundled_model
 from fovea.engine.files import read_json
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer

@@ -7,7 +7,7 @@ import zlib
 from random import Random
 
 from fovea.core.sampling import SamplingParams
-from fovea.core.workload import geometric
+from fovea.core.trace import geometric
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Sequence
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fovea.core.percentile import percentile
+from fovea.core.measure import percentile
 
 KINDS = ("text", "cached image", "new image")
 SHARES = (50, 90, 99)

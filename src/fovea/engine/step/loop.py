@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
-from fovea.core.stage import stage
+from fovea.core.measure import stage
 from fovea.engine.job import Job
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.core.tally import Tally
+from fovea.core.measure import Tally
 from fovea.engine.step.executor import StepResult
 from fovea.observe.table import DISTRIBUTIONS
 

@@ -10,7 +10,7 @@ from fovea.engine.layers.linear import Linear
 from fovea.engine.vision.any_size import block_slices
 from fovea.engine.vision.slices import Slices
 from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 
 
 class BlockProjections(nn.Module):

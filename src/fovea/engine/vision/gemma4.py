@@ -20,7 +20,7 @@ from fovea.engine.vision.clipped import ClippedGatedMLP, ClippedLinear
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows
 from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 from fovea.planner.shape import Tower
 
 

@@ -20,7 +20,7 @@ from fovea.engine.vision.any_size import block_slices
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows
 from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 
 EPS = 1e-5
 """Constant of all norms of the tower. Configurations do not name it."""

@@ -20,7 +20,7 @@ from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.rope import RotaryAngles
 from fovea.engine.vision.slices import Slices, cuts, slice_rows
 from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 
 
 @dataclass(frozen=True, slots=True)

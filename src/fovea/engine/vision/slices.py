@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fovea.core.stage import stage
+from fovea.core.measure import stage
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.projector_timer import current_timer
 from fovea.kernels.base import Kernels

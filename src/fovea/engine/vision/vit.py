@@ -18,7 +18,7 @@ from fovea.engine.layers.norm import LayerNorm, RMSNorm
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, cuts, slice_rows
 from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.torch_kernels import PLAIN
 from fovea.planner.shape import Tower
 
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fovea.core.errors import ConfigError, InvalidRequest
-from fovea.core.image import Image, PixelBudget, VisualTokens
+from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.core.types import ImagePart
 from fovea.engine.vision.processor.base import Capabilities, ImageProcessor, Reduction, VisualPlan
 from fovea.engine.visual_budget.methods import METHODS, PARAM, Method, keep_count, resolve_preset
 from fovea.engine.visual_budget.views import SharingImage, share_budget
-from fovea.relevance.naming import Turn, last_mentions
+from fovea.relevance.images import Turn, last_mentions
 
 QUESTION_IDS = 64
 """Methods that use the question read at most so many token ids, from its end."""

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from fovea.core.image import LEVELS, Level, PixelBudget, VisualTokens
+from fovea.core.media import LEVELS, Level, PixelBudget, VisualTokens
 from fovea.engine.visual_budget.methods import parse_visual_tokens, resolve_preset
 
 if TYPE_CHECKING:  # the settings import this package, to check names of methods

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.image import VisualTokens
+from fovea.core.media import VisualTokens
 
 PARAM = "visual_tokens"
 """The request's parameter, for error messages."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.any_size_regions import survey_coarsely
 from fovea.engine.vision.processor.base import ResizingProcessor, VisualPlan
-from fovea.relevance.views import GLANCES, Sizes, allot, rank, score_view
+from fovea.relevance.images import GLANCES, Sizes, allot, rank, score_view
 
 
 @dataclass(frozen=True, slots=True)

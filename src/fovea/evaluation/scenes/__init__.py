@@ -6,7 +6,6 @@ run of a bundled model uses them.
 """
 
 from fovea.evaluation.scenes.dataset import ALL_KINDS, DETAIL_KINDS, KINDS, TASK_KINDS, generate
-from fovea.evaluation.scenes.sample import Sample, Turn
-from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
+from fovea.evaluation.scenes.scene import HELD_OUT_SEED, Sample, Turn
 
 __all__ = ["ALL_KINDS", "DETAIL_KINDS", "HELD_OUT_SEED", "KINDS", "TASK_KINDS", "Sample", "Turn", "generate"]

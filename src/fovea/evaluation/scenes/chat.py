@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from random import Random
 
-from fovea.evaluation.scenes import attributes, quantities, reading, relations
-from fovea.evaluation.scenes.focus import boxes_around
-from fovea.evaluation.scenes.phrasing import by_shape
-from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Box, Item, Scene
+from fovea.evaluation.scenes import questions
+from fovea.evaluation.scenes.phrasing import boxes_around, by_shape
+from fovea.evaluation.scenes.scene import Box, Item, Scene, Turn
 
 _PLAIN = (
-    attributes.colour,
-    attributes.shape,
-    attributes.position,
-    quantities.existence,
-    quantities.counting,
-    reading.reading,
-    relations.relation,
+    questions.colour,
+    questions.shape,
+    questions.position,
+    questions.existence,
+    questions.counting,
+    questions.reading,
+    questions.relation,
 )
 _MANNERS = (
     ("Thank you.", "You are welcome."),

@@ -9,9 +9,18 @@ from __future__ import annotations
 import math
 from random import Random
 
-from fovea.evaluation.scenes.fonts import FONTS, text_width
-from fovea.evaluation.scenes.scene import Background, Item, Label, Scene
-from fovea.evaluation.scenes.vocabulary import CODE_CHARACTERS, COLOUR_NAMES, COLOURS, RGB, SHAPES
+from fovea.evaluation.scenes.draw import FONTS, text_width
+from fovea.evaluation.scenes.scene import (
+    CODE_CHARACTERS,
+    COLOUR_NAMES,
+    COLOURS,
+    RGB,
+    SHAPES,
+    Background,
+    Item,
+    Label,
+    Scene,
+)
 
 MIN_SIDE, MAX_SIDE = 128, 896
 MIN_TEXT, MAX_TEXT = 14, 64

@@ -5,32 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 
-from fovea.evaluation.scenes import attributes, listing, quantities, relations
+from fovea.evaluation.scenes import questions
 from fovea.evaluation.scenes.chat import chat
 from fovea.evaluation.scenes.compose import compose, random_size
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.forms import form
-from fovea.evaluation.scenes.motion import motion
-from fovea.evaluation.scenes.pairs import compare
-from fovea.evaluation.scenes.reading import reading_of
-from fovea.evaluation.scenes.refusal import refusal
-from fovea.evaluation.scenes.sample import Sample, Turn
-from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.questions import reading_of, refusal
+from fovea.evaluation.scenes.scene import Sample, Scene, Turn
+from fovea.evaluation.scenes.several_images import compare, motion
 from fovea.evaluation.scenes.small import LARGE_SIZES, Question, small_object, small_text
-from fovea.evaluation.scenes.structured import structured
-from fovea.evaluation.scenes.tools import TOOLS, tool_use
+from fovea.evaluation.scenes.structured import TOOLS, form, structured, tool_use
 
 Size = tuple[int, int]
 Content = tuple[tuple[Scene, ...], tuple[Turn, ...], dict[str, int]]
 
 _ONE_SCENE: Mapping[str, Callable[[Random, Scene], Turn | None]] = {
-    "colour": attributes.colour,
-    "shape": attributes.shape,
-    "position": attributes.position,
-    "relation": relations.relation,
-    "existence": quantities.existence,
-    "listing": listing.listing,
-    "describe": listing.describe,
+    "colour": questions.colour,
+    "shape": questions.shape,
+    "position": questions.position,
+    "relation": questions.relation,
+    "existence": questions.existence,
+    "listing": questions.listing,
+    "describe": questions.describe,
     "json": structured,
     "refusal": refusal,
 }
@@ -51,7 +46,7 @@ def _counting(rng: Random, size: Size) -> Content:
     answer = rng.choice((0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
     while True:
         scene = compose(rng, *size, items=rng.randint(max(1, answer), 9))
-        question = quantities.counting_of(rng, scene, answer)
+        question = questions.counting_of(rng, scene, answer)
         if question is not None:
             return (scene,), (question[0],), {"count": answer}
 

@@ -1,13 +1,74 @@
-"""The exact content of an image: the values from which both the drawing and the answers are made.
+"""The values of the generator: the exact content of an image, its vocabulary, and samples with questions.
 
-Lengths are in pixels. x goes right and y goes down; (0, 0) is the outer corner of the top left pixel.
+Both the drawing and the answers are made from a `Scene`. Lengths are in pixels. x goes right and y goes down;
+(0, 0) is the outer corner of the top left pixel.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
-from fovea.evaluation.scenes.vocabulary import CELLS, RGB, ROWS
+from PIL import Image
+
+RGB = tuple[int, int, int]
+
+COLOURS: dict[str, RGB] = {
+    "red": (218, 34, 38),
+    "green": (36, 150, 58),
+    "blue": (34, 74, 220),
+    "yellow": (240, 212, 36),
+    "orange": (245, 128, 22),
+    "purple": (128, 44, 170),
+    "pink": (246, 134, 196),
+    "cyan": (54, 204, 222),
+}
+COLOUR_NAMES: tuple[str, ...] = tuple(COLOURS)
+SHAPES: tuple[str, ...] = ("circle", "square", "triangle", "diamond", "star", "cross")
+ROWS: tuple[str, ...] = ("top", "middle", "bottom")
+CELLS: tuple[str, ...] = (
+    "top left",
+    "top center",
+    "top right",
+    "middle left",
+    "center",
+    "middle right",
+    "bottom left",
+    "bottom center",
+    "bottom right",
+)
+DIRECTIONS: tuple[str, ...] = ("left", "right", "up", "down")
+
+# O, I, 0 and 1 are left out, because some fonts draw them alike.
+CODE_CHARACTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+
+# Seeds from here on are for evaluation only. Training uses lower ones.
+HELD_OUT_SEED = 1_000_000_000
+
+
+def plural(noun: str) -> str:
+    """The plural of a noun: "crosses" for "cross", "stars" for "star"."""
+    return noun + ("es" if noun.endswith("s") else "s")
+
+
+def article(noun: str) -> str:
+    """The noun phrase with "a" or "an" before it."""
+    return ("an " if noun[0] in "aeiou" else "a ") + noun
+
+
+def join_phrases(phrases: list[str]) -> str:
+    """The phrases as a list in a sentence: "a", "a and b", "a, b and c"."""
+    if len(phrases) < 2:
+        return "".join(phrases)
+    return ", ".join(phrases[:-1]) + " and " + phrases[-1]
+
+
+def sentence(text: str) -> str:
+    """The text with an upper first letter and a full stop."""
+    return text[0].upper() + text[1:] + "."
+
 
 Box = tuple[float, float, float, float]
 """A rectangle: (left, top, right, bottom)."""
@@ -126,3 +187,46 @@ class Scene:
     def with_items(self, items: tuple[Item, ...]) -> Scene:
         """The scene with other items, in any order."""
         return replace(self, items=tuple(sorted(items, key=lambda item: item.cell)))
+
+
+class Turn(NamedTuple):
+    """A question with its answers.
+
+    question: text of the question.
+    answer: the right answer in the form that the question asks for.
+    accepted: all answers that count as right; the first is `answer`. The scorer ignores case, outer white
+        space and a final full stop.
+    focus: boxes of the first image that contain the answer, in its pixels; () if the answer is at no place in
+        particular, and for questions about several images.
+    role: who says the question: the user, or a tool that was called, whose result it is then.
+    schema: JSON Schema of the answer, which the request brings; None: any text.
+    """
+
+    question: str
+    answer: str
+    accepted: tuple[str, ...]
+    focus: tuple[Box, ...] = ()
+    role: Literal["user", "tool"] = "user"
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One conversation about one or several images.
+
+    id: kind, seed and index.
+    kind: kind of its questions.
+    images: all of them belong to the first turn, in order.
+    turns: questions with their answers, in order.
+    facts: numbers that results can be split by: "count" (counting), "characters" and "height" in pixels of
+        the capital letters (reading, small_text), "size" in pixels of the item asked about (small_object),
+        "frames" (motion), "width" and "image_height" of the images.
+    tools: definitions of the tools that the model is offered, in OpenAI's form.
+    """
+
+    id: str
+    kind: str
+    images: tuple[Image.Image, ...] = field(repr=False)
+    turns: tuple[Turn, ...]
+    facts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    tools: tuple[Mapping[str, Any], ...] = ()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from fovea.evaluation.scenes import attributes
+from fovea.evaluation.scenes import questions
 from fovea.evaluation.scenes.compose import palette, place_item, place_label, random_background, random_code
-from fovea.evaluation.scenes.focus import boxes_around
-from fovea.evaluation.scenes.reading import reading_of
-from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Scene
-from fovea.evaluation.scenes.vocabulary import COLOUR_NAMES, SHAPES
+from fovea.evaluation.scenes.phrasing import boxes_around
+from fovea.evaluation.scenes.questions import reading_of
+from fovea.evaluation.scenes.scene import COLOUR_NAMES, SHAPES, Scene, Turn
 
 Question = tuple[Scene, Turn, dict[str, int]]
 """A scene, a turn about it, and the facts of the sample."""
@@ -91,7 +89,7 @@ def small_object(rng: Random, width: int, height: int) -> Question:
     while True:
         small = rng.choice((1, 1, 2, 2, 3, 4, 5))
         scene = compose_small(rng, width, height, labels=0, small=small, large=rng.choice((0, 0, 1)))
-        asker = rng.choice((attributes.colour, attributes.shape, attributes.position))
+        asker = rng.choice((questions.colour, questions.shape, questions.position))
         turn = asker(rng, scene)
         if turn is None:
             continue

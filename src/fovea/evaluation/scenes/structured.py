@@ -1,17 +1,21 @@
-"""Questions whose answer is compact JSON of a stated schema, with keys in the schema's order."""
+"""Questions whose answer is JSON or a tool call.
+
+`structured` states the schema in the question; the answer is compact JSON with keys in the schema's order.
+`form` does not name the properties: the schema of the request names them, any of them in any order, so the
+answer is only right if the engine holds the model to the schema. `tool_use` is answered by calling one of the
+tools on offer, written as hermes models do: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
+from typing import Any
 
-from fovea.evaluation.scenes.focus import boxes_around, evidence
-from fovea.evaluation.scenes.phrasing import by_colour, by_name, by_shape, pick
-from fovea.evaluation.scenes.quantities import counting_of, noun_of
-from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Box, Scene
-from fovea.evaluation.scenes.vocabulary import COLOUR_NAMES, SHAPES, article, plural
+from fovea.evaluation.scenes.phrasing import boxes_around, by_colour, by_name, by_shape, evidence, pick
+from fovea.evaluation.scenes.questions import counting_of, noun_of
+from fovea.evaluation.scenes.scene import CELLS, COLOUR_NAMES, SHAPES, Box, Item, Scene, Turn, article, plural
 
 Value = dict[str, object]
 
@@ -98,3 +102,145 @@ def structured(rng: Random, scene: Scene) -> Turn | None:
     The schemas are: item at a place, place of an item, number, existence, text, all objects.
     """
     return rng.choice(_FAMILIES)(rng, scene)
+
+
+Schema = dict[str, Any]
+_TEXT: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "integer"}
+_WORDS: Mapping[str, Schema] = {
+    "shape": {"type": "string", "enum": list(SHAPES)},
+    "color": {"type": "string", "enum": list(COLOUR_NAMES)},
+    "position": {"type": "string", "enum": list(CELLS)},
+}
+MOST_LISTED = 4
+
+
+def form(rng: Random, scene: Scene) -> Turn | None:
+    """A request for an object of some properties; None: the scene does not suit the chosen request."""
+    return rng.choice((_item, _whole))(rng, scene)
+
+
+def _item(rng: Random, scene: Scene) -> Turn | None:
+    """One item: its shape, colour and place."""
+    reference = pick(rng, by_shape(scene), by_colour(scene), by_name(scene))
+    if reference is None:
+        return None
+    item, noun = reference
+    names = rng.sample(list(_WORDS), rng.randint(2, 3))
+    question = rng.choice(("Describe the {} as JSON.", "Reply as JSON. What is the {}?")).format(noun)
+    schema = _object({name: _WORDS[name] for name in names})
+    return _form_turn(question, schema, _described(item, names), boxes_around(scene, item))
+
+
+def _whole(rng: Random, scene: Scene) -> Turn | None:
+    """The whole image: the number of its objects, its text, and the objects themselves."""
+    listed = [*scene.items]
+    values: dict[str, tuple[Schema, Any]] = {"count": (_NUMBER, len(listed))}
+    if len(scene.labels) == 1:
+        values["text"] = (_TEXT, scene.labels[0].text)
+    if len(listed) <= MOST_LISTED:
+        names = rng.sample(list(_WORDS), rng.randint(1, 2))
+        entry = _object({name: _WORDS[name] for name in names})
+        objects = [_described(item, names) for item in listed]
+        values["objects"] = ({"type": "array", "items": entry, "maxItems": 9}, objects)
+    chosen = rng.sample(list(values), min(len(values), rng.randint(1, 3)))
+    question = rng.choice(("Describe the image as JSON.", "Reply as JSON. What is in the image?"))
+    schema = _object({name: values[name][0] for name in chosen})
+    focus = boxes_around(scene, *listed, *scene.labels)
+    return _form_turn(question, schema, {name: values[name][1] for name in chosen}, focus)
+
+
+def _described(item: Item, names: list[str]) -> dict[str, str]:
+    every = {"shape": item.shape, "color": item.colour, "position": item.place}
+    return {name: every[name] for name in names}
+
+
+def _object(properties: Mapping[str, Schema]) -> Schema:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _form_turn(question: str, schema: Schema, value: Mapping[str, Any], focus: Any) -> Turn:
+    answer = json.dumps(value, separators=(",", ":"))
+    return Turn(question, answer, (answer,), focus, schema=schema)
+
+
+Tool = Mapping[str, Any]
+
+
+def _tool(name: str, description: str, properties: Mapping[str, Any]) -> Tool:
+    parameters = {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+SAVE_COUNT = _tool(
+    "save_count",
+    "Saves how many objects of a shape there are.",
+    {"shape": {"type": "string", "enum": list(SHAPES)}, "count": {"type": "integer", "minimum": 0}},
+)
+LOOK_UP = _tool("look_up", "Looks up what is known about a code.", {"code": {"type": "string"}})
+POINT_AT = _tool(
+    "point_at", "Points at a place in the image.", {"position": {"type": "string", "enum": list(CELLS)}}
+)
+TOOLS: tuple[Tool, ...] = (SAVE_COUNT, LOOK_UP, POINT_AT)
+"""The tools that fovea-tiny has learnt to call."""
+_DONE = {"ok": True}
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as the model writes it."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def tool_use(rng: Random, scene: Scene) -> tuple[Turn, ...] | None:
+    """A request that needs a tool, and what the tool returns; None: the scene does not suit the chosen tool.
+
+    The answer to the first turn is a call. The second turn has the role `tool` and brings the result.
+    """
+    return rng.choice((_save_count, _look_up, _point_at))(rng, scene)
+
+
+def _save_count(rng: Random, scene: Scene) -> tuple[Turn, ...]:
+    present = [item.shape for item in scene.items]
+    shape = rng.choice([*present, rng.choice(SHAPES)])
+    forms = ("Save the number of {}.", "Save how many {} there are.", "Count the {} and save the number.")
+    arguments = {"shape": shape, "count": len(scene.matching(shape=shape))}
+    answer = call_text("save_count", arguments)
+    question = rng.choice(forms).format(plural(shape))
+    return Turn(question, answer, (answer,), evidence(scene, None, shape)), _result(_DONE, "Done.")
+
+
+def _look_up(rng: Random, scene: Scene) -> tuple[Turn, ...] | None:
+    if len(scene.labels) != 1:
+        return None
+    [label] = scene.labels
+    forms = ("Look up the code.", "Look up the text in the image.", "Read the code and look it up.")
+    answer = call_text("look_up", {"code": label.text})
+    name, value = rng.choice(("price", "number")), rng.randint(1, 99)
+    first = Turn(rng.choice(forms), answer, (answer,), boxes_around(scene, label))
+    return first, _result({name: value}, f"The {name} is {value}.")
+
+
+def _point_at(rng: Random, scene: Scene) -> tuple[Turn, ...] | None:
+    reference = pick(rng, by_shape(scene), by_colour(scene), by_name(scene))
+    if reference is None:
+        return None
+    item, noun = reference
+    answer = call_text("point_at", {"position": item.place})
+    forms = ("Point at the {}.", "Point to the {}.", "Show me the {}.")
+    first = Turn(rng.choice(forms).format(noun), answer, (answer,), boxes_around(scene, item))
+    return first, _result(_DONE, "Done.")
+
+
+def _result(value: Mapping[str, Any], answer: str) -> Turn:
+    return Turn(json.dumps(value), answer, (answer,), role="tool")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fovea.core.distribution import install_command
 from fovea.core.errors import ConfigError
+from fovea.core.names import install_command
 from fovea.gateway.cache.cache import ResponseCache
 from fovea.gateway.cache.layered import LayeredStore
 from fovea.gateway.cache.memory import MemoryStore

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from fovea.api import sse
-from fovea.core.json_lines import one_line
+from fovea.core.json_text import one_line
 from fovea.gateway.cache.assemble import Assembler
 from fovea.gateway.cache.entry import Entry, Unstorable, check_answer
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from fovea.api.bodies.errors import clip
+from fovea.api.errors import clip
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.breaker import CONNECT, stage_of

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from fovea.api.bodies.errors import SCOPE
+from fovea.api.errors import SCOPE
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.forward.ends import ENDS, end_of_status
 from fovea.gateway.forward.events import EventStream

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fovea.api.bodies.errors import error_body
+from fovea.api.errors import error_body
 from fovea.core.errors import EngineError, FoveaError
 from fovea.gateway.cache.hit import Hit
 from fovea.gateway.exchange import Exchange

@@ -8,11 +8,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fovea.gateway.exchange import Exchange
-from fovea.observe.slow import MOST_IMAGES, SlowRequests, stage_reasons
-from fovea.observe.tracing import names
-from fovea.observe.tracing.context import TraceContext, new_span_id, parent_of, recorded_id, unrecorded
-from fovea.observe.tracing.span import Attribute, Span, SpanEvent
-from fovea.observe.tracing.tracer import Tracer
+from fovea.observe import spans
+from fovea.observe.request_log import MOST_IMAGES, SlowRequests, stage_reasons
+from fovea.observe.spans import (
+    Attribute,
+    Span,
+    SpanEvent,
+    TraceContext,
+    new_span_id,
+    parent_of,
+    recorded_id,
+    unrecorded,
+)
+from fovea.observe.tracer import Tracer
 
 if TYPE_CHECKING:
     from fovea.gateway.generate.generation import Generation
@@ -108,7 +116,7 @@ class Tracking:
             self.slow.add(row_of(request, ended))
         if self.tracer is not None and trace.context is not None:
             root, forward = _attributes(request), _forward_attributes(request)
-            name = f"{root[names.OPERATION]} {request.asked}".strip()
+            name = f"{root[spans.OPERATION]} {request.asked}".strip()
             code = request.code
             self.tracer.finish(lambda: spans_of(trace, ended, name, root, forward, code))
 
@@ -160,47 +168,47 @@ def spans_of(
 
 def _failures(trace: Trace) -> tuple[SpanEvent, ...]:
     return tuple(
-        SpanEvent("attempt_failed", trace.wall(at), {names.BACKEND: backend, names.ERROR_TYPE: reason})
+        SpanEvent("attempt_failed", trace.wall(at), {spans.BACKEND: backend, spans.ERROR_TYPE: reason})
         for backend, reason, at in trace.failures
     )
 
 
 def _attributes(request: Generation) -> dict[str, Attribute]:
     attributes: dict[str, Attribute] = {
-        names.OPERATION: "text_completion" if request.api == "completions" else "chat",
-        names.PROVIDER_NAME: names.PROVIDER,
-        names.HTTP_METHOD: "POST",
-        names.HTTP_ROUTE: request.exchange.path,
-        names.HTTP_STATUS: request.status,
-        names.REQUEST_ID: request.exchange.request_id,
-        names.REQUEST_MODEL: request.asked,
+        spans.OPERATION: "text_completion" if request.api == "completions" else "chat",
+        spans.PROVIDER_NAME: spans.PROVIDER,
+        spans.HTTP_METHOD: "POST",
+        spans.HTTP_ROUTE: request.exchange.path,
+        spans.HTTP_STATUS: request.status,
+        spans.REQUEST_ID: request.exchange.request_id,
+        spans.REQUEST_MODEL: request.asked,
     }
     optional: dict[str, Attribute | None] = {
-        names.TENANT: request.tenant.name or None,
-        names.RESPONSE_MODEL: None if request.won is None else request.won.model.name,
-        names.ERROR_TYPE: request.code or None,
-        names.CACHE: request.stored.result or None,
-        names.FIRST_CHUNK: request.first_byte_s,
+        spans.TENANT: request.tenant.name or None,
+        spans.RESPONSE_MODEL: None if request.won is None else request.won.model.name,
+        spans.ERROR_TYPE: request.code or None,
+        spans.CACHE: request.stored.result or None,
+        spans.FIRST_CHUNK: request.first_byte_s,
     }
     attributes |= {name: value for name, value in optional.items() if value is not None}
     if request.bill is not None:
         used = request.bill.consumption
         attributes |= {
-            names.INPUT_TOKENS: used.prompt_tokens,
-            names.OUTPUT_TOKENS: used.completion_tokens,
-            names.CACHED_TOKENS: used.cached_tokens,
+            spans.INPUT_TOKENS: used.prompt_tokens,
+            spans.OUTPUT_TOKENS: used.completion_tokens,
+            spans.CACHED_TOKENS: used.cached_tokens,
         }
     if request.demand is not None and request.demand.images:
         images = request.demand.images
-        attributes[names.IMAGE_SIZES] = [f"{image.width}x{image.height}" for image in images]
-        attributes[names.VISUAL_TOKENS] = request.demand.visual_tokens
+        attributes[spans.IMAGE_SIZES] = [f"{image.width}x{image.height}" for image in images]
+        attributes[spans.VISUAL_TOKENS] = request.demand.visual_tokens
     return attributes
 
 
 def _forward_attributes(request: Generation) -> dict[str, Attribute]:
-    attributes: dict[str, Attribute] = {names.ATTEMPTS: request.attempts}
+    attributes: dict[str, Attribute] = {spans.ATTEMPTS: request.attempts}
     if request.won is not None:
-        attributes |= {names.BACKEND: request.won.backend.name, names.ROUTE_REASON: request.won.reason}
+        attributes |= {spans.BACKEND: request.won.backend.name, spans.ROUTE_REASON: request.won.reason}
     return attributes
 
 

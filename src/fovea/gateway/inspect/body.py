@@ -18,7 +18,7 @@ from fovea.api.cut_texts import decode, unescape
 from fovea.api.cutter import Cutter
 from fovea.api.unknown import HEAD_BYTES
 from fovea.core.errors import InvalidRequest
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 from fovea.gateway.translate.prefixed import Prefixed
 
 

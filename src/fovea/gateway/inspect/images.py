@@ -16,16 +16,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from fovea.core.errors import Forbidden, InvalidMedia, InvalidRequest
-from fovea.core.image import content_identity
-from fovea.core.payload import Payload
+from fovea.core.media import Payload, content_identity
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.media_parts import MediaPart
 from fovea.gateway.inspect.remote import KnownImages, name_of
-from fovea.media.fetch.address import is_public
-from fovea.media.fetch.url import host_of, parse_remote
+from fovea.media.fetch.url import host_of, is_public, parse_remote
 from fovea.media.image.probe import check_still, probe
-from fovea.media.kind import IMAGE, VIDEO, Kind
-from fovea.media.limits import MediaLimits
+from fovea.media.limits import IMAGE, VIDEO, Kind, MediaLimits
 from fovea.media.source import InlineSource, RemoteSource, parse_source
 
 THREAD_BYTES = 512 * 1024

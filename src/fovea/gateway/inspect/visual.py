@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fovea.core.errors import FoveaError
-from fovea.core.image import DETAILS
+from fovea.core.media import DETAILS
 from fovea.core.protocols import VisualTokenRule
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.inspect.images import RequestImage

@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fovea.core.distribution import install_command
 from fovea.core.errors import ConfigError
+from fovea.core.names import install_command
 from fovea.gateway.amounts import Amounts
 from fovea.gateway.tenants.account import Adjustment, Counters
 from fovea.gateway.tenants.bounds import Bounds

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.api.ending import Ending
-from fovea.api.ids import NewId
+from fovea.api.reading import Ending, NewId
 from fovea.core.types import Usage
 from fovea.dialects.reader import Piece
 from fovea.gateway.amounts import visual_tokens_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fovea.api.bodies.errors import LONGEST_MESSAGE, LONGEST_PARAM, clip, error_body
+from fovea.api.errors import LONGEST_MESSAGE, LONGEST_PARAM, clip, error_body
 from fovea.core.errors import FoveaError, NotFound
 
 OPENAI_KINDS = {

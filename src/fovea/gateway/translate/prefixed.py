@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fovea.api.messages.request import Base64Source, image_type
-from fovea.core.payload import Payload
+from fovea.api.messages_request import Base64Source, image_type
+from fovea.core.media import Payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
+from fovea.api import messages_request as messages
+from fovea.api import responses_request as responses
 from fovea.api.explain import explained, fields_of
-from fovea.api.ids import NewId
-from fovea.api.messages import convert as messages
-from fovea.api.messages.request import MessagesRequest, ToolUseBlock
-from fovea.api.messages.writer import MessagesWriter
-from fovea.api.responses import convert as responses
-from fovea.api.responses.request import ResponsesRequest
-from fovea.api.responses.writer import ResponsesWriter, echoed
+from fovea.api.messages_answer import MessagesWriter
+from fovea.api.messages_request import MessagesRequest, ToolUseBlock
+from fovea.api.reading import NewId
+from fovea.api.responses_answer import ResponsesWriter, echoed
+from fovea.api.responses_request import ResponsesRequest
 from fovea.api.unknown import Head, head_of, ignored_fields
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.gateway.translate.prefixed import prefixed

@@ -15,7 +15,7 @@ from typing import Any
 
 from fovea.api import sse
 from fovea.core.errors import FoveaError
-from fovea.core.json_depth import is_nested_deeper
+from fovea.core.json_text import is_nested_deeper
 from fovea.core.types import Usage
 from fovea.gateway.translate.chat_reader import ChatReader
 from fovea.gateway.translate.errors import MOST_LEVELS, BackendError, is_error

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fovea.api.ids import NewId, new_id
-from fovea.api.reading import Answer
+from fovea.api.reading import Answer, NewId, new_id
 from fovea.core.errors import FoveaError
-from fovea.core.json_depth import is_nested_deeper
+from fovea.core.json_text import is_nested_deeper
 from fovea.gateway.translate.chat_reader import ChatReader
 from fovea.gateway.translate.errors import MOST_LEVELS, BackendError, error_fields, is_error, refusal
 from fovea.gateway.translate.stream import StreamTranslator

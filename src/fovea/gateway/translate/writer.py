@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from fovea.api.ending import Ending
-from fovea.api.ids import NewId
-from fovea.api.reading import Answer
+from fovea.api.reading import Answer, Ending, NewId
 from fovea.core.types import Usage
 from fovea.dialects.reader import Piece
 

@@ -12,8 +12,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from fovea.kernels import NO_SLOT
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
-from fovea.kernels.slots import NOTHING
 from fovea.kernels.states import RunTable
 
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
@@ -161,7 +161,7 @@ def check_runs(table: RunTable, rows: int, slots: int) -> None:
     check_numbers("slots of saved states", table.saves[:, 1], 0, slots - 1)
     saves = table.saves[:, 0].tolist()
     for row, count, source, first, last in table.runs.tolist():
-        inside = row >= 0 and 0 < count <= rows - row and NOTHING <= source < slots
+        inside = row >= 0 and 0 < count <= rows - row and NO_SLOT <= source < slots
         tokens = saves[first:last] if 0 <= first <= last <= len(saves) else [0]
         if not inside or tokens != sorted(tokens) or any(not 0 < token <= count for token in tokens):
             raise ValueError(

@@ -12,13 +12,11 @@ from torch import Tensor
 from fovea.kernels.attention import AttentionPlan
 from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
-from fovea.kernels.native.experts import NativeExperts
-from fovea.kernels.native.product import NativeProduct, fuses
+from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWeight, QuantizedWeight, fuses
 from fovea.kernels.native.stack import NativeStack, is_native, shares_struct
-from fovea.kernels.native.weights import PackedWeight, QuantizedWeight
 from fovea.kernels.quantize import Format
 from fovea.kernels.states import StatePlan
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 
 MAX_HEAD_DIM = 512
 """Largest head whose attention is computed in place."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from fovea.kernels.attention import AttentionPlan, Decodes
 from fovea.kernels.base import StackLayer, StackShape
 from fovea.kernels.native.border import ANY, BF16, F32, I64, address, check_numbers, check_plan
-from fovea.kernels.native.experts import NativeExperts
-from fovea.kernels.native.product import NativeProduct
+from fovea.kernels.native.products import NativeExperts, NativeProduct
 
 
 class _Layer(ctypes.Structure):

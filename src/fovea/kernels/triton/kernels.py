@@ -13,7 +13,7 @@ from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
 from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.quantize import Format
 from fovea.kernels.states import StatePlan
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 

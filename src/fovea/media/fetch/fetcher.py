@@ -1,16 +1,18 @@
-"""Downloads one image or video from a client's URL, protected against server-side request forgery.
+"""Downloads images and videos from clients' URLs, and caches their bytes on the terms of their hosts.
 
-The main idea: a host name is resolved once, all its addresses are checked, and the connection goes to a
-checked address, not to the name. So a name that resolves differently the second time (DNS rebinding) has no
-effect. TLS and the Host header still carry the name, so certificates are verified against it. Redirects are
-followed here, and each target passes the same checks. The transport is used without an HTTP client around it:
-no cookies, no proxies from the environment, no credentials, no state between two downloads. The result tells
-on what terms it may be cached (`freshness`); `cache` stores it.
+`Fetcher` is protected against server-side request forgery. The main idea: a host name is resolved once, all
+its addresses are checked, and the connection goes to a checked address, not to the name. So a name that
+resolves differently the second time (DNS rebinding) has no effect. TLS and the Host header still carry the
+name, so certificates are verified against it. Redirects are followed here, and each target passes the same
+checks. The transport is used without an HTTP client around it: no cookies, no proxies from the environment,
+no credentials, no state between two downloads. No server can take more than a part of the slots, threads,
+memory and time of the event loop that downloads share. All I/O goes through two parameters that a test can
+replace: `resolve` and `transport`.
 
-No server can take more than a part of what downloads share: slots (`slots`), threads for lookups (`resolve`),
-memory (`arrivals`) and turns of the event loop (`wire`).
-
-All I/O goes through two parameters that a test can replace: `resolve` and `transport`.
+`FetchCache` checks the policy before it looks: a URL that may not be fetched is refused even if its bytes are
+cached. A fresh hit makes no connection, so its host name is not resolved. A stale entry is revalidated by the
+fetcher. Errors are never cached, and a stale entry is not used if its host is unreachable. Simultaneous
+requests share one download (`SingleFlight`).
 """
 
 from __future__ import annotations
@@ -18,28 +20,23 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from fovea.core.distribution import DISTRIBUTION
 from fovea.core.errors import Forbidden
-from fovea.media.fetch.address import is_public
-from fovea.media.fetch.arrivals import Arrivals
-from fovea.media.fetch.freshness import Terms, read_terms
-from fovea.media.fetch.receive import fetch_error, receive
-from fovea.media.fetch.resolve import Resolver
-from fovea.media.fetch.site import site_of
-from fovea.media.fetch.slots import Slots
-from fovea.media.fetch.url import follow, host_of, parse_remote, port_of
-from fovea.media.kind import IMAGE, Kind
-from fovea.media.limits import MIB, MediaLimits
-from fovea.media.text import quote
+from fovea.core.names import DISTRIBUTION
+from fovea.media.cache import ByteCache
+from fovea.media.fetch.resolve import Resolver, Slots, site_of
+from fovea.media.fetch.response import Arrivals, Terms, fetch_error, read_terms, receive
+from fovea.media.fetch.url import follow, host_of, is_public, parse_remote, port_of
+from fovea.media.limits import IMAGE, MIB, Kind, MediaLimits, quote
 
 if TYPE_CHECKING:
     import httpx
+
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) -> the host's addresses as text, in order of preference. Raises OSError if there are none."""
@@ -244,3 +241,149 @@ class Fetcher:
 
 def _host(url: httpx.URL) -> str:
     return f"the host {quote(host_of(url))}"
+
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Flight(Generic[T]):
+    task: asyncio.Task[T]
+    waiting: int = 0
+
+
+class SingleFlight(Generic[K, T]):
+    """Runs one task per key at a time. All callers that wait for it get its result or its error.
+
+    Results are not stored: a call after the task's end starts a new task. Use it within one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[K, _Flight[T]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        """Whether a task for this key is running now."""
+        return key in self._flights
+
+    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of the running task for this key; if there is none, start one with `work`.
+
+        Cancelling a caller does not affect the others. The task is cancelled with its last caller.
+        """
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.create_task(work()))
+            flight.task.add_done_callback(lambda task: self._finish(key, task))
+        flight.waiting += 1
+        try:
+            # Unlike awaiting the task, this does not cancel it with the caller.
+            await asyncio.wait((flight.task,))
+            return flight.task.result()
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting and not flight.task.done():
+                # Remove it now, so that the next caller does not join a task that is being cancelled.
+                self._remove(key, flight.task)
+                flight.task.cancel()
+
+    def _finish(self, key: K, task: asyncio.Task[T]) -> None:
+        self._remove(key, task)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved; otherwise asyncio logs it if no caller waits any more
+
+    def _remove(self, key: K, task: asyncio.Task[T]) -> None:
+        flight = self._flights.get(key)
+        if flight is not None and flight.task is task:
+            del self._flights[key]
+
+
+DownloadKey = tuple[str, str, str]
+"""Scope, noun of the kind, URL without its fragment."""
+
+
+class Downloader(Protocol):
+    """The methods of `fetcher.Fetcher` that the cache uses."""
+
+    def check(self, url: str, kind: Kind = IMAGE) -> object: ...
+
+    async def get(self, url: str, kind: Kind = IMAGE, known: Terms | None = None) -> FetchResult: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _CacheEntry:
+    """Downloaded bytes. fresh_until: end of their freshness, seconds on the cache's clock."""
+
+    data: bytes = field(repr=False)
+    terms: Terms
+    fresh_until: float
+
+
+class FetchCache:
+    """Fetches bytes from URLs and stores them as long as their hosts allow.
+
+    capacity: ceiling in bytes; 0 stores nothing, but simultaneous requests still share one download.
+    ttl_s: seconds for which bytes are stored after they were fetched or revalidated; 0: no limit.
+    revalidations: number of responses that a host confirmed as unchanged.
+    """
+
+    def __init__(
+        self,
+        fetcher: Downloader,
+        capacity: int = 0,
+        ttl_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cache: ByteCache[DownloadKey, _CacheEntry] = ByteCache(capacity, ttl_s, clock)
+        self.revalidations = 0
+        self._fetcher = fetcher
+        self._clock = clock
+        self._flights: SingleFlight[DownloadKey, bytes] = SingleFlight()
+
+    async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes:
+        """Return the bytes behind a URL, from the cache or from its host.
+
+        scope: entries are shared only between requests of one scope.
+        Raises as `Fetcher.fetch` does.
+        """
+        key = self._key(url, kind, scope)
+        entry = self.cache.find(key)
+        if entry is not None and entry.fresh_until > self._clock():
+            self.cache.count(hit=True)
+            return entry.data
+        if key in self._flights:
+            self.cache.count(hit=True)
+        return await self._flights.run(key, lambda: self._download(url, kind, key))
+
+    def forget(self, url: str, kind: Kind = IMAGE, scope: str = "") -> None:
+        """Drop the bytes of a URL because they are not valid: the next download may be complete."""
+        self.cache.drop(self._key(url, kind, scope))
+
+    def stats(self) -> dict[str, float]:
+        return self.cache.stats("fetch_cache") | {"fetch_cache_revalidations": self.revalidations}
+
+    async def aclose(self) -> None:
+        await self._fetcher.aclose()
+
+    def _key(self, url: str, kind: Kind, scope: str) -> DownloadKey:
+        return scope, kind.noun, str(self._fetcher.check(url, kind))
+
+    async def _download(self, url: str, kind: Kind, key: DownloadKey) -> bytes:
+        entry = self.cache.find(key)
+        # Freshness counts from the request: the host may have made the response at any time after it.
+        requested_at = self._clock()
+        result = await self._fetcher.get(url, kind, entry.terms if entry else None)
+        terms, data = result.terms, result.data
+        if data is None:
+            assert entry is not None  # only an entry can be confirmed
+            data = entry.data
+            self.revalidations += 1
+        self.cache.count(hit=result.data is None)
+        if terms.storable:
+            size = len(data) + terms.size + sum(map(len, key))
+            self.cache.put(key, _CacheEntry(data, terms, requested_at + terms.fresh_s), size)
+        else:
+            self.cache.drop(key)
+        return data

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from fovea.core.image import Rgb
+from fovea.core.media import Rgb
 from fovea.media.limits import MIB, MediaLimits
 from fovea.media.sandbox.messages import Channel, Message, SharedMemory, TooSlow, WorkerGone
 

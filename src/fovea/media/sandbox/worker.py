@@ -20,13 +20,13 @@ from typing import Any
 from PIL import Image as Pillow
 
 from fovea.core.errors import FoveaError, InvalidImage
+from fovea.media import pdf
 from fovea.media.image.decode import decode_bands
 from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
-from fovea.media.pdf import pages
 from fovea.media.sandbox import jail
 from fovea.media.sandbox.messages import Channel, Message, WorkerGone
-from fovea.media.video.decode import EncodedFrames, VideoHeader, probe_video, warm_up_decoders
+from fovea.media.video import EncodedFrames, VideoHeader, probe_video, warm_up_decoders
 
 _SPARE_S = 5.0
 """Seconds after its time limit at which a worker ends itself, in case the server is gone."""
@@ -80,7 +80,7 @@ def _warm_up(kind: str) -> None:
         return
     if kind == "pdf":
         with contextlib.suppress(FoveaError):  # pypdfium2 is not installed: each file will say so
-            pages.warm_up()
+            pdf.warm_up()
         return
     for name in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
         out = io.BytesIO()
@@ -124,11 +124,11 @@ def _frames(channel: Channel, message: Message, memory: mmap.mmap, limits: Media
 def _pages(channel: Channel, message: Message, memory: mmap.mmap, limits: MediaLimits) -> None:
     """Draw pages one by one; each waits in the shared memory until the server has taken it."""
     size = message["size"]
-    wanted = pages.PageRange(message["first"], message["last"], message["max_side"], message["most"])
-    with pages.Document(memory[:size]) as document:
+    wanted = pdf.PageRange(message["first"], message["last"], message["max_side"], message["most"])
+    with pdf.Document(memory[:size]) as document:
         for page in document.render(wanted):
             if len(page.jpeg) > message["room"]:
-                raise pages.InvalidPdf(f"page {page.number} of the PDF is too large as a picture")
+                raise pdf.InvalidPdf(f"page {page.number} of the PDF is too large as a picture")
             memory[size : size + len(page.jpeg)] = page.jpeg
             card = {"number": page.number, "width": page.width, "height": page.height}
             channel.send({"frame": True, **card, "bytes": len(page.jpeg)})

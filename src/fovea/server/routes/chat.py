@@ -8,12 +8,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
-from fovea.api.bodies.base import BodyOptions
-from fovea.api.bodies.chat import ChatBodies
+from fovea.api.completion_bodies import BodyOptions, ChatBodies
+from fovea.api.content import tool_use
 from fovea.api.convert import chat_prompt, sampling, wire_names
 from fovea.api.reading import Reading
 from fovea.api.schema import ChatRequest
-from fovea.api.tools import tool_use
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Prompt
 from fovea.dialects.dialect import dialect_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from fovea.api.bodies.base import BodyOptions
-from fovea.api.bodies.text import CompletionBodies, best_choices, with_prompt
+from fovea.api.completion_bodies import BodyOptions, CompletionBodies, best_choices, with_prompt
 from fovea.api.convert import completion_prompts, sampling, wire_names
 from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest

@@ -8,10 +8,10 @@ from typing import Any
 from fovea.api.explain import shorten
 from fovea.api.schema import ImageUpload
 from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
-from fovea.media.bundle import ImageBundle
-from fovea.media.image.store import SCHEME, StoredImage
+from fovea.media.cache import SCHEME, StoredImage
+from fovea.media.load import ImageBundle
 from fovea.server.generation import Generation
 from fovea.server.request import Request
 from fovea.server.routing import Routes

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea import __version__
-from fovea.core.json_lines import dump
+from fovea.core.json_text import dump
 from fovea.server.generation import Generation
 from fovea.server.request import Request
 from fovea.server.routes.caches import stages

@@ -6,9 +6,14 @@ from typing import Any
 
 from fovea.api.convert import chat_prompt, wire_names
 from fovea.api.explain import explained
-from fovea.api.messages.bodies import MessagesBodies
-from fovea.api.messages.convert import Conversation, chat_request, messages_names
-from fovea.api.messages.request import CountRequest, MessagesRequest
+from fovea.api.messages_answer import MessagesBodies
+from fovea.api.messages_request import (
+    Conversation,
+    CountRequest,
+    MessagesRequest,
+    chat_request,
+    messages_names,
+)
 from fovea.api.reading import Reading
 from fovea.api.schema import ChatRequest
 from fovea.server.media import load_media

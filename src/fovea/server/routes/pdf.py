@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from fovea.api.explain import shorten
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
-from fovea.media.pdf.pages import PageRange
-from fovea.media.sandbox.documents import DocumentPages
+from fovea.media.pdf import PageRange
+from fovea.media.sandbox.decoder import DocumentPages
 from fovea.server.request import Request
 from fovea.server.routing import Response, Routes
 

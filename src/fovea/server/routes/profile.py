@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.observe.profiler import FORMATS, ProfileOptions
+from fovea.observe.py_spy import FORMATS, ProfileOptions
 from fovea.server.request import Request
 from fovea.server.routing import Response, Routes
 

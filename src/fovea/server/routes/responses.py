@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fovea.api.bodies.chat import message_body
+from fovea.api.completion_bodies import message_body
 from fovea.api.content import ChatMessage
 from fovea.api.explain import explained, shorten
 from fovea.api.reading import Answer, Reading
-from fovea.api.responses.bodies import ResponsesBodies
-from fovea.api.responses.convert import chat_request, responses_names
-from fovea.api.responses.request import ResponsesRequest
+from fovea.api.responses_answer import ResponsesBodies
+from fovea.api.responses_request import ResponsesRequest, chat_request, responses_names
 from fovea.core.errors import NotFound
 from fovea.server.request import Request
 from fovea.server.response_store import KeptAnswer, copy_messages

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fovea import Engine
 from fovea.core.errors import ConfigError, EngineError
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.engines import describe_site

@@ -9,7 +9,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from fovea.core.image import Image, PixelBudget, content_identity
+from fovea.core.media import Image, PixelBudget, content_identity
 from fovea.engine.vision.processor import ImageProcessor, ProcessedImage
 
 MakeImage = Callable[[int, int], Image]

@@ -21,7 +21,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.anyres import best_canvas, size_without_border
 

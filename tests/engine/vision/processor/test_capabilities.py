@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError, InvalidRequest
-from fovea.core.image import Image, PixelBudget, VisualTokens
+from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.engine.vision.processor import ImageProcessor, ProcessedImage, VisualPlan, build, model_types
 from fovea.engine.vision.processor.base import Capabilities
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget, possible_methods

@@ -19,7 +19,7 @@ from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import
 from transformers.models.deepseek_ocr2.processing_deepseek_ocr2 import DeepseekOcr2Processor
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import Image, PixelBudget, VisualTokens
+from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.engine.vision.processor import build
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget
 

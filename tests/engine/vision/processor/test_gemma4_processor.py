@@ -17,7 +17,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 )
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.gemma4 import BUDGETS, Gemma4Processor
 

@@ -15,7 +15,7 @@ from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.glm4v import scaling_resize
 

@@ -17,7 +17,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from fovea.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 
 IDEFICS: dict[str, Any] = {

@@ -24,7 +24,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 from fovea.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
-from fovea.core.image import Image, PixelBudget, VisualTokens
+from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.internvl import grids_of, nearest_grid
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget

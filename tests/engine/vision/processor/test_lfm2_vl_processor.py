@@ -17,7 +17,7 @@ from tests.support import lfm2_reference as reference
 from tests.support.thorough import others_slow
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 
 HALF = [0.5, 0.5, 0.5]

@@ -14,7 +14,7 @@ from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 
 CLIP: dict[str, Any] = {

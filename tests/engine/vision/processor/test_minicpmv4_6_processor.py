@@ -20,7 +20,7 @@ from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import Min
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.minicpmv4_6 import nearest_grid
 from fovea.engine.vision.processor.palette import Palette

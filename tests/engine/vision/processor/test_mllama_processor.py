@@ -23,7 +23,7 @@ from transformers.models.mllama.image_processing_pil_mllama import (
 from transformers.models.mllama.processing_mllama import MllamaProcessor
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.mllama import best_grid, grids_of, size_on_canvas
 from fovea.engine.visual_budget.choose import possible_methods

@@ -21,7 +21,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 )
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.pixtral import PixtralProcessor
 

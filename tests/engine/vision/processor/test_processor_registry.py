@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fovea.core.errors import EngineError, UnsupportedModel
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor import build, model_types
 
 

@@ -14,7 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as their_smart_resize
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.smart_resize import smart_resize
 

@@ -12,7 +12,7 @@ import pytest
 from tools import known_models as tool
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.image import DETAILS, PixelBudget
+from fovea.core.media import DETAILS, PixelBudget
 from fovea.engine.load import build_processors, read_config
 from fovea.engine.vision.processor.base import ImageProcessor
 from fovea.engine.vision.token_rules import known_models, known_rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.core.model_names import canonical, spellings
+from fovea.core.names import canonical, spellings
 from fovea.engine.vision.token_rules import known_models, known_rule, rule_for
 
 QWEN = "Qwen/Qwen2.5-VL-7B-Instruct"

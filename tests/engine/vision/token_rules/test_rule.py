@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fovea.core.distribution import bundled_model
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
-from fovea.core.image import PixelBudget
+from fovea.core.media import PixelBudget
+from fovea.core.names import bundled_model
 from fovea.engine.load import build_processors, read_config
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.token_rules import ProcessorRule, folder_rule, known_rule, rule_for

@@ -25,13 +25,11 @@ from fovea.api.convert import chat_prompt, image_references, sampling, video_ref
 from fovea.api.explain import explained, fields_of
 from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.api.unknown import ignored_fields
-from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError, InvalidRequest
-from fovea.core.image import Image
-from fovea.core.payload import Payload
+from fovea.core.media import Image, Payload
 from fovea.core.settings import build_settings
-from fovea.core.types import Delta, GenerationRequest, ImagePart, Prompt, TextPrompt
-from fovea.media.image.identity import from_array
+from fovea.core.types import AnswerBuilder, Delta, GenerationRequest, ImagePart, Prompt, TextPrompt
+from fovea.media.image.decode import from_array
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
 from fovea.media.sandbox.decoder import SandboxedDecoder

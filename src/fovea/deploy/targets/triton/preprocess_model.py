@@ -16,7 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from fovea.core.errors import FoveaError
-from fovea.core.payload import Payload
+from fovea.core.media import Payload
 from fovea.core.settings import build_settings
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader

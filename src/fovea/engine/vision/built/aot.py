@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError
 from fovea.engine.vision.built.format import RunSegment
-from fovea.kernels.compile_caches import secure_torch_cache
+from fovea.kernels.choose import secure_torch_cache
 from fovea.kernels.native.build import compiler
 
 

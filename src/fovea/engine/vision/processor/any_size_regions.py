@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL.Image import Resampling
 
-from fovea.core.image import Image
+from fovea.core.media import Image
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.surveys import survey_arrays

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
 from fovea.engine.vision.processor.fit import Fit
 from fovea.engine.vision.processor.palette import Palette, Values

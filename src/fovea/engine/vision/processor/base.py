@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL.Image import Resampling
 
 from fovea.core.errors import EngineError
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 
 Arrays = Mapping[str, NDArray[Any]]
 

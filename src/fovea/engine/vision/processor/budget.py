@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fovea.core.errors import InvalidImage, InvalidRequest
-from fovea.core.image import DETAILS, Level, PixelBudget
+from fovea.core.media import DETAILS, Level, PixelBudget
 
 LEVEL_TOKENS: dict[Level, int] = {"low": 64, "medium": 256}
 """About so many visual tokens make up a level, where the architecture allows it.

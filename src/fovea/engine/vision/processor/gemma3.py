@@ -13,7 +13,7 @@ from typing import Any
 from PIL.Image import Resampling
 
 from fovea.core.errors import CheckpointError
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import (
     Capabilities,
     ProcessedImage,

@@ -17,7 +17,7 @@ from typing import Any
 from PIL.Image import Resampling
 
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import (
     Arrays,
     Capabilities,

@@ -18,7 +18,7 @@ from typing import Any
 from PIL.Image import Resampling
 
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read_bounds
 from fovea.engine.vision.processor.palette import HALF, Palette, Values

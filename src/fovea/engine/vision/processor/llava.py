@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fovea.core.errors import CheckpointError
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read_bounds
 from fovea.engine.vision.processor.fit import Fit

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, size_without_border
 from fovea.engine.vision.processor.base import (
     Arrays,

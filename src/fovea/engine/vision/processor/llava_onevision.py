@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fovea.core.errors import CheckpointError
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, size_without_border
 from fovea.engine.vision.processor.base import (
     Arrays,

@@ -18,7 +18,7 @@ import numpy as np
 from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import (
     Arrays,
     Capabilities,

@@ -10,8 +10,8 @@ import PIL.Image
 from numpy.typing import NDArray
 from PIL.Image import Resampling
 
-from fovea.core.image import Image
-from fovea.core.stage import stage
+from fovea.core.measure import stage
+from fovea.core.media import Image
 from fovea.engine.vision.processor.settings import Settings
 from fovea.kernels.native import pictures
 

@@ -13,7 +13,7 @@ import numpy as np
 from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidImage, InvalidRequest
-from fovea.core.image import Image, PixelBudget
+from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.any_size_regions import AnySizeRegions
 from fovea.engine.vision.processor.base import (
     Arrays,

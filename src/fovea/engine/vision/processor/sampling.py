@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.video import MAX_PRUNING, Video, VideoBudget
+from fovea.core.media import MAX_PRUNING, Video, VideoBudget
 
 MAX_FPS = 240.0
 MAX_FRAMES = 4096

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fovea.core.image import Image
+from fovea.core.media import Image
 from fovea.engine.vision.processor.anyres import Anyres, size_without_border
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.surveys import survey_arrays
 from fovea.engine.vision.processor.tower import Tower
-from fovea.relevance.tiles import Tiling
+from fovea.relevance.policy import Tiling
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 from PIL.Image import Resampling
 
 from fovea.core.errors import EngineError, InvalidRequest
-from fovea.core.video import Video, VideoBudget
+from fovea.core.media import Video, VideoBudget
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.budget import expect_dimensions
 from fovea.engine.vision.processor.palette import Palette

@@ -11,7 +11,7 @@ from typing import Any
 from PIL.Image import Resampling
 
 from fovea.core.errors import CheckpointError
-from fovea.core.video import FRAMES_PER_SECOND
+from fovea.core.media import FRAMES_PER_SECOND
 from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, HALF, Palette
 from fovea.engine.vision.processor.pixels import read_filter
 from fovea.engine.vision.processor.sampling import SamplingRule

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fovea.core.distribution import BUNDLED, bundled_model
 from fovea.core.errors import CheckpointError, FoveaError
+from fovea.core.names import BUNDLED, bundled_model
 from fovea.core.protocols import VisualTokenRule
 from fovea.engine.files import read_json
 from fovea.engine.vision.processor.base import ImageProcessor

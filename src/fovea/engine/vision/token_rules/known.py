@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fovea.core.model_names import canonical, spellings
+from fovea.core.names import canonical, spellings
 
 FILE = Path(__file__).with_name("known.json")
 

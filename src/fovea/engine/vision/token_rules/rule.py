@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from fovea.core.image import Detail, PixelBudget
+from fovea.core.media import Detail, PixelBudget
 from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
 
 SIZES = 4096

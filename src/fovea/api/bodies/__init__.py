@@ -1,1 +1,0 @@
-"""Bodies of answers in OpenAI's form: complete ones, chunks of streams, and errors."""

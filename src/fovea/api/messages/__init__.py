@@ -1,1 +1,0 @@
-"""Anthropic's Messages API: its requests become chat requests, and answers become its blocks and events."""

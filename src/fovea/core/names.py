@@ -1,0 +1,67 @@
+"""Names: of the distribution for pip and its extras, of the bundled model, and of models in general.
+
+One model has many names (of a hub, a folder, another server); `canonical` and `spellings` compare them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DISTRIBUTION = "fovea-vlm"
+"""Name for pip. The name `fovea` belongs to another project on PyPI."""
+BUNDLED = "fovea-tiny"
+"""Name of the bundled model, which is found without a folder and without a hub."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of pyproject.toml."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def bundled_model() -> Path:
+    """Return the folder of the bundled model."""
+    return Path(__file__).resolve().parent.parent / "assets" / BUNDLED
+
+
+_LONGEST = 255
+"""Most characters of a name; longer ones are no model's."""
+_CACHE_FOLDER = re.compile(r"models--([^/]+?)--([^/]+)")
+"""Folder of a download by huggingface_hub, .../models--OWNER--NAME/snapshots/COMMIT."""
+_SEPARATORS = re.compile(r"[\s._-]+")
+_DECORATION = re.compile(
+    r"-(?:awq|gptq|gguf|ggml|bnb|hqq|eetq|exl[23]|mlx|autoround|auto-round|torchao|marlin|qat|ud|unsloth"
+    r"|quantized|dynamic|static|block|fp8|fp16|bf16|f16|nf4|fp4|nvfp4(?:a16)?|mxfp[48]|int[48]|[2-8]bit"
+    r"|w[48]a(?:16|[48])|g\d{2,3}|i?q[2-8](?:-(?:k|[01]))?(?:-(?:xxs|xs|s|m|l|xl|nl))?)$"
+)
+"""One ending of a name that tells how weights are stored, and nothing about images."""
+
+
+def canonical(name: str) -> str:
+    """Return the part of a model's name that says which model it is, in one spelling.
+
+    "RedHatAI/Qwen2.5-VL-7B-Instruct-FP8-dynamic:free" becomes "qwen2-5-vl-7b-instruct". The owner, a tag
+    after ":" and the way in which weights are stored are left out, because a copy of a model under another
+    owner has the same name. Words that can mean another model ("chat", "thinking", sizes) stay. Names of more
+    than 255 characters become "".
+    """
+    found = _CACHE_FOLDER.search(name)
+    last = found[2] if found else name.strip().rstrip("/").rpartition("/")[2]
+    if len(last) > _LONGEST:
+        return ""
+    text = _SEPARATORS.sub("-", last.partition(":")[0].lower()).strip("-")
+    while shorter := _DECORATION.search(text):
+        text = text[: shorter.start()]
+    return text
+
+
+def spellings(model: str) -> tuple[str, ...]:
+    """Return the canonical names of a known hub id: NAME, and OWNER-NAME, as some copies call it.
+
+    A name without an owner, such as that of the bundled model, has only one.
+    """
+    owner, _, name = model.partition("/")
+    if not name:
+        return (canonical(model),)
+    short = canonical(name)
+    return short, f"{_SEPARATORS.sub('-', owner.lower())}-{short}"

@@ -1,1 +1,0 @@
-"""Attention of prompts on CUDA by the FlashInfer library, if it is installed."""

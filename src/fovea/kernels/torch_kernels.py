@@ -1,0 +1,290 @@
+"""The kernels in torch, which run everywhere. On a CPU their weights can be in oneDNN's layout.
+
+The second part are layers with a state: short convolutions and the gated delta rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fovea.kernels import NO_SLOT, reference
+from fovea.kernels.activation import ACTIVATIONS, finish
+from fovea.kernels.attention import AttentionPlan, attend, store
+from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.native.instruction_sets import has_bf16_units
+from fovea.kernels.quantize import FP8, Format, Fp8Product, TorchQuantizedProduct
+from fovea.kernels.states import Decodes, StatePlan, StateRun
+
+CHUNK = 64
+"""Tokens of a prompt that are computed together by the gated delta rule."""
+NORM_EPS = 1e-6
+"""Constant of the norms of queries and keys, as in the code that the models were trained with."""
+
+
+def short_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor, plan: StatePlan
+) -> Tensor:
+    """See `kernels.base.Kernels.short_conv`."""
+    out = torch.empty_like(x)
+    for wave in plan.waves:
+        if wave.decodes is not None:
+            _conv_decodes(x, weight, bias, state, wave.decodes, out)
+        for run in wave.runs:
+            _conv_run(x, weight, bias, state, run, out)
+    return out if activation is None else ACTIVATIONS[activation](out)
+
+
+def _conv_decodes(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, decodes: Decodes, out: Tensor
+) -> None:
+    window = torch.cat((state[decodes.sources], x[decodes.rows][:, None]), dim=1)
+    sums = (window.float() * weight.float()).sum(1)
+    out[decodes.rows] = (sums if bias is None else sums + bias.float()).to(x.dtype)
+    state[decodes.targets] = window[:, 1:]
+
+
+def _conv_run(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, run: StateRun, out: Tensor
+) -> None:
+    rows, kept = slice(run.row, run.row + run.count), weight.shape[0] - 1
+    before = x.new_zeros((kept, x.shape[1])) if run.source == NO_SLOT else state[run.source]
+    inputs = torch.cat((before, x[rows]))
+    sums = functional.conv1d(
+        inputs.float().T[None],
+        weight.float().T[:, None],
+        None if bias is None else bias.float(),
+        groups=weight.shape[1],
+    )
+    out[rows] = sums[0].T.to(x.dtype)
+    for tokens, slot in run.saves:
+        state[slot] = inputs[tokens : tokens + kept]
+
+
+def gated_delta(
+    qkv: Tensor,
+    beta: Tensor,
+    step: Tensor,
+    rates: tuple[Tensor, Tensor],
+    key_heads: int,
+    state: Tensor,
+    plan: StatePlan,
+) -> Tensor:
+    """See `kernels.base.Kernels.gated_delta`."""
+    rows = qkv.shape[0]
+    value_heads, key_dim, value_dim = state.shape[1:]
+    decay = -rates[0].exp() * functional.softplus(step + rates[1])
+    keys = key_heads * key_dim
+    wide = qkv.float()
+    query, key, value = wide[:, :keys], wide[:, keys : 2 * keys], wide[:, 2 * keys :]
+    group = value_heads // key_heads
+    query, key = (
+        _normal(part.view(rows, key_heads, key_dim)).repeat_interleave(group, dim=1) for part in (query, key)
+    )
+    query = query * key_dim**-0.5
+    value = value.reshape(rows, value_heads, value_dim)
+    out = value.new_empty(value.shape)
+    for wave in plan.waves:
+        if wave.decodes is not None:
+            tokens, before = wave.decodes.rows, state[wave.decodes.sources]
+            out[tokens], after = _one_token(
+                query[tokens], key[tokens], value[tokens], beta[tokens], decay[tokens], before
+            )
+            state[wave.decodes.targets] = after
+        for run in wave.runs:
+            matrix = torch.zeros_like(state[0]) if run.source == NO_SLOT else state[run.source].clone()
+            for part, slots in run.segments():
+                for start in range(part.start, part.stop, CHUNK):
+                    at = slice(start, min(start + CHUNK, part.stop))
+                    out[at], matrix = _chunk(query[at], key[at], value[at], beta[at], decay[at], matrix)
+                for slot in slots:
+                    state[slot] = matrix
+    result: Tensor = out.view(rows, -1).to(qkv.dtype)
+    return result
+
+
+def _normal(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPS)
+
+
+def _one_token(
+    query: Tensor, key: Tensor, value: Tensor, beta: Tensor, decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute one token of each of B sequences.
+
+    query, key: (B, heads, key_dim). value: (B, heads, value_dim). beta, decay: (B, heads).
+    state: (B, heads, key_dim, value_dim), before the tokens.
+
+    Returns the outputs, shaped like `value`, and the states after the tokens.
+    """
+    state = state * decay.exp()[..., None, None]
+    predicted = torch.einsum("bhk,bhkv->bhv", key, state)
+    change = (value - predicted) * beta[..., None]
+    state = state + key[..., None] * change[..., None, :]
+    return torch.einsum("bhk,bhkv->bhv", query, state), state
+
+
+def _chunk(
+    query: Tensor, key: Tensor, value: Tensor, beta: Tensor, decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute T consecutive tokens of one sequence with products of matrices (arXiv 2412.06464, section 3.3).
+
+    Each token corrects the state by the part of its value that the state does not predict yet. So a
+    correction depends on those of earlier tokens, and together they solve a triangular system.
+
+    query, key: (T, heads, key_dim). value: (T, heads, value_dim). beta, decay: (T, heads).
+    state: (heads, key_dim, value_dim).
+
+    Returns the outputs, shaped like `value`, and the state after the tokens.
+    """
+    query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+    beta, total = beta.transpose(0, 1), decay.transpose(0, 1).cumsum(-1)
+    length = total.shape[-1]
+    later = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
+    # Decay between two tokens of the chunk: from token j to a later token i.
+    between = (total[:, :, None] - total[:, None, :]).masked_fill(later, float("-inf")).exp()
+    from_start = total.exp()[..., None]
+    scaled = key * beta[..., None]
+    system = (scaled @ key.transpose(1, 2)) * between
+    wanted = torch.cat((value * beta[..., None], scaled * from_start), dim=-1)
+    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    changes = solved[..., : value.shape[-1]] - solved[..., value.shape[-1] :] @ state
+    inside = (query @ key.transpose(1, 2)) * between
+    out = (query * from_start) @ state + inside @ changes
+    left = (total[:, -1:] - total).exp()[..., None]
+    state = state * total[:, -1, None, None].exp() + (key * left).transpose(1, 2) @ changes
+    return out.transpose(0, 1), state
+
+
+class TorchKernels:
+    """Implements all of `kernels.base.Kernels`, on every device and in every float type."""
+
+    least_shared_rows = 4
+
+    def __init__(self, *, pack: bool = False) -> None:
+        """pack: keep weights in the layout that oneDNN multiplies fastest (on a CPU only)."""
+        self._pack = pack
+
+    @property
+    def plain(self) -> bool:
+        return not self._pack
+
+    @property
+    def groups_experts(self) -> bool:
+        return not self._pack
+
+    def product(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
+    ) -> Product | None:
+        if not (self._pack and _can_pack(weight)):
+            return None
+        # Reordered once instead of in every call. This raises the rate of a product from two thirds of the
+        # memory's bandwidth to nearly all of it.
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
+
+        def apply(x: Tensor, residual: Tensor | None) -> Tensor:
+            y = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+            return finish(y, activation, gated, residual)
+
+        return apply
+
+    def quantized_product(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
+    ) -> TableProduct:
+        if format is FP8:
+            return Fp8Product(weight, bias, activation, gated)
+        return TorchQuantizedProduct(weight, bias, activation, gated, format)
+
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
+        return None
+
+    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product], active: int) -> Mixture | None:
+        return None
+
+    def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
+        return False
+
+    def shared_rows(self, group: int) -> int:
+        return 0
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
+        if centered:
+            return reference.centered_rms_norm(x, weight, eps)
+        return reference.rms_norm(x, weight, eps)
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return reference.gated_norm(x, gate, weight, eps)
+
+    def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        x[:, :count] = reference.rotate(x[:, :count], cos, sin)
+        return x
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        kv: Tensor,
+        slots: Tensor,
+        *,
+        centered: bool = False,
+    ) -> Tensor:
+        rotated_heads = heads + kv.shape[3]
+        qk, value = qkv[:, :rotated_heads], qkv[:, rotated_heads:]
+        if norms is not None:
+            parts = zip((qk[:, :heads], qk[:, heads:]), norms, strict=True)
+            qk = torch.cat(
+                [self.rms_norm(part, weight, eps, centered=centered) for part, weight in parts], dim=1
+            )
+        qk = reference.rotate(qk, cos, sin)
+        store(kv, torch.stack((qk[:, heads:], value), dim=1), slots)
+        return qk[:, :heads]
+
+    def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        return attend(query, kv, plan, scale)
+
+    def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
+        rows = qkv.view(groups, -1, 3, heads, qkv.shape[2])[:, :, :, part]
+        output = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
+        out.view(groups, -1, heads, qkv.shape[2])[:, :, part] = output.transpose(1, 2)
+
+    def short_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+        state: Tensor,
+        plan: StatePlan,
+    ) -> Tensor:
+        return short_conv(x, weight, bias, activation, state, plan)
+
+    def gated_delta(
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        step: Tensor,
+        rates: tuple[Tensor, Tensor],
+        key_heads: int,
+        state: Tensor,
+        plan: StatePlan,
+    ) -> Tensor:
+        return gated_delta(qkv, beta, step, rates, key_heads, state, plan)
+
+
+def _can_pack(weight: Tensor) -> bool:
+    """Whether torch has a packed product for the weight's type and shape on this machine."""
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn or weight.shape[1] < 2:
+        return False
+    if weight.dtype is torch.bfloat16:
+        return has_bf16_units() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype is torch.float32
+
+
+PLAIN = TorchKernels()

@@ -1,1 +1,0 @@
-"""Videos: containers, and the decoding of frames. It must not import torch or the engine."""
