@@ -24,12 +24,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fovea.access.keys import PREFIX, digest
-from fovea.gateway.amounts import Amounts
-from fovea.gateway.tenants.accounts import Accounts
-from fovea.gateway.tenants.keys import Tenants
-from fovea.gateway.tenants.limits import NO_LIMITS, TenantLimits
-from fovea.gateway.tenants.open import open_accounts
-from fovea.gateway.tenants.settings import AccountSettings
+from fovea.gateway.settings import AccountSettings
+from fovea.gateway.tenants.accounts import Accounts, open_accounts
+from fovea.gateway.tenants.keys import NO_LIMITS, TenantLimits, Tenants
+from fovea.gateway.usage.prices import Amounts
 
 LIMITS = TenantLimits(
     requests_per_minute=10_000_000,

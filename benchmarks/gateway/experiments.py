@@ -29,17 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.gateway.experiments.config import Experiment, Variant
-from fovea.gateway.experiments.evidence import both
-from fovea.gateway.experiments.histogram import (
-    AMOUNT_STEP,
-    TIME_STEP,
-    amount_ceiling,
-    amount_edge,
-)
 from fovea.gateway.experiments.sequential import (
     Interval,
     Sample,
     amounts,
+    both,
     events,
     mean_interval,
     mean_ratio,
@@ -47,7 +41,13 @@ from fovea.gateway.experiments.sequential import (
     percentile_ratio,
     ratings,
 )
-from fovea.gateway.experiments.statistics import Statistics
+from fovea.gateway.experiments.statistics import (
+    AMOUNT_STEP,
+    TIME_STEP,
+    Statistics,
+    amount_ceiling,
+    amount_edge,
+)
 from fovea.gateway.experiments.verdict import CONTINUE, MICRO, STATEMENTS, Verdict, verdict
 
 Counts = NDArray[np.float64]

@@ -31,9 +31,8 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from fovea.core.measure import percentile
-from fovea.gateway.queue.fair import FairQueue
-from fovea.gateway.queue.settings import QueueSettings
-from fovea.gateway.queue.turn import State, Turn
+from fovea.gateway.fair_queue import FairQueue, State, Turn
+from fovea.gateway.settings import QueueSettings
 
 LARGE, SHORT = (8000, 12_000), (200, 500)
 BASE_S, PER_TOKEN_S = 0.3, 0.5e-3

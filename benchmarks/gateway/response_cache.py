@@ -40,10 +40,9 @@ from fovea.core.measure import percentile
 from fovea.core.media import content_identity
 from fovea.gateway.cache.cache import ResponseCache
 from fovea.gateway.cache.key import MEDIA_MARK
-from fovea.gateway.cache.memory import MemoryStore
 from fovea.gateway.cache.redis import RedisStore
-from fovea.gateway.cache.settings import ResponseCacheSettings
-from fovea.gateway.cache.store import ResponseStore
+from fovea.gateway.cache.stores import MemoryStore, ResponseStore
+from fovea.gateway.settings import ResponseCacheSettings
 
 MIB = 1024 * 1024
 ANSWER_WORDS, CHUNKS, TOGETHER = 340, 500, 32

@@ -31,10 +31,10 @@ from typing import Any
 from fovea.core.measure import percentile
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.route import Router
 from fovea.gateway.config import BackendConfig, ModelConfig
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.route.router import Router
 from fovea.gateway.settings import ResilienceSettings, RouteSettings
 
 IMAGES, KEPT = 400, 150

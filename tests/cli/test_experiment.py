@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.gateway.experiments.experiments import Experiments
-from fovea.gateway.experiments.split import SPLIT, Assignment
+from fovea.gateway.experiments.experiments import SPLIT, Assignment, Experiments
 from tests.cli.support import Caller
 from tests.gateway.experiments.support import a_config, an_outcome
 

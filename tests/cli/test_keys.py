@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fovea.access.keys import digest, read_key_file
-from fovea.gateway.tenants.limits import TenantLimits
+from fovea.gateway.tenants.keys import TenantLimits
 from fovea.server.clients import Limits
 from tests.cli.support import Caller
 

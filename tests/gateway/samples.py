@@ -15,8 +15,8 @@ from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.config import BackendConfig, ModelConfig
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.inspect.fields import MediaPart, media_parts
 from fovea.gateway.inspect.images import RequestImage
-from fovea.gateway.inspect.media_parts import MediaPart, media_parts
 from fovea.gateway.settings import ResilienceSettings
 
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from fovea.core.errors import InvalidRequest
 from fovea.gateway.cache.key import MEDIA_MARK, cacheability
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.inspect.fields import REFUSED, check_fields, check_pictures
-from fovea.gateway.inspect.media_parts import media_parts
+from fovea.gateway.inspect.fields import REFUSED, check_fields, check_pictures, media_parts
 from fovea.gateway.settings import TimeoutSettings
 from fovea.gateway.translate.request import to_chat
 from tests.gateway.hostile import (

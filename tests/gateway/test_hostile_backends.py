@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from fovea.gateway.amounts import Consumption
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.backends.watch import LONGEST_NAME, MOST_MODELS, Watch
 from fovea.gateway.config import BackendConfig
-from fovea.gateway.forward.events import LONGEST_EVENT, EventStream
+from fovea.gateway.generate.ends import LONGEST_EVENT, EventStream
 from fovea.gateway.generate.usage import MOST, consumption_of
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.settings import ResilienceSettings, TimeoutSettings
+from fovea.gateway.usage.prices import Consumption
 from tests.gateway.hostile import (
     ANSWER,
     EVENT,

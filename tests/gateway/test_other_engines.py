@@ -11,23 +11,22 @@ import pytest
 
 from fovea.api.cutter import Cutter
 from fovea.core.errors import FoveaError
-from fovea.gateway.amounts import Consumption
-from fovea.gateway.backends.backend import Backend, Load
-from fovea.gateway.backends.breaker import VISION
+from fovea.gateway.backends.backend import VISION, Backend, Load
 from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.route import Router
 from fovea.gateway.backends.watch import Watch
 from fovea.gateway.config import BackendConfig, ModelConfig
-from fovea.gateway.forward.dispatch import Dispatcher, Job, Outgoing
-from fovea.gateway.forward.upstream import AttemptFailed
+from fovea.gateway.generate.dispatch import Dispatcher, Job, Outgoing
 from fovea.gateway.generate.outgoing import Renderer
+from fovea.gateway.generate.upstream import AttemptFailed
 from fovea.gateway.generate.usage import consumption_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.inspect.fields import media_parts
 from fovea.gateway.inspect.images import RequestImage
-from fovea.gateway.inspect.media_parts import media_parts
-from fovea.gateway.route.router import Router
 from fovea.gateway.settings import ResilienceSettings, RouteSettings
 from fovea.gateway.translate.chat_reader import usage_of
+from fovea.gateway.usage.prices import Consumption
 
 MODEL = ModelConfig("m")
 LISTS = {

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from fovea.gateway.config import BackendConfig
-from fovea.gateway.queue.settings import QueueSettings
-from fovea.gateway.queue.turn import Turn
+from fovea.gateway.fair_queue import Turn
 from fovea.gateway.queues import ENDLESS, Queues
-from fovea.gateway.settings import RouteSettings
+from fovea.gateway.settings import QueueSettings, RouteSettings
 from tests.gateway.samples import MODEL, fleet
 
 

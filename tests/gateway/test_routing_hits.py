@@ -24,14 +24,14 @@ from PIL import Image
 from fovea.core.media import content_identity
 from fovea.gateway.backends.backend import Backend, Load
 from fovea.gateway.backends.fleet import Fleet
-from fovea.gateway.backends.outliers import LEAST_SAMPLES, eject_outliers
+from fovea.gateway.backends.route import Router
+from fovea.gateway.backends.watch import LEAST_SAMPLES, eject_outliers
 from fovea.gateway.build import Setup, create_gateway
 from fovea.gateway.config import BackendConfig, ModelConfig, Tables
 from fovea.gateway.experiments.config import ExperimentConfig
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.inspect.remote import KnownImages
-from fovea.gateway.route.router import Router
+from fovea.gateway.inspect.images import KnownImages
 from fovea.gateway.settings import GatewaySettings, ResilienceSettings, RouteSettings
 
 IMAGES, TIMES, CONCURRENCY = 64, 4, 8

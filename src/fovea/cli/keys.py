@@ -35,7 +35,7 @@ from fovea.access.keys import (
 from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values
-from fovea.gateway.tenants.limits import TenantLimits
+from fovea.gateway.tenants.keys import TenantLimits
 from fovea.server.clients import Limits
 
 _ENTRY = re.compile(r"\[\[\s*key\s*\]\]")

@@ -12,33 +12,27 @@ from pathlib import Path
 from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.gateway.app import Gateway
-from fovea.gateway.backends.backend import Backend
-from fovea.gateway.backends.breaker import State
-from fovea.gateway.backends.discover import EVERY_S, Discovery
-from fovea.gateway.backends.drains import Drains
-from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.backend import Backend, State
+from fovea.gateway.backends.fleet import EVERY_S, Discovery, Drains, Fleet
+from fovea.gateway.backends.route import Router
 from fovea.gateway.backends.watch import Watch
-from fovea.gateway.book import Book
-from fovea.gateway.cache.build import open_cache
+from fovea.gateway.cache.cache import open_cache
 from fovea.gateway.config import Tables
 from fovea.gateway.experiments.config import ExperimentConfig
 from fovea.gateway.experiments.experiments import Experiments
-from fovea.gateway.forward.dispatch import Dispatcher
-from fovea.gateway.forward.silence import SilenceWatch
-from fovea.gateway.forward.upstream import Upstream
-from fovea.gateway.generate.shadow import Shadows
-from fovea.gateway.generate.trace import Tracking
-from fovea.gateway.inspect.images import ImageInspector
-from fovea.gateway.inspect.remote import KnownImages
-from fovea.gateway.inspect.visual import FindRule, VisualCounter
+from fovea.gateway.generate.dispatch import Dispatcher
+from fovea.gateway.generate.experiment import Shadows
+from fovea.gateway.generate.records import AuditLog, Book, Tracking
+from fovea.gateway.generate.relay import SilenceWatch
+from fovea.gateway.generate.upstream import Upstream
+from fovea.gateway.inspect.demand import FindRule, VisualCounter
+from fovea.gateway.inspect.images import ImageInspector, KnownImages
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.queues import Queues
-from fovea.gateway.route.router import Router
 from fovea.gateway.services import LoggedMetrics, Services
 from fovea.gateway.settings import GatewaySettings
+from fovea.gateway.tenants.accounts import open_accounts
 from fovea.gateway.tenants.keys import Tenants
-from fovea.gateway.tenants.open import open_accounts
-from fovea.gateway.usage.audit import AuditLog
 from fovea.gateway.usage.log import UsageLog
 from fovea.gateway.usage.prices import PriceTable, read_prices
 from fovea.gateway.usage.store import UsageStore

@@ -8,19 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fovea.gateway.backends.backend import Backend
-from fovea.gateway.backends.drains import Drains
-from fovea.gateway.backends.fleet import Fleet
-from fovea.gateway.book import Book
+from fovea.gateway.backends.fleet import Drains, Fleet
 from fovea.gateway.cache.cache import ResponseCache
 from fovea.gateway.experiments.experiments import Experiments
-from fovea.gateway.forward.dispatch import Dispatcher
-from fovea.gateway.forward.silence import SilenceWatch
-from fovea.gateway.forward.upstream import AttemptFailed, Upstream
-from fovea.gateway.generate.shadow import Shadows
-from fovea.gateway.generate.trace import Tracking
-from fovea.gateway.inspect.images import ImageInspector, RequestImage
-from fovea.gateway.inspect.remote import KnownImages
-from fovea.gateway.inspect.visual import VisualCounter
+from fovea.gateway.generate.dispatch import Dispatcher
+from fovea.gateway.generate.experiment import Shadows
+from fovea.gateway.generate.records import Book, Tracking
+from fovea.gateway.generate.relay import SilenceWatch
+from fovea.gateway.generate.upstream import AttemptFailed, Upstream
+from fovea.gateway.inspect.demand import VisualCounter
+from fovea.gateway.inspect.images import ImageInspector, KnownImages, RequestImage
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.queues import Queues
 from fovea.gateway.settings import GatewaySettings
@@ -31,7 +28,7 @@ from fovea.http.bodies import BodyBudget
 from fovea.http.browsers import Browsers
 
 if TYPE_CHECKING:
-    from fovea.gateway.generate.generation import Generation
+    from fovea.gateway.generate.request import Request
 
 log = logging.getLogger("fovea.gateway")
 IMAGES = "x-fovea-images"
@@ -87,7 +84,7 @@ class Services:
     drains: Drains
     silence: SilenceWatch
     tracking: Tracking
-    running: set[Generation] = field(default_factory=set)
+    running: set[Request] = field(default_factory=set)
     draining: bool = False
 
     def learn(self, headers: Sequence[tuple[str, str]], images: Sequence[RequestImage]) -> None:

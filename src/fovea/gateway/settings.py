@@ -7,14 +7,173 @@ from pathlib import Path
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.gateway.cache.settings import ResponseCacheSettings
-from fovea.gateway.queue.settings import QueueSettings
-from fovea.gateway.tenants.settings import AccountSettings
 from fovea.gateway.usage.log import UsageSettings
 from fovea.http.settings import HttpSettings
 from fovea.media.limits import MediaLimits
 from fovea.observe.logs import LogSettings
 from fovea.observe.tracer import TraceSettings
+
+MIB = 1024 * 1024
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCacheSettings:
+    """Ceilings and times of the response cache. Every worker process has a memory of its own."""
+
+    response_cache_mib: int = setting(
+        64,
+        "Ceiling of the answers in each worker's memory, in MiB. 0 turns the cache off.",
+        low=0,
+        high=1 << 20,
+    )
+    response_cache_ttl_s: float = setting(
+        3600.0, "Seconds for which a stored answer is used.", low=1, high=30 * 86_400
+    )
+    response_cache_stale_s: float = setting(
+        3600.0,
+        "Seconds after that for which an answer is kept, for the case that no backend can answer.",
+        low=0,
+        high=30 * 86_400,
+    )
+    response_cache_scope: str = setting(
+        "tenant",
+        "Who shares answers: tenant keeps every tenant's answers apart, shared gives them to all tenants.",
+        choices=("tenant", "shared"),
+    )
+    response_cache_share: float = setting(
+        0.5, "Part of each worker's memory that the answers of one tenant may fill.", low=0.001, high=1
+    )
+    response_cache_answer_kib: int = setting(
+        1024, "Largest answer that is stored, in KiB of its JSON.", low=1, high=64 * 1024
+    )
+    response_cache_recording_mib: int = setting(
+        64,
+        "Ceiling of the bytes of all answers that a worker is recording, in MiB. Beyond it, new answers are "
+        "forwarded and not stored.",
+        low=1,
+        high=1 << 20,
+    )
+    response_cache_wait_s: float = setting(
+        30.0,
+        "Seconds for which a request waits for the answer to an equal request that came before. Then it is "
+        "sent to a backend itself. 0: it never waits.",
+        low=0,
+        high=86_400,
+    )
+    response_cache_redis_timeout_ms: float = setting(
+        100.0, "Milliseconds after which Redis counts as failed.", low=1, high=10_000
+    )
+    response_cache_redis_mib: int = setting(
+        0,
+        "Nothing more is stored in Redis while the server uses this much memory, in MiB, for all purposes "
+        "together. 0: only Redis's own maxmemory bounds it.",
+        low=0,
+        high=1 << 30,
+    )
+    response_cache_near_ttl_s: float = setting(
+        60.0,
+        "Seconds for which a worker's memory has a copy of an answer in Redis. An answer that was cleared "
+        "can be found in the memory of other workers for so long.",
+        low=0.1,
+        high=86_400,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Bounds of the queue, and the form of its fairness."""
+
+    queue_length: int = setting(4096, "Most requests that wait, of all tenants.", low=1, high=10**6)
+    queue_length_per_tenant: int = setting(512, "Most requests of one tenant that wait.", low=1, high=10**6)
+    queue_quantum: int = setting(
+        8192,
+        "Tokens that a tenant of weight 1 sends per round of the fair queue. A tenant that was idle sends "
+        "this many at once, before the tenants that wait already.",
+        low=256,
+        high=10**7,
+    )
+    queue_headroom: float = setting(
+        0.125,
+        "Share of the capacity that is kept free, for tenants that come back, while others wait. "
+        "0 turns it off. A request larger than that must leave as much free as it takes, up to a quarter of "
+        "the capacity. Nothing is kept free while all recent tenants wait, or if there is only one.",
+        low=0.0,
+        high=0.5,
+    )
+    queue_class_share: float = setting(
+        0.1,
+        "Share of the tokens that less urgent requests get while more urgent ones wait.",
+        low=0.001,
+        high=0.5,
+    )
+    queue_recent_s: float = setting(
+        60.0, "Seconds after its last request in which a tenant counts as recent.", low=0.1, high=86_400
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+ON_FAILURE = ("refuse", "local")
+SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+def check_accounts(text: str) -> str:
+    """Return an empty text if a place for accounts is accepted, otherwise the accepted ones in words."""
+    if text == "memory" or text.startswith(SCHEMES) or (text.startswith("sqlite:") and len(text) > 7):
+        return ""
+    return "memory, sqlite:PATH, redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix://PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class AccountSettings:
+    """Settings of the tenants' accounts: their store, and its failures."""
+
+    accounts: str = setting(
+        "memory",
+        "Where the accounts of tenants are kept. memory: in this process, for one gateway with one worker; "
+        "sqlite:PATH: in a file, for all processes of one machine; redis://HOST:PORT/DB: in Redis, for any "
+        "number of gateways.",
+        check=check_accounts,
+    )
+    accounts_on_failure: str = setting(
+        "refuse",
+        "What happens to requests of tenants with limits while the store of the accounts fails. refuse: "
+        "status 503; local: every worker admits its part of each limit.",
+        choices=ON_FAILURE,
+    )
+    accounts_sharers: int = setting(
+        1,
+        "Workers of all gateways that share the store. While it fails, each admits the limit divided by "
+        "this number.",
+        low=1,
+        high=10_000,
+    )
+    accounts_timeout_s: float = setting(
+        0.2, "Seconds that a request waits for the store of the accounts.", low=0.01, high=10
+    )
+    accounts_lease_s: float = setting(
+        3600.0,
+        "Seconds after which a reservation that was not settled ends with the amounts that it had reserved. "
+        "Longer than the longest request.",
+        low=1,
+        high=604_800,
+    )
+    accounts_pending: int = setting(
+        10_000,
+        "Changes that one worker keeps while the store fails, about 1 KB each. The oldest are dropped beyond "
+        "that.",
+        low=1,
+        high=10_000_000,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
 
 POLICIES = ("cache-affine", "least-busy", "lod-cost", "round-robin", "priority")
 REMOTE = ("resolve", "fetch", "refuse")

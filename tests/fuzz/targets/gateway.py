@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 from fovea.api.cutter import Cutter
-from fovea.gateway.amounts import Consumption
-from fovea.gateway.forward.events import EventStream
+from fovea.gateway.generate.ends import EventStream
 from fovea.gateway.generate.usage import consumption_of, usage_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.inspect.fields import check_fields
-from fovea.gateway.inspect.media_parts import media_parts
+from fovea.gateway.inspect.fields import check_fields, media_parts
+from fovea.gateway.usage.prices import Consumption
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192

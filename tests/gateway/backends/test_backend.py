@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.gateway.backends.backend import LEAST_SHARE, Load
-from fovea.gateway.backends.breaker import CONNECT, TEXT, VISION
+from fovea.gateway.backends.backend import CONNECT, LEAST_SHARE, TEXT, VISION, Load
 from fovea.gateway.settings import ResilienceSettings
 from tests.gateway.samples import backend
 

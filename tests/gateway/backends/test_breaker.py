@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.gateway.backends.breaker import Breaker, State
+from fovea.gateway.backends.backend import Breaker, State
 
 
 def failed(times: int, now: float = 0.0) -> Breaker:

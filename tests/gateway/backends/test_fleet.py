@@ -9,8 +9,7 @@ import pytest
 
 from fovea.core.errors import ConfigError, NotFound
 from fovea.gateway.backends.backend import LEAST_SHARE, Load
-from fovea.gateway.backends.drains import Drains
-from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.fleet import Drains, Fleet
 from fovea.gateway.config import BackendConfig, ModelConfig
 from fovea.gateway.settings import ResilienceSettings
 from tests.gateway.samples import fleet

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.gateway.backends.backend import Backend
-from fovea.gateway.backends.outliers import LEAST_SAMPLES, LONGEST, eject_outliers
+from fovea.gateway.backends.watch import LEAST_SAMPLES, LONGEST, eject_outliers
 from fovea.gateway.settings import ResilienceSettings
 from tests.gateway.samples import backend
 

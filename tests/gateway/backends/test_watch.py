@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fovea.gateway.backends.backend import Backend
-from fovea.gateway.backends.outliers import LEAST_SAMPLES
-from fovea.gateway.backends.watch import Watch
+from fovea.gateway.backends.watch import LEAST_SAMPLES, Watch
 from fovea.gateway.config import BackendConfig
 from fovea.gateway.settings import ResilienceSettings
 from tests.gateway.samples import fleet, run

@@ -8,8 +8,8 @@ from typing import Any
 
 import hypothesis.strategies as st
 
-from fovea.gateway.cache.entry import Entry
-from fovea.gateway.cache.recording import Recording, Room
+from fovea.gateway.cache.answers import Entry
+from fovea.gateway.cache.cache import Recording, Room
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30) | st.just("é 中 \U0001f600 \r\n" * 800)
 LATER = st.none() | st.integers(0, 9) | st.just({"a": [1]})

@@ -13,9 +13,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fovea.api import sse
-from fovea.gateway.cache.entry import Unstorable, unpack
-from fovea.gateway.cache.recording import SLICE, Recording, Room
-from fovea.gateway.cache.replay import PIECE, PIECE_ENTRIES, events
+from fovea.gateway.cache.answers import PIECE, PIECE_ENTRIES, Unstorable, events, unpack
+from fovea.gateway.cache.cache import SLICE, Recording, Room
 from tests.gateway.cache.answers import BODIES, answer, recorded, sent
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.gateway.cache.breaker import Breaker
+from fovea.gateway.cache.redis import Breaker
 
 
 class Clock:

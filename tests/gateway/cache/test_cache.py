@@ -11,14 +11,11 @@ import pytest
 
 from fovea.core.errors import ConfigError
 from fovea.core.media import content_identity
-from fovea.gateway.cache.build import open_cache
-from fovea.gateway.cache.cache import ResponseCache
-from fovea.gateway.cache.hit import Hit
-from fovea.gateway.cache.key import MEDIA_MARK
-from fovea.gateway.cache.memory import MemoryStore
-from fovea.gateway.cache.plan import Plan
-from fovea.gateway.cache.replay import events
-from fovea.gateway.cache.settings import ResponseCacheSettings
+from fovea.gateway.cache.answers import events
+from fovea.gateway.cache.cache import Hit, ResponseCache, open_cache
+from fovea.gateway.cache.key import MEDIA_MARK, Plan
+from fovea.gateway.cache.stores import MemoryStore
+from fovea.gateway.settings import ResponseCacheSettings
 from tests.gateway.cache.answers import answer, sent
 from tests.support.redis_process import RedisProcess, redis
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fovea.gateway.cache.entry import Entry
+from fovea.gateway.cache.answers import Entry
 from fovea.gateway.cache.flight import Flights, Seat
 
 ENTRY = Entry(b"{}", 1.0, True)

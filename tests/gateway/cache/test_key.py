@@ -12,8 +12,17 @@ from hypothesis import given
 
 from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.core.media import content_identity
-from fovea.gateway.cache.directives import FULL, NONE, REFRESH, Directives, parse_directives
-from fovea.gateway.cache.key import EXCLUDED, MEDIA_MARK, cache_key, cacheability
+from fovea.gateway.cache.key import (
+    EXCLUDED,
+    FULL,
+    MEDIA_MARK,
+    NONE,
+    REFRESH,
+    Directives,
+    cache_key,
+    cacheability,
+    parse_directives,
+)
 
 CAT = content_identity("image/png", 8, 8, b"cat")
 DOG = content_identity("image/png", 8, 8, b"dog")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 
-from fovea.gateway.cache.memory import ENTRY_BYTES, MemoryStore
-from fovea.gateway.cache.store import store_key
+from fovea.gateway.cache.stores import ENTRY_BYTES, MemoryStore, store_key
 
 KEY = "0" * 64
 

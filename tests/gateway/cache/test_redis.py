@@ -10,10 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from fovea.gateway.cache.layered import LayeredStore
-from fovea.gateway.cache.memory import MemoryStore
 from fovea.gateway.cache.redis import PREFIX, RedisStore
-from fovea.gateway.cache.store import store_key
+from fovea.gateway.cache.stores import LayeredStore, MemoryStore, store_key
 from tests.support.redis_process import RedisProcess, redis
 
 __all__ = ["redis"]

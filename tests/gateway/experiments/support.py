@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fovea.gateway.amounts import Consumption
 from fovea.gateway.experiments.config import Experiment, ExperimentConfig, ExperimentSettings, Variant
 from fovea.gateway.experiments.statistics import Outcome, Statistics
+from fovea.gateway.usage.prices import Consumption
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "gateway"))
 

@@ -13,8 +13,7 @@ import pytest
 
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.gateway.experiments.config import Experiment, Shadow, Variant
-from fovea.gateway.experiments.experiments import Experiments
-from fovea.gateway.experiments.split import Assignment
+from fovea.gateway.experiments.experiments import Assignment, Experiments
 from fovea.gateway.experiments.statistics import Statistics, rating_of
 from fovea.gateway.experiments.store import Store
 from tests.gateway.experiments.support import NEW, NEXT, OLD, a_config, an_experiment, an_outcome

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.measure import percentile
-from fovea.gateway.experiments.histogram import (
+from fovea.gateway.experiments.statistics import (
     TIME_STEP,
     amount_ceiling,
     amount_edge,

@@ -11,20 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.gateway.experiments import sequential
-from fovea.gateway.experiments.evidence import Array, Bets, bets, log_binomial_capital, log_capital
-from fovea.gateway.experiments.histogram import TIME_STEP, time_bucket
 from fovea.gateway.experiments.sequential import (
     EVERYTHING,
+    Array,
+    Bets,
     Interval,
     Sample,
     amounts,
+    bets,
     events,
+    log_binomial_capital,
+    log_capital,
     mean_difference,
     mean_interval,
     mean_ratio,
     percentile_ratio,
     ratings,
 )
+from fovea.gateway.experiments.statistics import TIME_STEP, time_bucket
 
 ALPHA = 0.01
 STARS = np.array([0.05, 0.05, 0.15, 0.40, 0.35])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.gateway.experiments.config import Experiment, Shadow, Variant
-from fovea.gateway.experiments.split import Splitter
+from fovea.gateway.experiments.experiments import Splitter
 from tests.gateway.experiments.support import NEW, NEXT, OLD, an_experiment
 
 USERS = [f"user-{number}" for number in range(4000)]

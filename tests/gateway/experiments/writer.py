@@ -9,8 +9,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from fovea.gateway.experiments.experiments import Experiments
-from fovea.gateway.experiments.split import SPLIT, Assignment
+from fovea.gateway.experiments.experiments import SPLIT, Assignment, Experiments
 from tests.gateway.experiments.support import a_config, an_outcome
 
 BATCH = 10

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import DeadlineExceeded, FoveaError, Overloaded, Unavailable
-from fovea.gateway.backends.backend import Backend, Load
-from fovea.gateway.backends.breaker import CONNECT, TEXT, VISION
+from fovea.gateway.backends.backend import CONNECT, TEXT, VISION, Backend, Load
 from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.route import Router
 from fovea.gateway.config import BackendConfig, ModelConfig
-from fovea.gateway.forward.dispatch import (
+from fovea.gateway.generate.dispatch import (
     BadGateway,
     Dispatcher,
     GatewayTimeout,
@@ -25,8 +25,7 @@ from fovea.gateway.forward.dispatch import (
     RetryBudget,
     Won,
 )
-from fovea.gateway.forward.upstream import AttemptFailed
-from fovea.gateway.route.router import Router
+from fovea.gateway.generate.upstream import AttemptFailed
 from fovea.gateway.settings import ResilienceSettings, RouteSettings
 from tests.gateway.samples import MODEL, demand, fleet, run
 

@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.gateway.backends.breaker import CONNECT, TEXT
-from fovea.gateway.forward.ends import ENDS, FAULT, GOOD, NEUTRAL, UNREACHABLE, end_of_status, is_own_error
-from fovea.gateway.forward.events import EventStream
-from fovea.gateway.forward.upstream import AttemptFailed
+from fovea.gateway.backends.backend import CONNECT, TEXT
+from fovea.gateway.generate.ends import (
+    ENDS,
+    FAULT,
+    GOOD,
+    NEUTRAL,
+    UNREACHABLE,
+    EventStream,
+    end_of_status,
+    is_own_error,
+)
+from fovea.gateway.generate.upstream import AttemptFailed
 from tests.gateway.forward.test_dispatch import Setup
 from tests.gateway.samples import run
 

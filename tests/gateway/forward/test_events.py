@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.gateway.forward.events import LONGEST_EVENT, EventStream, error_event
+from fovea.gateway.generate.ends import LONGEST_EVENT, EventStream, error_event
 
 
 def chunk(text: str = "a", **fields: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.gateway.forward.pieces import Pieces
+from fovea.gateway.generate.upstream import Pieces
 
 
 class Writer:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from fovea.gateway.forward.silence import TICK_S, SilenceWatch
+from fovea.gateway.generate.relay import TICK_S, SilenceWatch
 from tests.gateway.samples import run
 
 

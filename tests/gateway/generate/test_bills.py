@@ -13,7 +13,7 @@ import pytest
 from fovea.gateway.generate.usage import answer_tokens
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.settings import ResilienceSettings, TimeoutSettings
-from fovea.gateway.usage.record import UsageRecord
+from fovea.gateway.usage.store import UsageRecord
 from tests.gateway.hostile import (
     ANSWER,
     EVENT,

@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from fovea.core.errors import InvalidRequest
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.forward.dispatch import Outgoing
-from fovea.gateway.generate.disclose import MOST_BYTES, MOST_HEADERS, headers_of
+from fovea.gateway.generate.dispatch import Outgoing
 from fovea.gateway.generate.outgoing import (
     LONGEST_HEADER,
+    MOST_BYTES,
+    MOST_HEADERS,
     PASSED_ON,
     PATHS,
     Renderer,
     check_headers,
     client_header,
+    headers_of,
     lowered,
 )
 from fovea.gateway.translate import to_chat

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from fovea.gateway.config import Tables
-from fovea.gateway.generate.trace import STAGES, Trace
+from fovea.gateway.generate.records import STAGES, Trace
 from fovea.observe.logs import LogSettings
 from tests.gateway.support import FakeEngine, Plan, running, soon
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.gateway.generate.trace import Trace
+from fovea.gateway.generate.records import Trace
 from fovea.observe.spans import parent_of
 from fovea.observe.tracer import Tracer, TraceSettings
 from tests.observe.test_tracing import HEADER, TRACE, Sink

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import Payload
-from fovea.gateway.inspect.body import Body
-from fovea.gateway.translate.prefixed import Prefixed
+from fovea.gateway.inspect.body import Body, Prefixed
 from tests.gateway.samples import body, cut
 
 NONCE = "0123456789abcdef" * 2

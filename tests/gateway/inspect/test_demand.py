@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidRequest
 from fovea.gateway.inspect.demand import PREFIX_BYTES, USUAL_ANSWER, Demand
+from fovea.gateway.inspect.fields import media_parts
 from fovea.gateway.inspect.images import RequestImage
-from fovea.gateway.inspect.media_parts import media_parts
 from fovea.gateway.translate import to_chat
 from tests.gateway.samples import body, demand, image
 

@@ -13,9 +13,15 @@ import pytest
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage, InvalidRequest, InvalidVideo
 from fovea.core.media import content_identity
 from fovea.gateway.inspect.body import Body
-from fovea.gateway.inspect.images import HOST_S, THREAD_BYTES, ImageInspector, RequestImage
-from fovea.gateway.inspect.media_parts import media_parts
-from fovea.gateway.inspect.remote import KnownImages, name_of
+from fovea.gateway.inspect.fields import media_parts
+from fovea.gateway.inspect.images import (
+    HOST_S,
+    THREAD_BYTES,
+    ImageInspector,
+    KnownImages,
+    RequestImage,
+    name_of,
+)
 from fovea.media.fetch.resolve import Resolver
 from fovea.media.limits import IMAGE, Kind, MediaLimits
 from fovea.media.load import MediaLoader

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.gateway.inspect.remote import KnownImages, name_of, unsigned
+from fovea.gateway.inspect.images import KnownImages, name_of, unsigned
 
 S3 = "https://bucket.s3.eu-central-1.amazonaws.com/scans/page%201.png"
 SIGNED = {

@@ -8,8 +8,8 @@ import pytest
 
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.gateway.config import ModelConfig
+from fovea.gateway.inspect.demand import UNKNOWN_SIDE, VIDEO_TOKENS, VisualCounter
 from fovea.gateway.inspect.images import RequestImage
-from fovea.gateway.inspect.visual import UNKNOWN_SIDE, VIDEO_TOKENS, VisualCounter
 from tests.gateway.samples import MODEL, parts
 
 

@@ -6,8 +6,8 @@ import asyncio
 import math
 from typing import Any
 
-from fovea.gateway.cache.settings import ResponseCacheSettings
 from fovea.gateway.config import ModelConfig
+from fovea.gateway.settings import ResponseCacheSettings
 from tests.gateway.support import (
     FakeEngine,
     Plan,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.gateway.backends import discover
+from fovea.gateway.backends import fleet
 from fovea.gateway.config import DiscoverConfig, Tables, read_tables
 from tests.gateway.support import FakeEngine, Plan, Running, resilience, running, soon, words
 from tests.support.programs import program
@@ -329,7 +329,7 @@ async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     context.load_cert_chain(folder / "ca.crt", folder / "key")
     fake = Cluster()
     server = await asyncio.start_server(fake.connected, "127.0.0.1", 0, ssl=context)
-    monkeypatch.setattr(discover, "ACCOUNT", folder)
+    monkeypatch.setattr(fleet, "ACCOUNT", folder)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.sockets[0].getsockname()[1]))
     try:

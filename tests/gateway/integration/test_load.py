@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fovea.gateway.config import Tables
-from fovea.gateway.queue.settings import QueueSettings
-from fovea.gateway.settings import RouteSettings
+from fovea.gateway.settings import QueueSettings, RouteSettings
 from tests.gateway.support import FakeEngine, Plan, about, data_url, picture, running, soon
 
 ROUTE = RouteSettings(requests_per_backend=4, degrade_at=0.5)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fovea.gateway.cache.settings import ResponseCacheSettings
-from fovea.gateway.tenants.settings import AccountSettings
+from fovea.gateway.settings import AccountSettings, ResponseCacheSettings
 from tests.gateway.support import FakeEngine, Running, running, soon
 from tests.support.servers import RedisServer
 

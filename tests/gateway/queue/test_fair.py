@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.gateway.queue.fair import FairQueue
-from fovea.gateway.queue.settings import QueueSettings
-from fovea.gateway.queue.turn import State, Turn
+from fovea.gateway.fair_queue import FairQueue, State, Turn
+from fovea.gateway.settings import QueueSettings
 from tests.support.thorough import examples
 
 

@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "gateway"))
 
 from fairness import SCENARIOS, compare
 
-from fovea.gateway.queue.settings import QueueSettings
+from fovea.gateway.settings import QueueSettings
 from tests.support.thorough import is_thorough, others_slow
 
 SECONDS = 600.0 if is_thorough() else 200.0

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from fovea.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from fovea.gateway.queue.settings import QueueSettings
-from fovea.gateway.queue.turn import Turn
-from fovea.gateway.queue.turns import TurnQueue
+from fovea.gateway.fair_queue import Turn
+from fovea.gateway.queues import TurnQueue
+from fovea.gateway.settings import QueueSettings
 
 
 def turns(tokens: int = 100, requests: int = 1, **values: int) -> TurnQueue:

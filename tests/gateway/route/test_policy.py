@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from fovea.core.errors import ConfigError
 from fovea.gateway.backends.backend import Backend, Load
+from fovea.gateway.backends.route import Choice, Situation, make_policy, order
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.route.policy import Choice, Situation, make_policy
-from fovea.gateway.route.rendezvous import order
 from fovea.gateway.settings import POLICIES, RouteSettings
 from tests.gateway.samples import backend, backends, busy, demand
 

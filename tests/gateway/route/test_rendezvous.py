@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.gateway.route.rendezvous import Orders, fraction, order, score
+from fovea.gateway.backends.route import Orders, fraction, order, score
 
 KEYS = [f"key-{number}" for number in range(4000)]
 FOUR = [(f"b{number}", 1.0) for number in range(4)]

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import ConfigError
-from fovea.gateway.backends.backend import Load
-from fovea.gateway.backends.breaker import VISION
+from fovea.gateway.backends.backend import VISION, Load
 from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.backends.route import Router
 from fovea.gateway.config import BackendConfig, ModelConfig
-from fovea.gateway.route.router import Router
 from fovea.gateway.settings import POLICIES, RouteSettings
 from tests.gateway.samples import MODEL, demand, fleet
 

@@ -11,9 +11,8 @@ import asyncio
 import sys
 
 from fovea.core.errors import Overloaded
-from fovea.gateway.tenants.accounts import Accounts
-from fovea.gateway.tenants.limits import TenantLimits
-from fovea.gateway.tenants.open import open_accounts
+from fovea.gateway.tenants.accounts import Accounts, open_accounts
+from fovea.gateway.tenants.keys import TenantLimits
 from tests.gateway.tenants.support import settings, text
 
 LIMITS = TenantLimits(text_tokens_per_minute=1000)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import Overloaded
-from fovea.gateway.amounts import Amounts
+from fovea.gateway.settings import AccountSettings
 from fovea.gateway.tenants.accounts import Accounts, Reservation
-from fovea.gateway.tenants.limits import TenantLimits
-from fovea.gateway.tenants.settings import AccountSettings
+from fovea.gateway.tenants.keys import TenantLimits
+from fovea.gateway.usage.prices import Amounts
 
 MONDAY = 1_767_571_200.0
 """Midnight of 2026-01-05, UTC."""

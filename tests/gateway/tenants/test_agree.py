@@ -23,10 +23,9 @@ from hypothesis.stateful import (
 )
 
 from fovea.core.errors import InvalidRequest, Overloaded
-from fovea.gateway.amounts import Amounts
-from fovea.gateway.tenants.accounts import Accounts, Reservation
-from fovea.gateway.tenants.limits import TenantLimits
-from fovea.gateway.tenants.open import open_accounts
+from fovea.gateway.tenants.accounts import Accounts, Reservation, open_accounts
+from fovea.gateway.tenants.keys import TenantLimits
+from fovea.gateway.usage.prices import Amounts
 from tests.gateway.tenants.support import Clock, settings
 from tests.support.servers import RedisServer
 from tests.support.thorough import examples

@@ -10,8 +10,7 @@ import pytest
 
 from fovea.access.keys import PREFIX, digest, tenant_of_client, tenant_of_key
 from fovea.core.errors import ConfigError, NotFound, Unauthorized
-from fovea.gateway.tenants.keys import EVERYONE, Tenants
-from fovea.gateway.tenants.limits import NO_LIMITS, TenantLimits
+from fovea.gateway.tenants.keys import EVERYONE, NO_LIMITS, TenantLimits, Tenants
 
 ADMIN = frozenset(("admin",))
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fovea.core.errors import ConfigError, InvalidRequest, Overloaded
-from fovea.gateway.amounts import Amounts
-from fovea.gateway.tenants.accounts import FREE
-from fovea.gateway.tenants.limits import NO_LIMITS, TenantLimits
-from fovea.gateway.tenants.memory import MemoryAccounts
-from fovea.gateway.tenants.open import open_accounts
+from fovea.gateway.tenants.accounts import FREE, MemoryAccounts, open_accounts
+from fovea.gateway.tenants.keys import NO_LIMITS, TenantLimits
+from fovea.gateway.usage.prices import Amounts
 from tests.gateway.tenants.support import MONDAY, Clock, admitted, settings, text
 
 LEASE_S = 100.0

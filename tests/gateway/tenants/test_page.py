@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fovea.access.keys import parse_key_file
 from fovea.core.settings import settings_of
-from fovea.gateway.tenants.limits import TenantLimits
+from fovea.gateway.tenants.keys import TenantLimits
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/gateway-tenants.md").read_text(encoding="utf-8")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.gateway.tenants.limits import TenantLimits
-from fovea.gateway.tenants.open import open_accounts
+from fovea.gateway.tenants.accounts import open_accounts
+from fovea.gateway.tenants.keys import TenantLimits
 from tests.gateway.tenants.support import Clock, admitted, settings, text
 from tests.support.servers import RedisServer
 

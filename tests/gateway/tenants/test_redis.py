@@ -9,12 +9,11 @@ import pytest
 import redis.asyncio
 
 from fovea.core.errors import Overloaded, Unavailable
-from fovea.gateway.amounts import Amounts
-from fovea.gateway.tenants.accounts import Accounts
-from fovea.gateway.tenants.limits import TenantLimits
-from fovea.gateway.tenants.open import open_accounts
-from fovea.gateway.tenants.outage import THRESHOLD
+from fovea.gateway.tenants.accounts import Accounts, open_accounts
+from fovea.gateway.tenants.keys import TenantLimits
 from fovea.gateway.tenants.redis_batch import Batches
+from fovea.gateway.tenants.shared import THRESHOLD
+from fovea.gateway.usage.prices import Amounts
 from tests.gateway.tenants.support import admitted, settings, text
 from tests.support.servers import RedisServer
 
@@ -23,8 +22,8 @@ DAILY = TenantLimits(text_tokens_per_day=1000)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fovea.gateway.tenants.outage.FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr("fovea.gateway.tenants.outage.LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr("fovea.gateway.tenants.shared.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("fovea.gateway.tenants.shared.LONGEST_PAUSE_S", 0.05)
 
 
 def open_redis(server: RedisServer, **values: Any) -> Accounts:

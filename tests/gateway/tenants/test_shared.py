@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 
 from fovea.core.errors import Overloaded
-from fovea.gateway.amounts import Amounts
-from fovea.gateway.tenants.account import Account, Adjustment, Counters, difference, new_account
-from fovea.gateway.tenants.bounds import Bounds
-from fovea.gateway.tenants.limits import TenantLimits
-from fovea.gateway.tenants.open import open_accounts
-from fovea.gateway.tenants.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S, THRESHOLD, Outage
-from fovea.gateway.tenants.pending import Pending
-from fovea.gateway.tenants.shared import SharedAccounts
-from fovea.gateway.tenants.store import StoreFailed
+from fovea.gateway.tenants.account import Account, Adjustment, Bounds, Counters, difference, new_account
+from fovea.gateway.tenants.accounts import open_accounts
+from fovea.gateway.tenants.keys import TenantLimits
+from fovea.gateway.tenants.shared import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    THRESHOLD,
+    Outage,
+    SharedAccounts,
+    StoreFailed,
+)
+from fovea.gateway.tenants.standby import Pending
+from fovea.gateway.usage.prices import Amounts
 from tests.gateway.tenants.support import Clock, admitted, settings, text
 
 DAILY = TenantLimits(text_tokens_per_day=1000)
@@ -71,8 +75,8 @@ class Flaky:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fovea.gateway.tenants.outage.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("fovea.gateway.tenants.outage.LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr("fovea.gateway.tenants.shared.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("fovea.gateway.tenants.shared.LONGEST_PAUSE_S", 0.002)
 
 
 @pytest.fixture
@@ -227,8 +231,8 @@ async def test_a_locked_file_is_an_outage_that_ends(tmp_path: Path, caplog: pyte
 def test_an_outage_begins_after_some_failures_and_probes_less_and_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fovea.gateway.tenants.outage.FIRST_PAUSE_S", FIRST_PAUSE_S)
-    monkeypatch.setattr("fovea.gateway.tenants.outage.LONGEST_PAUSE_S", LONGEST_PAUSE_S)
+    monkeypatch.setattr("fovea.gateway.tenants.shared.FIRST_PAUSE_S", FIRST_PAUSE_S)
+    monkeypatch.setattr("fovea.gateway.tenants.shared.LONGEST_PAUSE_S", LONGEST_PAUSE_S)
     outage = Outage()
     assert [outage.failed() for _ in range(THRESHOLD + 1)] == [*[False] * (THRESHOLD - 1), True, False]
     pauses = []

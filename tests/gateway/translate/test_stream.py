@@ -379,7 +379,7 @@ def test_truncated_streams_are_never_complete(api: Api) -> None:
 
 
 def test_event_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fovea.gateway.translate.stream.LONGEST_EVENT", 1000)
+    monkeypatch.setattr("fovea.gateway.translate.answers.LONGEST_EVENT", 1000)
     translator = translation("messages").translator()
     assert translator.feed(b"data: " + b"a" * 900) == b""
     assert "too long" in events(translator.feed(b"a" * 900))[0]["error"]["message"]

@@ -6,9 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from fovea.gateway.amounts import Consumption
-from fovea.gateway.usage.audit import NO_NAME, AuditedImage, AuditLog, AuditRecord
-from fovea.gateway.usage.prices import Price
+from fovea.gateway.generate.records import NO_NAME, AuditedImage, AuditLog, AuditRecord
+from fovea.gateway.usage.prices import Consumption, Price
 
 PLAIN = AuditRecord(
     at_s=1_790_000_000.1234,

@@ -18,9 +18,7 @@ from fovea.core.errors import ConfigError
 from fovea.gateway.usage import log as log_module
 from fovea.gateway.usage import store as store_module
 from fovea.gateway.usage.log import UsageLog, UsageSettings
-from fovea.gateway.usage.record import OTHER, Key
-from fovea.gateway.usage.report import Row, read_usage
-from fovea.gateway.usage.store import UsageStore
+from fovea.gateway.usage.store import OTHER, Key, Row, UsageStore, read_usage
 from tests.gateway.usage.support import NOON, record
 
 FAST = UsageSettings(usage_write_s=0.01, usage_days=0)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import ConfigError
-from fovea.gateway.amounts import Consumption
-from fovea.gateway.usage.prices import parse_prices, read_prices
+from fovea.gateway.usage.prices import Consumption, parse_prices, read_prices
 
 TABLE = """
 currency = "EUR"

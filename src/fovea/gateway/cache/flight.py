@@ -18,7 +18,7 @@ import asyncio
 from collections import deque
 from typing import Literal
 
-from fovea.gateway.cache.entry import Entry
+from fovea.gateway.cache.answers import Entry
 
 _Verdict = Entry | Literal["lead", "alone"]
 

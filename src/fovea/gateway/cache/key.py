@@ -1,10 +1,13 @@
-"""Keys of the response cache: everything in a request that can change its answer, as one hash.
+"""Decides whether the answer to a request can be cached, and under which key.
 
-Fields are left out by a list of those that are known not to matter. A field that is not on this list is part
-of the key, also one that nobody has heard of.
+A key is a hash of everything in a request that can change its answer. Fields are left out by a list of those
+that are known not to matter. A field that is not on this list is part of the key, also one that nobody has
+heard of.
 
 The order of top-level fields does not matter. The order inside of them does: a template prints tools in the
 order in which they were sent, and an answer follows the order of its schema's properties.
+
+The client's own wishes come in the header Cache-Control.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from fovea.gateway.cache.flight import Seat
 
 EXCLUDED = frozenset(
     {
@@ -148,3 +153,83 @@ def _digest(parts: Sequence[str]) -> str:
         data = part.encode("utf-8", "surrogatepass")
         framed += (len(data).to_bytes(8, "big"), data)
     return hashlib.sha256(b"".join(framed)).hexdigest()
+
+
+class Directives(NamedTuple):
+    """The permissions of a request to use the cache.
+
+    read: a stored answer may be returned.
+    write: the answer may be stored.
+    """
+
+    read: bool = True
+    write: bool = True
+
+
+FULL = Directives()
+REFRESH = Directives(read=False)
+NONE = Directives(read=False, write=False)
+
+
+def parse_directives(cache_control: str | None) -> Directives:
+    """Return the directives of a request's header Cache-Control (RFC 9111, section 5.2.1).
+
+    no-store: neither read nor write. no-cache, and max-age=0: write only. Others have no effect.
+    cache_control: value of the header; several headers are joined by commas. None: there is none.
+    """
+    if not cache_control:
+        return FULL
+    words = {word.strip().lower().replace(" ", "") for word in cache_control.split(",")}
+    if "no-store" in words:
+        return NONE
+    if words & {"no-cache", "max-age=0"}:
+        return REFRESH
+    return FULL
+
+
+class Plan:
+    """A decision about one request.
+
+    key: key of the answer in a store; empty if the request cannot be cached.
+    reason: why it cannot, one word.
+    owner: the tenant.
+    reads: whether a stored answer may be returned.
+    stream, include_usage: the form of the answer that the client asked for.
+    choices: number of choices of the answer.
+    seat: its place among equal requests, after a lookup that found nothing.
+    """
+
+    __slots__ = ("choices", "include_usage", "key", "owner", "reads", "reason", "seat", "stream")
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        owner: str,
+        reason: str = "",
+        reads: bool = False,
+        stream: bool = False,
+        include_usage: bool = False,
+        choices: int = 1,
+    ) -> None:
+        self.key = key
+        self.owner = owner
+        self.reason = reason
+        self.reads = reads
+        self.stream = stream
+        self.include_usage = include_usage
+        self.choices = choices
+        self.seat: Seat | None = None
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether a request wants a chunk with token counts at the end of its stream."""
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def choices_of(body: Mapping[str, Any]) -> int:
+    """Return the number of choices that the answer to a request has: `n` for each prompt."""
+    n, prompt = body.get("n"), body.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and not all(isinstance(p, int) for p in prompt) else 1
+    return (n if isinstance(n, int) else 1) * prompts

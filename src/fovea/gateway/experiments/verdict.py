@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fovea.gateway.experiments.config import Experiment
-from fovea.gateway.experiments.histogram import amount_ceiling, amount_edge
 from fovea.gateway.experiments.sequential import (
     Interval,
     Sample,
@@ -26,7 +25,7 @@ from fovea.gateway.experiments.sequential import (
     percentile_ratio,
     ratings,
 )
-from fovea.gateway.experiments.statistics import Statistics
+from fovea.gateway.experiments.statistics import Statistics, amount_ceiling, amount_edge
 
 PROMOTE, ROLL_BACK, CONTINUE = "promote", "roll_back", "continue"
 STATEMENTS = 5

@@ -1,20 +1,35 @@
-"""The part of an experiment in one request: its variant, and what its end says about that variant."""
+"""The part of an experiment in one request: its variant, the outcome, and copies for a variant that is tried
+out.
+
+Copies are sent in the background. Their answers are measured, and nobody sees them.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fovea.core.errors import Overloaded
-from fovea.gateway.amounts import Consumption
+from fovea.core.errors import FoveaError, Overloaded
+from fovea.gateway.backends.backend import stage_of
 from fovea.gateway.exchange import Exchange
-from fovea.gateway.experiments.experiments import Experiments
-from fovea.gateway.experiments.split import Assignment
+from fovea.gateway.experiments.experiments import Assignment, Experiments
 from fovea.gateway.experiments.statistics import Outcome, answer_of
+from fovea.gateway.generate.dispatch import Dispatcher, Job
+from fovea.gateway.generate.ends import EventStream, end_of_status
+from fovea.gateway.generate.upstream import BROKEN
+from fovea.gateway.generate.usage import consumption_of, usage_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.tenants.keys import Tenant
+from fovea.gateway.usage.prices import Consumption
 
 if TYPE_CHECKING:
-    from fovea.gateway.generate.generation import Generation
+    from fovea.gateway.backends.fleet import Fleet
+    from fovea.gateway.generate.request import Request
+    from fovea.gateway.usage.prices import PriceTable
+
 
 NOTHING = Consumption()
 
@@ -39,7 +54,7 @@ def assignment_of(
     return experiments.choose(model, exchange.header(experiment.header.lower().encode()), sticky)
 
 
-def outcome_of(request: Generation) -> Outcome | None:
+def outcome_of(request: Request) -> Outcome | None:
     """Return what the end of a request says about the variant that it got; None: nothing.
 
     It says nothing if the client left, has sent a wrong request or has set too short a deadline, or if the
@@ -58,3 +73,94 @@ def outcome_of(request: Generation) -> Outcome | None:
         0 if bill is None else bill.price.cost,
         answer_of(request.tenant.name, request.exchange.request_id),
     )
+
+
+log = logging.getLogger("fovea.gateway")
+
+
+class Shadows:
+    """Sends copies in the background, as many as the experiments allow."""
+
+    def __init__(
+        self,
+        experiments: Experiments | None,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        prices: PriceTable | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._experiments = experiments
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._prices = prices
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def maybe(self, assignment: Assignment | None, job: Job, model: str) -> bool:
+        """Send a copy of a request if its model's experiment wants one now. Returns whether it is sent.
+
+        assignment: of the request itself; None: its model has no experiment.
+        model: the name that the client asked for.
+        """
+        if self._experiments is None or assignment is None:
+            return False
+        copy = self._experiments.shadow(model)
+        if copy is None:
+            return False
+        try:
+            ladder = [self._fleet.model(copy.model)]
+        except FoveaError as error:
+            log.warning("experiment %s: no copy is sent: %s", copy.experiment, error.message)
+            self._experiments.drop(copy)
+            return False
+        task = asyncio.get_running_loop().create_task(self._send(copy, replace(job, ladder=ladder)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def aclose(self) -> None:
+        """Cancel the copies that are in flight."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _send(self, copy: Assignment, job: Job) -> None:
+        assert self._experiments is not None  # `maybe` has asked them
+        started = self._clock()
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._measure(job, started)
+        except FoveaError:
+            outcome = Outcome(self._clock() - started, failed=True)
+        finally:
+            if outcome is None:
+                self._experiments.drop(copy)
+            else:
+                self._experiments.record(copy, outcome)
+
+    async def _measure(self, job: Job, started: float) -> Outcome:
+        """Read the answer to a copy to its end."""
+        won = await self._dispatcher.send(job)
+        first = self._clock() - started
+        events = EventStream()
+        failed = won.answer.status >= 500
+        end = end_of_status(won.answer.status)
+        try:
+            if won.answer.is_stream:
+                events.feed(won.answer.first)
+                async with asyncio.timeout_at(job.deadline):
+                    while data := await won.answer.read():
+                        events.feed(data)
+                events.finish()
+                failed = failed or not (events.complete or events.reasoned)
+        except TimeoutError:
+            failed, end = True, "total time"
+        except BROKEN:
+            failed, end = True, "cut"
+        finally:
+            won.end()
+        self._dispatcher.note(won.backend, stage_of(vision=job.demand.has_images), end)
+        told = events.usage() if won.answer.is_stream else usage_of(won.answer.first)
+        used = consumption_of(told, Consumption(completion_tokens=events.count))
+        cost = 0 if self._prices is None else self._prices.cost(won.model.name, used)
+        return Outcome(self._clock() - started, first if won.answer.is_stream else None, failed, used, cost)

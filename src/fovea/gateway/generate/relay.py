@@ -1,25 +1,99 @@
-"""Passes an answer on to the client: complete, as a stream, or translated to another API."""
+"""Passes an answer on to the client: from a backend or the cache, complete or as a stream, or translated.
+
+A stream whose backend sends nothing more is ended. A timer for each piece of each stream would cost more than
+the piece. So a stream notes since when it waits for its backend, and one task looks at all streams a few
+times a second. A client that reads slowly is not the backend's fault: while the gateway waits for the client,
+the stream is not silent.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Any, Protocol, cast
 
 from fovea.api.errors import error_body
 from fovea.core.errors import EngineError, FoveaError
-from fovea.gateway.cache.hit import Hit
+from fovea.gateway.cache.cache import Hit, ResponseCache
+from fovea.gateway.cache.key import MEDIA_MARK, Plan
+from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import Exchange
-from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Won
-from fovea.gateway.forward.ends import end_of_status
-from fovea.gateway.forward.events import DONE, EventStream, error_event
-from fovea.gateway.forward.silence import SilenceWatch
-from fovea.gateway.forward.upstream import BROKEN, reason_of
+from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Won
+from fovea.gateway.generate.ends import DONE, EventStream, end_of_status, error_event
+from fovea.gateway.generate.upstream import BROKEN, reason_of
 from fovea.gateway.generate.usage import answer_tokens
+from fovea.gateway.inspect.body import Body
+from fovea.gateway.inspect.images import RequestImage
 from fovea.gateway.settings import TimeoutSettings
+from fovea.gateway.tenants.keys import Tenant
 from fovea.gateway.translate import BackendError, ChatTranslation, StreamTranslator
+
+TICK_S = 0.25
+
+
+class Silence:
+    """The silence of one stream.
+
+    since: time since which it waits for its backend; infinite: it does not.
+    """
+
+    __slots__ = ("_deadline", "_idle_s", "_limit", "since")
+
+    def __init__(self, idle_s: float, deadline: float, limit: asyncio.Timeout) -> None:
+        self.since = math.inf
+        self._idle_s = idle_s
+        self._deadline = deadline
+        self._limit = limit
+
+    def check(self, now: float) -> None:
+        """End the stream if it has been silent for too long, or if its time is over."""
+        if now - self.since > self._idle_s or (now > self._deadline and self.since < math.inf):
+            self._limit.reschedule(now)
+            self.since = math.inf
+
+
+class SilenceWatch:
+    """Watches the streams of one worker.
+
+    clock: the event loop's clock in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._streams: set[Silence] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def watch(self, idle_s: float, deadline: float) -> AsyncIterator[Silence]:
+        """Watch a stream until the block ends. A stream that is ended raises TimeoutError from the block.
+
+        idle_s: longest silence. deadline: time of the clock at which the stream is ended in any case.
+        """
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        async with asyncio.timeout(None) as limit:
+            silence = Silence(idle_s, deadline, limit)
+            self._streams.add(silence)
+            try:
+                yield silence
+            finally:
+                self._streams.discard(silence)
+
+    async def aclose(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._clock()
+            for stream in tuple(self._streams):
+                stream.check(now)
+
 
 STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
@@ -203,3 +277,98 @@ class Relay:
 
     def _translator(self) -> StreamTranslator | None:
         return None if self._translation is None else self._translation.translator()
+
+
+WISH = b"x-fovea-cache"
+"""Header of a request: "on" caches its answer although it is not deterministic."""
+
+
+class NoRecorder:
+    """Records nothing: the answer is not for the cache."""
+
+    active = False
+
+    def feed(self, data: bytes, /) -> None:
+        """Take bytes."""
+
+    def finish(self, status: int, /) -> None:
+        """Take the end."""
+
+
+_NO_RECORDER = nullcontext(NoRecorder())
+
+
+class Stored:
+    """Finds and keeps the answer to one request.
+
+    result: "hit", "miss", "stale", "bypass", or "" if the cache has no part in this request.
+    """
+
+    __slots__ = ("_cache", "_leads", "_plan", "result")
+
+    def __init__(self) -> None:
+        self._cache: ResponseCache | None = None
+        self._plan: Plan | None = None
+        self._leads = True
+        self.result = ""
+
+    async def find(
+        self,
+        cache: ResponseCache,
+        exchange: Exchange,
+        tenant: Tenant,
+        model: ModelConfig,
+        body: Body,
+        images: Sequence[RequestImage],
+        path: str,
+        *,
+        every: bool,
+    ) -> Hit | None:
+        """Return the stored answer to a request, or None.
+
+        body: of the chat request. path: of its API. every: cache answers that are not deterministic, too.
+
+        An image that only its engine has read has no identity for the cache: what is behind its URL may have
+        changed since.
+        """
+        asked = every or exchange.header(WISH).lower() == "on"
+        value = body.value
+        if asked or value.get("temperature") == 0:  # others are not cached, so their texts are not needed
+            value = body.resolved({image.part.url: f"{MEDIA_MARK}{n}" for n, image in enumerate(images)})
+        self._cache = cache
+        self._plan = plan = cache.plan(
+            value,
+            [image.identity if not image.name else "" for image in images],
+            tenant=tenant.scope,
+            model_version=f"{model.served or model.name}\n{model.version}",
+            path=path,
+            cache_control=exchange.header(b"cache-control") or None,
+            asked=asked,
+        )
+        if not plan.key:
+            self.result = "bypass"
+            return None
+        hit = await cache.lookup(plan)
+        self.result = "miss" if hit is None else "hit"
+        return hit
+
+    async def stale(self) -> Hit | None:
+        """Return an older answer to the request, or None."""
+        if self._cache is None or self._plan is None:
+            return None
+        hit = await self._cache.stale(self._plan)
+        if hit is not None:
+            self.result = "stale"
+        return hit
+
+    def record(self, *, wanted: bool) -> AbstractContextManager[Recorder]:
+        """Return the recorder of a backend's answer. wanted: whether the wanted model answers."""
+        if self._cache is None or self._plan is None or not self._plan.key or not wanted:
+            return cast("AbstractContextManager[Recorder]", _NO_RECORDER)
+        self._leads = False  # from here on the recorder passes the lead on, once the answer is stored
+        return cast("AbstractContextManager[Recorder]", self._cache.record(self._plan))
+
+    def end(self) -> None:
+        """Let another request lead those that wait for the same answer. It may be called in any case."""
+        if self._cache is not None and self._plan is not None and self._leads:
+            self._cache.abandon(self._plan)

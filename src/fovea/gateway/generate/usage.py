@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fovea.gateway.amounts import MOST, Consumption, visual_tokens_of
 from fovea.gateway.inspect.demand import BYTES_PER_TOKEN
+from fovea.gateway.usage.prices import MOST, Consumption, visual_tokens_of
 
 _TEXTS = frozenset(
     ("arguments", "content", "input", "name", "reasoning", "reasoning_content", "refusal", "text", "thinking")

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from fovea.core.errors import ConfigError
 from fovea.core.names import install_command
-from fovea.gateway.amounts import Amounts
-from fovea.gateway.tenants.account import Adjustment, Counters
-from fovea.gateway.tenants.bounds import Bounds
-from fovea.gateway.tenants.store import StoreFailed, births
+from fovea.gateway.tenants.account import Adjustment, Bounds, Counters
+from fovea.gateway.tenants.shared import StoreFailed, births
+from fovea.gateway.usage.prices import Amounts
 
 try:
     import redis.asyncio as redis_asyncio

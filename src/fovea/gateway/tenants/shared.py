@@ -3,7 +3,7 @@
 While the store works, every call goes to it. After some failures in a row no request waits for it any more:
 requests are refused, or this gateway admits its part of each limit (`standby`). A task of its own probes the
 store with growing pauses. When it answers, the task first registers the requests in flight again, which a
-store without a disk may have lost, and applies the changes that wait (`pending`). Then requests use the store
+store without a disk may have lost, and applies the changes that wait (`Pending`). Then requests use the store
 again.
 """
 
@@ -14,21 +14,114 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from fovea.core.errors import InvalidRequest, Unavailable
-from fovea.gateway.amounts import Amounts
-from fovea.gateway.tenants.account import DAY_US, Adjustment, Counters, difference, month_of
+from fovea.gateway.settings import AccountSettings
+from fovea.gateway.tenants.account import (
+    DAY_US,
+    NO_BOUNDS,
+    Adjustment,
+    Bounds,
+    Counters,
+    check_possible,
+    difference,
+    month_of,
+    refusal,
+)
 from fovea.gateway.tenants.accounts import FREE, Reservation
-from fovea.gateway.tenants.bounds import NO_BOUNDS, Bounds
-from fovea.gateway.tenants.limits import TenantLimits
-from fovea.gateway.tenants.outage import Outage
-from fovea.gateway.tenants.pending import Pending
-from fovea.gateway.tenants.refusal import check_possible, refusal
-from fovea.gateway.tenants.settings import AccountSettings
-from fovea.gateway.tenants.standby import Standby
-from fovea.gateway.tenants.store import NO_CHANGE, Store, StoreFailed
+from fovea.gateway.tenants.keys import TenantLimits
+from fovea.gateway.tenants.standby import Pending, Standby
+from fovea.gateway.usage.prices import Amounts
+
+
+class StoreFailed(Exception):
+    """The store gave no answer in time, or an error. The message says which store and why."""
+
+
+class Store(Protocol):
+    """A store of accounts. Each call raises StoreFailed within its timeout if the store fails.
+
+    After StoreFailed, the call may or may not have been carried out.
+
+    known: what the caller remembers of the account. If the store has lost the account since, it takes over
+        the larger numbers.
+    """
+
+    async def reserve(
+        self, lease: str, tenant: str, bounds: Bounds, amounts: Amounts, known: Counters
+    ) -> tuple[bool, Counters]:
+        """Take all amounts and a place, or nothing. Returns whether they fit, and the account afterwards."""
+        ...
+
+    async def adjust(self, tenant: str, bounds: Bounds, change: Adjustment, known: Counters) -> Counters:
+        """Apply a change and return the account. Nothing changes if it names a lease that has ended."""
+        ...
+
+    async def adopt(self, tenant: str, bounds: Bounds, leases: Sequence[str], known: Counters) -> Counters:
+        """Register leases again that the store may have lost, for a whole lease time. There may be none."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the store. Never fails."""
+        ...
+
+
+NO_CHANGE = Adjustment("", (0, 0, 0, 0), 0, (0, 0, 0, 0), 0, 0)
+"""A change that changes nothing: `adjust` with it returns the account."""
+
+
+def births() -> Iterator[str]:
+    """Yield names for accounts that are created. No other process yields one of them."""
+    process, number = secrets.token_hex(8), 0
+    while True:
+        number += 1
+        yield f"{process}-{number}"
+
+
+THRESHOLD = 3
+"""Failures in a row after which requests no longer try the store."""
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+
+
+class Outage:
+    """The failures of one store.
+
+    failures: number of failed calls, probes included.
+    open: whether requests do not try the store.
+    """
+
+    __slots__ = ("_in_a_row", "_probes", "failures", "open")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.open = False
+        self._in_a_row = 0
+        self._probes = 0
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next probe: twice as long after every probe that failed, within bounds."""
+        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._probes, 10)))
+
+    def failed(self, *, probe: bool = False) -> bool:
+        """Count a failure. Returns whether the outage begins with it."""
+        self.failures += 1
+        self._in_a_row += 1
+        self._probes += probe
+        begins = not self.open and self._in_a_row >= THRESHOLD
+        self.open = self.open or begins
+        return begins
+
+    def succeeded(self) -> bool:
+        """Note a success. Returns whether an outage ends with it."""
+        ended, self.open = self.open, False
+        self._in_a_row = self._probes = 0
+        return ended
+
 
 log = logging.getLogger("fovea.gateway")
 NOTHING = Amounts()

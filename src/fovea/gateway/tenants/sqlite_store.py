@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from fovea.core.errors import ConfigError
-from fovea.gateway.amounts import Amounts
-from fovea.gateway.tenants.account import Account, Adjustment, Counters, new_account
-from fovea.gateway.tenants.bounds import Bounds
-from fovea.gateway.tenants.store import StoreFailed, births
+from fovea.gateway.tenants.account import Account, Adjustment, Bounds, Counters, new_account
+from fovea.gateway.tenants.shared import StoreFailed, births
+from fovea.gateway.usage.prices import Amounts
 
 T = TypeVar("T")
 _SCHEMA = (

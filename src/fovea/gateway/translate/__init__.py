@@ -10,11 +10,10 @@ The wire models of requests, their conversion and the writers of answers are tho
 server uses, too. Here is what a gateway needs beside them: to read what backends answer. No part does I/O.
 """
 
-from fovea.gateway.translate.errors import BackendError, count_tokens_refusal, refusal
-from fovea.gateway.translate.prefixed import Prefixed
+from fovea.gateway.inspect.body import Prefixed
+from fovea.gateway.translate.answers import Api, ChatTranslation, StreamTranslator
+from fovea.gateway.translate.chat_reader import BackendError, count_tokens_refusal, refusal
 from fovea.gateway.translate.request import to_chat
-from fovea.gateway.translate.stream import StreamTranslator
-from fovea.gateway.translate.translation import Api, ChatTranslation
 
 __all__ = [
     "Api",

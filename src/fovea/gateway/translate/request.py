@@ -16,8 +16,8 @@ from fovea.api.responses_answer import ResponsesWriter, echoed
 from fovea.api.responses_request import ResponsesRequest
 from fovea.api.unknown import Head, head_of, ignored_fields
 from fovea.core.errors import FoveaError, InvalidRequest
-from fovea.gateway.translate.prefixed import prefixed
-from fovea.gateway.translate.translation import Api, ChatTranslation
+from fovea.gateway.inspect.body import prefixed
+from fovea.gateway.translate.answers import Api, ChatTranslation
 
 TextOf = Callable[[str], str]
 """Returns the text for which a placeholder stands, and any other text as it is."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fovea.core.settings import check_settings, setting
-from fovea.gateway.usage.record import Batch, Key, UsageRecord, key_of, sums_of
+from fovea.gateway.usage.store import Batch, Key, UsageRecord, key_of, sums_of
 
 log = logging.getLogger("fovea.gateway.usage")
 QUEUE = 4096

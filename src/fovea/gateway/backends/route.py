@@ -1,19 +1,79 @@
-"""The policies: which backend gets a request, and why.
+"""Chooses a backend for each request, with a reason, by the policy of its model.
 
 A policy is a function of candidates and demand. All of them see only backends that accept requests now. None
 holds state but the round robin, so workers and gateways agree without talking.
+
+The default policy sends a key (an image, a conversation) to the same backend by weighted rendezvous hashing.
+The score of a backend is -weight / ln(h), where h in (0, 1) is a hash of key and backend. The backend with
+the largest score is first. If a backend goes, only its keys move, and they spread over all others. Sources:
+Thaler and Ravishankar (1998) for rendezvous hashing, Schindelhauer and Schomaker, "Weighted distributed hash
+tables" (2005), for the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from fovea.core.errors import ConfigError
-from fovea.gateway.backends.backend import Backend, Load
+from fovea.core.errors import ConfigError, Overloaded, Unavailable
+from fovea.gateway.backends.backend import BUSY, Backend, Load
+from fovea.gateway.backends.fleet import Fleet
+from fovea.gateway.config import ModelConfig
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.route.rendezvous import Orders
 from fovea.gateway.settings import RouteSettings
+
+_BITS = 52
+"""Bits of a hash that are used: with half a step more, each such number is a float between 0 and 1."""
+MOST_ORDERS = 8192
+
+
+def score(key: str, name: str, weight: float) -> float:
+    """The score of a backend for a key; a larger one comes first."""
+    data = f"{len(key)}:{key}{name}".encode("utf-8", "surrogatepass")
+    hashed = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+    return -weight / math.log(fraction(hashed))
+
+
+def fraction(hashed: int) -> float:
+    """Return a hash of 64 bits as a number that is more than 0 and less than 1."""
+    return ((hashed >> (64 - _BITS)) + 0.5) / (1 << _BITS)
+
+
+def order(key: str, backends: Sequence[tuple[str, float]]) -> tuple[str, ...]:
+    """Return the names of backends in the order of a key. backends: (name, weight)."""
+    scores = {name: score(key, name, weight) for name, weight in backends}
+    return tuple(sorted(scores, key=lambda name: -scores[name]))
+
+
+class Orders:
+    """Orders of recent keys, so that a key that comes again is not hashed again for every backend."""
+
+    def __init__(self, most: int = MOST_ORDERS) -> None:
+        self._most = most
+        self._version: object = None
+        self._orders: OrderedDict[tuple[str, str], tuple[str, ...]] = OrderedDict()
+
+    def order(
+        self, model: str, key: str, backends: Sequence[tuple[str, float]], version: object
+    ) -> tuple[str, ...]:
+        """Return `order` of a key among the backends of a model.
+
+        version: a value that differs if backends or weights do.
+        """
+        if version != self._version:
+            self._orders.clear()
+            self._version = version
+        found = self._orders.get((model, key))
+        if found is None:
+            found = self._orders[model, key] = order(key, backends)
+            if len(self._orders) > self._most:
+                self._orders.popitem(last=False)
+        else:
+            self._orders.move_to_end((model, key))
+        return found
 
 
 class Choice(NamedTuple):
@@ -162,3 +222,52 @@ def make_policy(name: str, settings: RouteSettings) -> Policy:
     if name not in makers:
         raise ConfigError(f"policy is {name!r}; accepted: {', '.join(makers)}", param="policy")
     return makers[name]()
+
+
+class Router:
+    """Chooses backends for the requests of one worker."""
+
+    def __init__(self, fleet: Fleet, settings: RouteSettings, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._clock = clock
+        self._policies: dict[str, Policy] = {}
+
+    def choose(
+        self, model: ModelConfig, demand: Demand, load: Load, tried: Collection[str] = ()
+    ) -> Choice | None:
+        """Choose a backend; None: none accepts the request that was not tried.
+
+        tried: names of backends that failed on this request.
+        """
+        now, vision = self._clock(), demand.has_images
+        members = self._fleet.serving(model)
+        candidates = [one for one in members if one.name not in tried and one.accepts(now, vision=vision)]
+        if not candidates:
+            return None
+        if len(members) == 1:
+            return Choice(candidates[0], "only")
+        policy = self._policy(model.policy or self._settings.policy)
+        return policy(Situation(candidates, members, model.name, demand, load, now, self._fleet.version))
+
+    def unavailable(self, model: ModelConfig, demand: Demand) -> Unavailable | Overloaded:
+        """The error for a request that no backend accepts now. It names every backend's reason.
+
+        If all of them have only asked for a pause, it tells when the first one wants to be asked again.
+        """
+        now, vision = self._clock(), demand.has_images
+        members = self._fleet.serving(model)
+        whys = [one.why_not(now, vision=vision) or "failed" for one in members]
+        if members and set(whys) == {BUSY}:
+            pause_s = max(1.0, min(one.busy_until for one in members) - now)
+            return Overloaded("all backends are busy", retry_after=pause_s, code="backends_busy")
+        reasons = ", ".join(f"{one.name}: {why}" for one, why in zip(members, whys, strict=True))
+        return Unavailable(
+            f"no backend of {model.name!r} accepts requests now ({reasons or 'none is known'})",
+            code="no_backend",
+        )
+
+    def _policy(self, name: str) -> Policy:
+        if name not in self._policies:
+            self._policies[name] = make_policy(name, self._settings)
+        return self._policies[name]

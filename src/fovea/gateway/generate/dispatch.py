@@ -18,16 +18,14 @@ from typing import NamedTuple, Protocol
 
 from fovea.api.errors import clip
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
-from fovea.gateway.backends.backend import Backend, Load
-from fovea.gateway.backends.breaker import CONNECT, stage_of
+from fovea.gateway.backends.backend import CONNECT, Backend, Load, stage_of
+from fovea.gateway.backends.route import Choice, Router
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.forward.ends import ENDS, GOOD, NEUTRAL, NOTHING, UNREACHABLE, end_of_status
-from fovea.gateway.forward.upstream import Answer, AttemptFailed, Upstream
+from fovea.gateway.generate.ends import ENDS, GOOD, NEUTRAL, NOTHING, UNREACHABLE, end_of_status
+from fovea.gateway.generate.upstream import Answer, AttemptFailed, Upstream
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.route.policy import Choice
-from fovea.gateway.route.router import Router
 from fovea.gateway.settings import ResilienceSettings
-from fovea.gateway.translate.errors import valid_text
+from fovea.gateway.translate.chat_reader import valid_text
 
 LONGEST_REASON = 300
 USUAL_PAUSE_S = 1.0

@@ -1,8 +1,8 @@
 """The fair queue's decisions: which requests run now. Pure: the clock is passed in, and nothing waits here.
 
 The aim is that a tenant that floods the gateway costs another tenant at most 20% of its p95. An order alone
-(queue/order.py) cannot give that, because requests that run are not interrupted: a request that is first in
-the order still waits until one of the running requests ends, or, if it has large images, until several have
+(`Order`) cannot give that, because requests that run are not interrupted: a request that is first in the
+order still waits until one of the running requests ends, or, if it has large images, until several have
 ended. If the flood's requests are large, that wait is longer than a short request itself. So there are three
 parts:
 
@@ -25,21 +25,231 @@ Priorities are strict, except that less urgent classes earn `queue_class_share` 
 ones send, and spend them in turn. So the first request of a class, of c tokens, goes after at most
 (classes - 1) * c / share tokens of more urgent requests, plus one request.
 
+The order within one priority is deficit round robin (M. Shreedhar and G. Varghese, SIGCOMM 1995): tenants
+that wait are visited in a ring. A visit adds a quantum of tokens, times the tenant's weight, to the tenant's
+deficit, and the tenant sends requests while its deficit is above 0. Here a deficit may go below 0 by the cost
+of the last request, which later visits pay back, so a request may be larger than the quantum and the next one
+never needs to be inspected. Between two tenants that wait all the time, the tokens sent per unit of weight
+differ by at most one quantum and one request of each. A request costs 1 + cost / (quantum * weight) visits,
+however many tenants wait.
+
+A tenant that was idle starts in a second ring, `fresh`, with one quantum; that ring is served first (as for
+new flows in FQ-CoDel, RFC 8290). It gains no more than a quantum per round by that: when its quantum is
+spent, or when it has nothing to send, it goes to the end of the other ring, and it counts as idle only when a
+visit finds it there without requests and without debt.
+
 A request that is larger than the capacity runs alone. At most one such request runs, with nothing beside it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import enum
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from fovea.core.errors import Overloaded
-from fovea.gateway.queue.drain import Drain
-from fovea.gateway.queue.order import Flow, Head, Order
-from fovea.gateway.queue.settings import QueueSettings
-from fovea.gateway.queue.turn import State, Turn
+from fovea.gateway.settings import QueueSettings
+
+MOST_PRIORITY = 1000
+"""Priorities are whole numbers from -MOST_PRIORITY to MOST_PRIORITY, as in the API. The lowest goes first."""
+
+
+class State(enum.Enum):
+    """The part of its way through the queue that a request has reached."""
+
+    NEW = enum.auto()
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    ENDED = enum.auto()
+
+
+class Turn:
+    """A request that waits for its turn, or runs.
+
+    tenant: name of its tenant.
+    weight: weight of the tenant, greater than 0. Tenants that wait get shares in proportion to their weights.
+    priority: -1000 to 1000; the lowest goes first.
+    cost: estimated tokens of text and images, at least 1.
+    waiter: the future on which a task waits, if one does.
+    """
+
+    __slots__ = ("tenant", "weight", "priority", "cost", "state", "waiter")
+
+    def __init__(self, tenant: str, weight: float, priority: int, cost: int) -> None:
+        self.tenant = tenant
+        self.weight = weight
+        self.priority = priority
+        self.cost = cost if cost > 0 else 1
+        self.state = State.NEW
+        self.waiter: asyncio.Future[None] | None = None
+
+
+MOST_DEBT = 1000
+"""Most quanta of a flow's debt. More is forgiven: one wrong number must not make the ring turn for long."""
+
+
+class Flow:
+    """The requests of one tenant and one priority.
+
+    weight: weight of the tenant in the latest request.
+    deficit: tokens that the flow may still send in this round; negative: its debt.
+    fresh: the deficit is the quantum of a flow that was idle.
+    turns: waiting requests, oldest first.
+    ring: the ring in which the flow is; None: it is idle.
+    """
+
+    __slots__ = ("weight", "deficit", "fresh", "turns", "ring")
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+        self.deficit = 0.0
+        self.fresh = False
+        self.turns: OrderedDict[Turn, None] = OrderedDict()
+        self.ring: Ring | None = None
+
+
+Ring = OrderedDict[Flow, None]
+
+
+class Head(NamedTuple):
+    """The request that is next.
+
+    fresh: its tenant was idle, and has not yet sent a quantum since.
+    """
+
+    turn: Turn
+    flow: Flow
+    fresh: bool
+
+
+class Order:
+    """The waiting requests of one priority, and the order in which they go.
+
+    quantum: tokens that a visit adds, times the weight.
+    """
+
+    __slots__ = ("_quantum", "_fresh", "_ring", "waiting")
+
+    def __init__(self, quantum: int) -> None:
+        self._quantum = quantum
+        self._fresh: Ring = OrderedDict()
+        self._ring: Ring = OrderedDict()
+        self.waiting = 0
+
+    def add(self, flow: Flow, turn: Turn) -> None:
+        """Add a request at the end of its flow."""
+        flow.weight = turn.weight
+        if flow.ring is None:
+            flow.deficit, flow.fresh = self._quantum * flow.weight, True
+            self._move(flow, self._fresh)
+        elif flow.fresh and flow.deficit > 0 and flow.ring is not self._fresh:
+            self._move(flow, self._fresh)
+        flow.turns[turn] = None
+        self.waiting += 1
+
+    def remove(self, flow: Flow, turn: Turn) -> None:
+        """Remove a waiting request."""
+        del flow.turns[turn]
+        self.waiting -= 1
+
+    def forget(self, flow: Flow) -> None:
+        """Remove a flow that has no requests."""
+        if flow.ring is not None:
+            del flow.ring[flow]
+            flow.ring = None
+
+    def head(self) -> Head:
+        """Return the next request. There must be one. The answer stays the same until something changes."""
+        fresh, ring = self._fresh, self._ring
+        while fresh:
+            flow = next(iter(fresh))
+            if flow.turns and flow.deficit > 0:
+                return Head(next(iter(flow.turns)), flow, True)
+            self._move(flow, ring)
+        while True:
+            flow = next(iter(ring))
+            if not flow.turns and flow.deficit >= 0:
+                self.forget(flow)
+                continue
+            if flow.turns and flow.deficit > 0:
+                return Head(next(iter(flow.turns)), flow, False)
+            flow.deficit += self._quantum * flow.weight
+            flow.fresh = False
+            if flow.deficit <= 0 or not flow.turns:
+                ring.move_to_end(flow)
+
+    def take(self, head: Head) -> None:
+        """Send the next request, and charge its flow."""
+        flow = head.flow
+        del flow.turns[head.turn]
+        self.waiting -= 1
+        self.charge(flow, head.turn.cost)
+        if flow.ring is self._fresh and not flow.turns:
+            self._move(flow, self._ring)
+
+    def charge(self, flow: Flow, tokens: int) -> None:
+        """Charge a flow, or give tokens back if there are fewer than 0.
+
+        A flow that has spent its deficit goes to the end of the ring.
+        """
+        had = flow.deficit > 0
+        quantum = self._quantum * flow.weight
+        most = flow.deficit if flow.deficit > quantum else quantum  # tokens given back are not hoarded
+        flow.deficit = max(min(flow.deficit - tokens, most), -MOST_DEBT * quantum)
+        if had and flow.deficit <= 0:
+            self._move(flow, self._ring)
+
+    def _move(self, flow: Flow, ring: Ring) -> None:
+        """Move a flow to the end of a ring."""
+        if flow.ring is not None:
+            del flow.ring[flow]
+        ring[flow] = None
+        flow.ring = ring
+
+
+MEMORY_S = 20.0
+"""Seconds after which a measurement counts 1/e."""
+SHORTEST_S, LONGEST_S = 1.0, 60.0
+"""Bounds of an estimate. The capacity changes too often for more than a minute."""
+
+
+class Drain:
+    """Tokens that ended per second, as an average that forgets exponentially."""
+
+    __slots__ = ("_first_s", "_last_s", "_sum")
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._sum = 0.0
+
+    def add(self, tokens: int, now_s: float) -> None:
+        """Count the tokens of a request that has ended."""
+        if self._first_s is None:
+            self._first_s = self._last_s = now_s
+        self._sum = self._sum * math.exp((self._last_s - now_s) / MEMORY_S) + tokens
+        self._last_s = now_s
+
+    def rate(self, now_s: float) -> float:
+        """Return the tokens per second; 0 if nothing has ended yet."""
+        if self._first_s is None:
+            return 0.0
+        # A sum over a time t since the first request stands for MEMORY_S * (1 - exp(-t / MEMORY_S)) seconds.
+        spanned = MEMORY_S * -math.expm1(-max(now_s - self._first_s, 1.0) / MEMORY_S)
+        return self._sum * math.exp((self._last_s - now_s) / MEMORY_S) / spanned
+
+    def seconds(self, tokens: int, now_s: float) -> float:
+        """Estimate the seconds in which this many tokens end, within the bounds.
+
+        The longest time if nothing has ended yet, or not for long.
+        """
+        rate = self.rate(now_s)
+        return min(LONGEST_S, max(SHORTEST_S, tokens / rate)) if rate > 0 else LONGEST_S
+
 
 LARGEST_KEPT = 4
 """The most that a large request must leave free is the capacity divided by this."""

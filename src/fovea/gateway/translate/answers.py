@@ -1,25 +1,61 @@
-"""Turns a backend's stream of chat completion chunks into the events of another API, as bytes arrive.
+"""The way back of a translated request: an answer, a stream or an error in the form of the client's API.
+
+A stream of chat completion chunks becomes events of the other API as its bytes arrive:
 
     bytes -> sse.Decoder -> one chunk's JSON -> ChatReader -> pieces -> writer of the API -> events -> bytes
 
-The stream ends exactly once: with the API's last event when the backend has named a finish reason and has
-ended its stream, or with an error event otherwise. The end of an answer is written only at the end of the
-backend's stream, because the token counts come last.
+It ends exactly once: with the API's last event when the backend has named a finish reason and has ended its
+stream, or with an error event otherwise. The end of an answer is written only at the end of the backend's
+stream, because the token counts come last.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from fovea.api import sse
+from fovea.api.reading import Answer, Ending, NewId, new_id
 from fovea.core.errors import FoveaError
 from fovea.core.json_text import is_nested_deeper
 from fovea.core.types import Usage
-from fovea.gateway.translate.chat_reader import ChatReader
-from fovea.gateway.translate.errors import MOST_LEVELS, BackendError, is_error
-from fovea.gateway.translate.writer import Event, Writer
+from fovea.dialects.reader import Piece
+from fovea.gateway.translate.chat_reader import (
+    MOST_LEVELS,
+    BackendError,
+    ChatReader,
+    error_fields,
+    is_error,
+    refusal,
+)
+
+Event = dict[str, Any]
+
+
+class Writer(Protocol):
+    """Writer of an answer in the form of one API: MessagesWriter or ResponsesWriter."""
+
+    model: str
+
+    def complete(self, answer: Answer, ending: Ending, logprobs: Sequence[Any] = ()) -> Event: ...
+
+    def begin(self, usage: Usage | None = None) -> list[Event]: ...
+
+    def pieces(self, pieces: Sequence[Piece], logprobs: Sequence[Any] = ()) -> list[Event]: ...
+
+    def end(self, ending: Ending) -> list[Event]: ...
+
+    def failure(self, fields: dict[str, Any]) -> Event: ...
+
+    def event(self, payload: Event) -> bytes: ...
+
+
+MakeWriter = Callable[[str, int, NewId], Writer]
+"""Returns a writer for a model's name, a Unix time in seconds, and a maker of ids."""
+
 
 DONE = "[DONE]"
 LONGEST_EVENT = 16 * 1024 * 1024
@@ -186,3 +222,85 @@ def _too_long() -> BackendError:
     return BackendError(
         f"an event of the backend's stream is too long; accepted: at most {LONGEST_EVENT} bytes"
     )
+
+
+Api = Literal["messages", "responses"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTranslation:
+    """A request as a chat request, and all that its answer needs.
+
+    api: the API of the client.
+    body: body of the chat request. URLs of images are what the request held, or Prefixed.
+    stream: whether the client wants a stream.
+    ignored: JSON paths of fields of the request that are unknown and have no effect.
+    extensions: fields of `body` that OpenAI's own API does not have; engines have them, hosted APIs refuse
+        them.
+    model: name of the model that the client sent; "": it sent none.
+    stops: stop strings of the request.
+    make_writer: returns a writer of the answer.
+    rename: renames the fields in an error from those of chat requests to those of the client.
+    """
+
+    api: Api
+    body: dict[str, Any]
+    stream: bool
+    ignored: tuple[str, ...]
+    extensions: tuple[str, ...]
+    model: str
+    stops: tuple[str, ...]
+    make_writer: MakeWriter
+    rename: Callable[[FoveaError], None]
+
+    def answer(
+        self, status: int, chat: Any, *, ids: NewId = new_id, clock: Callable[[], float] = time.time
+    ) -> dict[str, Any]:
+        """The body of a complete answer, from that of the backend.
+
+        status: HTTP status of the backend's answer, which is that of the client's, too. An error becomes one
+            in the form of the client's API, with the names of its fields.
+        chat: the backend's body, parsed. ids, clock: make ids, and the time in seconds where it has none.
+
+        Raises BackendError if the status is no error and the body is no chat completion.
+        """
+        if status >= 400:
+            return self.refusal(BackendError.of(status, chat))
+        if not isinstance(chat, dict):
+            raise BackendError("the backend's answer is not a JSON object")
+        if is_error(chat):
+            raise BackendError.of(status, chat)
+        if is_nested_deeper(chat, MOST_LEVELS):
+            raise BackendError("the backend's answer is nested too deeply")
+        reader = ChatReader(self.stops, ids)
+        read = reader.read(chat, "message")
+        if read is None:
+            raise BackendError("the backend's answer has no choice")
+        answer = Answer()
+        for piece in read[0]:
+            answer.add(piece)
+        writer = self.writer(reader.model, reader.created or int(clock()), ids)
+        return writer.complete(answer, reader.ending(), read[1])
+
+    def translator(self, *, ids: NewId = new_id, clock: Callable[[], float] = time.time) -> StreamTranslator:
+        """A translator of the backend's stream of events. ids, clock: as in `answer`."""
+        reader = ChatReader(self.stops, ids)
+
+        def writer() -> Writer:
+            return self.writer(reader.model, reader.created or int(clock()), ids)
+
+        return StreamTranslator(reader, writer, self.error_fields)
+
+    def refusal(self, error: FoveaError) -> dict[str, Any]:
+        """The body of an answer that is an error, with the names of the client's fields."""
+        self.rename(error)
+        return refusal(self.api, error)
+
+    def error_fields(self, error: FoveaError) -> dict[str, Any]:
+        """The fields of an error for an event of a stream, with the names of the client's fields."""
+        self.rename(error)
+        return error_fields(self.api, error)
+
+    def writer(self, model: str, created: int, ids: NewId) -> Writer:
+        """A writer of the answer. model: its name as the backend reports it; "": as the client sent it."""
+        return self.make_writer(model or self.model, created, ids)

@@ -1,7 +1,4 @@
-"""One attempt: a request is sent to one backend, up to the first byte of its answer.
-
-All traffic to backends for requests goes through `Upstream.open`, which a test can replace.
-"""
+"""A request body for aiohttp that is written a piece at a time."""
 
 from __future__ import annotations
 
@@ -9,16 +6,39 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
+from aiohttp.payload import Payload
 
 from fovea.api.errors import SCOPE
 from fovea.gateway.backends.backend import Backend
-from fovea.gateway.forward.ends import ENDS, end_of_status
-from fovea.gateway.forward.events import EventStream
-from fovea.gateway.forward.pieces import Pieces
+from fovea.gateway.generate.ends import ENDS, EventStream, end_of_status
 from fovea.gateway.settings import TimeoutSettings
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractStreamWriter
+
+
+class Pieces(Payload):
+    """The pieces of a body. It can be written several times."""
+
+    _autoclose = True
+
+    def __init__(self, pieces: Sequence[bytes | bytearray], size: int) -> None:
+        super().__init__(pieces)
+        self._size = size
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for piece in self._value:
+            await writer.write(piece)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        await self.write(writer)
+
 
 KEEP_ALIVE_S = 4.0
 """Seconds for which an idle connection to a backend is reused: less than the 5 s after which uvicorn closes

@@ -2,8 +2,8 @@
 
     key -> body -> images -> model -> experiment -> cached answer? -> limits -> turn -> backend -> answer
 
-Each step is a collaborator; this file only holds their order. What a step has taken (a reservation, a turn, a
-backend's place) is given back in `_finish`, whatever has happened.
+What a step has taken (a reservation, a turn, a backend's place) is given back at the end, whatever has
+happened. What the tenant pays is reserved before the request is sent, and settled when it has ended.
 """
 
 from __future__ import annotations
@@ -11,37 +11,134 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from fovea.api.unknown import HEADER, header
 from fovea.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, Unavailable
-from fovea.gateway.backends.backend import Load
-from fovea.gateway.backends.breaker import stage_of
-from fovea.gateway.cache.hit import Hit
+from fovea.gateway.backends.backend import Load, stage_of
+from fovea.gateway.cache.cache import Hit
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import Exchange
-from fovea.gateway.experiments.split import Assignment
-from fovea.gateway.forward.dispatch import BadGateway, GatewayTimeout, Job, Won
-from fovea.gateway.forward.ends import ENDS, MOST, USED
-from fovea.gateway.generate.bill import Bill
-from fovea.gateway.generate.disclose import headers_of
+from fovea.gateway.experiments.experiments import Assignment
+from fovea.gateway.fair_queue import Turn
+from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Job, Won
+from fovea.gateway.generate.ends import ENDS, MOST, USED
 from fovea.gateway.generate.experiment import assignment_of, outcome_of
-from fovea.gateway.generate.outgoing import PATHS, Renderer, check_headers, client_header
-from fovea.gateway.generate.relay import Relay, ShuttingDown
-from fovea.gateway.generate.stored import Stored
-from fovea.gateway.generate.trace import CACHE, FORWARD, INSPECT, LIMITS, QUEUE, RECEIVE
+from fovea.gateway.generate.outgoing import PATHS, Renderer, check_headers, client_header, headers_of
+from fovea.gateway.generate.records import CACHE, FORWARD, INSPECT, LIMITS, QUEUE, RECEIVE
+from fovea.gateway.generate.relay import Relay, ShuttingDown, Stored
+from fovea.gateway.generate.usage import consumption_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
-from fovea.gateway.inspect.fields import check_fields, check_pictures, check_priority, separate_uuids
+from fovea.gateway.inspect.fields import (
+    check_fields,
+    check_pictures,
+    check_priority,
+    media_parts,
+    separate_uuids,
+)
 from fovea.gateway.inspect.images import RequestImage
-from fovea.gateway.inspect.media_parts import media_parts
-from fovea.gateway.queue.turn import Turn
 from fovea.gateway.services import Services
+from fovea.gateway.tenants.accounts import Reservation
 from fovea.gateway.tenants.keys import EVERYONE, Tenant
 from fovea.gateway.translate import ChatTranslation, to_chat
+from fovea.gateway.usage.prices import Amounts, Consumption, Price
 from fovea.http.bodies import Claim
 from fovea.http.refusals import ClientGone
+
+NOTHING = Consumption()
+FREE = Price(0)
+
+
+class Bill:
+    """The bill of one request.
+
+    consumption: tokens that it has used.
+    price: what they cost.
+    """
+
+    __slots__ = ("_demand", "_reservation", "_services", "_tenant", "consumption", "price")
+
+    def __init__(self, services: Services, tenant: Tenant, demand: Demand) -> None:
+        self._services = services
+        self._tenant = tenant
+        self._demand = demand
+        self._reservation: Reservation | None = None
+        self.consumption = NOTHING
+        self.price = FREE
+
+    async def reserve(self, model: str) -> None:
+        """Take the most that the request may use from the tenant's limits. Raises Overloaded."""
+        demand = self._demand
+        expected = self._estimate(demand.answer_tokens)
+        cost = 0 if self._services.prices is None else self._services.prices.cost(model, expected)
+        await self._take(Amounts(1, demand.text_tokens, demand.visual_tokens, cost))
+
+    async def take_stored(self, model: str, usage: Mapping[str, Any] | None) -> None:
+        """Take a request that is answered from the cache: it counts as a request, and costs what it costs.
+
+        usage: of the stored answer. Raises Overloaded.
+        """
+        self.consumption = consumption_of(usage, self._estimate(0))
+        self._price(model, stored=True)
+        if self._reservation is None:  # an older answer stands in for backends, for which there is one
+            await self._take(Amounts(1, 0, 0, self.price.cost))
+
+    def use(self, model: str, usage: Mapping[str, Any] | None, generated: int, *, whole: bool = True) -> None:
+        """Note what the request has used.
+
+        usage: what the backend says of it; None: nothing. generated: tokens of the answer that were seen.
+        whole: whether the answer has reached its end. Before it, usage may tell less than was seen.
+        """
+        self.consumption = used = consumption_of(usage, self._estimate(generated))
+        if not whole and generated > used.completion_tokens:
+            self.consumption = used._replace(completion_tokens=generated, estimated=True)
+        self._price(model)
+
+    def use_most(self, model: str, *, free: bool = False) -> None:
+        """Note the most that the request may have used: nobody has seen what was generated.
+
+        free: it costs no money, because the time of the gateway was over, and its client got nothing.
+        """
+        self.consumption = self._estimate(self._demand.answer_tokens)._replace(estimated=True)
+        if free:
+            self.price = FREE._replace(estimated=True)
+        else:
+            self._price(model)
+
+    async def settle(self, *, answered: bool, stored: bool) -> None:
+        """Replace what was reserved by what was used. A request on which no backend has worked costs nothing.
+
+        answered: whether a backend has answered it, or has worked on it until it was given up.
+        stored: whether the answer came from the cache, so that no tokens were used.
+        """
+        if self._reservation is None:
+            return
+        used = Amounts()
+        if stored:
+            used = Amounts(1, 0, 0, self.price.cost)
+        elif answered:
+            tokens = self.consumption
+            used = Amounts(1, tokens.text_tokens, tokens.visual_tokens, self.price.cost)
+        await self._services.accounts.settle(self._reservation, used)
+
+    async def _take(self, amounts: Amounts) -> None:
+        tenant = self._tenant
+        self._reservation = await self._services.accounts.reserve(tenant.name, tenant.limits, amounts)
+
+    def _estimate(self, completion: int) -> Consumption:
+        demand = self._demand
+        prompt = demand.prompt_tokens + demand.visual_tokens
+        return Consumption(prompt, demand.visual_tokens, 0, completion, len(demand.images))
+
+    def _price(self, model: str, *, stored: bool = False) -> None:
+        if self._services.prices is not None:
+            self.price = self._services.prices.price(model, self.consumption, cached_response=stored)
+        else:
+            self.price = FREE._replace(estimated=self.consumption.estimated)
+
 
 log = logging.getLogger("fovea.gateway")
 CLIENT_GONE = 499
@@ -52,7 +149,7 @@ NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout, DeadlineExceed
 """Errors after which an old answer from the cache is better than none."""
 
 
-class Generation:
+class Request:
     """One request for an answer.
 
     tenant, demand, model, won, bill: known as the request proceeds.

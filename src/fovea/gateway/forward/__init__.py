@@ -1,1 +1,0 @@
-"""Sends requests to backends and passes their answers on."""

@@ -1,1 +1,0 @@
-"""Chooses a backend for each request, with a reason."""
