@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.engine.layers.config import Attention, FeedForward, LayerConfig, Mixer, Rotary
+from fovea.engine.layers.config import Attention, DecoderConfig, FeedForward, LayerConfig, Mixer, Rotary
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.experts import ExpertsBlock
 from fovea.engine.layers.linear import Linear, use_kernels
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.layers.shape import DecoderConfig
-from fovea.engine.layers.step import DecoderPlan
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.kernels import NO_SLOT
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.native.build import library

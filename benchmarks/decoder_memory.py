@@ -39,13 +39,11 @@ from decoders import DELTA, DEPTH, EVERY, GATED, HIDDEN, HYBRID_WIDTH
 from fovea.core.sampling import SamplingParams
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.execute.memory import pool_sizes
-from fovea.engine.kv.blocks import BlockPool
+from fovea.engine.execute.pool_sizes import pool_sizes
+from fovea.engine.kv.blocks import GONE, BlockPool, WindowBlocks
 from fovea.engine.kv.manager import KVManager
-from fovea.engine.kv.state_slots import StateSlots
-from fovea.engine.kv.window_blocks import GONE, WindowBlocks
-from fovea.engine.layers.config import Attention, Dense
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.kv.states import StateSlots
+from fovea.engine.layers.config import Attention, DecoderConfig, Dense
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence
 

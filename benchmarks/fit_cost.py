@@ -25,7 +25,7 @@ from fovea import Engine
 from fovea.core.hardware import available_memory
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
-from fovea.engine.simulate.record import recorded_steps
+from fovea.engine.simulate.executor import recorded_steps
 from fovea.planner.cost import CostModel
 from fovea.planner.fit import (
     Error,

@@ -31,9 +31,9 @@ from typing import Any
 from fovea.core.measure import percentile
 from fovea.core.trace import Trace, TraceRequest, Workload, generate
 from fovea.engine.config import EngineConfig
-from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.simulate.noise import NoiseSettings
-from fovea.engine.simulate.oracle import Oracle
+from fovea.engine.schedule.pace import BatchRule
+from fovea.engine.simulate.assemble import Oracle
+from fovea.engine.simulate.executor import NoiseSettings
 from fovea.engine.simulate.report import Report
 from fovea.engine.simulate.run import Bounds, simulate, simulated_records
 from fovea.planner.cost import CostModel

@@ -46,12 +46,11 @@ from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Usage
 from fovea.engine.config import PixelSettings
 from fovea.engine.files import read_json
-from fovea.engine.request.pixel_pool import PixelPool
-from fovea.engine.request.pixels import PixelStore
+from fovea.engine.request.pixels import PixelPool, PixelStore
 from fovea.engine.request.prompt import PromptBuilder
-from fovea.engine.simulate.bundled import FOLDER, load_prompt_builder
+from fovea.engine.simulate.serving import FOLDER, load_prompt_builder
 from fovea.engine.vision.processor import ImageProcessor, build
-from fovea.engine.vision.processor.palette import in_type
+from fovea.engine.vision.processor.pixels import in_type
 from fovea.media.image.decode import decode
 from fovea.media.limits import MIB, MediaLimits
 from fovea.server.app import create_app

@@ -22,11 +22,9 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.reduce.base import Probe, ReductionInput
-from fovea.engine.reduce.probe import run_probe
-from fovea.engine.reduce.registry import reducer
-from fovea.engine.reduce.taps import encoder_taps
-from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.slices import run_to_end
+from fovea.engine.reduce.methods import reducer
+from fovea.engine.reduce.probe import encoder_taps, run_probe
+from fovea.engine.vision.encoding import VisualFeatures, run_to_end
 from fovea.engine.visual_budget.methods import METHODS, keep_count
 
 WORDS = 12

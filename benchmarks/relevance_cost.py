@@ -18,13 +18,13 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.base import value_tensor
 from fovea.engine.models.qwen_vl import QwenVL
+from fovea.engine.regions.any_size import RelevanceModel
 from fovea.engine.regions.encoder import word_embeddings
-from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.request.inputs import to_image
+from fovea.engine.vision.encoding import run_to_end
 from fovea.engine.vision.processor.base import Reduction
 from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.slices import run_to_end
 from fovea.engine.visual_budget.choose import QUESTION_IDS
 from fovea.engine.visual_budget.methods import keep_count
 from fovea.evaluation.datasets import Case

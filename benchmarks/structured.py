@@ -36,7 +36,7 @@ from fovea.core.types import Completion
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.guide import Guides
-from fovea.engine.grammar.vocabulary import PlainTokens
+from fovea.engine.grammar.trial import PlainTokens
 from fovea.engine.sequence import Sequence as Answer
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from batches import fit_image, questions
 from common import ASSETS
-from fovea.engine.models.relevance_head import PATH as HEAD_PATH
+from fovea.engine.models.weights import PATH as HEAD_PATH
 from fovea.evaluation.scenes.compose import compose, random_size
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.scene import HELD_OUT_SEED, Scene, Turn

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.engine.compile_modes import CompileModes
-from fovea.engine.config import EngineConfig
+from fovea.engine.config import CompileModes, EngineConfig
 
 
 def test_components_by_name() -> None:

@@ -12,7 +12,7 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values, settings_of
 from fovea.engine.config import MIB, EngineConfig, EngineOptions
-from fovea.engine.execute.memory import host_slots, pool_sizes
+from fovea.engine.execute.pool_sizes import host_slots, pool_sizes
 
 BOUNDS = {
     "threads": (0, 1024),

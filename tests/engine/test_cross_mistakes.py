@@ -20,11 +20,11 @@ from fovea.core.media import PixelBudget
 from fovea.engine.cache.write_queue import WriteQueue
 from fovea.engine.check import check_checkpoint
 from fovea.engine.config import EngineConfig
-from fovea.engine.layers.cross import CrossLayer
+from fovea.engine.layers.layer import CrossLayer
 from fovea.engine.layers.linear import Linear
 from fovea.engine.load import load_model
 from fovea.engine.models.mllama import Mllama
-from fovea.engine.profile.roofline import ModelRoofline, linears
+from fovea.engine.profile import ModelRoofline, linears
 from fovea.kernels.calibrate import PLAIN
 from tests.engine.models.test_parity import assert_same, chat
 from tests.engine.models.test_parity import picture as noise

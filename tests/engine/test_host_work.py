@@ -19,7 +19,7 @@ import pytest
 from fovea import Engine
 from fovea.core.errors import EngineError
 from fovea.engine.request.detokenize import TextStream
-from fovea.engine.step import outbox
+from fovea.engine.step import job_board
 from tests.support.engines import ask, assert_idle, engine
 
 MOST_CALLS = 56
@@ -73,14 +73,14 @@ class Watch:
             if decodes and len(machine.scheduler.running) == rows:
                 self.calls = min(self.calls or seen, seen, key=Counter.total)
 
-        put_all = outbox._put_all
+        put_all = job_board._put_all
 
-        def counted(mail: outbox.Mail) -> None:
+        def counted(mail: job_board.Mail) -> None:
             self.wake_ups += 1
             put_all(mail)
 
         monkeypatch.setattr(machine.loop, "_step", watched)
-        monkeypatch.setattr(outbox, "_put_all", counted)
+        monkeypatch.setattr(job_board, "_put_all", counted)
 
 
 def watched(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Watch:

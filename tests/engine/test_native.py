@@ -11,8 +11,7 @@ import torch
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.layers.step import DecoderPlan
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.load import pick_dtype
 from fovea.engine.request.inputs import to_image
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate

@@ -17,7 +17,7 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, TokenPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
-from fovea.engine.simulate.bundled import FOLDER
+from fovea.engine.simulate.serving import FOLDER
 from fovea.kernels.native import build
 from tests.engine.test_native_families import FAMILIES
 from tests.support.amx import amx_twin

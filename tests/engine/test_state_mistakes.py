@@ -12,14 +12,21 @@ from safetensors.torch import save_file
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.execute import memory
-from fovea.engine.layers.config import Attention, Dense, GatedDelta, LayerConfig, Mixer, Rotary, ShortConv
+from fovea.engine.execute import pool_sizes
+from fovea.engine.layers.config import (
+    Attention,
+    DecoderConfig,
+    Dense,
+    GatedDelta,
+    LayerConfig,
+    Mixer,
+    Rotary,
+    ShortConv,
+)
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.linear import Linear, use_kernels
-from fovea.engine.layers.memory import DecoderMemory
 from fovea.engine.layers.mixers import DeltaMixer
-from fovea.engine.layers.shape import DecoderConfig
-from fovea.engine.layers.step import DecoderPlan, Step
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Step
 from fovea.engine.models.text.registry import decoder_config
 from fovea.engine.models.weights import load_weights
 from fovea.kernels.native.kernels import NativeKernels
@@ -139,10 +146,10 @@ def test_memory_that_states_cannot_use_is_for_kv(monkeypatch: pytest.MonkeyPatch
     places = (2, 5, 8, 10, 12, 14)
     config = decoder([attention if n in places else ShortConv(3) for n in range(16)], hidden=2048)
     model = SimpleNamespace(decoder=SimpleNamespace(config=config), dtype=torch.bfloat16, device=CPU)
-    monkeypatch.setattr(memory, "_automatic", lambda device: 4096 * MIB)
+    monkeypatch.setattr(pool_sizes, "_automatic", lambda device: 4096 * MIB)
     settings = EngineConfig()
-    kv = memory.pool_sizes(settings, model).blocks * 16 * config.kv_bytes_per_token(2)  # type: ignore[arg-type]
-    states = memory.state_slots(settings, model) * config.state_bytes(2)  # type: ignore[arg-type]
+    kv = pool_sizes.pool_sizes(settings, model).blocks * 16 * config.kv_bytes_per_token(2)  # type: ignore[arg-type]
+    states = pool_sizes.state_slots(settings, model) * config.state_bytes(2)  # type: ignore[arg-type]
     assert kv + states > 0.95 * 4096 * MIB
 
 

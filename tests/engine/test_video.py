@@ -15,10 +15,10 @@ from fovea import Engine
 from fovea.core.errors import InvalidRequest, InvalidVideo, PromptTooLong
 from fovea.core.media import Video, VideoBudget
 from fovea.core.types import ChatPrompt, Message, TextPart, TextPrompt, TokenPrompt, VideoPart
-from fovea.engine.request.clips import Clips
 from fovea.engine.request.inputs import to_video
+from fovea.engine.request.prompt_plan import Clips
 from fovea.engine.step.positions import mrope_positions
-from fovea.engine.vision.processor.video_settings import build_videos
+from fovea.engine.vision.processor.video import build_videos
 from tests.support.checkpoints import write
 from tests.support.clips import clip, noise
 from tests.support.engines import assert_idle

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fovea import Engine
 from fovea.core.types import Completion
-from fovea.engine.vision.stream import CudaStream
+from fovea.engine.vision.encoding import CudaStream
 from tests.support import gpu
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.reference import Reference

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fovea.core.sampling import SamplingParams
 from fovea.engine.sample.sampler import Sampler
-from fovea.engine.schedule.shares import find_shares, write_shares
+from fovea.engine.schedule.decode_batches import find_shares, write_shares
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 from fovea.kernels import flash, reference

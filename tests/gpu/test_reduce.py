@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea.engine.reduce import dpp
 from fovea.engine.reduce.base import ReductionInput
-from fovea.engine.reduce.registry import reducer
+from fovea.engine.reduce.methods import reducer
 from fovea.engine.visual_budget.methods import METHODS
 from tests.support import gpu
 from tests.support.reduction import reduction_input

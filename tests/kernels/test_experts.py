@@ -8,13 +8,11 @@ from functools import partial
 import pytest
 import torch
 
-from fovea.engine.layers.config import Attention, Experts, LayerConfig, Rotary
+from fovea.engine.layers.config import Attention, DecoderConfig, Experts, LayerConfig, Rotary
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.experts import ExpertBank, ExpertsBlock, most_probable
 from fovea.engine.layers.linear import Linear, use_kernels
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.layers.shape import DecoderConfig
-from fovea.engine.layers.step import DecoderPlan
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.native.kernels import NativeKernels

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
 from fovea.engine.execute.attention_plan import GroupPlanner
-from fovea.engine.layers.shape import KVGroup
+from fovea.engine.layers.config import KVGroup
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import flash, reference

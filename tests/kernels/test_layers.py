@@ -7,8 +7,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.linear import FusedLinear, Linear
-from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.linear import FusedLinear, Linear, RMSNorm
 from fovea.kernels import reference
 from fovea.kernels.torch_kernels import TorchKernels
 

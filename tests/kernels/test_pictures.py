@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from PIL.Image import Resampling
 
-from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import resize_with_pillow
+from fovea.engine.vision.processor.pixels import Palette, resize_with_pillow
 from fovea.engine.vision.processor.settings import Settings
 from fovea.kernels.native import pictures
 from fovea.kernels.native.pictures import Order

@@ -23,8 +23,8 @@ from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
 from fovea.engine.execute import attention_plan
 from fovea.engine.execute.attention_plan import GroupPlanner
-from fovea.engine.layers.shape import KVGroup
-from fovea.engine.schedule import shares
+from fovea.engine.layers.config import KVGroup
+from fovea.engine.schedule import decode_batches
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
@@ -161,7 +161,7 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
     monkeypatch.setattr(
         attention_plan,
         "find_shares",
-        lambda *args, **_: shares.find_shares(*args, least_rows=2, least_tokens=32),
+        lambda *args, **_: decode_batches.find_shares(*args, least_rows=2, least_tokens=32),
     )
     plan = check(work, heads, 16, 16)
     shared = plan.decodes[0].shared

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fovea.core.sampling import SamplingParams
 from fovea.engine.execute.attention_plan import GroupPlanner, by_length
-from fovea.engine.kv.window_blocks import GONE
-from fovea.engine.layers.shape import KVGroup
+from fovea.engine.kv.blocks import GONE
+from fovea.engine.layers.config import KVGroup
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.kernels.attention import Heads

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.engine.schedule.composition import Composition, composition_of
-from fovea.engine.schedule.plan import StepPlan, Work
+from fovea.engine.schedule.plan import Composition, StepPlan, Work, composition_of
 from fovea.planner.cost import CostModel
 from tests.support.brains import sequence
 

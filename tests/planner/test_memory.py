@@ -19,7 +19,7 @@ from fovea.core.media import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.linear import Embedding, Linear
-from fovea.engine.layers.memory import DecoderMemory
+from fovea.engine.layers.step import DecoderMemory
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models import base
 from fovea.engine.models.base import VisionLanguageModel

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from fovea.engine.vision.windows import patch_coordinates
+from fovea.engine.vision.processor.sizes import patch_coordinates
 from fovea.relevance.realizing import (
     Layout,
     Region,

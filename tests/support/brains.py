@@ -15,12 +15,9 @@ from typing import Any
 from fovea.core.sampling import SamplingParams
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
-from fovea.engine.kv.blocks import BlockPool
-from fovea.engine.kv.host_blocks import HostBlocks
-from fovea.engine.kv.manager import KVManager
-from fovea.engine.kv.moves import Move
-from fovea.engine.kv.state_slots import StateSlots
-from fovea.engine.kv.window_blocks import WindowBlocks
+from fovea.engine.kv.blocks import BlockPool, HostBlocks, WindowBlocks
+from fovea.engine.kv.manager import KVManager, Move
+from fovea.engine.kv.states import StateSlots
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence, Status

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
+from fovea.engine.cache.disk_files import Array, Arrays
 
 CAPACITY = 100_000
 ENTRY = 10_000

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from fovea.engine.execute import runner
-from fovea.engine.execute.graphs import PaddedDecodes
-from fovea.engine.vision.stream import CudaStream
+from fovea.engine.execute.decode_rows import PaddedDecodes
+from fovea.engine.vision.encoding import CudaStream
 
 WAITS = {
     torch.ops.aten._local_scalar_dense,

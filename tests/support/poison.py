@@ -7,12 +7,12 @@ from functools import cache
 
 from fovea.engine.events import Event, SampledToken
 from fovea.engine.job import Job, SequenceInputs
-from fovea.engine.request.reader import AnswerReader
+from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence
-from fovea.engine.simulate.bundled import FOLDER, PlainTokenizer
+from fovea.engine.simulate.serving import FOLDER, PlainTokenizer
 from fovea.engine.step.executor import StepResult
 from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stepper import Stepper

@@ -12,7 +12,7 @@ from typing import Any
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.registry import architecture
 from fovea.engine.models.targets import TensorEntry
-from fovea.engine.vision.processor.model_type import stated_type
+from fovea.engine.vision.processor.settings import stated_type
 
 FOLDER = Path(__file__).parents[1] / "published"
 FILES = {

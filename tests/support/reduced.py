@@ -19,7 +19,7 @@ from fovea.core.media import Image, PixelBudget, VisualTokens, content_identity
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.sequence import ImageSpan
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import VisualFeatures
 from tests.support.checkpoints import write
 from tests.support.engines import ask
 from tests.support.reference import FAULTS, skip_before

@@ -11,7 +11,7 @@ import pytest
 
 from fovea.core.constraints import Tool, ToolCall
 from fovea.core.types import ChatPrompt, ImagePart, Message, TemplateInputs, TextPart
-from fovea.engine.simulate.bundled import load_prompt_builder
+from fovea.engine.simulate.serving import load_prompt_builder
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.scene import Turn
 from fovea.evaluation.scenes.structured import TOOLS, tool_use

@@ -169,7 +169,7 @@ def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> Engi
     Other flags are an error. Other variables and keys may be there for a real server, so they are only
     logged.
     """
-    from fovea.engine.simulate.settings import SERVER_SETTINGS, not_simulated
+    from fovea.engine.simulate.assemble import SERVER_SETTINGS, not_simulated
 
     for name in not_simulated(SERVER_SETTINGS):
         given = options.lookup(name, args, file)

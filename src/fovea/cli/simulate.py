@@ -26,13 +26,12 @@ from typing import Any
 from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, Workload, generate, read_trace, write_trace
-from fovea.engine.config import EngineConfig
-from fovea.engine.config.schedule import POLICY_NAMES
-from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.simulate.noise import NoiseSettings
+from fovea.engine.config import POLICY_NAMES, EngineConfig
+from fovea.engine.schedule.pace import BatchRule
+from fovea.engine.simulate.assemble import TRACE_SETTINGS, not_simulated
+from fovea.engine.simulate.executor import NoiseSettings
 from fovea.engine.simulate.report import ClassReport, Report, Spread
 from fovea.engine.simulate.run import Bounds, simulate
-from fovea.engine.simulate.settings import TRACE_SETTINGS, not_simulated
 from fovea.planner.cost import CostModel
 
 TOO_SLOW = 10**6

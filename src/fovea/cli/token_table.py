@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.protocols import VisualTokenRule
-from fovea.engine.vision.token_rules import known_models, rule_for
-from fovea.engine.vision.token_rules.known import all_settings
+from fovea.engine.vision.token_rules import all_settings, known_models, rule_for
 
 _SIZE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
 

@@ -9,11 +9,9 @@ from functools import partial
 from fovea.core.errors import ConfigError
 from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
-from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.cache.regions import RegionCache
-from fovea.engine.cache.shares import CacheShares, owner_of_key
+from fovea.engine.cache.embeddings import CacheShares, EmbeddingCache, RegionCache, owner_of_key
 from fovea.engine.config import MIB, EngineConfig, PixelSettings
-from fovea.engine.execute.memory import (
+from fovea.engine.execute.pool_sizes import (
     PoolSizes,
     decode_padding,
     host_slots,
@@ -23,30 +21,26 @@ from fovea.engine.execute.memory import (
 )
 from fovea.engine.execute.runner import Runner
 from fovea.engine.grammar.compiler import GrammarCompiler
-from fovea.engine.grammar.vocabulary import load_vocabulary
+from fovea.engine.grammar.trial import load_vocabulary
 from fovea.engine.intake import Intake
-from fovea.engine.kv.blocks import BlockPool
-from fovea.engine.kv.host_blocks import HostBlocks
+from fovea.engine.kv.blocks import BlockPool, HostBlocks, WindowBlocks
 from fovea.engine.kv.manager import KVManager
-from fovea.engine.kv.state_slots import StateSlots
-from fovea.engine.kv.window_blocks import WindowBlocks
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.kv.states import StateSlots
+from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.load import LoadedModel
 from fovea.engine.models.registry import video_model_names
-from fovea.engine.models.relevance_head import head_digest
+from fovea.engine.models.weights import head_digest
 from fovea.engine.regions.encoder import VisualEncoder
-from fovea.engine.request.admission import Admission
-from fovea.engine.request.first_token_gate import FirstTokenGate
-from fovea.engine.request.pixel_pool import PixelPool
-from fovea.engine.request.pixels import PixelStore
+from fovea.engine.request.admission import Admission, FirstTokenGate
+from fovea.engine.request.pixels import PixelPool, PixelStore
 from fovea.engine.request.prepare import Preparer
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stepper import Stepper
-from fovea.engine.tiers.slower import SlowerTiers, slower_tiers
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.tiers import SlowerTiers, slower_tiers
+from fovea.engine.vision.encoding import VisualFeatures
 from fovea.engine.visual_budget.detail import DetailPolicy, DetailRule
 from fovea.engine.visual_budget.methods import parse_visual_tokens
 

@@ -32,8 +32,7 @@ from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.request.inputs import Images, PromptLike, RequestOptions, to_request, to_sampling
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import detokenize
-from fovea.engine.request.waiting import wait_for_shared
-from fovea.engine.request.work_queue import WorkQueue, text_cost
+from fovea.engine.request.work_queue import WorkQueue, text_cost, wait_for_shared
 from fovea.engine.stats import engine_stats
 from fovea.engine.visual_budget.detail import DetailPolicy
 from fovea.kernels.choose import set_threads

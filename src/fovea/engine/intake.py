@@ -16,19 +16,16 @@ from typing import Any
 
 from fovea.core.errors import FoveaError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Delta, GenerationRequest, ModelInfo
-from fovea.engine.cache.shares import CacheShares
+from fovea.engine.cache.embeddings import CacheShares
 from fovea.engine.config import MIB
 from fovea.engine.events import Event, Sink
 from fovea.engine.grammar.compiler import Grammar, GrammarCompiler, explain
 from fovea.engine.job import Job
-from fovea.engine.request.admission import Admission, leave_at_end, request_size
+from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
-from fovea.engine.request.first_token_gate import FirstTokenGate
-from fovea.engine.request.jobs import to_sequence
-from fovea.engine.request.pixel_pool import Claim
-from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline
-from fovea.engine.request.waiting import request_timeout, result_before, wait_for_shared
-from fovea.engine.request.work_queue import WorkQueue
+from fovea.engine.request.pixels import Claim
+from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline, to_sequence
+from fovea.engine.request.work_queue import WorkQueue, request_timeout, result_before, wait_for_shared
 from fovea.engine.schedule.first_tokens import Expectation
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.loop import EngineLoop

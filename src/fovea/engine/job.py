@@ -12,8 +12,8 @@ from fovea.engine.sequence import Sequence
 
 if TYPE_CHECKING:  # a simulated engine has jobs, too, and loads no torch
     from fovea.engine.grammar.compiler import Grammar
-    from fovea.engine.request.reader import AnswerReader
-    from fovea.engine.vision.features import VisualFeatures
+    from fovea.engine.request.answer import AnswerReader
+    from fovea.engine.vision.encoding import VisualFeatures
     from fovea.engine.vision.processor.base import ProcessedImage
 
 PixelSource = Callable[[], "ProcessedImage"]

@@ -16,35 +16,32 @@ from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidR
 from fovea.core.names import BUNDLED, bundled_model
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
-from fovea.engine.compile_modes import CompileModes
-from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.files import check_folder, read_json
-from fovea.engine.models import internvl_chat
+from fovea.engine.config import MIB, CompileModes, EngineConfig
+from fovea.engine.files import check_bounds, check_folder, read_json
+from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.compile import check_compile, compile_modules
-from fovea.engine.models.config_bounds import check_bounds
-from fovea.engine.models.engines import describe_site, find_engines, install
-from fovea.engine.models.names import canonical
+from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
 from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, architecture_of, build
-from fovea.engine.models.relevance_head import Head, read_head
+from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import (
     ORIGINAL_NAME,
+    Head,
     checkpoint_dtype,
     load_weights,
+    read_head,
     shard_files,
     tensor_names,
 )
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
-from fovea.engine.tiers.disk import fingerprint
+from fovea.engine.tiers import fingerprint
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
-from fovea.engine.vision.processor.model_type import stated_type
-from fovea.engine.vision.processor.palette import in_type
-from fovea.engine.vision.processor.video import QwenVideos
-from fovea.engine.vision.processor.video_settings import build_videos
+from fovea.engine.vision.processor.pixels import in_type
+from fovea.engine.vision.processor.settings import stated_type
+from fovea.engine.vision.processor.video import QwenVideos, build_videos
 from fovea.kernels.choose import bind_threads, choose, results_depend_on
 from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
@@ -211,8 +208,8 @@ def read_config(folder: Path) -> Any:
     architecture(kind)
     check_bounds(content, folder / "config.json")
     try:
-        if kind == internvl_chat.MODEL_TYPE:
-            config = internvl_chat.to_config(content, folder)
+        if kind == internvl.CHAT_MODEL_TYPE:
+            config = internvl.chat_config(content, folder)
         elif kind != content.get("model_type"):
             config = CONFIG_MAPPING[kind].from_dict({**content, "model_type": kind})
         else:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.schedule.stats import scheduler_stats, waiting_ages
-from fovea.engine.step.stats import loop_stats
+from fovea.engine.layers.step import DecoderMemory
+from fovea.engine.step.stats import loop_stats, scheduler_stats, waiting_ages
 
 if TYPE_CHECKING:
     from fovea.engine.assemble import Assembly

@@ -9,7 +9,7 @@ import pytest
 
 from fovea.cli.plan.check import Compared, compare, fitted_cost
 from fovea.cli.plan.play import Figures, common_tokens, play, predict
-from fovea.engine.simulate.record import recorded_steps
+from fovea.engine.simulate.executor import recorded_steps
 from fovea.planner.cost import CostModel
 from fovea.planner.fit import Preparation, fit_preparation
 from fovea.planner.sessions import Turn

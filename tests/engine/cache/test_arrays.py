@@ -10,7 +10,7 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.engine.cache.arrays import DTYPES, Array, Arrays, BadFile, decode, encode
+from fovea.engine.cache.disk_files import DTYPES, Array, Arrays, BadFile, decode, encode
 
 
 def blob(key: str, arrays: Arrays) -> bytearray:
@@ -69,7 +69,7 @@ def test_another_key_and_another_version_are_refused(monkeypatch: pytest.MonkeyP
     file = blob("one", value())
     with pytest.raises(BadFile, match="another key"):
         decode(file, "two")
-    monkeypatch.setattr("fovea.engine.cache.arrays.VERSION", "9")
+    monkeypatch.setattr("fovea.engine.cache.disk_files.VERSION", "9")
     with pytest.raises(BadFile, match="version is '1', not '9'"):
         decode(file, "one")
 
@@ -81,7 +81,7 @@ def test_an_invalid_header_with_a_valid_checksum_is_refused(monkeypatch: pytest.
         header["embeds"]["data_offsets"] = [0, 999]
         return real(header, separators=(",", ":"))
 
-    monkeypatch.setattr("fovea.engine.cache.arrays.json.dumps", dump_wrong_offsets)
+    monkeypatch.setattr("fovea.engine.cache.disk_files.json.dumps", dump_wrong_offsets)
     with pytest.raises(BadFile, match="cannot be parsed"):
         decode(blob("key", value()), "key")
 

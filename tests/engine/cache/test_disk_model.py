@@ -11,9 +11,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
-from fovea.engine.cache.disk_files import path_of
+from fovea.engine.cache.disk_files import Array, Arrays, path_of
 from tests.support.disks import arrays_of
 from tests.support.thorough import examples
 

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from fovea.engine.cache.arrays import decode
 from fovea.engine.cache.disk import DiskStore
-from fovea.engine.cache.disk_files import path_of
+from fovea.engine.cache.disk_files import decode, path_of
 from tests.support import disk_workers as workers
 from tests.support.disks import arrays_of, value_of
 from tests.support.thorough import is_thorough

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.engine.cache.regions import RegionCache
+from fovea.engine.cache.embeddings import RegionCache
 
 Step = tuple[str, int, int, int]
 

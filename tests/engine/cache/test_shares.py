@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.cache.embeddings import CacheShares, EmbeddingCache, owner_of_key
 from fovea.engine.cache.host import HostStore
-from fovea.engine.cache.shares import CacheShares, owner_of_key
-from fovea.engine.request.pixel_pool import PixelPool
+from fovea.engine.request.pixels import PixelPool
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 
 PLAN = VisualPlan(1, 1, 1, (1, 2, 2), "@", "plan")

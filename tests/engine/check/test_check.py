@@ -14,10 +14,8 @@ import torch
 
 from fovea.cli.check_table import table
 from fovea.core.errors import CheckpointError, ConfigError
-from fovea.engine.check import check_checkpoint
-from fovea.engine.check import prompt as prompt_check
-from fovea.engine.check.prompt import run_within
-from fovea.engine.check.tensors import MOST_GROUPS, group_problems
+from fovea.engine import check as prompt_check
+from fovea.engine.check import MOST_GROUPS, check_checkpoint, group_problems, run_within
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import build_model, count_parameters, load_model, read_config
 from fovea.engine.models.targets import Problem

@@ -16,7 +16,7 @@ import torch
 from fovea import Engine
 from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
-from fovea.engine.execute.memory import decode_padding, graph_obstacle
+from fovea.engine.execute.pool_sizes import decode_padding, graph_obstacle
 from fovea.engine.layers import experts
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.experts import ExpertLinear, grouped_mm_waits

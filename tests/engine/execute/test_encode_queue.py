@@ -13,10 +13,17 @@ import torch
 from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.sequence import ImageSpan
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import (
+    EncoderStream,
+    InlineStream,
+    Slices,
+    UpcomingImages,
+    VisualFeatures,
+    apply_by_rows,
+    as_projector,
+    encoder_stream,
+)
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices, UpcomingImages, apply_by_rows, as_projector
-from fovea.engine.vision.stream import EncoderStream, InlineStream, encoder_stream
 
 SLICES = 3
 

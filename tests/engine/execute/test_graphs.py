@@ -12,8 +12,8 @@ import pytest
 from fovea import Engine
 from fovea.core.errors import ConfigError
 from fovea.core.types import ChatPrompt
-from fovea.engine.execute.graphs import PaddedDecodes, _Batch
-from fovea.engine.schedule import shares
+from fovea.engine.execute.decode_rows import PaddedDecodes, _Batch
+from fovea.engine.schedule import decode_batches
 from tests.support.checkpoints import parts, write
 from tests.support.engines import all_at_once, ask, assert_idle, picture
 from tests.support.programs import need_kernels
@@ -80,7 +80,7 @@ def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
 ) -> None:
     """Padded decodes share prefixes from as few rows on as unpadded ones: the kernels set that number."""
     need_kernels()
-    monkeypatch.setattr(shares.find_shares, "__kwdefaults__", {"least_tokens": 8})
+    monkeypatch.setattr(decode_batches.find_shares, "__kwdefaults__", {"least_tokens": 8})
     plain = answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4)
     assert (
         answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4, decode_graphs="padded")
@@ -100,7 +100,7 @@ def test_padding_changes_no_answer_on_tritons_kernels(
     monkeypatch.setattr(parts, "TEXT_LAYERS", 1)
     folder = str(write("llava", tmp_path))
     plain = answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="torch")
-    monkeypatch.setattr(shares.find_shares, "__kwdefaults__", {"least_tokens": 8})
+    monkeypatch.setattr(decode_batches.find_shares, "__kwdefaults__", {"least_tokens": 8})
     assert (
         answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="triton", decode_graphs="padded")
         == plain

@@ -11,8 +11,7 @@ from llguidance import LLTokenizer
 
 from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidRequest
-from fovea.engine.grammar.definition import compile_format
-from fovea.engine.grammar.exact import writable
+from fovea.engine.grammar.definition import compile_format, writable
 from fovea.engine.grammar.trial import byte_vocabulary
 from tests.fuzz.targets.answer_format import check, schema_of
 

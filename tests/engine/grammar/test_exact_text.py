@@ -24,9 +24,9 @@ from fovea.core.errors import InvalidRequest
 from fovea.dialects.dialect import FORMATS, Dialect
 from fovea.dialects.grammar import request_format
 from fovea.engine.grammar.definition import compile_format
-from fovea.engine.grammar.vocabulary import load_vocabulary
+from fovea.engine.grammar.trial import load_vocabulary
 from fovea.engine.request.detokenize import TextStream
-from fovea.engine.request.jobs import FULL_STOP
+from fovea.engine.request.prepare import FULL_STOP
 from fovea.engine.request.tokenizer import ChatTokenizer
 from tests.support.thorough import examples
 

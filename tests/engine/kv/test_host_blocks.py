@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fovea.engine.kv.host_blocks import HostBlocks
+from fovea.engine.kv.blocks import HostBlocks
 from fovea.engine.sequence import Sequence
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
 from tests.support.thorough import examples

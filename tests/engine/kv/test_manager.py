@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fovea.engine.kv.blocks import BlockPool
-from fovea.engine.kv.manager import KVManager
-from fovea.engine.kv.match import PrefixMatch
+from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.sequence import Sequence
 from tests.support.brains import sequence
 from tests.support.thorough import examples

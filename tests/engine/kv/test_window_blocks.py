@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.kv.blocks import BlockPool
+from fovea.engine.kv.blocks import GONE, BlockPool, WindowBlocks
 from fovea.engine.kv.manager import KVManager
-from fovea.engine.kv.window_blocks import GONE, WindowBlocks
 from fovea.engine.sequence import Sequence
 
 SIZE, WINDOW, STEP = 4, 16, 32

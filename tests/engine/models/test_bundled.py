@@ -17,8 +17,7 @@ from transformers import Qwen3VLForConditionalGeneration
 from fovea import Engine
 from fovea.core.names import bundled_model
 from fovea.core.types import Completion
-from fovea.engine.models.relevance_head import head_digest, read_head
-from fovea.engine.models.weights import shard_files
+from fovea.engine.models.weights import head_digest, read_head, shard_files
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 from tests.support.reference import Reference
 from tests.support.thorough import is_thorough

@@ -20,7 +20,7 @@ from fovea.core.errors import CheckpointError, ConfigError, ModelError, Unsuppor
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 from fovea.engine.models.internvl import InternVL
-from fovea.engine.models.names import canonical
+from fovea.engine.models.targets import canonical
 from fovea.engine.models.weights import load_weights, read_header, shard_files
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.thorough import examples, others_slow

@@ -101,7 +101,7 @@ def test_slices_of_any_length_give_equal_features(folder: Path, monkeypatch: pyt
         groups = sum(1 for _ in loaded.model.encode_slices(processed))
         joined = loaded.model.encode(processed).embeds
         monkeypatch.setattr("fovea.engine.vision.sam.PAIRS_PER_ROW", 64**3)
-        monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 10)
+        monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 10)
         rows = sum(1 for _ in loaded.model.encode_slices(processed))
         parts = loaded.model.encode(processed).embeds
     assert groups < 70 < 350 < rows

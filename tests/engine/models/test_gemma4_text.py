@@ -11,9 +11,8 @@ import torch
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.linear import checkpoint_targets
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.layers.step import DecoderPlan
-from fovea.engine.models.names import canonical
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan
+from fovea.engine.models.targets import canonical
 from fovea.engine.models.text import decoder_config, text_renames, unused_tensors
 from fovea.kernels.attention import AttentionPlan, Chunk
 

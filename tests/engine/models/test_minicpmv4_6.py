@@ -25,12 +25,12 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.load import build_model, load_model
-from fovea.engine.models.names import canonical
+from fovea.engine.models.targets import canonical
 from fovea.engine.request.inputs import to_video
-from fovea.engine.vision.merging_vit import MergingViT
-from fovea.engine.vision.slices import run_to_end
+from fovea.engine.vision.encoding import run_to_end
+from fovea.engine.vision.processor.sizes import nested_coordinates
+from fovea.engine.vision.siglip import MergingViT
 from fovea.engine.vision.vit import ViTConfig
-from fovea.engine.vision.windows import nested_coordinates
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
 from tests.support.checkpoints import write
@@ -118,7 +118,7 @@ def test_slices_of_any_length_give_equal_features(folder: Path, monkeypatch: pyt
     processed = loaded.processor.process(image, loaded.processor.plan(250, 190, PixelBudget()))
     with torch.inference_mode():
         whole = loaded.model.encode(processed).embeds
-        monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 16)
+        monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 16)
         pauses = sum(1 for _ in loaded.model.encode_slices(processed))
         parts = loaded.model.encode(processed).embeds
     assert pauses > 50

@@ -23,10 +23,10 @@ from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.load import load_model, read_config
 from fovea.engine.models.paddleocr_vl import PaddleOCRVL
 from fovea.engine.models.registry import build
-from fovea.engine.reduce.taps import encoder_taps
+from fovea.engine.reduce.probe import encoder_taps
 from fovea.engine.request.inputs import to_video
-from fovea.engine.vision.navit import NaViT
-from fovea.engine.vision.slices import run_to_end
+from fovea.engine.vision.encoding import run_to_end
+from fovea.engine.vision.siglip import NaViT
 from fovea.engine.vision.vit import ViTConfig
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose

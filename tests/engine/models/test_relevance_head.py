@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fovea.core.errors import CheckpointError
-from fovea.engine.models.relevance_head import PATH, read_head
+from fovea.engine.models.weights import PATH, read_head
 
 HEAD = {
     "image.weight": (8, 64),

@@ -19,11 +19,11 @@ from fovea import Engine
 from fovea.core.errors import UnsupportedModel
 from fovea.core.types import ChatPrompt
 from fovea.engine.config import EngineConfig
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.load import load_model
 from fovea.engine.models.text.registry import decoder_config
 from fovea.engine.reduce.probe import run_probe
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import VisualFeatures
 from tests.engine.models.test_parity import TOKENS, assert_same, chat, picture
 from tests.support.checkpoints import write
 from tests.support.engines import all_at_once, assert_idle

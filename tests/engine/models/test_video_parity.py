@@ -18,8 +18,7 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.engine.request.inputs import to_image
 from fovea.engine.request.prompt_plan import PreparedPrompt, process
 from fovea.engine.step.positions import mrope_positions
-from fovea.engine.vision.processor.sampling import SamplingRule
-from fovea.engine.vision.processor.video import QwenVideos
+from fovea.engine.vision.processor.video import QwenVideos, SamplingRule
 from fovea.media.image.decode import from_pil
 from tests.support import video_reference as oracle
 from tests.support.checkpoints import write
@@ -182,7 +181,7 @@ def test_sizes_equal_those_of_transformers(
 
 @pytest.fixture(scope="module")
 def videos_of(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, QwenVideos]:
-    from fovea.engine.vision.processor.video_settings import build_videos
+    from fovea.engine.vision.processor.video import build_videos
 
     by_generation = {}
     for kind, newest in (("qwen2_vl", False), ("qwen3_vl", True)):

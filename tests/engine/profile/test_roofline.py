@@ -9,7 +9,7 @@ from fovea.core.measure import Span
 from fovea.core.media import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
-from fovea.engine.profile.roofline import Demand, LowerBound, ModelRoofline, linears
+from fovea.engine.profile import Demand, LowerBound, ModelRoofline, linears
 from fovea.kernels.calibrate import PLAIN, Machine
 from tests.support.checkpoints import ARCHITECTURES, VOCABULARY, write
 from tests.support.engines import SETTINGS, picture, shared_model

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from fovea.core.errors import EngineError, InvalidRequest
 from fovea.engine.reduce.base import ReducedTokens, ReductionInput
-from fovea.engine.reduce.registry import reducer
+from fovea.engine.reduce.methods import reducer
 from fovea.engine.visual_budget.methods import METHODS
 from tests.support.reduction import reduction_input
 from tests.support.thorough import examples

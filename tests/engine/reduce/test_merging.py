@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fovea.engine.reduce.registry import reducer
+from fovea.engine.reduce.methods import reducer
 from tests.support.reduction import reduction_input
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fovea.engine.reduce import dart, dpp
-from fovea.engine.reduce.registry import reducer
+from fovea.engine.reduce.methods import reducer
 from tests.support.reduction import BEFORE, reduction_input
 
 Rows = list[list[float]]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from fovea.engine.reduce.registry import reducer
+from fovea.engine.reduce.methods import reducer
 from fovea.engine.reduce.uniform import spread_cells
 from tests.support.reduction import reduction_input
 

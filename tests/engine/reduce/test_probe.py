@@ -11,16 +11,15 @@ from torch import Tensor
 from fovea.core.errors import EngineError
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.decoder import Decoder
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.layers.step import DecoderPlan
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.load import load_model
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.reduce.base import ReductionInput
+from fovea.engine.reduce.methods import reducer
 from fovea.engine.reduce.probe import run_probe
-from fovea.engine.reduce.registry import reducer
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.step.positions import mrope_positions
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import VisualFeatures
 from fovea.kernels.attention import AttentionPlan, Chunk
 from fovea.kernels.reference import rotate
 from tests.support.checkpoints import write

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from fovea.engine.reduce.base import ReductionInput
-from fovea.engine.reduce.registry import reducer
-from fovea.engine.reduce.taps import encoder_taps
-from fovea.engine.vision.qwen import QwenVisionTower
-from fovea.engine.vision.qwen_config import QwenVisionConfig
-from fovea.engine.vision.slices import run_to_end
+from fovea.engine.reduce.methods import reducer
+from fovea.engine.reduce.probe import encoder_taps
+from fovea.engine.vision.encoding import run_to_end
+from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower
 
 GENERATIONS: dict[str, dict[str, Any]] = {
     "2": {},

@@ -17,14 +17,13 @@ from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.regions.any_size import AnySizeRegionEncoder
 from fovea.engine.request.prompt_plan import PlannedImage, process
-from fovea.engine.vision.blocks import Block
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.any_size import Block
+from fovea.engine.vision.encoding import VisualFeatures, run_to_end
 from fovea.engine.vision.glm4v import Glm4vTower
-from fovea.engine.vision.navit import NaViT
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.qwen import QwenVisionTower
-from fovea.engine.vision.slices import run_to_end
+from fovea.engine.vision.siglip import NaViT
 from fovea.relevance.pipeline import Realization
 from fovea.relevance.realizing import Region, View, partition
 from tests.support.engines import all_at_once, assert_idle, engine
@@ -322,7 +321,7 @@ def test_views_of_other_requests_fill_up_a_slice(machine: Engine, monkeypatch: p
     before = sum(count for count, _, _ in grids)
     grids.clear()
     encoder.regions.clear()
-    monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 1 << 14)
+    monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 1 << 14)
     plain = pixels(
         machine, prepared_prompt(machine, reduced_prompt("what?", PAGE, method="dart", keep=0.3)).images[0]
     )
@@ -360,7 +359,7 @@ def test_no_other_views_are_added_without_room_in_slice_and_cache(
     run_to_end(encoder.slices(first, no_images))
     expected = list(grids)
     for rows, capacity in ((64, encoder.regions.capacity), (1 << 14, 0)):
-        monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", rows)
+        monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", rows)
         monkeypatch.setattr(encoder.regions._ledger, "capacity", capacity)
         encoder.regions.clear()
         grids.clear()
@@ -392,7 +391,7 @@ def test_an_error_of_an_image_in_the_queue_fails_only_that_image(
         return tensions(survey, reduction, total)
 
     monkeypatch.setattr(encoder._relevance, "tensions", tensions_or_error)
-    monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 1 << 14)
+    monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 1 << 14)
     grids = passes(monkeypatch)
     encoder.regions.clear()
     run_to_end(encoder.slices(first, lambda: iter([bad, third])))

@@ -17,9 +17,9 @@ from fovea.core.media import Image
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.engine.request.inputs import to_video
 from fovea.engine.request.prompt_plan import PreparedPrompt
-from fovea.engine.schedule.budget import Budget
+from fovea.engine.schedule.plan import Budget
 from fovea.engine.sequence import Sequence
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import VisualFeatures
 from fovea.engine.visual_budget.methods import METHODS, PRESETS
 from tests.support.clips import clip
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture

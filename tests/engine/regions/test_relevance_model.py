@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fovea.engine.regions.relevance_model import MAX_REALIZATIONS, RelevanceModel
+from fovea.engine.regions.any_size import MAX_REALIZATIONS, RelevanceModel
 from fovea.engine.vision.processor.base import Reduction
 from fovea.relevance.balancing import Tensions
 from fovea.relevance.pipeline import survey

@@ -13,8 +13,7 @@ from fovea import Engine
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import PixelBudget, VisualTokens
 from fovea.engine.models.llava import TiledLlava
-from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.slices import run_to_end
+from fovea.engine.vision.encoding import VisualFeatures, run_to_end
 from tests.support.checkpoints import write
 
 QUESTION = "what is in the red circle?"

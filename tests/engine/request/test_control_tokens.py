@@ -16,7 +16,7 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, TextPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.request.tokenizer import ChatTokenizer
-from fovea.engine.simulate.bundled import load_prompt_builder
+from fovea.engine.simulate.serving import load_prompt_builder
 from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
 from tests.support.engines import picture
 from tests.support.thorough import examples, is_thorough

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fovea.engine.request.pixel_pool import PATIENCE_S, Claim, PixelPool
+from fovea.engine.request.pixels import PATIENCE_S, Claim, PixelPool
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from tests.support.disks import Clock
 from tests.support.thorough import examples

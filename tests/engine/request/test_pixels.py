@@ -13,8 +13,7 @@ import pytest
 
 from fovea.core.errors import Unavailable
 from fovea.core.media import Image
-from fovea.engine.request.pixel_pool import PixelPool
-from fovea.engine.request.pixels import PixelStore
+from fovea.engine.request.pixels import PixelPool, PixelStore
 from fovea.engine.request.prompt_plan import PlannedImage
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 
 from fovea.core.errors import CheckpointError
-from fovea.engine.request.control_tokens import search_pattern
-from fovea.engine.request.sealed_tokenizer import rename_tokens
+from fovea.engine.request.control_tokens import rename_tokens, search_pattern
 from tests.support.thorough import is_thorough
 
 

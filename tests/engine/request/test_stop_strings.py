@@ -6,8 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from fovea.engine.request.detokenize import TextStream
-from fovea.engine.request.stop_strings import StopSearch
+from fovea.engine.request.detokenize import StopSearch, TextStream
 from tests.support.thorough import examples
 
 LETTERS = st.text("ab", min_size=1, max_size=7)

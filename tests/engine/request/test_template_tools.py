@@ -14,7 +14,7 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.types import ChatPrompt, ImagePart, Message, TemplateInputs, TextPart
 from fovea.engine.request.chat_template import RESERVED
 from fovea.engine.request.tokenizer import ChatTokenizer
-from fovea.engine.simulate.bundled import FOLDER, load_prompt_builder
+from fovea.engine.simulate.serving import FOLDER, load_prompt_builder
 from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
 from tests.support.engines import picture
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from fovea.engine.simulate.bundled import load_prompt_builder
+from fovea.engine.simulate.serving import load_prompt_builder
 
 TOKENIZER, BUILDER = load_prompt_builder()
 IMAGE, VIDEO = BUILDER._markers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import Unavailable
-from fovea.engine.request.waiting import wait_for_shared
+from fovea.engine.request.work_queue import wait_for_shared
 
 
 @pytest.mark.parametrize("others", [0, 1])

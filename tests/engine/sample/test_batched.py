@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from fovea.core.sampling import SamplingParams
 from fovea.engine.events import SampledToken
 from fovea.engine.sample import sampler as module
-from fovea.engine.sample.batch import draw
-from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution
+from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution, draw
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows

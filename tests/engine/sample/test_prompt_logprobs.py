@@ -11,7 +11,7 @@ import transformers as hf
 from fovea import Engine
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest, PromptLogprobs, TokenPrompt
-from fovea.engine.simulate.bundled import FOLDER
+from fovea.engine.simulate.serving import FOLDER
 
 TEXT = "<|im_start|>user\nHow many red circles are in the image? Answer with a number.<|im_end|>\n" * 3
 TOP = 2

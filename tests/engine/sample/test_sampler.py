@@ -20,8 +20,7 @@ from transformers import (
 from fovea.core.sampling import SamplingParams
 from fovea.engine.events import SampledToken
 from fovea.engine.sample.logits import NUCLEUS_GUESS, adjust, distribution
-from fovea.engine.sample.sampler import Sampler
-from fovea.engine.sample.seen import SeenTokens
+from fovea.engine.sample.sampler import Sampler, SeenTokens
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
 from tests.support.thorough import examples

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.schedule.budget import Budget
 from fovea.engine.schedule.images import ImageRequests
+from fovea.engine.schedule.plan import Budget
 from tests.support.brains import sequence
 
 

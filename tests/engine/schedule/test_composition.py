@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.engine.schedule.composition import composition_of, composition_of_decodes
-from fovea.engine.schedule.plan import StepPlan, Work
+from fovea.engine.schedule.plan import StepPlan, Work, composition_of, composition_of_decodes
 from fovea.planner.composition import Composition
 from tests.support.brains import sequence
 

@@ -8,12 +8,17 @@ import pytest
 
 from fovea.core.errors import Overloaded
 from fovea.engine.config import ScheduleSettings
-from fovea.engine.request.first_token_gate import PROBE, FirstTokenGate
-from fovea.engine.schedule.first_tokens import FIRST_FACTOR, Expectation, FirstTokens
-from fovea.engine.schedule.image_times import ImageTimes
-from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
+from fovea.engine.request.admission import PROBE, FirstTokenGate
+from fovea.engine.schedule.first_tokens import (
+    FIRST_FACTOR,
+    Expectation,
+    FirstTokens,
+    LodCost,
+    LodCosts,
+    total,
+)
 from fovea.engine.schedule.pace import Pace
-from fovea.engine.schedule.step_times import StepTimes
+from fovea.engine.schedule.step_times import ImageTimes, StepTimes
 from fovea.engine.sequence import Status
 from fovea.planner.composition import Composition
 from tests.support.brains import scheduler, sequence

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.engine.schedule.late_steps import LOWEST, LateSteps
-from fovea.engine.schedule.margin import Margin
+from fovea.engine.schedule.pace import LOWEST, LateSteps
+from fovea.engine.schedule.step_times import Margin
 
 
 @given(percentile=st.sampled_from([50, 80, 95]), spread=st.floats(0.01, 1), seed=st.integers(0, 9))

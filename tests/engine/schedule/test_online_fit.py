@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fovea.engine.schedule.online_fit import OnlineFit
+from fovea.engine.schedule.step_times import OnlineFit
 from tests.support.thorough import examples
 
 

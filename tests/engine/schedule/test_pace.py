@@ -11,13 +11,14 @@ from hypothesis import given, settings
 
 from fovea.engine.schedule.pace import (
     CROWDING,
+    FEWEST_TOKENS,
     FIRST_TOKENS,
     IDLE_STEP_S,
     LATE_STEP,
     Allowance,
     Pace,
+    PromptRoom,
 )
-from fovea.engine.schedule.prompt_room import FEWEST_TOKENS, PromptRoom
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.planner.composition import Composition
 from tests.support.thorough import examples

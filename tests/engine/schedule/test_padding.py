@@ -7,8 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fovea.engine.schedule.padding import MOST_ROWS, Layout, Padding, fill, padded_sizes
-from fovea.engine.schedule.shares import Share, write_shares
+from fovea.engine.schedule.decode_batches import (
+    MOST_ROWS,
+    Layout,
+    Padding,
+    Share,
+    fill,
+    padded_sizes,
+    write_shares,
+)
 
 PADDING = Padding(sizes=padded_sizes(8), width=3, axes=3, shared_rows=4, least_rows=4, block_size=4, scrap=50)
 

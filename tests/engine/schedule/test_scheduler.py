@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.engine.schedule.budget import Budget
-from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
-from fovea.engine.schedule.prompt_room import PromptRoom
+from fovea.engine.schedule.pace import PromptRoom
+from fovea.engine.schedule.plan import Budget, EncodeJob, StepPlan, Work
 from fovea.engine.sequence import Sequence, Status
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
 

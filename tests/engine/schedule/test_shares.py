@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.engine.schedule.shares import Share, find_shares
+from fovea.engine.schedule.decode_batches import Share, find_shares
 from tests.support.thorough import examples
 
 SIZE = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.engine.schedule.stats import scheduler_stats, waiting_ages
+from fovea.engine.step.stats import scheduler_stats, waiting_ages
 from tests.support.brains import SlotRunner, scheduler, sequence
 
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fovea.engine.config.schedule import POLICY_NAMES
+from fovea.engine.config import POLICY_NAMES
 from fovea.engine.sequence import Sequence
 from tests.support.brains import MOST_IMAGE, SlotRunner, answer, scheduler, sequence
 from tests.support.thorough import examples

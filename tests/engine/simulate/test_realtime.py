@@ -12,11 +12,9 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.sequence import Sequence
-from fovea.engine.simulate import realtime
-from fovea.engine.simulate.executor import CostExecutor
-from fovea.engine.simulate.filler import Filler
-from fovea.engine.simulate.realtime import LAG_S, RealtimeExecutor
-from fovea.engine.simulate.settings import SERVER_SETTINGS, TRACE_SETTINGS, not_simulated
+from fovea.engine.simulate import executor as realtime
+from fovea.engine.simulate.assemble import SERVER_SETTINGS, TRACE_SETTINGS, not_simulated
+from fovea.engine.simulate.executor import LAG_S, CostExecutor, Filler, RealtimeExecutor
 from fovea.planner.cost import CostModel
 from tests.support.brains import sequence
 

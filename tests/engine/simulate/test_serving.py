@@ -36,9 +36,8 @@ from fovea.core.types import (
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import read_config
 from fovea.engine.models.tokenizer import load_tokenizer
-from fovea.engine.simulate import realtime
-from fovea.engine.simulate.bundled import FOLDER, load_prompt_builder
-from fovea.engine.simulate.serving import SimulatedEngine
+from fovea.engine.simulate import executor
+from fovea.engine.simulate.serving import FOLDER, SimulatedEngine, load_prompt_builder
 from fovea.observe.table import FIGURES
 from fovea.planner.cost import CostModel
 
@@ -128,7 +127,7 @@ async def test_steps_take_the_time_of_the_cost_model(monkeypatch: pytest.MonkeyP
         pauses.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(realtime, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(executor, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     engine = SimulatedEngine(EngineConfig(), SLOW)
     await whole(engine, ask(max_tokens=11))
     assert engine.stats()["engine_steps"] == len(pauses) == 11

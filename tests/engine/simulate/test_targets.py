@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 
 from fovea.core.trace import Trace, TraceRequest, Workload, generate
 from fovea.engine.config import EngineConfig
-from fovea.engine.simulate.noise import NoiseSettings
-from fovea.engine.simulate.oracle import Oracle
+from fovea.engine.simulate.assemble import Oracle
+from fovea.engine.simulate.executor import NoiseSettings
 from fovea.engine.simulate.report import ClassReport, Report
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.planner.composition import Composition

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fovea.core.trace import TraceRequest
-from fovea.engine.simulate.trace import to_sequence
+from fovea.engine.simulate.run import to_sequence
 
 
 def test_a_sequence_has_system_prompt_images_and_text_in_order() -> None:

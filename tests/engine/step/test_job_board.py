@@ -15,12 +15,12 @@ from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.config import EngineConfig
 from fovea.engine.events import Event, SampledToken
 from fovea.engine.job import Job, SequenceInputs
-from fovea.engine.request.reader import AnswerReader
+from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.simulate.assemble import simulated_stepper
-from fovea.engine.simulate.bundled import PlainTokenizer
 from fovea.engine.simulate.executor import CostExecutor
+from fovea.engine.simulate.serving import PlainTokenizer
 from fovea.engine.step.executor import StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
@@ -33,7 +33,7 @@ WORD, END = 300, 2
 
 @pytest.fixture(scope="module")
 def tokenizer() -> ChatTokenizer:
-    from fovea.engine.simulate.bundled import FOLDER
+    from fovea.engine.simulate.serving import FOLDER
 
     return ChatTokenizer(PlainTokenizer(FOLDER), None, eos_ids=frozenset({END}))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from fovea.engine.schedule.plan import EncodeJob
-from fovea.engine.step.slice_queue import SliceQueue
+from fovea.engine.step.executor import SliceQueue
 from tests.support.brains import image
 
 SLICES = 3

@@ -8,11 +8,9 @@ import pytest
 
 from fovea.engine.events import SampledToken
 from fovea.engine.job import SequenceInputs
-from fovea.engine.kv.moves import Move
-from fovea.engine.schedule.batch import BatchRule
-from fovea.engine.schedule.pace import FIRST_TOKENS, IDLE_STEP_S
+from fovea.engine.kv.manager import Move
+from fovea.engine.schedule.pace import FEWEST_TOKENS, FIRST_TOKENS, IDLE_STEP_S, BatchRule
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
-from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence, Status
 from fovea.engine.step.executor import NO_SLICE, StepResult

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 
 from fovea.core.errors import EngineError
 from fovea.engine.schedule.plan import StepPlan
-from fovea.engine.step.loop import FATAL_FAILURES, DeadDevice
-from fovea.engine.step.probe import PROBE
-from fovea.engine.step.stepper import Step
-from fovea.engine.step.suspects import Suspects
+from fovea.engine.step.loop import FATAL_FAILURES, PROBE, DeadDevice
+from fovea.engine.step.stepper import Step, Suspects
 from tests.support.brains import answer, scheduler, sequence
 from tests.support.poison import SECRET, PoisonedLoop
 from tests.support.thorough import examples

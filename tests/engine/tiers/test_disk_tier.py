@@ -11,7 +11,7 @@ import pytest
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import VisualFeatures
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 

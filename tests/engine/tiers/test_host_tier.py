@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fovea.engine.tiers.host import HostTier
-from fovea.engine.tiers.link import HostLink
-from fovea.engine.tiers.slower import SlowerTiers
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.tiers import HostLink, HostTier, SlowerTiers
+from fovea.engine.vision.encoding import VisualFeatures
 from tests.support.engines import ask, assert_idle, engine, picture
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}

@@ -13,8 +13,8 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder,
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import checkpoint_targets
 from fovea.engine.models.towers import gemma4_tower
+from fovea.engine.vision.encoding import apply_by_rows, run_to_end
 from fovea.engine.vision.gemma4 import Gemma4Projector, Gemma4Tower
-from fovea.engine.vision.slices import apply_by_rows, run_to_end
 
 GRIDS = [(3, 3), (6, 9), (3, 30), (24, 3), (12, 15)]
 SHAPE: dict[str, Any] = {
@@ -136,7 +136,7 @@ def test_every_bound_has_an_effect(name: str) -> None:
 def test_slices_change_no_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = pair(**KINDS[kind])
     _, whole = encode(ours, pixels((12, 15)), (12, 15))
-    monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 7)
+    monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 7)
     pauses = sum(1 for _ in ours.vision_tower.slices(pixels((12, 15)), (12, 15)))
     assert pauses > 3 * 2 * 180 // 7
     _, sliced = encode(ours, pixels((12, 15)), (12, 15))

@@ -13,9 +13,9 @@ from transformers.models.glm4v import modeling_glm4v
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import checkpoint_targets
 from fovea.engine.models.towers import glm4v_tower
-from fovea.engine.reduce.taps import encoder_taps
+from fovea.engine.reduce.probe import encoder_taps
+from fovea.engine.vision.encoding import run_to_end
 from fovea.engine.vision.glm4v import Glm4vTower
-from fovea.engine.vision.slices import run_to_end
 from fovea.relevance.realizing import Region, View, patch_fractions
 
 GRIDS = [(1, 6, 10), (1, 2, 2), (1, 14, 4), (1, 26, 30), (3, 4, 6)]
@@ -65,7 +65,7 @@ def test_tokens_are_those_of_transformers(grid: tuple[int, int, int], changes: d
 @torch.inference_mode()
 def test_a_merge_of_three_patches_and_many_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice holds whole tokens, also if the patches of a token do not divide its rows."""
-    monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 32)
+    monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 32)
     ours, theirs = pair(spatial_merge_size=3)
     grid = (1, 9, 12)
     tokens, _ = run_to_end(ours.slices(pixels(grid), grid))

@@ -17,12 +17,12 @@ from fovea.core.errors import UnsupportedModel
 from fovea.core.media import PixelBudget
 from fovea.engine.layers.linear import checkpoint_targets
 from fovea.engine.models.mllama import Mllama
-from fovea.engine.models.names import canonical
+from fovea.engine.models.targets import canonical
 from fovea.engine.models.towers import mllama_tower
 from fovea.engine.request.inputs import to_image
+from fovea.engine.vision.encoding import run_to_end
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.mllama import grids_of
-from fovea.engine.vision.slices import run_to_end
 from tests.support.checkpoints import write
 from tests.support.reference import Reference, own_processor
 
@@ -80,7 +80,7 @@ def test_rows_are_those_of_transformers(
     grid: tuple[int, int], rows_of_a_slice: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every grid of 1 to 4 tiles; also the rows of padding, which influence the rows of the image."""
-    monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", rows_of_a_slice)
+    monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", rows_of_a_slice)
     monkeypatch.setattr("fovea.engine.vision.mllama.PAIRS_PER_ROW", 300)
     ours, theirs = pair()
     tiles = grid[0] * grid[1]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from torch.nn import functional
 from transformers import vision_utils
 
-from fovea.engine.vision.resample import PositionTable
-from fovea.engine.vision.windows import patch_coordinates
+from fovea.engine.vision.any_size import PositionTable
+from fovea.engine.vision.processor.sizes import patch_coordinates
 from fovea.relevance.realizing import Region, View, patch_fractions
 
 MERGE = 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from fovea.engine.vision.slices import CPU_ROWS, cuts, run_to_end
+from fovea.engine.vision.encoding import CPU_ROWS, cuts, run_to_end
 from fovea.engine.vision.vit import VisionTransformer, ViTConfig
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from transformers import vision_utils
 
-from fovea.engine.vision.windows import patch_coordinates, window_order
+from fovea.engine.vision.processor.sizes import patch_coordinates, window_order
 
 MERGE = 2
 GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)).map(

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from fovea.core.names import bundled_model
 from fovea.engine.load import build_processors, default_sampling, read_config
-from fovea.engine.models.relevance_head import read_head
-from fovea.engine.models.weights import checkpoint_dtype, read_header, shard_files
+from fovea.engine.models.weights import checkpoint_dtype, read_head, read_header, shard_files
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192

@@ -218,7 +218,7 @@ def checkpoint_facts(model: str, revision: str) -> CheckpointFacts:
 def built_facts(model: str, engine: EngineConfig) -> BuiltFacts:
     """Return facts about the built encoders of the settings, else of those beside the checkpoint."""
     from fovea.engine.load import resolve
-    from fovea.engine.models.engines import ENGINES_FOLDER
+    from fovea.engine.models.compile import ENGINES_FOLDER
     from fovea.engine.vision.built.manifest import NAME, Manifest, UnusableEngine
 
     chosen = engine.model.encoder_engines

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fovea.cli.plan.play import Figures, Played, common_tokens, play, predict
 from fovea.core.errors import ConfigError
-from fovea.engine.simulate.record import StepRecord, recorded_steps
+from fovea.engine.simulate.executor import StepRecord, recorded_steps
 from fovea.planner.cost import CostModel
 from fovea.planner.fit import Preparation, fit_images, fit_preparation, fit_steps, image_error, step_error
 from fovea.planner.sessions import FITTED, PREDICTED, Session, sessions

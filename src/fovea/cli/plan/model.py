@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.core.names import BUNDLED, bundled_model
-from fovea.engine.vision.token_rules import folder_rule, known_rule
-from fovea.engine.vision.token_rules.rule import ProcessorRule
+from fovea.engine.vision.token_rules import ProcessorRule, folder_rule, known_rule
 from fovea.planner.known import find, known_models
 from fovea.planner.shape import ModelShape
 from fovea.planner.workload import ImageTokens, TokenCount
@@ -61,7 +60,7 @@ def find_model(name: str, visual_tokens: int = 0) -> PlannedModel:
 
 def _from_folder(name: str, folder: Path, visual_tokens: int) -> PlannedModel:
     # torch builds the model without weights, so a folder takes seconds and a known name does not.
-    from fovea.engine.check.shape import shape_of_folder
+    from fovea.engine.check import shape_of_folder
 
     shape = shape_of_folder(folder, name)
     rule = None if visual_tokens else folder_rule(folder)

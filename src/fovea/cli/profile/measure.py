@@ -18,7 +18,7 @@ from fovea.bench.settings import Target
 from fovea.core.errors import EngineError, InvalidImage
 from fovea.core.measure import Recorder, Span, recording
 from fovea.core.types import ModelInfo
-from fovea.engine.profile.roofline import Demand, LowerBound, ModelRoofline
+from fovea.engine.profile import Demand, LowerBound, ModelRoofline
 from fovea.engine.request.inputs import to_prompt
 from fovea.kernels.calibrate import Machine, calibrate
 from fovea.media.image.probe import probe

@@ -1,11 +1,11 @@
-"""The encoder-output cache: outputs by content, bounded in bytes.
+"""The caches on the device, bounded in bytes: encoder outputs, and encoded regions of images.
 
 Values are opaque. An output that a sequence still needs is *held*: it is never evicted, even above the
 ceiling, because a step is about to read it. When its last holder releases it, it can be evicted in
 least-recently-used order. So if the cache is too small for the images of a step, it has no hits, but the
-engine does not deadlock.
+engine does not deadlock. Of regions, the least relevant one is evicted first.
 
-An output that is older than the time to live is a miss for every sequence that does not hold it already.
+With shares, one client cannot evict what others stored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,36 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from fovea.core.ledger import Ledger, LedgerStore
+
+
+def owner_of_salt(salt: str) -> str:
+    """Return the client to whom a cache salt belongs."""
+    return salt.partition(":")[0]
+
+
+def owner_of_key(key: str, _: object = None) -> str:
+    """Return the client to whom an entry belongs, by the entry's key."""
+    return owner_of_salt(key.partition("\x00")[0])
+
+
+class CacheShares:
+    """The shares of all clients that have less than the whole. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, float] = {}
+
+    def note(self, salt: str, share: float) -> None:
+        """Remember a client's share. salt: of its request. share: from 0 to 1."""
+        owner = owner_of_salt(salt)
+        if share < 1:
+            self._shares[owner] = share
+        else:
+            self._shares.pop(owner, None)
+
+    def share_of(self, owner: str) -> float:
+        """Return the part of each cache that a client's entries may fill."""
+        return self._shares.get(owner, 1.0)
+
 
 Value = TypeVar("Value")
 
@@ -206,3 +236,79 @@ class EmbeddingCache(LedgerStore[str, _Output[Value]]):
         """Remove the oldest outputs of a key's owner. They go to no slower tier: it has shares of its own."""
         if key in self._ledger:
             self._ledger.evict_over_share(key)
+
+
+@dataclass(slots=True)
+class _Region(Generic[Value]):
+    """An entry of the region cache.
+
+    value: features of the region.
+    relevance: accumulated relevance.
+    used: number of its latest use; uses are counted over all regions.
+    """
+
+    value: Value
+    relevance: float
+    used: int
+
+
+class RegionCache(LedgerStore[str, _Region[Value]]):
+    """Regions by name. Values are opaque. Not thread-safe."""
+
+    def __init__(
+        self, capacity: int, *, ttl_s: float | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """capacity: ceiling in bytes. ttl_s: regions expire after so many seconds; None: never."""
+        self.hits = 0
+        self.misses = 0
+        self._uses = 0
+        super().__init__(
+            Ledger(capacity, ttl_s=ttl_s, clock=clock, rank=lambda region: (region.relevance, region.used))
+        )
+
+    def __contains__(self, key: str) -> bool:
+        return self.peek(key) is not None
+
+    def get(self, key: str, relevance: float) -> Value | None:
+        """The features, or None. relevance: the region's relevance for the current question, in [0, 1]."""
+        self._ledger.expire()
+        region = self._ledger.get(key)
+        if region is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._uses += 1
+        region.relevance, region.used = relevance + region.relevance / 2, self._uses
+        return region.value
+
+    def peek(self, key: str) -> Value | None:
+        """The features, or None. This does not count as a use."""
+        self._ledger.expire()
+        region = self._ledger.get(key)
+        return None if region is None else region.value
+
+    def put(self, key: str, value: Value, size: int, relevance: float) -> None:
+        """Store features of `size` bytes.
+
+        The least relevant region is evicted first, which may be this one; among equally relevant regions, the
+        least recently used one. Features larger than the ceiling are not stored, and no other region is
+        evicted for them.
+
+        relevance: the region's relevance for the current question, in [0, 1].
+        """
+        self._ledger.remove(key)
+        if size > self.capacity:
+            return
+        self._uses += 1
+        self._ledger.add(key, _Region(value, relevance, self._uses), size)
+        self._ledger.expire()
+        self._ledger.evict()
+
+    def clear(self) -> None:
+        self._ledger.clear()
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless the bytes add up and are within the ceiling."""
+        self._ledger.check_integrity("the region cache")
+        if self.bytes > self.capacity:
+            raise RuntimeError(f"{self.bytes} bytes of regions are stored, and {self.capacity} are allowed")

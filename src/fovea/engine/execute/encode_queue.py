@@ -19,12 +19,17 @@ from typing import NamedTuple
 
 from fovea.core.measure import stage
 from fovea.engine.schedule.plan import EncodeJob
-from fovea.engine.step.slice_queue import SliceQueue
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.step.executor import SliceQueue
+from fovea.engine.vision.encoding import (
+    EncoderStream,
+    Mark,
+    ProjectorCall,
+    ProjectorTimer,
+    Slices,
+    UpcomingImages,
+    VisualFeatures,
+)
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.projector_timer import ProjectorCall, ProjectorTimer
-from fovea.engine.vision.slices import Slices, UpcomingImages
-from fovea.engine.vision.stream import EncoderStream, Mark
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Turns step plans into tensors. No other module does this.
 
-The runner owns the data that the scheduler only counts: the KV tensor, the pixels that wait for the encoder,
+The runner owns the data that the scheduler only counts: the KV tensor, the pixels that wait for the
+encoder,
 the positions of each prompt. It does not decide which sequence goes next.
 """
 
@@ -8,7 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from collections.abc import Sequence as Sequences
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -16,34 +20,90 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.core.measure import stage
+from fovea.core.measure import NO_SPAN, active_recorder, stage
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.execute.attention_plan import DecoderPlanner, by_length
-from fovea.engine.execute.decode_rows import DecodeRows, only_decodes
+from fovea.engine.execute.attention_plan import DecoderPlanner, by_length, image_rows
+from fovea.engine.execute.decode_rows import DecodeRows, PaddedDecodes, only_decodes
 from fovea.engine.execute.encode_queue import EncodeQueue
-from fovea.engine.execute.graphs import PaddedDecodes
-from fovea.engine.execute.image_rows import image_rows
-from fovea.engine.execute.profile import forward_stage
-from fovea.engine.execute.prompt_arrays import PromptArrays
 from fovea.engine.job import SequenceInputs
-from fovea.engine.kv.moves import Move
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.layers.step import DecoderPlan
+from fovea.engine.kv.manager import Move
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.sample.batch import row_index
-from fovea.engine.sample.prompt_logprobs import prompt_rows, score_prompt
+from fovea.engine.sample.logits import prompt_rows, row_index, score_prompt
 from fovea.engine.sample.sampler import Sampler
-from fovea.engine.schedule.padding import Padding
+from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.step.executor import StepResult
-from fovea.engine.step.positions import mrope_positions, plain_positions
-from fovea.engine.tiers.slower import SlowerTiers
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.step.positions import mrope_positions, place, plain_positions
+from fovea.engine.tiers import SlowerTiers
+from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, encoder_stream
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices, UpcomingImages
-from fovea.engine.vision.stream import encoder_stream
 from fovea.kernels.attention import AttentionPlan
+
+
+def forward_stage(work: Seq[Work]) -> AbstractContextManager[None]:
+    """Return the stage of a step: "decode step", "prefill", or "mixed step" if it has both.
+
+    Its notes are: rows, the tokens computed; keys, the positions whose KV is read, counted once per sequence;
+    pairs, the pairs of a query and a key that it attends to.
+    """
+    if active_recorder() is None:
+        return NO_SPAN
+    decodes = sum(item.seq.decoding for item in work)
+    name = "decode step" if decodes == len(work) else "mixed step" if decodes else "prefill"
+    return stage(
+        name,
+        rows=sum(item.count for item in work),
+        keys=sum(item.stop for item in work),
+        pairs=sum(item.count * (item.start + 1 + item.stop) // 2 for item in work),
+    )
+
+
+@dataclass(slots=True)
+class PromptArrays:
+    """The prompt of one sequence.
+
+    ids: (P,) token ids.
+    positions: (3, P) with M-RoPE, else (P,).
+    delta: offset from the index of a token after the prompt to its position.
+    visual: (P,) number of visual tokens up to and including each index; empty without images.
+    inputs: pixel sources and restored features.
+    positioned: starts of the spans of reduced images whose tokens have their own positions.
+    """
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    delta: int
+    visual: NDArray[np.int64]
+    inputs: SequenceInputs
+    positioned: set[int] = field(default_factory=set)
+
+    def ids_of(self, item: Work) -> NDArray[np.int64]:
+        """Token ids of a step's work, (count,)."""
+        if item.stop <= len(self.ids):
+            return self.ids[item.start : item.stop]
+        return np.asarray(item.seq.tokens(item.start, item.stop), dtype=np.int64)
+
+    def positions_of(self, item: Work) -> NDArray[np.int64]:
+        """Positions of a step's work, (3, count) with M-RoPE, else (count,)."""
+        length = len(self.ids)
+        known = self.positions[..., item.start : min(item.stop, length)]
+        if item.stop <= length:
+            return known
+        later = np.arange(max(item.start, length), item.stop) + self.delta
+        if known.ndim == 2:
+            later = np.broadcast_to(later, (3, len(later)))
+        return np.concatenate((known, later), axis=-1)
+
+    def place(self, span: ImageSpan, features: VisualFeatures) -> None:
+        """Give the tokens of a reduced image their own positions, once its encoder output tells them."""
+        if not span.full_tokens or span.start in self.positioned:
+            return
+        assert features.places is not None
+        place(self.positions, span, features.places.cpu().numpy().astype(np.int64))
+        self.positioned.add(span.start)
+
 
 Visual = tuple[Tensor | None, Tensor | None, list[Tensor]]
 """The visual rows of a step, their embeddings, and DeepStack's additions for these rows."""

@@ -7,18 +7,31 @@ A block is in exactly one of three states:
     blank      ref = 0, has no name         can only be taken
 
 The first rows of a block can have names of their own (see `publish_part`), and be found by these in every
-state. Releasing a block keeps its names. It puts a block with a name at the tail of the free queue, and one
-without at the head. Taking the block at the head of the queue removes its names. So every free block serves
+state. Releasing a block keeps its names. It puts a block with a name at the tail of the free queue, and
+one
+without at the head. Taking the block at the head of the queue removes its names. So every free block
+serves
 as cache until its memory is needed, and a block is evicted only when a sequence takes it.
 
-Blocks that hold a part of an image are counted separately: a follow-up question reuses them, and images fill
+Blocks that hold a part of an image are counted separately: a follow-up question reuses them, and images
+fill
 the pool with them.
+
+Layers with a sliding window have a pool of their own (`WindowBlocks`). Blocks of image prefixes that a
+pool
+evicts may be saved to slots of host memory (`HostBlocks`). This module holds integers only; the runner
+owns the
+tensors.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
+
+from fovea.engine.sequence import Sequence
 
 
 class Kind(IntEnum):
@@ -209,3 +222,216 @@ class BlockPool:
             (part, block) for part, (block, _) in self._by_part.items()
         }:
             raise RuntimeError("the two indexes of named first rows do not agree")
+
+
+GONE = -1
+"""Entry of a block table whose block was released, because no later token sees it."""
+
+
+class WindowBlocks:
+    """The window tables of all admitted sequences, and the prefixes that they share. Not thread-safe.
+
+    pool: the blocks.
+    window: tokens that a token sees, itself included.
+    returned: blocks that sequences gave back because they lay behind the window.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, window: int, most_new: int) -> None:
+        """most_new: most tokens of a sequence that a step computes. The others are as above."""
+        self.pool = pool
+        self._size = block_size
+        self.window = window
+        self.returned = 0
+        self._most_new = most_new
+
+    def first_visible(self, position: int) -> int:
+        """Number of the first block that the token at `position` sees."""
+        return max(0, position - self.window + 1) // self._size
+
+    def blocks_at_once(self, tokens: int, left: int) -> int:
+        """The most blocks that a sequence of `tokens` tokens uses from now on. left: tokens to compute."""
+        visible = self.window + min(left, self._most_new) + self._size
+        return -(-min(tokens, visible) // self._size)
+
+    def usable(self, names: list[bytes], count: int) -> int:
+        """The longest prefix of at most `count` whole blocks whose window is cached, in blocks.
+
+        names: names of the prefix's blocks.
+        """
+        run, best = 0, 0  # run: cached blocks next to each other, up to the current one
+        for index in range(count):
+            run = 0 if self.pool.find(names[index]) is None else run + 1
+            end = index + 1
+            if run >= end - self.first_visible(end * self._size):
+                best = end
+        return best
+
+    def missing(self, seq: Sequence, tokens: int) -> int:
+        """How many blocks a sequence lacks for its first `tokens` tokens."""
+        return -(-tokens // self._size) - len(seq.window_blocks)
+
+    def has_room(self, tokens: int, shared: Iterable[int], others: Iterable[Sequence]) -> bool:
+        """Whether a sequence of `tokens` tokens can be admitted.
+
+        shared: cached blocks that it begins with. others: the sequences that are admitted.
+        """
+        shared = list(shared)
+        locked = sum(self.pool.is_free(block) for block in shared)
+        needed = sum(max(0, self._most_needed(seq)) for seq in others)
+        return self.blocks_at_once(tokens, tokens) - len(shared) <= self.pool.free - locked - needed
+
+    def _most_needed(self, seq: Sequence) -> int:
+        """The most blocks that a sequence will need for its tokens, beside those that it has."""
+        have = sum(block != GONE for block in seq.window_blocks)
+        return self.blocks_at_once(seq.length, seq.length - seq.computed_tokens) - have
+
+    def shared(self, names: list[bytes], count: int, position: int) -> list[int]:
+        """The cached blocks that the token at `position` sees, of a prefix of `count` whole blocks."""
+        found = [self.pool.find(name) for name in names[self.first_visible(position) : count]]
+        return [block for block in found if block is not None]
+
+    def admit(self, seq: Sequence, count: int, position: int) -> None:
+        """Begin a sequence's table with a cached prefix of `count` whole blocks.
+
+        position: the first token that the sequence will compute.
+        """
+        blocks = self.shared(seq.block_hashes, count, position)
+        for block in blocks:
+            self.pool.share(block)
+        seq.window_blocks = [GONE] * (count - len(blocks)) + blocks
+
+    def extend(self, seq: Sequence, tokens: int) -> None:
+        """Take blocks until there is room for the first `tokens` tokens. Raises KeyError if none is free."""
+        while self.missing(seq, tokens) > 0:
+            start = len(seq.window_blocks) * self._size
+            visual = bool(seq.spans_between(start, start + self._size))
+            seq.window_blocks.append(self.pool.take(Kind.VISUAL if visual else Kind.TEXT))
+
+    def publish(self, seq: Sequence, index: int, name: bytes, rows: int = 0) -> None:
+        """Name block `index` of a sequence, or its first `rows` rows. Does nothing if the block is gone."""
+        block = seq.window_blocks[index]
+        if block == GONE:
+            return
+        if rows:
+            self.pool.publish_part(block, name, rows)
+        else:
+            self.pool.publish(block, name)
+
+    def release_behind(self, seq: Sequence) -> None:
+        """Release the blocks that no later token sees. They keep their names as long as they are free."""
+        last = min(self.first_visible(seq.computed_tokens), len(seq.window_blocks))
+        for index in range(last - 1, -1, -1):
+            if seq.window_blocks[index] == GONE:
+                break
+            self.pool.release(seq.window_blocks[index])
+            seq.window_blocks[index] = GONE
+            self.returned += 1
+
+    def release(self, seq: Sequence) -> None:
+        for block in reversed(seq.window_blocks):
+            if block != GONE:
+                self.pool.release(block)
+        seq.window_blocks = []
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise RuntimeError unless the pool agrees with the tables."""
+        tables = [[block for block in seq.window_blocks if block != GONE] for seq in sequences]
+        self.pool.check_integrity(tables)
+
+
+Part = tuple[bytes, int]
+"""The name of a block's first rows, and the number of those rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: bytes | None
+    parts: tuple[Part, ...]
+
+
+class HostBlocks:
+    """The account of host memory slots: at most `slots` blocks; the least recently used is evicted first.
+
+    Locked slots are not evicted.
+    size: number of slots.
+    loads: blocks loaded back to the pool so far.
+    evictions: slots reused for another block so far.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.size = slots
+        self.loads = 0
+        self.evictions = 0
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._by_name: dict[bytes, int] = {}
+        self._by_part: dict[bytes, tuple[int, int]] = {}
+        self._blank = list(range(slots))
+        self._locked: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, name: bytes | None, parts: tuple[Part, ...]) -> int | None:
+        """Reserve a slot for a block with these names; the caller copies the KV.
+
+        Returns None if all names are known already, or if every slot is locked.
+        """
+        parts = tuple(part for part in parts if part[0] not in self._by_part)
+        if name in self._by_name:
+            self._entries.move_to_end(self._by_name[name])
+            name = None
+        if name is None and not parts:
+            return None
+        slot = self._room()
+        if slot is None:
+            return None
+        self._entries[slot] = _Entry(name, parts)
+        if name is not None:
+            self._by_name[name] = slot
+        self._by_part.update({part: (slot, rows) for part, rows in parts})
+        return slot
+
+    def find(self, name: bytes) -> int | None:
+        return self._by_name.get(name)
+
+    def find_part(self, name: bytes) -> tuple[int, int] | None:
+        """The (slot, rows) that has this name; None if there is none."""
+        return self._by_part.get(name)
+
+    def lock(self, slots: set[int]) -> None:
+        """Until `unlock`, do not evict these slots, which are about to be loaded; mark them as used now."""
+        self._locked = slots
+        for slot in slots:
+            self._entries.move_to_end(slot)
+
+    def unlock(self) -> None:
+        self._locked = set()
+
+    def forget_all(self) -> None:
+        self._entries.clear()
+        self._by_name.clear()
+        self._by_part.clear()
+        self._blank = list(range(self.size))
+
+    def _room(self) -> int | None:
+        if self._blank:
+            return self._blank.pop()
+        slot = next((slot for slot in self._entries if slot not in self._locked), None)
+        if slot is None:
+            return None
+        entry = self._entries.pop(slot)
+        if entry.name is not None:
+            del self._by_name[entry.name]
+        for name, _ in entry.parts:
+            del self._by_part[name]
+        self.evictions += 1
+        return slot
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every slot is either blank or has one entry, and all names match."""
+        if sorted([*self._blank, *self._entries]) != list(range(self.size)):
+            raise RuntimeError("a host slot is missing or counted twice")
+        names = {entry.name: slot for slot, entry in self._entries.items() if entry.name is not None}
+        parts = {part: (slot, rows) for slot, entry in self._entries.items() for part, rows in entry.parts}
+        if names != self._by_name or parts != self._by_part:
+            raise RuntimeError("the names of host slots do not agree with their entries")

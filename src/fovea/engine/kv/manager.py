@@ -1,33 +1,74 @@
 """Block tables of sequences: which blocks of a prefix are cached, which a step needs, and which are released.
 
-Only full blocks are shared, and a full block is never written again: the last block, which a sequence still
-writes, is always its own. Where an image ends inside a block, the rows up to the end of the image have a name
-of their own. A later sequence with another question copies these rows, so an image is computed once, up to
+Only full blocks are shared, and a full block is never written again: the last block, which a sequence
+still
+writes, is always its own. Where an image ends inside a block, the rows up to the end of the image have a
+name
+of their own. A later sequence with another question copies these rows, so an image is computed once, up
+to
 its last token.
 
 Blocks of image prefixes that the pool evicts are saved to host memory if a slot is available there, and
 loaded when a sequence needs them again. The copies, saves and loads of a step are a list of moves. Their
 order matters: the runner carries them out one after the other.
 
-For models with layers that keep a state, a prefix can be reused only up to a place where a state was saved
-(`checkpoints`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own, of
-which a sequence holds only those that it still sees (`window_blocks`).
+For models with layers that keep a state, a prefix can be reused only up to a place where a state was
+saved
+(`states`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own, of
+which a sequence holds only those that it still sees (`WindowBlocks`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from fovea.engine.kv.blocks import BlockPool, Kind
-from fovea.engine.kv.checkpoints import Checkpoints
-from fovea.engine.kv.host_blocks import HostBlocks
-from fovea.engine.kv.match import PrefixMatch
-from fovea.engine.kv.moves import Move
-from fovea.engine.kv.names import PrefixNames
-from fovea.engine.kv.state_slots import StateSlots
-from fovea.engine.kv.window_blocks import WindowBlocks
+from fovea.engine.kv.blocks import BlockPool, HostBlocks, Kind, WindowBlocks
+from fovea.engine.kv.hashing import PrefixNames
+from fovea.engine.kv.states import Checkpoints, StateSlots
 from fovea.engine.sequence import Sequence, StateWork
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest prefix of a sequence whose KV is available, in the pool or in host memory.
+
+    blocks: numbers of the cached blocks, from the start of the sequence on.
+    pending: id of the sequence that is computing or loading the next block now; None if there is none.
+    part: ("copy", block, rows) or ("load", slot, rows), whose first rows are the next rows of the sequence.
+    slots: numbers of the host slots that hold the blocks after `blocks`.
+    window_part: (block, rows) like `part`, in the pool of layers with a sliding window.
+    state: name of the checkpoint of the state after this prefix; None: there is none, or the model has no
+        states.
+    """
+
+    blocks: tuple[int, ...]
+    pending: str | None = None
+    part: tuple[Literal["copy", "load"], int, int] | None = None
+    slots: tuple[int, ...] = ()
+    window_part: tuple[int, int] | None = None
+    state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A copy of the first `rows` rows of one KV block.
+
+    kind: "copy" from block to block, "save" from a block to a host slot, "load" from a host slot to a block.
+    source: number of the block or slot to read.
+    target: number of the block or slot to write.
+    rows: how many rows are copied, from the first on.
+    owner: id of the sequence that needs the rows; empty for saves.
+    windowed: the blocks are those of layers with a sliding window.
+    """
+
+    kind: Literal["copy", "save", "load"]
+    source: int
+    target: int
+    rows: int
+    owner: str = ""
+    windowed: bool = False
+
 
 Part = tuple[Literal["copy", "load"], int, int]
 """The source of the first rows of a block, see `PrefixMatch.part`."""

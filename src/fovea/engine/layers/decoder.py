@@ -12,17 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.config import Attention, CrossAttention, Dense, Experts
-from fovea.engine.layers.cross import CrossLayer
+from fovea.engine.layers.config import Attention, CrossAttention, DecoderConfig, Dense, Experts
 from fovea.engine.layers.experts import ExpertLinear, ExpertsBlock
-from fovea.engine.layers.layer import Layer
-from fovea.engine.layers.linear import Embedding, Linear
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.layers.norm import RMSNorm
-from fovea.engine.layers.per_layer import PerLayerEmbeddings
-from fovea.engine.layers.rope import RotaryAngles
-from fovea.engine.layers.shape import DecoderConfig
-from fovea.engine.layers.step import DecoderPlan, ImageRows, Step
+from fovea.engine.layers.layer import CrossLayer, Layer, PerLayerEmbeddings
+from fovea.engine.layers.linear import Embedding, Linear, RMSNorm
+from fovea.engine.layers.mixers import RotaryAngles
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan, ImageRows, Step
 from fovea.kernels.base import Kernels, Stack, StackShape
 from fovea.kernels.quantize import Format
 

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.engine.layers.config import Experts
-from fovea.engine.layers.linear import Linear
-from fovea.engine.layers.mlp import GatedMLP
-from fovea.engine.layers.norm import RMSNorm, UnitNorm
+from fovea.engine.layers.linear import GatedMLP, Linear, RMSNorm, UnitNorm
 from fovea.kernels.activation import finish
 from fovea.kernels.base import Kernels, Mixture, Product
 from fovea.kernels.quantize import Format

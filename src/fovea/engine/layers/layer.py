@@ -1,4 +1,8 @@
-"""One decoder layer: a mixer and a feed-forward block, each after a norm."""
+"""One decoder layer: a mixer and a feed-forward block, each after a norm; also layers that read images.
+
+`CrossLayer` lets text attend to the states of images, `PerLayerInput` gives a layer a small input of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,127 @@ from torch import Tensor, nn
 
 from fovea.engine.layers.config import (
     Attention,
+    CrossAttention,
+    DecoderConfig,
     Dense,
     Experts,
     FeedForward,
     GatedDelta,
     LayerConfig,
+    PerLayer,
     ShortConv,
 )
 from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
+from fovea.engine.layers.linear import Embedding, GatedMLP, Linear, RMSNorm
 from fovea.engine.layers.mixers import AttentionMixer, ConvMixer, DeltaMixer, Mixer
-from fovea.engine.layers.mlp import GatedMLP
-from fovea.engine.layers.norm import RMSNorm
-from fovea.engine.layers.per_layer import PerLayerInput
-from fovea.engine.layers.shape import DecoderConfig
-from fovea.engine.layers.step import Step
-from fovea.kernels.base import StackLayer
+from fovea.engine.layers.step import ImageRows, Step
+from fovea.kernels.base import Kernels, StackLayer
+from fovea.kernels.torch_kernels import PLAIN
+
+
+class PerLayerEmbeddings(nn.Module):
+    """The table of all layers' embeddings, and the map from input embeddings to as many numbers."""
+
+    def __init__(self, hidden: int, layers: int, config: PerLayer, eps: float) -> None:
+        super().__init__()
+        self.config, self.layers = config, layers
+        self.table = Embedding(config.vocab_size, layers * config.width)
+        self.projection = Linear(hidden, layers * config.width, bias=False)
+        self.norm = RMSNorm(config.width, eps)
+
+    def forward(self, ids: Tensor, x: Tensor, visual_rows: Tensor | None) -> Tensor:
+        """Return the embeddings of rows, (T, layers, width).
+
+        ids: (T,), token ids.
+        x: (T, hidden), the decoder's input embeddings of these rows.
+        visual_rows: numbers of the rows of visual tokens; None: there are none.
+        """
+        if visual_rows is not None:
+            ids = ids.index_fill(0, visual_rows, self.config.padding)
+        shape = (len(ids), self.layers, self.config.width)
+        of_tokens: Tensor = self.table(ids).view(shape)
+        # As for the input embeddings, the factor is rounded to the model's type and stays on the host.
+        of_tokens = of_tokens * torch.tensor(self.config.width**0.5, dtype=x.dtype)
+        of_rows = self.norm((self.projection(x) * x.shape[1] ** -0.5).view(shape))
+        return (of_rows + of_tokens) * 0.5**0.5  # type: ignore[no-any-return]
+
+
+class PerLayerInput(nn.Module):
+    """Adds a layer's own embeddings: x + norm(projection(act(gate(x)) * embedding))."""
+
+    def __init__(self, hidden: int, config: PerLayer, eps: float) -> None:
+        super().__init__()
+        self.gate = Linear(hidden, config.width, bias=False, activation=config.activation)
+        self.projection = Linear(config.width, hidden, bias=False)
+        self.norm = RMSNorm(hidden, eps)
+
+    def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
+        """x: (T, hidden). embeddings: (T, width), the layer's own."""
+        return x + self.norm(self.projection(self.gate(x) * embeddings))  # type: ignore[no-any-return]
+
+
+class CrossAttentionMixer(nn.Module):
+    """The attention of a cross layer. Attribute names are those of checkpoints."""
+
+    kernels: Kernels = PLAIN
+
+    def __init__(self, config: DecoderConfig, shape: CrossAttention) -> None:
+        super().__init__()
+        self.shape = shape
+        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = Linear(config.hidden, query, bias=False)
+        self.k_proj = Linear(config.hidden, key, bias=False)
+        self.v_proj = Linear(config.hidden, key, bias=False)
+        self.o_proj = Linear(query, config.hidden, bias=False)
+        self.q_norm = RMSNorm(shape.head_dim, config.eps)
+        self.k_norm = RMSNorm(shape.head_dim, config.eps)
+
+    def keys_values(self, states: Tensor) -> Tensor:
+        """Return keys and values (R, 2 * kv_heads * head_dim) of image states (R, hidden)."""
+        heads = len(states), self.shape.kv_heads, self.shape.head_dim
+        keys = self.k_norm(self.k_proj(states).view(heads))
+        return torch.stack((keys, self.v_proj(states).view(heads)), dim=1).flatten(1)
+
+    def forward(self, x: Tensor, runs: tuple[ImageRows, ...], place: int) -> Tensor:
+        """Attend from rows x (n, hidden), those of all runs one after the other. Returns (n, hidden).
+
+        place: number of the layer among those with cross-attention.
+        """
+        query = self.q_norm(self.q_proj(x).view(len(x), self.shape.heads, self.shape.head_dim))
+        parts, first = [], 0
+        for run in runs:
+            part, kv = query[first : first + len(run.rows)], run.keys_values[place][None]
+            parts.append(self.kernels.attend(part, kv, run.plan, self.shape.scale))
+            first += len(run.rows)
+        return self.o_proj(torch.cat(parts).flatten(1))  # type: ignore[no-any-return]
+
+
+class CrossLayer(nn.Module):
+    """A layer with cross-attention. Learned gates scale the outputs of attention and MLP by their tanh.
+
+    place: number of the layer among those with cross-attention.
+    """
+
+    def __init__(self, config: DecoderConfig, mixer: CrossAttention, block: Dense, place: int) -> None:
+        super().__init__()
+        self.place = place
+        self.input_layernorm = RMSNorm(config.hidden, config.eps)
+        self.cross_attn = CrossAttentionMixer(config, mixer)
+        self.cross_attn_attn_gate = nn.Parameter(torch.empty(1), requires_grad=False)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
+        self.mlp = GatedMLP(config.hidden, block.intermediate, block.activation, bias=block.bias)
+        self.cross_attn_mlp_gate = nn.Parameter(torch.empty(1), requires_grad=False)
+
+    def forward(self, x: Tensor, step: Step, read: Tensor | None = None) -> Tensor:
+        """Compute the layer on rows x (T, hidden). read: as in `Layer.forward`."""
+        if step.images:
+            rows = torch.cat([run.rows for run in step.images])
+            seeing = x[rows]
+            mixed = self.cross_attn(self.input_layernorm(seeing), step.images, self.place)
+            seeing = seeing + self.cross_attn_attn_gate.tanh() * mixed
+            inner = self.mlp(self.post_attention_layernorm(seeing), None)
+            x = x.index_copy(0, rows, seeing + self.cross_attn_mlp_gate.tanh() * inner)
+        return x if read is None else x[read]
 
 
 class Layer(nn.Module):

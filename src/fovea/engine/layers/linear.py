@@ -1,4 +1,7 @@
-"""Linear maps. Several checkpoint tensors may fill one weight, and weights may be repacked after loading."""
+"""Linear maps, norms and feed-forward blocks. Their storage is uninitialised until a checkpoint fills it.
+
+Several checkpoint tensors may fill one weight, and weights may be repacked after loading.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,53 @@ from torch.nn import functional
 from fovea.kernels.activation import check_activation, finish
 from fovea.kernels.base import Kernels, Product, TableProduct
 from fovea.kernels.quantize import Format
+from fovea.kernels.torch_kernels import PLAIN
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm (arXiv 1910.07467): scale rows to a root mean square of 1, then by a weight per column.
+
+    centered: the factor is 1 + weight, see `Kernels.rms_norm`.
+    """
+
+    kernels: Kernels = PLAIN
+
+    def __init__(self, width: int, eps: float, *, centered: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.eps = eps
+        self.centered = centered
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x, self.weight, self.eps, centered=self.centered)
+
+
+class UnitNorm(nn.Module):
+    """RMSNorm without a weight."""
+
+    kernels: Kernels = PLAIN
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.ones: Tensor
+        self.register_buffer("ones", torch.ones(width), persistent=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x, self.ones, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm (arXiv 1607.06450): torch's `layer_norm` with weight and bias."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class Linear(nn.Module):
@@ -200,3 +250,33 @@ def use_kernels(module: nn.Module, kernels: Kernels) -> None:
     for child in module.modules():
         if hasattr(child, "kernels"):
             setattr(child, "kernels", kernels)  # noqa: B010 - a plain attribute, whatever nn.Module declares
+
+
+class GatedMLP(nn.Module):
+    """The block residual + down(act(gate(x)) * up(x)), with gate and up in one product."""
+
+    def __init__(self, hidden: int, intermediate: int, act: str, *, bias: bool) -> None:
+        super().__init__()
+        outputs = {"gate_proj": intermediate, "up_proj": intermediate}
+        self.gate_up = FusedLinear(hidden, outputs, bias=bias, activation=act, gated=True)
+        self.down_proj = Linear(intermediate, hidden, bias=bias)
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        return self.down_proj(self.gate_up(x), residual)  # type: ignore[no-any-return]
+
+
+class PlainMLP(nn.Module):
+    """The block residual + second(act(first(x))). Without a residual, only the second part.
+
+    names: checkpoint names of the two maps.
+    """
+
+    def __init__(self, hidden: int, intermediate: int, act: str, names: tuple[str, str]) -> None:
+        super().__init__()
+        self.maps = names
+        self.add_module(names[0], Linear(hidden, intermediate, bias=True, activation=act))
+        self.add_module(names[1], Linear(intermediate, hidden, bias=True))
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        first, second = (self.get_submodule(name) for name in self.maps)
+        return second(first(x), residual)  # type: ignore[no-any-return]

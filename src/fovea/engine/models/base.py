@@ -11,19 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.linear import checkpoint_targets, use_kernels
-from fovea.engine.layers.shape import DecoderConfig
-from fovea.engine.models.fused_tensors import FusedTensor
+from fovea.engine.models.targets import FusedTensor
 from fovea.engine.models.text import Renames
 from fovea.engine.vision.any_size import AnySizeTower
-from fovea.engine.vision.built.engines import EncoderEngines
-from fovea.engine.vision.built.static import StaticEncoder
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.built.engines import EncoderEngines, StaticEncoder
+from fovea.engine.vision.encoding import Slices, Tiler, VisualFeatures, VisualShape, run_to_end
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, run_to_end
-from fovea.engine.vision.tiler import Tiler
 from fovea.kernels.base import Kernels
 from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import PLAIN

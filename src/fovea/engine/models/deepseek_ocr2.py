@@ -16,13 +16,11 @@ from fovea.engine.layers.linear import Embedding, Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import Renames, decoder_config, text_renames
 from fovea.engine.models.text.parts import rotary
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.deepseek_ocr2 import SHRINK, TILE_SIDE, VIEW_SIDE
 from fovea.engine.vision.query_encoder import QueryEncoder, QueryEncoderConfig
 from fovea.engine.vision.sam import SamConfig, SamEncoder
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.planner.shape import Tower
 
 _SAM = r"^model\.sam_model\."

@@ -10,15 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.linear import Linear
-from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.linear import Linear, RMSNorm
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import siglip_tower
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.engine.vision.vit import VisionTransformer
 from fovea.planner.shape import Tower
 

@@ -14,12 +14,10 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config, text_renames, unused_tensors
 from fovea.engine.models.towers import gemma4_tower
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.gemma4 import Gemma4Projector, Gemma4Tower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.gemma4 import BUDGETS
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.planner.shape import Tower
 
 AUDIO = (r"^(model\.)?(audio_tower|embed_audio)\.",)

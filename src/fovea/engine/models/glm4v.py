@@ -10,14 +10,12 @@ from torch import nn
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Dense
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.fused_tensors import FusedTensor
+from fovea.engine.models.targets import FusedTensor
 from fovea.engine.models.text import decoder_config, text_renames
 from fovea.engine.models.towers import glm4v_tower
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.glm4v import Glm4vTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices
 from fovea.planner.shape import Tower
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fovea.engine.models.llava import TiledLlava
-from fovea.engine.vision.tiler import Tiler
+from fovea.engine.vision.encoding import Tiler
 
 
 class LlavaNext(TiledLlava):

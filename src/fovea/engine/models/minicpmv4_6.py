@@ -9,17 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.linear import Linear
-from fovea.engine.layers.norm import LayerNorm
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.linear import LayerNorm, Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import siglip_tower
-from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.merging_vit import SQUARE, MergingViT, Pictures
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
+from fovea.engine.vision.siglip import SQUARE, MergingViT, Pictures
 from fovea.planner.shape import Tower
 
 NORM_EPS = 1e-6

@@ -9,16 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fovea.engine.layers.cross import CrossLayer
+from fovea.engine.layers.layer import CrossLayer
 from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import mllama_tower
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.mllama import MllamaTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.planner.shape import Tower
 
 

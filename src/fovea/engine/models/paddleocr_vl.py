@@ -6,16 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fovea.engine.layers.linear import Linear
-from fovea.engine.layers.norm import LayerNorm
+from fovea.engine.layers.linear import LayerNorm, Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import axial_theta, siglip_tower
-from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.navit import NaViT, ProjectedNaViT
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.siglip import NaViT, ProjectedNaViT
 from fovea.planner.shape import Tower
 
 NORM_EPS = 1e-5

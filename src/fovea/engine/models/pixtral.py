@@ -10,16 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.linear import Linear
-from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.linear import Linear, RMSNorm
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.llava import Projector, feature_taps
 from fovea.engine.models.text import decoder_config
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.pixtral import PixtralConfig, PixtralTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.planner.shape import Tower
 
 

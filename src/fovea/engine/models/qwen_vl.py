@@ -11,13 +11,9 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.vision.built.engines import run_segments
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.qwen import QwenVisionTower
-from fovea.engine.vision.qwen_config import QwenVisionConfig
-from fovea.engine.vision.qwen_segments import StaticQwen
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower, StaticQwen
 from fovea.planner.shape import Tower
 
 

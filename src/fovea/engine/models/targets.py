@@ -1,14 +1,19 @@
 """Assigns the tensors of a checkpoint to the tensors of a model, by their names, shapes and types alone.
 
-Usually a tensor of a file is a tensor of the model. But a file may hold several of the model's tensors as one
-(`fused_tensors`), and it may hold the experts of a layer one by one, which are one tensor in the model.
+Usually a tensor of a file is a tensor of the model. But a file may hold several of the model's tensors as
+one
+(`FusedTensor`), and it may hold the experts of a layer one by one, which are one tensor in the model.
 `weights` carries an assignment out; `check` reports its problems without reading weights.
+
+Names are made canonical first. Different generations save the same model under different names: with and
+without a leading `model.`, the
+decoder as `language_model.model` or `text_model`, the tower inside a `vision_model`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -16,8 +21,84 @@ from typing import Literal
 
 from torch import Tensor
 
-from fovea.engine.models.fused_tensors import FusedTensor
-from fovea.engine.models.names import ALWAYS_IGNORED, canonical
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^(model\.)?(language_model\.)?lm_head\.", "lm_head."),
+        (r"^language_model\.output\.", "lm_head."),
+        (r"^(model\.)?language_model\.(model\.)?", "decoder."),
+        (r"^(model\.)?text_model\.(model\.)?", "decoder."),
+        (r"^(model\.)?visual\.(vision_model\.)?", "vision."),
+        (r"^(model\.)?vision_tower\.(vision_model\.)?", "vision."),
+        (r"^(model\.)?vision_model\.", "vision."),
+        (r"^(model\.)?vision_encoder\.", "vision."),
+        (r"^(model\.)?multi_modal_projector\.", "projector."),
+        (r"^(model\.)?vision_projection\.", "projector."),
+        (r"^(model\.)?connector\.modality_projection\.", "projector."),
+        (r"^(model\.projector|mlp_AR)\.", "projector."),
+        (r"^mlp1\.0\.", "projector.layer_norm."),
+        (r"^mlp1\.1\.", "projector.linear_1."),
+        (r"^mlp1\.3\.", "projector.linear_2."),
+        (r"^(model\.)?embed_vision\.", "projector."),
+        (r"^(model\.)?image_newline$", "newline"),
+        (r"^model\.(embed_tokens|layers|norm)\.", r"decoder.\1."),
+    )
+)
+
+ALWAYS_IGNORED = (r"\.inv_freq$", r"\.position_ids$")
+"""Regular expressions of canonical names that no model loads."""
+
+
+def canonical(name: str, renames: Iterable[tuple[re.Pattern[str], str]] = ()) -> str:
+    """Return the canonical form of a tensor's name.
+
+    `model.language_model.layers.0.x` and `language_model.model.layers.0.x`, for example, become
+    `decoder.layers.0.x`.
+
+    renames: a model's own rules. All that match are applied, in order, to the name after the common rules.
+    """
+    for pattern, replacement in _RULES:
+        renamed, count = pattern.subn(replacement, name, count=1)
+        if count:
+            name = renamed
+            break
+    for pattern, replacement in renames:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class FusedTensor:
+    """The layout of a checkpoint tensor whose rows belong to several tensors.
+
+    Its rows are equal groups. Every group has some rows of each part, one part after the other.
+
+    name: canonical name of the checkpoint's tensor.
+    groups: number of groups.
+    parts: canonical name of each part, and its rows in one group.
+    """
+
+    name: str
+    groups: int
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the checkpoint's tensor."""
+        return self.groups * sum(size for _, size in self.parts)
+
+    def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the rows of each part; the rows of all groups follow each other.
+
+        tensor: the checkpoint's, (rows, ...).
+        """
+        shape = tensor.shape[1:]
+        groups = tensor.view(self.groups, -1, *shape)
+        row = 0
+        for name, size in self.parts:
+            yield name, groups[:, row : row + size].reshape(-1, *shape)
+            row += size
+
 
 NOTHING_FUSED: Mapping[str, FusedTensor] = MappingProxyType({})
 FLOATS = ("F64", "F32", "F16", "BF16")

@@ -10,8 +10,7 @@ from typing import Any
 
 from fovea.core.errors import CheckpointError
 from fovea.dialects.dialect import Dialect, detect
-from fovea.engine.files import read_json, read_text
-from fovea.engine.models.config_bounds import BOUNDS
+from fovea.engine.files import BOUNDS, read_json, read_text
 from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
 from fovea.engine.vision.processor.internvl import MARKER
 

@@ -1,11 +1,16 @@
 """Reads safetensors files directly into the model's own storage.
 
-No tensor is in memory twice: each is read from its place in the file into the rows of its parameter. Only if
+No tensor is in memory twice: each is read from its place in the file into the rows of its parameter. Only
+if
 the type, the device or the layout differs does a tensor pass through a buffer of its own size.
+
+`read_head` reads the relevance head of a checkpoint: weights from `training/relevance.py`, as arrays by
+name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,14 +19,83 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fovea.core.errors import CheckpointError
 from fovea.engine.files import named_file, read_json
-from fovea.engine.models.fused_tensors import FusedTensor
-from fovea.engine.models.relevance_head import OLD_NAME
-from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, TensorEntry, assign
+from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, FusedTensor, TensorEntry, assign
+
+Head = dict[str, NDArray[np.float32]]
+PATH = Path("fovea") / "relevance.safetensors"
+"""Path of the head, relative to the checkpoint's folder."""
+LAYERS = ("image", "words", "query", "hidden", "coupling")
+"""Layers that every head has; others are those of its optional networks."""
+MOST_BYTES = 64 << 20
+"""Largest file of a head, in bytes; heads have less than one MiB."""
+OLD_NAME = "relevance.safetensors"
+"""File name of the head in older versions, beside the weights. It is still read, but never as weights."""
+
+
+def read_head(folder: Path, width: int | None = None) -> Head | None:
+    """Read the head of the checkpoint in `folder`. Returns None if there is none.
+
+    width: values per word embedding of the model; None: any.
+    Raises CheckpointError.
+    """
+    path = next((path for path in (folder / PATH, folder / OLD_NAME) if path.is_file()), None)
+    if path is None:
+        return None
+    from safetensors.numpy import load_file
+
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise CheckpointError(f"{path} has {size} bytes; accepted: at most {MOST_BYTES}")
+    try:
+        head = {name: array.astype(np.float32) for name, array in load_file(path).items()}
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {str(error)[:500]}") from error
+    check_head(head, path)
+    if width is not None and (found := head["image.weight"].shape[1]) != width:
+        raise CheckpointError(f"{path} is for embeddings of {found} values; the model's have {width}")
+    return head
+
+
+def check_head(head: Head, path: Path) -> None:
+    """Check that every layer has a weight and a bias that fit, and that all numbers are finite.
+
+    Raises CheckpointError.
+    """
+    names = {f"{layer}.{part}" for layer in LAYERS for part in ("weight", "bias")}
+    if missing := sorted(names - head.keys()):
+        raise CheckpointError(f"{path} has no tensor {missing[0]!r}; accepted: {', '.join(sorted(names))}")
+    width, depth = head["image.weight"].shape[-1], head["image.weight"].shape[0]
+    hidden = head["hidden.weight"].shape[0]
+    expected = {"image": (depth, width), "words": (depth, width), "query": (depth, depth)}
+    expected |= {"hidden": (hidden, 3 * depth), "coupling": (1, hidden)}
+    for name, array in head.items():
+        layer, _, part = name.rpartition(".")
+        weight = head.get(f"{layer}.weight")
+        shape = expected.get(layer, () if weight is None else weight.shape)
+        wanted = shape if part == "weight" else shape[:1]
+        if len(shape) != 2 or array.shape != wanted or not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{path}: {name[:100]} has shape {list(array.shape)}; "
+                f"accepted: finite numbers of shape {list(wanted)}"
+            )
+
+
+def head_digest(head: Mapping[str, NDArray[np.float32]] | None) -> str:
+    """The digest of a head, for cache keys. It is empty if there is no head."""
+    if head is None:
+        return ""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, array in sorted(head.items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
 
 DTYPES = {
     "F64": torch.float64,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fovea.engine.reduce.base import ReducedTokens, ReductionInput, pick_tokens, unit_rows
-from fovea.engine.vision.slices import cuts
+from fovea.engine.vision.encoding import cuts
 
 MAX_COMPARED, BAND = 1536, 512
 """Largest number of tokens that are all compared with each other, and tokens per band if there are more."""

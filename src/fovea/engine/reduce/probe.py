@@ -1,16 +1,26 @@
-"""A run of the first decoder layers over a whole prompt, for the choice of visual tokens; its KV is not used.
+"""Attention and keys inside encoder and decoder, for the methods that choose visual tokens by them.
 
-In their papers, FastV and DART drop tokens between two decoder layers. Then the layers before hold KV of all
-tokens and the layers after only of some, so a block of the KV cache would hold different tokens in different
+`encoder_taps` reads the tower. There is no class token, and most blocks of Qwen2.5-VL attend only inside
+windows. So the attention is taken
+from the last block in which all patches of a frame attend to each other. The tower runs again up to that
+block, which costs about as much as encoding the image. The encoder's output does not change.
+
+`run_probe` reads the decoder. In their papers, FastV and DART drop tokens between two decoder layers.
+Then the layers before hold KV of all
+tokens and the layers after only of some, so a block of the KV cache would hold different tokens in
+different
 layers. Here a prompt first runs through the first layers for the choice alone. Then the kept tokens run
-through all layers from the first on. So a block holds the same tokens in every layer, a follow-up request can
-reuse it, and even the first layers do not depend on dropped tokens. The price is one more run of the first
+through all layers from the first on. So a block holds the same tokens in every layer, a follow-up request
+can
+reuse it, and even the first layers do not depend on dropped tokens. The price is one more run of the
+first
 layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
@@ -21,14 +31,64 @@ from torch import Tensor, nn
 from fovea.core.errors import EngineError
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.layer import Layer
-from fovea.engine.layers.memory import DecoderMemory
-from fovea.engine.layers.step import DecoderPlan, Step
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Step
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.reduce.base import Probe
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.step.positions import mrope_positions
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.any_size import AnySizeTower
+from fovea.engine.vision.encoding import VisualFeatures, cuts
 from fovea.kernels.attention import AttentionPlan, Chunk
+
+QUERY_ROWS = 512
+"""Queries whose attention is computed at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taps:
+    """Attention and keys of visual tokens, in raster order and float32.
+
+    attention: (N,), attention that a token's patches received, mean over the patches. For a patch it is the
+        mean over heads and over all queries of the frame, so that the patches of a frame sum to 1.
+    keys: (N, head_dim), mean over heads and over a token's patches. They are not rotated, so that tokens that
+        look similar have similar keys, whatever their places.
+    """
+
+    attention: Tensor
+    keys: Tensor
+
+
+@torch.inference_mode()
+def encoder_taps(tower: AnySizeTower, patches: Tensor, grid: tuple[int, int, int]) -> Taps:
+    """Compute the taps of one image. patches, grid: as for `AnySizeTower.slices`."""
+    tapped = tower.tap(patches, grid)
+    frames = zip(tapped.query.chunk(grid[0]), tapped.key.chunk(grid[0]), strict=True)
+    by_patch = torch.cat([_tower_attention(query, key) for query, key in frames])
+    # Whatever the tower's order of tokens is, the patches of a token are neighbours.
+    attention, keys = (
+        rows.view(-1, tower.merge**2, *rows.shape[1:]).mean(1) for rows in (by_patch, tapped.plain_key)
+    )
+    if tapped.back is not None:
+        attention, keys = attention[tapped.back], keys[tapped.back]
+    return Taps(attention, keys)
+
+
+def _tower_attention(query: Tensor, key: Tensor) -> Tensor:
+    """Mean attention that each key of one frame receives from all queries, over all heads, (T,) float32.
+
+    It is computed for some rows of one head at a time, since the whole table of a large image does not fit
+    into memory.
+
+    query, key: (T, heads, d).
+    """
+    count, heads, dim = query.shape
+    total = torch.zeros(count, device=query.device)
+    for head in range(heads):
+        keys = key[:, head].float().T * dim**-0.5
+        for rows in cuts(count, QUERY_ROWS):
+            total += (query[rows, head].float() @ keys).softmax(-1).sum(0)
+    return total / (count * heads)
+
 
 LAYERS = 2
 """Number of layers of a probe."""
@@ -82,7 +142,7 @@ def run_probe(
             x = x.index_add(0, places, visual.deepstack[index])
     kv = step.memory.layer_kv(layers - 1)
     keys = kv.flatten(0, 1)[:length, 0]
-    scores = _attention(layer, last, kv, keys, step)[start : start + count]
+    scores = _decoder_attention(layer, last, kv, keys, step)[start : start + count]
     return Probe(decoder.norm(x), keys, scores, start)
 
 
@@ -111,7 +171,7 @@ def _plan(length: int, window: int | None, device: torch.device) -> AttentionPla
     return AttentionPlan(places, (), (Chunk(0, length, 0, table, limits),))
 
 
-def _attention(layer: Layer, last: Tensor, kv: Tensor, keys: Tensor, step: Step) -> Tensor:
+def _decoder_attention(layer: Layer, last: Tensor, kv: Tensor, keys: Tensor, step: Step) -> Tensor:
     """Attention of the newest row to each key, mean over heads, (L,) float32; 0 for keys before its window.
 
     last: (1, hidden), input of the layer for that row.

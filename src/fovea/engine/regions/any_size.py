@@ -1,38 +1,233 @@
 """Encodes an image as views: one of the whole image at low resolution, and regions at their own resolutions.
 
 It is for vision encoders that take pictures of any size. The view of the whole image is encoded first,
-because the coupling with the question is computed from it. Then the regions are chosen, and those that are
-not in the region cache are encoded, in batches of one shape. If a batch leaves room in a slice, it also gets
+because the coupling with the question is computed from it. Then the regions are chosen, and those that
+are
+not in the region cache are encoded, in batches of one shape. If a batch leaves room in a slice, it also
+gets
 views of that shape of images that come next. These are then in the cache when their turn comes.
+
+A piece is a view of an image with its pixels and its name in the region cache. `RelevanceModel` has
+tensions,
+the coupling of question and image, and the latest realizations, to explain answers and to reuse layouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.engine.cache.regions import RegionCache
+from fovea.engine.cache.embeddings import RegionCache
 from fovea.engine.reduce.base import unit_rows
 from fovea.engine.reduce.dpp import cells, choose_by_bands, dpp_kernel
-from fovea.engine.regions.pieces import Cutter, Piece
-from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.any_size import AnySizeTower
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, cuts, slice_rows
 from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage, Reduction
-from fovea.engine.vision.processor.surveys import read_survey
-from fovea.engine.vision.slices import Slices, UpcomingImages, cuts, slice_rows
+from fovea.engine.vision.processor.pixels import resize
+from fovea.engine.vision.processor.regions import read_survey
 from fovea.engine.visual_budget.methods import METHODS
-from fovea.relevance.balancing import Tensions
-from fovea.relevance.pipeline import Realization, Survey
+from fovea.relevance import knowing
+from fovea.relevance.balancing import Balancer, Tensions
+from fovea.relevance.pipeline import Chooser, Realization, Survey, realize
 from fovea.relevance.policy import Allocation, attend, first_view
 from fovea.relevance.realizing import Shape, View, patch_fractions, whole
 from fovea.relevance.texture import Map, Mask
+
+FloatArray = NDArray[np.floating[Any]]
+WordEmbeddings = Callable[[Sequence[int]], Tensor]
+"""Maps token ids (Q,) to the decoder's input embeddings (Q, D)."""
+MAX_REALIZATIONS = 256
+"""Realizations of so many recent images are remembered."""
+
+
+class RelevanceModel:
+    """Chooses the views of an image by relevance, with one model's word embeddings and head.
+
+    For one thread, except `recent_realization`.
+    """
+
+    def __init__(self, words: WordEmbeddings, head: Mapping[str, FloatArray] | None = None) -> None:
+        """words: gives the embeddings of the question's token ids.
+
+        head: weights of the relevance head trained for this model, by name; None: there is none.
+        """
+        self._embed = words
+        self._head = head
+        self._balancer = Balancer(head)
+        self._realizations: OrderedDict[str, Realization] = OrderedDict()
+
+    def tensions(self, survey: Survey, reduction: Reduction, total: int) -> Tensions:
+        """The tensions for an image, from question, survey and load; no encoder output is needed.
+
+        total: tokens to be chosen.
+        """
+        words = self._word_embeddings(reduction) if self._balancer.learns_tensions else None
+        pooled = None if words is None else knowing.normalize(words).mean(0)
+        tensions = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
+        return tensions.under(reduction.load)
+
+    def realize(
+        self,
+        survey: Survey,
+        reduction: Reduction,
+        total: int,
+        tensions: Tensions,
+        participatory: Map,
+        choose: Chooser,
+    ) -> Realization:
+        """Decide which views of an image are encoded, and remember the decision under the reduction's key.
+
+        total: tokens to be chosen.
+        participatory: from `couple`.
+        choose: lays out the image.
+        """
+        realization = realize(
+            survey, participatory, total, tensions=tensions, balancer=self._balancer, choose=choose
+        )
+        self._remember(reduction.key, realization)
+        return realization
+
+    def couple(self, survey: Survey, reduction: Reduction, shape: Shape, embeds: Tensor) -> Map:
+        """The coupling of each cell to the question, (rows, columns).
+
+        shape, embeds: a view of the whole image, and its features (tokens, D); they are used if there are
+            words.
+        """
+        words = self._word_embeddings(reduction)
+        if words is None:
+            return survey.keyword_map(reduction.question)
+        features = embeds.float().cpu().numpy()
+        if self._head is None:
+            keywords = survey.keyword_map(reduction.question)
+            return knowing.couple_without_head(features, words, shape, keywords)
+        return knowing.resample(knowing.couple(self._head, features, words), shape, survey.grid)
+
+    def recent_realization(self, key: str) -> Realization | None:
+        """The realization of the image with this key, if it is remembered. Thread-safe."""
+        return self._realizations.get(key)
+
+    def reuse_realization(self, key: str) -> Realization | None:
+        """Return the realization with this key, if it is remembered, and make it the most recent one."""
+        realization = self._realizations.get(key)
+        if realization is not None:
+            self._remember(key, realization)
+        return realization
+
+    def _word_embeddings(self, reduction: Reduction) -> FloatArray | None:
+        if not reduction.word_ids:
+            return None
+        rows: FloatArray = self._embed(reduction.word_ids).float().cpu().numpy()
+        return rows
+
+    def _remember(self, key: str, realization: Realization) -> None:
+        self._realizations[key] = realization
+        self._realizations.move_to_end(key)
+        while len(self._realizations) > MAX_REALIZATIONS:
+            self._realizations.popitem(last=False)
+
+
+Pixels = NDArray[np.uint8]
+MAX_NAMES = 8192
+"""Names of so many recent views are remembered, so that their pixels are not needed to compute them again."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A view of an image, with its pixels and its name in the region cache.
+
+    grid: rows and columns of the image's full grid, in tokens.
+    relevance: relevance of the view's region, in [0, 1].
+    name: key in the region cache.
+    pixels: the view's pixels, (height, width, 3); None: not cut out yet.
+    """
+
+    image: ProcessedImage
+    grid: Shape
+    view: View
+    relevance: float
+    name: str
+    pixels: Pixels | None
+
+
+class Cutter:
+    """Cuts views out of images and names them. Not thread-safe."""
+
+    def __init__(self, processor: AnySizeProcessor, *, crop_invariant: bool) -> None:
+        """crop_invariant: whether a crop's output is independent of its place in the image, in this tower."""
+        self._processor = processor
+        self._crop_invariant = crop_invariant
+        self._names: OrderedDict[tuple[str, object, Shape], str] = OrderedDict()
+
+    def piece(self, image: ProcessedImage, grid: Shape, view: View, relevance: float) -> Piece:
+        """Make the piece of a view.
+
+        The name depends on the pixels, and on the place if the tower's output does. Names are remembered, so
+        a further question about an image needs no pixels.
+
+        grid: rows and columns of the image's full grid, in tokens.
+        relevance: relevance of the view's region, in [0, 1].
+        """
+        assert image.plan.reduction is not None
+        name, pixels = self.cached_name(image, view), None
+        if name is None:
+            pixels = self._cut(image, view)
+            name = self._make_name(pixels, grid, view, image.plan.reduction.salt)
+            if len(self._names) >= MAX_NAMES:
+                self._names.popitem(last=False)
+            self._names[image.plan.reduction.whole_key, view.region, view.shape] = name
+        return Piece(image, grid, view, relevance, name, pixels)
+
+    def cached_name(self, image: ProcessedImage, view: View) -> str | None:
+        """A view's name if it is remembered, else None."""
+        assert image.plan.reduction is not None
+        key = image.plan.reduction.whole_key, view.region, view.shape
+        name = self._names.get(key)
+        if name is not None:
+            self._names.move_to_end(key)
+        return name
+
+    def cut(self, piece: Piece) -> Pixels:
+        """The piece's pixels, (height, width, 3). They are cut out at the first call."""
+        if piece.pixels is None:
+            piece.pixels = self._cut(piece.image, piece.view)
+        return piece.pixels
+
+    def patches(self, piece: Piece) -> NDArray[Any]:
+        """The tower's input of a piece, (patches, values)."""
+        return self._processor.patches(self.cut(piece))
+
+    def _cut(self, image: ProcessedImage, view: View) -> Pixels:
+        side, region = self._processor.factor, view.region
+        part = image.arrays["rgb"][
+            region.row * side : (region.row + region.rows) * side,
+            region.column * side : (region.column + region.columns) * side,
+        ]
+        part = np.ascontiguousarray(part)
+        if view.native:
+            return part
+        size = view.shape[0] * side, view.shape[1] * side
+        return resize(part, *size, self._processor.resample)
+
+    def _make_name(self, pixels: Pixels, grid: Shape, view: View, salt: str) -> str:
+        """Return the name of a view in the region cache.
+
+        The salt is part of the name, so no tenant finds another's regions. So is the place, for towers with
+        learned positions.
+        """
+        digest = hashlib.sha256(salt.encode() + b"\x00")
+        digest.update(pixels.data)
+        place = "" if self._crop_invariant else f"{view.region} of {grid}"
+        return f"{digest.hexdigest()} {view.shape} {place}"
+
 
 Array = NDArray[np.float32]
 LOOKAHEAD_IMAGES = 4

@@ -17,18 +17,90 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fovea.core.measure import stage
-from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.cache.regions import RegionCache
+from fovea.engine.cache.embeddings import EmbeddingCache, RegionCache
 from fovea.engine.models.base import VisionLanguageModel, value_tensor
 from fovea.engine.reduce.base import ReductionInput
-from fovea.engine.reduce.registry import reducer
-from fovea.engine.regions.any_size import AnySizeRegionEncoder
-from fovea.engine.regions.relevance_model import RelevanceModel
-from fovea.engine.regions.tiles import TileRegionEncoder
-from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.reduce.methods import reducer
+from fovea.engine.regions.any_size import AnySizeRegionEncoder, RelevanceModel
+from fovea.engine.vision.encoding import Slices, Tiler, UpcomingImages, VisualFeatures
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
-from fovea.engine.vision.slices import Slices, UpcomingImages
+from fovea.engine.vision.processor.regions import read_survey, tiling
 from fovea.engine.visual_budget.methods import METHODS
+from fovea.relevance.policy import Tiling, attend_tiles, kept_tokens, needed_tiles
+
+
+class TileRegionEncoder:
+    """Encodes images region by region, for models with tiles: a region is a tile."""
+
+    def __init__(self, model: Tiler, relevance: RelevanceModel) -> None:
+        self._model = model
+        self._relevance = relevance
+
+    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
+        """Encode an image whose plan has the method `relevance`.
+
+        Returns its visual tokens, with their numbers among all of the image's tokens.
+
+        ahead: not used, because tiles are not shared between images.
+        """
+        plan, reduction = image.plan, image.plan.reduction
+        assert reduction is not None
+        side = self._model.side
+        tiles = tiling(plan, side, reduction.full_tokens)
+        survey = read_survey(image, image.arrays["pixel_values"].shape[-1] // side)
+        [base] = yield from self._encode_tiles(image, [0])
+        patches = base[len(base) - side**2 :]
+        realization = self._relevance.realize(
+            survey,
+            reduction,
+            plan.tokens,
+            self._relevance.tensions(survey, reduction, plan.tokens),
+            self._relevance.couple(survey, reduction, (side, side), patches),
+            lambda relevance, content, total: attend_tiles(relevance, content, total, tiles),
+        )
+        numbers = needed_tiles(realization.allocation, tiles)
+        encoded = []
+        if numbers:
+            encoded = yield from self._encode_tiles(
+                image, [1 + self._tile_index(number, plan.grid, tiles) for number in numbers]
+            )
+        rows = self._assemble(dict(zip(numbers, encoded, strict=True)), plan.grid, tiles, base)
+        kept = torch.tensor(kept_tokens(realization.allocation, tiles), device=base.device)
+        embeds = torch.cat((base, rows))[kept]
+        return VisualFeatures(embeds, places=kept[:, None].to(torch.int32))
+
+    def _encode_tiles(self, image: ProcessedImage, numbers: list[int]) -> Slices[list[Tensor]]:
+        """Projected patches of some tiles, (patches, hidden) each.
+
+        The result for a tile does not depend on the others.
+        """
+        arrays = {"pixel_values": image.arrays["pixel_values"][numbers]}
+        patches = yield from self._model.tiles(replace(image, arrays=arrays))
+        return list(patches)
+
+    def _assemble(
+        self, encoded: dict[int, Tensor], grid: tuple[int, int, int], tiles: Tiling, base: Tensor
+    ) -> Tensor:
+        """The picture's cells with a newline after each row, (rows * (columns + 1), hidden).
+
+        Cells of tiles that were not encoded are zeros.
+        """
+        side, hidden = tiles.side, base.shape[1]
+        canvas = base.new_zeros((grid[1] * grid[2], side * side, hidden))
+        for number, tile in encoded.items():
+            canvas[self._tile_index(number, grid, tiles)] = tile
+        picture = self._model.picture(canvas, grid)
+        picture = picture[:, tiles.top : tiles.top + tiles.rows, tiles.left : tiles.left + tiles.columns]
+        ends = self._model.newline[:, None, None].expand(-1, tiles.rows, 1)
+        return torch.cat((picture, ends), dim=-1).flatten(1).transpose(0, 1)
+
+    @staticmethod
+    def _tile_index(number: int, grid: tuple[int, int, int], tiles: Tiling) -> int:
+        """Index of a region's tile among all tiles. Tiles that only have border are not regions."""
+        first_row, first_column = tiles.top // tiles.side, tiles.left // tiles.side
+        across = -(-(tiles.left + tiles.columns) // tiles.side) - first_column
+        row, column = divmod(number, across)
+        return (first_row + row) * grid[2] + first_column + column
 
 
 class RegionEncoder(Protocol):
@@ -147,7 +219,7 @@ class VisualEncoder:
         if "query" in needs and reduction.word_ids:
             inputs = replace(inputs, query=word_embeddings(self._model, reduction.word_ids))
         if "attention" in needs or "keys" in needs:
-            from fovea.engine.reduce.taps import encoder_taps
+            from fovea.engine.reduce.probe import encoder_taps
 
             tower = self._model.any_size_tower()
             assert tower is not None

@@ -14,14 +14,11 @@ from dataclasses import replace
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
 from fovea.core.media import VisualTokens
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt, VideoPart
-from fovea.engine.request.clip import PlannedVideo
-from fovea.engine.request.clips import Clips
-from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt, unplaced_spans
+from fovea.engine.request.prompt_plan import Clips, PlannedImage, PlannedVideo, PreparedPrompt, unplaced_spans
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
-from fovea.engine.vision.processor.pruning import KeptCells
-from fovea.engine.vision.processor.video import QwenVideos
+from fovea.engine.vision.processor.video import KeptCells, QwenVideos
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget
 from fovea.engine.visual_budget.detail import DetailRule, FullDetail, asks_for_text
 from fovea.engine.visual_budget.methods import METHODS

@@ -11,9 +11,8 @@ from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.types import Message, TemplateInputs
 from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.request.chat_template import NOTHING, ChatTemplate
-from fovea.engine.request.control_tokens import ControlTokens
+from fovea.engine.request.control_tokens import ControlTokens, SealedTokenizer
 from fovea.engine.request.detokenize import TextStream
-from fovea.engine.request.sealed_tokenizer import SealedTokenizer
 
 NORMALISATION_MARGIN = 4
 UNKNOWN = "\U0010fffd"

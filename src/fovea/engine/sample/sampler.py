@@ -1,19 +1,24 @@
 """Chooses one token per row. Greedy rows share one argmax; the others draw with a random stream of their own.
 
-A sequence with drafts has several rows, and gets the tokens up to the first that differs from its draft, this
+A sequence with drafts has several rows, and gets the tokens up to the first that differs from its draft,
+this
 one included.
 
-A sequence with a grammar only gets tokens that the grammar allows. Tokens that the grammar leaves no choice
-about become its next drafts, so that one step computes all of them. If its guide is late, its logits or its
+A sequence with a grammar only gets tokens that the grammar allows. Tokens that the grammar leaves no
+choice
+about become its next drafts, so that one step computes all of them. If its guide is late, its logits or
+its
 token are held back, and it gets the token between two later steps (`Sampler.late`).
 
-The random stream of a sequence depends only on the request's seed and the number of the choice, and number k
+The random stream of a sequence depends only on the request's seed and the number of the choice, and
+number k
 of the stream belongs to token k of the answer. So a seed gives the same text alone, in a batch, after a
 preemption, and after a step that failed and was tried again.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -26,12 +31,98 @@ from fovea.core.sampling import LOWEST_LOGPROB
 from fovea.engine.events import SampledToken
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
-from fovea.engine.sample.batch import draw, has_filter, row_index
-from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair
-from fovea.engine.sample.masks import RowMask, apply_masks
-from fovea.engine.sample.seen import SeenTokens
+from fovea.engine.sample.logits import (
+    adjust,
+    choose,
+    distribution,
+    draw,
+    has_filter,
+    needs_adjusting,
+    repair,
+    row_index,
+)
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
+
+
+class RowMask:
+    """The mask of one row.
+
+    row: the logits of the row as the model computed them, (vocabulary,).
+    """
+
+    def __init__(self, masks: Masks, index: int, forbidden: Tensor, row: Tensor) -> None:
+        self.row = row
+        self._masks = masks
+        self._index = index
+        self._forbidden = forbidden
+
+    def allows(self, token: int) -> bool:
+        return self._masks.allows(self._index, token)
+
+    def apply(self, row: Tensor) -> Tensor:
+        """Return the row with -inf for forbidden tokens.
+
+        If the request's own parameters (min_tokens, allowed_token_ids, bad_words) exclude all tokens that the
+        grammar allows, these tokens are equally likely: the grammar decides.
+        """
+        masked = row.masked_fill(self._forbidden, -math.inf)
+        if float(masked.max()) > -math.inf:
+            return masked
+        return torch.zeros_like(row).masked_fill_(self._forbidden, -math.inf)
+
+
+def apply_masks(masks: Masks | None, logits: Tensor) -> dict[int, RowMask]:
+    """Set the forbidden tokens of `logits` to -inf, in place, and return the masks by row.
+
+    Rows without a grammar have none.
+    """
+    if masks is None:
+        return {}
+    forbidden = ~torch.from_numpy(masks.allowed(logits.shape[1])).to(logits.device)
+    index = row_index(masks.rows, logits.device)
+    before = logits[index]
+    logits[index] = before.masked_fill(forbidden, -math.inf)
+    return {row: RowMask(masks, i, forbidden[i], before[i]) for i, row in enumerate(masks.rows)}
+
+
+class SeenTokens:
+    """The distinct ids of a prompt and of the answer so far.
+
+    Every token is read once. A set of the whole prompt for each new token would take milliseconds: a request
+    with a long prompt would slow down the steps of all others.
+    """
+
+    def __init__(self, prompt: Seq[int], vocabulary: int, device: torch.device) -> None:
+        """Read the prompt.
+
+        vocabulary: number of ids that the model can choose. Larger ids of the prompt, which some models have
+            for images, are left out: there is nothing to penalize.
+        device: device of the returned ids.
+        """
+        self._known = bytearray(vocabulary)
+        self._read = 0
+        self._ids = torch.empty(0, dtype=torch.int64, device=device)
+        self._add(prompt)
+
+    def update(self, output: Seq[int]) -> Tensor:
+        """Return all distinct ids, in the order of their first occurrence.
+
+        output: the whole answer so far; it only grows from call to call.
+        """
+        self._add(output[self._read :])
+        self._read = len(output)
+        return self._ids
+
+    def _add(self, tokens: Seq[int]) -> None:
+        new = []
+        for token in tokens:
+            if token < len(self._known) and not self._known[token]:
+                self._known[token] = 1
+                new.append(token)
+        if new:
+            self._ids = torch.cat((self._ids, torch.tensor(new, device=self._ids.device)))
+
 
 Row = tuple[Sequence, int]
 """A row of logits: its sequence, and the number of drafts between the answer and the row's token."""

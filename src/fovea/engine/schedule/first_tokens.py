@@ -6,8 +6,10 @@ The work is the cost (`lod_cost`) of the new request and of those that are serve
 the part of each second that the pace leaves for prompts and images: all of it while nothing decodes. The
 turns are the time until a place becomes free if no further sequence may run now; else 0.
 
-Requests that arrive later may change all of that, and steps scatter. So the ratio of actual to expected times
-is measured, for requests with and without images to encode. The expected time, multiplied by the quantile of
+Requests that arrive later may change all of that, and steps scatter. So the ratio of actual to expected
+times
+is measured, for requests with and without images to encode. The expected time, multiplied by the quantile
+of
 that ratio at the asked percentile, has to be within the target. A request that finds the engine idle is
 always accepted if its own work alone is within the target: nothing would make a later try better.
 """
@@ -19,17 +21,109 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fovea.engine.schedule.composition import composition_of_decodes
-from fovea.engine.schedule.fairness import SHORT
-from fovea.engine.schedule.lod_cost import LodCost, LodCosts, total
-from fovea.engine.schedule.margin import Margin
-from fovea.engine.schedule.pace import Pace
-from fovea.engine.schedule.prompt_room import FEWEST_TOKENS
+from fovea.engine.schedule.pace import FEWEST_TOKENS, Pace
+from fovea.engine.schedule.plan import composition_of_decodes
+from fovea.engine.schedule.policy import SHORT
 from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.schedule.step_times import ImageTimes, Margin, StepTimes
 from fovea.engine.sequence import Sequence, Status
 from fovea.planner.composition import Composition
+
+
+@dataclass(frozen=True, slots=True)
+class LodCost:
+    """Seconds of work before a first token, on an engine that does nothing else.
+
+    text_s: seconds for the prompt's tokens outside of images.
+    encode_s: seconds of the encoder, by the key of the image.
+    visual_s: seconds for the visual tokens in the prompt, by the key of the image.
+    visual_tokens: number of the visual tokens that are not computed yet.
+    prompt_tokens: number of all tokens of the prompt that are not computed yet.
+    """
+
+    text_s: float = 0.0
+    encode_s: dict[str, float] = field(default_factory=dict)
+    visual_s: dict[str, float] = field(default_factory=dict)
+    visual_tokens: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether no image remains to be encoded."""
+        return not self.encode_s
+
+    @property
+    def prompt_s(self) -> float:
+        """Seconds of the whole prompt, without the encoder."""
+        return self.text_s + sum(self.visual_s.values())
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of encoder and prompt."""
+        return self.prompt_s + sum(self.encode_s.values())
+
+    @property
+    def reason(self) -> str:
+        """The cost in words."""
+        return (
+            f"images to encode: {len(self.encode_s)}, in {sum(self.encode_s.values()):.2f} s; "
+            f"tokens of the prompt: {self.prompt_tokens}, {self.visual_tokens} of them visual, "
+            f"in {self.prompt_s:.2f} s"
+        )
+
+
+def total(costs: Iterable[LodCost]) -> LodCost:
+    """Return the cost of several requests together. An image that several of them need counts once."""
+    text_s, visual_tokens, prompt_tokens = 0.0, 0, 0
+    encode_s: dict[str, float] = {}
+    visual_s: dict[str, float] = {}
+    for cost in costs:
+        text_s += cost.text_s
+        encode_s |= cost.encode_s
+        visual_s |= cost.visual_s
+        visual_tokens += cost.visual_tokens
+        prompt_tokens += cost.prompt_tokens
+    return LodCost(text_s, encode_s, visual_s, visual_tokens, prompt_tokens)
+
+
+class LodCosts:
+    """Tells the costs of requests, by the predictions that the engine has learnt.
+
+    times, images: predict durations.
+    encoded: tells whether the encoder output of an image is in the cache, by its key.
+    """
+
+    def __init__(self, times: StepTimes, images: ImageTimes, encoded: Callable[[str], bool]) -> None:
+        self.times = times
+        self.images = images
+        self.encoded = encoded
+
+    def remaining(self, seq: Sequence, computed: int, chunk_tokens: float = math.inf) -> LodCost:
+        """Return the cost of what remains of a sequence's prompt. Zero before the first measured step.
+
+        computed: tokens of the prompt that are computed, or will be found in the prefix cache.
+        chunk_tokens: tokens of a chunk, each of which has a fixed cost; at least 1.
+        """
+        left = len(seq.prompt_ids) - computed
+        if left <= 0 or not self.times.measured:
+            return LodCost()
+        encode_s: dict[str, float] = {}
+        visual_s: dict[str, float] = {}
+        visual = 0
+        prompt_s = self.times.prompt_s(computed, left) + left // chunk_tokens * self.times.chunk_s
+        token_s = 0.0 if seq.encode_only else prompt_s / left
+        for span in seq.spans:
+            if span.end <= computed and not seq.encode_only:
+                continue
+            if not self.encoded(span.key):
+                encode_s[span.key] = self.images.seconds(span.encoder_rows)
+            tokens = span.end - max(span.start, computed)
+            visual += tokens
+            visual_s[span.key] = visual_s.get(span.key, 0.0) + tokens * token_s
+        return LodCost((left - visual) * token_s, encode_s, visual_s, visual, left)
+
 
 WINDOW = 64
 """Number of latest first tokens whose ratio of actual to expected time counts."""

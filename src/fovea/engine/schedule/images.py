@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.schedule.budget import Budget
-from fovea.engine.schedule.plan import EncodeJob
+from fovea.engine.schedule.plan import Budget, EncodeJob
 from fovea.engine.sequence import ImageSpan, Sequence
 
 

@@ -1,11 +1,17 @@
-"""The step plan: the scheduler's decision about one step, as a value. The runner executes it."""
+"""The step plan: the scheduler's decision about one step, as a value, and the budget from which it is made.
+
+The runner executes a plan. From its composition the duration of a step is predicted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fovea.engine.kv.moves import Move
+from fovea.engine.kv.manager import Move
+from fovea.engine.schedule.pace import PromptRoom
 from fovea.engine.sequence import ImageSpan, Sequence, StateWork
+from fovea.planner.composition import Composition, pairs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +100,86 @@ class StepPlan:
     def decodes(self) -> int:
         """Number of sequences that decode."""
         return sum(item.seq.decoding for item in self.work)
+
+
+def composition_of(plan: StepPlan) -> Composition:
+    """Return the composition of a plan. Call it before `Stepper.apply`, which changes the sequences."""
+    decodes = context = tokens = chunks = pairs = 0
+    for item in plan.work:
+        if item.seq.decoding:
+            decodes += item.count
+            context += item.count * item.stop
+        else:
+            tokens += item.count
+            chunks += 1
+            pairs += pairs_of(item.start, item.count)
+    return Composition(decodes, context, tokens, chunks, pairs)
+
+
+def composition_of_decodes(sequences: Iterable[Sequence]) -> Composition:
+    """Return the composition of a step that only decodes, drafts included. Other sequences do not count."""
+    rows = context = 0
+    for seq in sequences:
+        if seq.decoding:
+            count = 1 + len(seq.drafts)
+            rows += count
+            context += count * (seq.computed_tokens + count)
+    return Composition(rows, context)
+
+
+class Budget:
+    """The state of one step while it is planned.
+
+    tokens: tokens that can still be assigned.
+    visual: visual tokens of images that can still be requested.
+    prompts: what of the tokens may be tokens of prompts.
+    work: tokens to compute, by sequence id.
+    jobs: images to encode, by key.
+    preempted: ids of the sequences that lost their blocks.
+    encoded_ids: ids of the sequences that only wanted their images encoded, when all of them are.
+    """
+
+    def __init__(self, tokens: int, visual: int, prompts: PromptRoom | None = None) -> None:
+        """prompts: None: prompts may use all tokens."""
+        self.tokens = tokens
+        self.prompts = prompts or PromptRoom(tokens)
+        self.visual = visual
+        self._all_visual = visual
+        self.work: dict[str, Work] = {}
+        self.jobs: dict[str, EncodeJob] = {}
+        self.preempted: list[str] = []
+        self.encoded_ids: list[str] = []
+
+    @property
+    def requested_visual(self) -> int:
+        """Visual tokens of the images that have been requested so far."""
+        return self._all_visual - self.visual
+
+    def most(self, seq: Sequence) -> int:
+        """Return the most tokens that a sequence may compute in this step."""
+        if seq.decoding:
+            return self.tokens
+        return min(self.tokens, self.prompts.most(seq.computed_tokens, seq.missing_tokens))
+
+    def take(self, work: Work) -> None:
+        """Assign work to the step."""
+        self.tokens -= work.count
+        if not work.seq.decoding:
+            self.prompts.take(work.start, work.count)
+        self.work[work.seq.id] = work
+
+    def refund(self, seq: Sequence) -> None:
+        """Remove a sequence from the step. Images that no other sequence waits for are not encoded.
+
+        The room for prompts stays as it is: after a preemption no other sequence joins in the step.
+        """
+        work = self.work.pop(seq.id, None)
+        if work is not None:
+            self.tokens += work.count
+        for key in list(self.jobs):
+            job = self.jobs[key]
+            if seq.id in job.holders:
+                job.holders.remove(seq.id)
+            if not job.holders:
+                self.visual += job.span.rows
+                del self.jobs[key]

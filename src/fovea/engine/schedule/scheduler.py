@@ -38,14 +38,11 @@ from typing import Any
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import ScheduleSettings
-from fovea.engine.kv.manager import KVManager
-from fovea.engine.kv.match import PrefixMatch
-from fovea.engine.schedule.budget import Budget
-from fovea.engine.schedule.fairness import SHORT, Turns, count_passes, may_pass
+from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.images import ImageRequests
-from fovea.engine.schedule.plan import StepPlan, Work
-from fovea.engine.schedule.policy import POLICIES, Policy
-from fovea.engine.schedule.prompt_room import FEWEST_TOKENS, PromptRoom
+from fovea.engine.schedule.pace import FEWEST_TOKENS, PromptRoom
+from fovea.engine.schedule.plan import Budget, StepPlan, Work
+from fovea.engine.schedule.policy import POLICIES, SHORT, Policy, Turns, count_passes, may_pass
 from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32

@@ -1,20 +1,131 @@
-"""Assembles a simulated engine: the real scheduler and caches over a cost model."""
+"""Assembles a simulated engine: the real scheduler and caches over a cost model.
+
+It also says which engine settings a simulation uses. An `Oracle` knows the costs that a real engine has
+to
+learn: the yardstick for the engine's own predictions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import mul
 
+from fovea.core.settings import settings_of
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.manager import KVManager
-from fovea.engine.schedule.batch import BatchControl
+from fovea.engine.schedule.pace import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.simulate.oracle import Oracle
+from fovea.engine.schedule.step_times import ImageTimes, StepTimes
+from fovea.engine.simulate.executor import Noise, NoiseSettings
 from fovea.engine.step.executor import Executor
 from fovea.engine.step.stepper import Stepper
 from fovea.planner.cost import CostModel
+
+TRACE_SETTINGS = frozenset(
+    {
+        "block_size",
+        "embed_cache_mib",
+        "kv_blocks",
+        "kv_cache_mib",
+        "kv_ttl_s",
+        "max_context",
+        "max_passes",
+        "max_queue",
+        "max_running",
+        "max_step_tokens",
+        "max_step_visual_tokens",
+        "pace",
+        "policy",
+        "prefix_cache",
+        "target_itl_ms",
+        "target_percentile",
+        "target_ttft_ms",
+        "when_late",
+    }
+)
+"""Settings that `fovea simulate` uses, which replays a trace."""
+SERVER_SETTINGS = TRACE_SETTINGS | {
+    "degrade_by",
+    "degrade_from",
+    "detail_policy",
+    "special_tokens_in_text",
+    "visual_tokens",
+    "when_full",
+}
+"""Settings that `fovea serve --simulate` uses, which also plans real images and refuses requests."""
+
+
+def not_simulated(simulated: Iterable[str]) -> tuple[str, ...]:
+    """Return the engine settings that are not among `simulated`, in order of declaration."""
+    known = frozenset(simulated)
+    return tuple(entry.name for entry in settings_of(EngineConfig) if entry.name not in known)
+
+
+DRAWS = 20_000
+"""Number of disturbances from which their percentile is taken."""
+
+
+class KnownCosts:
+    """Costs that do not change. It implements `schedule.online_fit.Costs`."""
+
+    measured = True
+
+    def __init__(self, *costs: float) -> None:
+        self.costs = list(costs)
+
+    def predict(self, amounts: Sequence[float]) -> float:
+        return float(sum(map(mul, self.costs, amounts)))
+
+    def observe(self, amounts: Sequence[float], seconds: float) -> None:
+        """There is nothing to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownScatter:
+    """The percentile of the disturbances. It implements `schedule.margin.Scatter`."""
+
+    percentile: float
+    factor: float
+
+    def observe(self, predicted: float, measured: float) -> None:
+        """There is nothing to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Knows the costs of steps and the size of their disturbances.
+
+    noise: the disturbances.
+    first_factor: fixed factor from expected to bounded first tokens; None: it is learnt.
+    """
+
+    noise: NoiseSettings
+    first_factor: float | None = None
+
+    def times(self, cost: CostModel, percentile: float) -> StepTimes:
+        """Return predictions that need no measurement."""
+        disturb, draws = Noise(self.noise).disturb, DRAWS
+        factors = sorted(disturb(1.0) for _ in range(draws))
+        factor = factors[min(draws - 1, math.ceil(draws * percentile / 100))]
+        costs = KnownCosts(
+            cost.step_s + cost.between_s,
+            cost.decode_s,
+            cost.context_s,
+            cost.token_s,
+            cost.chunk_s,
+            cost.pair_s,
+        )
+        return StepTimes(percentile, costs, KnownScatter(percentile, factor))
+
+    def images(self, cost: CostModel) -> ImageTimes:
+        """Return predictions of the encoder that need no measurement."""
+        return ImageTimes(KnownCosts(cost.image_s, cost.visual_s, cost.visual_pair_s))
+
 
 KV_CACHE_MIB = 1024
 """Size of the KV pool if the configuration derives it from free memory, which a simulation does not have."""

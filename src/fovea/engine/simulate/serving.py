@@ -1,45 +1,170 @@
 """An engine client without a model: real prompts, filler answers, and simulated latencies in real time.
 
-Servers, gateways and clients can be tested against it. The loop, the scheduler, admission, queues, caches,
-deadlines and cancellation are those of the real engine; only the executor is a cost model, so the tokens mean
+Servers, gateways and clients can be tested against it. The loop, the scheduler, admission, queues,
+caches,
+deadlines and cancellation are those of the real engine; only the executor is a cost model, so the tokens
+mean
 nothing.
+
+Prompts are made with the bundled model's tokenizer, template and image plans, without torch and
+transformers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2.sandbox
+from tokenizers import AddedToken, Tokenizer
 
 from fovea.core.errors import InvalidRequest, Unavailable
+from fovea.core.media import VisualTokens
+from fovea.core.names import bundled_model
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
 from fovea.engine.events import Event
+from fovea.engine.files import read_json
 from fovea.engine.job import Job
-from fovea.engine.request.admission import Admission, leave_at_end, request_size
+from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
-from fovea.engine.request.first_token_gate import FirstTokenGate
-from fovea.engine.request.jobs import build_jobs, to_sequence
-from fovea.engine.request.prepare import check_lengths
+from fovea.engine.request.prepare import build_jobs, check_lengths, to_sequence
+from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
-from fovea.engine.request.tokenizer import detokenize
+from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer, detokenize
 from fovea.engine.schedule.first_tokens import Expectation
-from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, pool_tokens, simulated_stepper
-from fovea.engine.simulate.bundled import load_prompt_builder
-from fovea.engine.simulate.executor import CostExecutor
-from fovea.engine.simulate.filler import Filler
-from fovea.engine.simulate.realtime import RealtimeExecutor
+from fovea.engine.simulate.executor import CostExecutor, Filler, RealtimeExecutor
 from fovea.engine.step.executor import Executor
 from fovea.engine.step.loop import EngineLoop
-from fovea.engine.step.stats import loop_stats
+from fovea.engine.step.stats import loop_stats, scheduler_stats
+from fovea.engine.vision.processor import build
+from fovea.engine.vision.processor.video import FILE as VIDEO_FILE
+from fovea.engine.vision.processor.video import build_videos
 from fovea.engine.visual_budget.detail import DetailRule
 from fovea.engine.visual_budget.methods import parse_visual_tokens
 from fovea.planner.cost import CostModel
+
+MARK = "\U0010fffc"
+FOLDER = bundled_model()
+
+
+class PlainTokenizer:
+    """A tokenizer with the interface of transformers, read from tokenizer.json and tokenizer_config.json."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = _to_json
+        self._compile = lru_cache(4)(environment.from_string)
+        config = read_json(folder / "tokenizer_config.json")
+        self.bos_token: str | None = config.get("bos_token")
+        self.eos_token: str = config["eos_token"]
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The `tokenizers.Tokenizer` itself."""
+        return self._tokenizer
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return dict(self._tokenizer.get_added_tokens_decoder())
+
+    def __len__(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Seq[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        """Return the text of ids. clean_up_tokenization_spaces: always false here."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_ids_to_tokens(self, token_id: int) -> str | None:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        chat_template: str,
+        tokenize: bool,
+        **variables: Any,
+    ) -> str:
+        """Return messages as text.
+
+        tokenize: always false here.
+        variables: of the template, beside the messages.
+        """
+        render = self._compile(chat_template).render
+        if not variables.get("continue_final_message"):
+            return render(messages=messages, **variables)
+        # The mark shows where the last message ends. It also keeps white space before it from being trimmed.
+        last = {**messages[-1], "content": _with_mark(messages[-1]["content"])}
+        text, mark, _ = render(messages=[*messages[:-1], last], **variables).rpartition(MARK)
+        if not mark:
+            raise jinja2.TemplateError("the template does not repeat the last message as it is")
+        return text
+
+
+def _with_mark(content: Any) -> Any:
+    """The content of a message with MARK at its end."""
+    if isinstance(content, str):
+        return content + MARK
+    return [*content, {"type": "text", "text": MARK}]
+
+
+def _to_json(value: Any, **_: Any) -> str:
+    """JSON as transformers' templates get it. Jinja's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def load_prompt_builder(
+    detail: DetailRule | None = None,
+    folder: Path = FOLDER,
+    visual: VisualTokens | None = None,
+    special_tokens_in_text: bool = False,
+) -> tuple[ChatTokenizer, PromptBuilder]:
+    """Return the tokenizer and the prompt builder of a checkpoint.
+
+    detail: the rule for `detail: auto`; None: the model's own resolution.
+    folder: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja.
+    visual: how many visual tokens images keep; None: all.
+    special_tokens_in_text: control tokens in the text of messages are control tokens, not text.
+    """
+    plain, config = PlainTokenizer(folder), read_json(folder / "config.json")
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    ends = read_json(folder / "generation_config.json")["eos_token_id"]
+    ends = {*ends} if isinstance(ends, list) else {ends}
+    markers = frozenset(config[name] for name in MARKER_FIELDS if name in config)
+    ends |= {plain.get_vocab()[plain.eos_token]}
+    tokenizer = ChatTokenizer(plain, template, eos_ids=frozenset(ends), marker_ids=markers)
+    kind, images = config["model_type"], read_json(folder / "preprocessor_config.json")
+    videos = build_videos(kind, read_json(folder / VIDEO_FILE), images, config, {})
+    video_plans = (videos, config["video_token_id"]) if videos else None
+    processor, token = build(kind, images, config), config["image_token_id"]
+    return tokenizer, PromptBuilder(
+        tokenizer,
+        processor,
+        token,
+        video_plans,
+        detail=detail,
+        visual=visual,
+        special_tokens_in_text=special_tokens_in_text,
+    )
 
 
 class SimulatedEngine:

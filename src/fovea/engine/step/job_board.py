@@ -1,24 +1,67 @@
-"""The jobs inside the engine, and the events that go to their clients: tokens, errors, ends, timings."""
+"""The jobs inside the engine, and the events that go to their clients: tokens, errors, ends, timings.
+
+Waking an event loop costs a system call. One call per row would be a large part of a step's host work. So
+the
+events of a step wait here until all of them are there, and each event loop is woken once.
+"""
 
 from __future__ import annotations
 
 import logging
+from asyncio import AbstractEventLoop, Queue
+from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import FinishReason
-from fovea.engine.events import Event, Reading, SampledToken
+from fovea.engine.events import Event, Reading, SampledToken, Sink
 from fovea.engine.job import Job
-from fovea.engine.request.reader import public_error
+from fovea.engine.request.answer import public_error
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Sequence, Status
 from fovea.engine.step.executor import StepResult
-from fovea.engine.step.outbox import Outbox
 from fovea.engine.step.stepper import Step, Stepper
 
 log = logging.getLogger("fovea.engine")
+Mail = list[tuple["Queue[Event]", Event]]
+
+
+class Outbox:
+    """The events that wait for the end of the step, by event loop. For the thread that runs the steps."""
+
+    def __init__(self) -> None:
+        self._mail: defaultdict[AbstractEventLoop, Mail] = defaultdict(list)
+
+    def sink(self, loop: AbstractEventLoop, queue: Queue[Event]) -> Sink:
+        """Return a sink whose events are put into `queue` in the thread of `loop`, after the next `flush`.
+
+        The sink raises RuntimeError if the event loop is closed. Any thread may call this method.
+        """
+
+        def post(event: Event) -> None:
+            if loop.is_closed():
+                raise RuntimeError("the event loop is closed")
+            self._mail[loop].append((queue, event))
+
+        return post
+
+    def flush(self) -> None:
+        """Hand the waiting events over. Events for a loop that was closed meanwhile are dropped."""
+        if not self._mail:
+            return
+        waiting, self._mail = self._mail, defaultdict(list)
+        for loop, mail in waiting.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, mail)
+            except Exception:  # noqa: BLE001 - a loop may be of any kind; the others get their events
+                log.warning("an event loop was closed; %d events are not delivered", len(mail))
+
+
+def _put_all(mail: Mail) -> None:
+    for queue, event in mail:
+        queue.put_nowait(event)
 
 
 class JobBoard:

@@ -3,10 +3,13 @@
 Everything that touches the scheduler or the model happens in this thread, so neither needs a lock. Other
 threads put commands into the inbox and get events through sinks.
 
-An error ends as few requests as possible. An error in one image or one token ends its own request. An error
-of a whole step ends the one request that causes it: the step's sequences are tried again in smaller groups
-until it is found (`suspects`). If steps keep failing, a trivial sequence of the loop's own is tried
-(`probe`). If that fails, too, the device is dead. Only this, and an error in the loop itself, ends all
+An error ends as few requests as possible. An error in one image or one token ends its own request. An
+error
+of a whole step ends the one request that causes it: the step's sequences are tried again in smaller
+groups
+until it is found (`Suspects`). If steps keep failing, a trivial sequence of the loop's own is tried
+(`probe_job`). If that fails, too, the device is dead. Only this, and an error in the loop itself, ends
+all
 requests, and `alive` becomes false.
 """
 
@@ -21,13 +24,34 @@ from contextlib import suppress
 
 from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
 from fovea.core.measure import stage
-from fovea.engine.job import Job
+from fovea.core.sampling import SamplingParams
+from fovea.engine.events import Event
+from fovea.engine.job import Job, SequenceInputs
+from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 from fovea.engine.step.job_board import JobBoard
-from fovea.engine.step.probe import PROBE, probe_job
 from fovea.engine.step.stepper import Step, Stepper
+
+PROBE = "fovea-probe:0"
+"""Id of the job's sequence."""
+
+
+def probe_job(tokenizer: ChatTokenizer, arrival: float) -> Job:
+    """Return a job that computes one token after a prompt of one token. No client waits for it.
+
+    arrival: time of arrival on the monotonic clock.
+    """
+    sampling = SamplingParams(temperature=0, max_tokens=1)
+    seq = Sequence(PROBE, [0], sampling, 1, salt=PROBE, arrival=arrival)
+    return Job(seq, SequenceInputs(), _ignore, AnswerReader(tokenizer, sampling))
+
+
+def _ignore(event: Event) -> None:
+    """A sink that nobody reads."""
+
 
 log = logging.getLogger("fovea.engine")
 STALL_S = 0.002

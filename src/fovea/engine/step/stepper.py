@@ -6,30 +6,97 @@
     settle(result, now)             notes tokens of earlier steps that were late
     abandon(step)                   in place of apply, if the step failed: who is to blame?
 
-The engine's loop, the simulated server and the virtual clock of `fovea simulate` all run on this one class.
+The engine's loop, the simulated server and the virtual clock of `fovea simulate` all run on this one
+class.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from fovea.core.measure import Tally
 from fovea.core.types import FinishReason
 from fovea.engine.job import SequenceInputs
-from fovea.engine.schedule.batch import BatchControl, DecodeBound
-from fovea.engine.schedule.composition import composition_of, composition_of_decodes
-from fovea.engine.schedule.first_tokens import FirstTokens
-from fovea.engine.schedule.image_times import ImageTimes
-from fovea.engine.schedule.lod_cost import LodCosts
-from fovea.engine.schedule.pace import Pace
-from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.schedule.first_tokens import FirstTokens, LodCosts
+from fovea.engine.schedule.pace import BatchControl, DecodeBound, Pace
+from fovea.engine.schedule.plan import StepPlan, composition_of, composition_of_decodes
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.schedule.step_times import StepTimes
+from fovea.engine.schedule.step_times import ImageTimes, StepTimes
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import NO_SLICE, Executor, StepResult
-from fovea.engine.step.suspects import Suspects
-from fovea.engine.step.tallies import StepTallies
+from fovea.observe.table import DISTRIBUTIONS
 from fovea.planner.composition import Composition
+
+
+class Suspects:
+    """The groups of sequences that are still to be tried, by their ids."""
+
+    def __init__(self) -> None:
+        self._groups: list[list[str]] = []
+
+    @property
+    def group(self) -> frozenset[str] | None:
+        """Ids of the only sequences that the next step may take; None: it may take all."""
+        return frozenset(self._groups[-1]) if self._groups else None
+
+    def try_next(self, sequence_id: str) -> None:
+        """Try one sequence alone in the next steps, before the groups that are waiting."""
+        self._groups.append([sequence_id])
+
+    def fail(self, involved: list[str]) -> str | None:
+        """Note a failed step. Returns the id of the sequence that is to blame; None: that is not known yet.
+
+        involved: ids of the step's sequences, the least suspicious first; they are tried first.
+        """
+        if self._groups:
+            self._groups.pop()
+        if len(involved) < 2:
+            return involved[0] if involved else None
+        half = (len(involved) + 1) // 2
+        self._groups += [involved[half:], involved[:half]]
+        return None
+
+    def clear(self, involved: Collection[str]) -> None:
+        """Note a step that succeeded.
+
+        A group stays until all of its sequences were in such a step. It also ends when none of its sequences
+        can be in a step now, for example because they have ended or wait for memory.
+
+        involved: ids of the step's sequences; empty for a step with nothing to compute.
+        """
+        if not self._groups:
+            return
+        rest = [name for name in self._groups.pop() if name not in involved]
+        if rest and involved:
+            self._groups.append(rest)
+
+
+class StepTallies:
+    """Counts steps by size, and encoded images by the time that they took."""
+
+    def __init__(self) -> None:
+        self._tallies = {name: Tally(name, row.buckets) for name, row in DISTRIBUTIONS.items()}
+
+    def add(self, tokens: int, sequences: int, result: StepResult) -> None:
+        """Count one step.
+
+        tokens: computed tokens. A step that only encoded has none, and is not counted as a step of tokens.
+        sequences: sequences for which they were computed.
+        """
+        if tokens:
+            self._tallies["step_tokens"].add(tokens)
+            self._tallies["step_sequences"].add(sequences)
+        for seconds in result.encoded.values():
+            self._tallies["image_encode_seconds"].add(seconds)
+        for seconds in result.projected.values():
+            self._tallies["image_project_seconds"].add(seconds)
+
+    def stats(self) -> dict[str, float]:
+        """Return the figures of all histograms by the names of `core.tally`."""
+        return {key: value for tally in self._tallies.values() for key, value in tally.stats().items()}
+
 
 log = logging.getLogger("fovea.engine")
 IMPOSSIBLE_STEPS = 100

@@ -1,24 +1,98 @@
 """The interface of vision towers that take pictures of any size, and what their blocks have in common.
 
-Such a tower has rotary positions in two dimensions: half of the angles turn with a patch's row, half with its
+Such a tower has rotary positions in two dimensions: half of the angles turn with a patch's row, half with
+its
 column. Patches come in merge order: those that become one visual token are neighbours in the list.
+
+Some of these towers also have learned positions, which `PositionTable` interpolates to each picture's
+grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from fovea.engine.layers.linear import Embedding
-from fovea.engine.vision.slices import Slices, attend_slices, cuts, slice_rows
-from fovea.engine.vision.windows import patch_coordinates
+from fovea.engine.layers.linear import Embedding, Linear
+from fovea.engine.vision.encoding import Slices, VisualShape, attend_slices, cuts, run_to_end, slice_rows
+from fovea.engine.vision.processor.sizes import Index, patch_coordinates
 from fovea.kernels.base import Kernels
+from fovea.kernels.torch_kernels import PLAIN
+from fovea.planner.shape import Tower
+
+Weights = NDArray[np.float32]
+KEYS = -0.75
+"""Parameter of the bicubic kernel of Keys, as in torch's and PIL's arithmetic on pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """A square table of learned positions, and how a grid of another size reads it.
+
+    side: rows, and columns, of the table.
+    corners: how table and grid lie on each other. True: the centres of their first and last entries coincide
+        (torch's `align_corners`). False: their outer edges coincide.
+    cubic: bicubic interpolation of 16 entries per patch; otherwise bilinear of 4. Entries beyond the edge are
+        those at the edge.
+    """
+
+    side: int
+    corners: bool
+    cubic: bool = False
+
+    def taps(self, grid: tuple[int, int, int], merge: int) -> tuple[Index, Weights]:
+        """Return the entries that each patch of a grid (t, h, w) reads, and their weights.
+
+        Both are (t * h * w, 4 or 16), in merge order. The weights of a patch sum to 1.
+        """
+        coordinates = patch_coordinates(grid, merge).astype(np.float32)
+        if self.corners:
+            last = np.array((max(grid[1] - 1, 1), max(grid[2] - 1, 1)), np.float32)
+            return self._taps(coordinates * np.float32(self.side - 1) / last)
+        size, half = np.array(grid[1:], np.float32), np.float32(0.5)
+        return self._taps((coordinates + half) * np.float32(self.side) / size - half)
+
+    def taps_at(self, fractions: Weights) -> tuple[Index, Weights]:
+        """Return the entries and weights for patches at any places of a picture.
+
+        fractions: (patches, 2) in [0, 1], as in `realizing.patch_fractions` with this `corners`.
+        """
+        if self.corners:
+            return self._taps(fractions * np.float32(self.side - 1))
+        return self._taps(fractions * np.float32(self.side) - np.float32(0.5))
+
+    def _taps(self, positions: Weights) -> tuple[Index, Weights]:
+        """positions: (patches, 2), in units of the table's entries."""
+        taps, weights = [], []
+        offsets = np.arange(-1, 3) if self.cubic else np.arange(2)
+        for position in positions.T:
+            floor = np.floor(position).astype(np.int64)
+            fraction = position - floor.astype(np.float32)
+            taps.append(np.clip(floor[:, None] + offsets, 0, self.side - 1))
+            weights.append(_cubic(fraction) if self.cubic else np.stack((1 - fraction, fraction), axis=1))
+        count = len(offsets) ** 2
+        index = (taps[0][:, :, None] * self.side + taps[1][:, None, :]).reshape(-1, count)
+        weight = (weights[0][:, :, None] * weights[1][:, None, :]).reshape(-1, count)
+        return index, weight.astype(np.float32)
+
+
+def _cubic(fraction: Weights) -> Weights:
+    """Weights (patches, 4) of the two entries before and the two after a point, by Keys' kernel.
+
+    fraction: (patches,), distance of the point from the entry before it.
+    """
+    columns = []
+    for distance in (fraction + 1, fraction, 1 - fraction, 2 - fraction):
+        near = ((KEYS + 2) * distance - (KEYS + 3)) * distance * distance + 1
+        far = ((KEYS * distance - 5 * KEYS) * distance + 8 * KEYS) * distance - 4 * KEYS
+        columns.append(np.where(distance <= 1, near, far))
+    return np.stack(columns, axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,3 +242,123 @@ def tap_block(
     plain = qkv[:, heads : 2 * heads].float().mean(1)
     rotated = block.attention.kernels.rotate(qkv, 2 * heads, cos, sin)
     return TappedAttention(rotated[:, :heads], rotated[:, heads : 2 * heads], plain, back)
+
+
+class BlockProjections(nn.Module):
+    """The projections before and after the attention of a block."""
+
+    kernels: Kernels = PLAIN
+
+    def __init__(self, hidden: int, heads: int, *, qkv_bias: bool, out_bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear(hidden, 3 * hidden, bias=qkv_bias)
+        self.proj = Linear(hidden, hidden, bias=out_bias)
+
+
+class Block(nn.Module):
+    """One transformer block of a tower with rotary positions: attention and MLP, each after a norm.
+
+    norm: makes a norm of the width `hidden`.
+    mlp: a feed-forward block, called with rows and residual.
+    qkv_bias, out_bias: whether the projections before and after the attention have a bias.
+    """
+
+    rowwise = ("before", "after")
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        norm: Callable[[], nn.Module],
+        mlp: nn.Module,
+        *,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.norm1 = norm()
+        self.attn = BlockProjections(hidden, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.norm2 = norm()
+        self.mlp = mlp
+
+    @property
+    def attention(self) -> BlockProjections:
+        return self.attn
+
+    def slices(self, x: Tensor, cos: Tensor, sin: Tensor, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
+        """Compute the block one slice at a time, see `block_slices`."""
+        return block_slices(self, x, cos, sin, runs)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of rows x (T, hidden), not rotated: (T, 3 * heads, head_dim)."""
+        qkv: Tensor = self.attn.qkv(self.norm1(x))
+        return qkv.view(x.shape[0], 3 * self.attn.heads, -1)
+
+    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values of rows x, queries and keys rotated."""
+        return self.attn.kernels.rotate(self.project(x), 2 * self.attn.heads, cos, sin)
+
+    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """Apply output projection, norm and MLP to attention output `mixed` of rows x, both (T, hidden)."""
+        attended = self.attn.proj(mixed, x)
+        return self.mlp(self.norm2(attended), attended)  # type: ignore[no-any-return]
+
+
+At = NDArray[np.float32] | None
+"""Places of patches in the whole image, see `AnySizeTower.slices`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """Positions of patches and passes through the blocks.
+
+    table: how the table of learned positions is read.
+    merge: patches per side of a visual token.
+    heads, head_dim: number of attention heads of a block, and their width.
+    theta: base of the rotary frequencies.
+    """
+
+    table: PositionTable
+    merge: int
+    heads: int
+    head_dim: int
+    theta: float
+
+    def add_learned(
+        self, x: Tensor, entries: Embedding, grid: tuple[int, int, int], at: At
+    ) -> Slices[Tensor]:
+        """Add learned positions to rows x (patches, hidden), which are changed and returned.
+
+        entries: the table. grid, at: see `AnySizeTower.slices`.
+        """
+        taps, weights = self.table.taps(grid, self.merge) if at is None else self.table.taps_at(at)
+        index, weight = torch.from_numpy(taps).to(x.device), torch.from_numpy(weights).to(x.device)
+        return (yield from add_positions(x, entries, index, weight[:, :, None]))
+
+    def run(self, blocks: Sequence[RotaryBlock], x: Tensor, grid: tuple[int, int, int]) -> Slices[Tensor]:
+        """Compute blocks one slice at a time. x (patches, hidden) is changed in place and returned."""
+        cos, sin = self._rotary(grid, x.device)
+        for block in blocks:
+            x = yield from block_slices(block, x, cos, sin, ((grid[0], grid[1] * grid[2]),))
+        return x
+
+    def tap(self, blocks: Sequence[RotaryBlock], x: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
+        """Compute all blocks but the last, and return the attention inputs of the last one."""
+        x = run_to_end(self.run(blocks[:-1], x, grid))
+        return tap_block(blocks[-1], x, *self._rotary(grid, x.device))
+
+    def shape(self, grid: tuple[int, int, int], depth: int) -> VisualShape:
+        """Count the rows that `depth` blocks compute for a grid (t, h, w). Any thread may call it."""
+        frame = grid[1] * grid[2]
+        patches, hidden = grid[0] * frame, self.heads * self.head_dim
+        return VisualShape(patches, patches, patches // self.merge**2, hidden, depth * grid[0] * frame**2)
+
+    def tower_shape(self, depth: int) -> Tower:
+        """Return the numbers from which the rows of an image follow."""
+        merged, hidden = self.merge**2, self.heads * self.head_dim
+        return Tower(hidden, merged, full_layers=depth, projector_rows_per_patch=1 / merged)
+
+    def _rotary(self, grid: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+        angles = patch_angles(grid, self.merge, self.head_dim, self.theta)
+        return angles.cos().to(device), angles.sin().to(device)

@@ -1,7 +1,9 @@
 """The vision tower of Gemma 4: pictures of any aspect, positions in two dimensions, averages of squares.
 
-A patch has a learned position for its column and one for its row, and rotary positions whose first half turns
-with the column. Patches are held row by row. Every image is encoded alone, so the attention needs no mask.
+A patch has a learned position for its column and one for its row, and rotary positions whose first half
+turns
+with the column. Patches are held row by row. Every image is encoded alone, so the attention needs no
+mask.
 """
 
 from __future__ import annotations
@@ -16,12 +18,43 @@ from torch.nn import functional
 
 from fovea.engine.layers.linear import FusedLinear, Linear, PatchLinear
 from fovea.engine.vision.any_size import block_slices
-from fovea.engine.vision.clipped import ClippedGatedMLP, ClippedLinear
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows
+from fovea.kernels.activation import ACTIVATIONS, check_activation
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.planner.shape import Tower
+
+
+class ClippedLinear(nn.Module):
+    """A linear map of clipped inputs to clipped outputs. Each bound is one number."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.linear = Linear(in_features, out_features, bias=False)
+        self.input_min, self.input_max = _number(), _number()
+        self.output_min, self.output_max = _number(), _number()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x.clamp(self.input_min, self.input_max))
+        return y.clamp(self.output_min, self.output_max)
+
+
+def _number() -> nn.Parameter:
+    return nn.Parameter(torch.empty(()), requires_grad=False)
+
+
+class ClippedGatedMLP(nn.Module):
+    """The block down(act(gate(x)) * up(x)) of clipped maps."""
+
+    def __init__(self, hidden: int, intermediate: int, act: str) -> None:
+        super().__init__()
+        self.act = check_activation(act)
+        self.gate_proj = ClippedLinear(hidden, intermediate)
+        self.up_proj = ClippedLinear(hidden, intermediate)
+        self.down_proj = ClippedLinear(intermediate, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(ACTIVATIONS[self.act](self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

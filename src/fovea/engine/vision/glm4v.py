@@ -13,15 +13,17 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
-from fovea.engine.layers.mlp import GatedMLP
-from fovea.engine.layers.norm import LayerNorm, RMSNorm
-from fovea.engine.vision.any_size import RotaryBlock, TappedAttention
-from fovea.engine.vision.blocks import Block
-from fovea.engine.vision.full_attention import At, FullAttention
-from fovea.engine.vision.resample import PositionTable
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, run_to_end
+from fovea.engine.layers.linear import (
+    Embedding,
+    FusedLinear,
+    GatedMLP,
+    LayerNorm,
+    Linear,
+    PatchLinear,
+    RMSNorm,
+)
+from fovea.engine.vision.any_size import At, Block, FullAttention, PositionTable, RotaryBlock, TappedAttention
+from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows, as_projector, run_to_end
 from fovea.planner.shape import Tower
 
 

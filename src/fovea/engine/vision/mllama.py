@@ -19,11 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
-from fovea.engine.layers.mlp import PlainMLP
-from fovea.engine.layers.norm import LayerNorm
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import PAIRS_PER_ROW, Slices, apply_by_rows, cuts, slice_rows
+from fovea.engine.layers.linear import Embedding, FusedLinear, LayerNorm, Linear, PatchLinear, PlainMLP
+from fovea.engine.vision.encoding import PAIRS_PER_ROW, Slices, VisualShape, apply_by_rows, cuts, slice_rows
 from fovea.planner.shape import Tower
 
 ROW_MULTIPLE = 8

@@ -13,12 +13,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.linear import FusedLinear, Linear, PatchLinear
-from fovea.engine.layers.mlp import GatedMLP
-from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.linear import FusedLinear, GatedMLP, Linear, PatchLinear, RMSNorm
 from fovea.engine.vision.any_size import block_slices
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
 

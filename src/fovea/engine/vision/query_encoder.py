@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.engine.layers.config import Rotary
-from fovea.engine.layers.linear import FusedLinear, Linear
-from fovea.engine.layers.mlp import GatedMLP
-from fovea.engine.layers.norm import RMSNorm
-from fovea.engine.layers.rope import RotaryAngles
-from fovea.engine.vision.slices import Slices, cuts, slice_rows
+from fovea.engine.layers.linear import FusedLinear, GatedMLP, Linear, RMSNorm
+from fovea.engine.layers.mixers import RotaryAngles
+from fovea.engine.vision.encoding import Slices, cuts, slice_rows
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
 

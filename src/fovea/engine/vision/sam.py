@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.linear import Linear, PatchLinear
-from fovea.engine.layers.mlp import PlainMLP
-from fovea.engine.layers.norm import LayerNorm
-from fovea.engine.vision.slices import PAIRS_PER_ROW, Slices, cuts, slice_rows
+from fovea.engine.layers.linear import LayerNorm, Linear, PatchLinear, PlainMLP
+from fovea.engine.vision.encoding import PAIRS_PER_ROW, Slices, cuts, slice_rows
 
 NECK_EPS = 1e-6
 """Constant of the neck's norms, whatever the blocks' constant is."""

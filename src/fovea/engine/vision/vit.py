@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
-from fovea.engine.layers.mlp import PlainMLP
-from fovea.engine.layers.norm import LayerNorm, RMSNorm
-from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, cuts, slice_rows
+from fovea.engine.layers.linear import (
+    Embedding,
+    FusedLinear,
+    LayerNorm,
+    Linear,
+    PatchLinear,
+    PlainMLP,
+    RMSNorm,
+)
+from fovea.engine.vision.encoding import Slices, VisualShape, cuts, slice_rows
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.planner.shape import Tower

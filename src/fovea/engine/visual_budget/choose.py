@@ -2,9 +2,11 @@
 
 The request names method and number; if it does not, the configuration does.
 
-The number follows from shape and ratio alone, so a prompt's length is known before any pixel is read. There
+The number follows from shape and ratio alone, so a prompt's length is known before any pixel is read.
+There
 are two exceptions, in which the pixels decide: relevance without a number, and images that share a budget
-(`views`). Everything that changes which tokens an image has (method, number, for some methods the question)
+(`views`). Everything that changes which tokens an image has (method, number, for some methods the
+question)
 is part of the image's key, and so of the key of its KV.
 """
 
@@ -17,10 +19,59 @@ from dataclasses import dataclass, replace
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.core.types import ImagePart
-from fovea.engine.vision.processor.base import Capabilities, ImageProcessor, Reduction, VisualPlan
+from fovea.engine.vision.processor.base import (
+    Capabilities,
+    ImageProcessor,
+    Reduction,
+    ResizingProcessor,
+    VisualPlan,
+)
+from fovea.engine.vision.processor.regions import survey_coarsely
 from fovea.engine.visual_budget.methods import METHODS, PARAM, Method, keep_count, resolve_preset
-from fovea.engine.visual_budget.views import SharingImage, share_budget
-from fovea.relevance.images import Turn, last_mentions
+from fovea.relevance.images import GLANCES, Sizes, Turn, allot, last_mentions, rank, score_view
+
+
+@dataclass(frozen=True, slots=True)
+class SharingImage:
+    """One of the images that share a budget.
+
+    plan: the plan with all tokens.
+    budget: the pixel budget that the plan was made with.
+    mention: number of the last turn that names the image; -1: no turn does.
+    """
+
+    image: Image
+    plan: VisualPlan
+    budget: PixelBudget
+    mention: int
+
+
+def share_budget(
+    processor: ResizingProcessor, images: Sequence[SharingImage], question: str, total: int
+) -> list[VisualPlan]:
+    """Return a plan for each image: at most `total` tokens together, and at least one token each.
+
+    Images that the user named last are encoded closely first, then those whose content fits the question
+    best. CPU-bound, some milliseconds per image.
+    """
+    scores = [score_view(survey_coarsely(processor, entry.image, entry.plan), question) for entry in images]
+    mentions = [entry.mention for entry in images]
+    order = rank(mentions, scores, [entry.image.identity for entry in images])
+    glances = [
+        tuple(processor.shrink(entry.plan, entry.budget, most) for most in GLANCES) for entry in images
+    ]
+    sizes = [
+        Sizes(entry.plan.tokens, tuple(plan.tokens for plan in plans))
+        for entry, plans in zip(images, glances, strict=True)
+    ]
+    close_count = mentions.count(max(mentions)) if max(mentions) >= 0 else 1
+    allotment = allot(sizes, order, close_count, total)
+    plans = [plans[allotment.glance] for plans in glances]
+    for number, most in allotment.close.items():
+        closer = processor.shrink(images[number].plan, images[number].budget, most)
+        plans[number] = max(plans[number], closer, key=lambda plan: plan.tokens)
+    return plans
+
 
 QUESTION_IDS = 64
 """Methods that use the question read at most so many token ids, from its end."""

@@ -18,7 +18,7 @@ from fovea.core.errors import ConfigError, EngineError
 from fovea.core.media import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
-from fovea.engine.models.engines import describe_site
+from fovea.engine.models.compile import describe_site
 from fovea.engine.vision.built import build as building
 from fovea.engine.vision.built.build import Builder, largest_difference
 from fovea.engine.vision.built.format import RunSegment

@@ -23,8 +23,8 @@ from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, Uns
 from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.minicpmv4_6 import nearest_grid
-from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.windows import nested_coordinates
+from fovea.engine.vision.processor.pixels import Palette
+from fovea.engine.vision.processor.sizes import nested_coordinates
 from fovea.kernels.native.pictures import Order
 
 HALF = [0.5, 0.5, 0.5]

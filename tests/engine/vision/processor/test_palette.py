@@ -9,7 +9,7 @@ import torch
 from fovea.core.errors import EngineError
 from fovea.engine.models.base import value_tensor
 from fovea.engine.vision.processor import build
-from fovea.engine.vision.processor.palette import Palette, in_type
+from fovea.engine.vision.processor.pixels import Palette, in_type
 from fovea.engine.vision.processor.settings import Settings
 
 PALETTE = Palette.read(Settings({}))

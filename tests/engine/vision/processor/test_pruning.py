@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from tests.support.thorough import examples
 
-from fovea.engine.vision.processor.pruning import first_cells, kept_count, moving_cells
+from fovea.engine.vision.processor.video import first_cells, kept_count, moving_cells
 
 CELL = 4
 

@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest
 from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
-from fovea.engine.vision.processor.smart_resize import smart_resize
+from fovea.engine.vision.processor.sizes import smart_resize
 
 QWEN2: dict[str, Any] = {
     "min_pixels": 3136,

@@ -15,8 +15,7 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.media import DETAILS, PixelBudget
 from fovea.engine.load import build_processors, read_config
 from fovea.engine.vision.processor.base import ImageProcessor
-from fovea.engine.vision.token_rules import known_models, known_rule
-from fovea.engine.vision.token_rules.known import all_settings
+from fovea.engine.vision.token_rules import all_settings, known_models, known_rule
 from tests.support import published
 
 SIBLINGS: dict[str, dict[str, Any]] = json.loads(tool.SIBLINGS.read_text())

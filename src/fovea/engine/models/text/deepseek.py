@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, Dense, Experts, FeedForward, LayerConfig
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import Attention, DecoderConfig, Dense, Experts, FeedForward, LayerConfig
 from fovea.engine.models.text.parts import head_dim, rotary
 
 RENAMES = ((r"^(decoder\.layers\.\d+\.mlp)\.shared_experts\.", r"\1.shared_expert."),)

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, LayerConfig
-from fovea.engine.layers.rope import mrope_axes
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import Attention, DecoderConfig, LayerConfig
+from fovea.engine.layers.mixers import mrope_axes
 from fovea.engine.models.text.parts import feed_forward, head_dim, rotary
 
 KINDS = {

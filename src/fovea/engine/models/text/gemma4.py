@@ -9,8 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, Dense, Experts, FeedForward, LayerConfig, PerLayer, Rotary
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import (
+    Attention,
+    DecoderConfig,
+    Dense,
+    Experts,
+    FeedForward,
+    LayerConfig,
+    PerLayer,
+    Rotary,
+)
 from fovea.engine.models.text.parts import rotary
 
 KINDS = ("full_attention", "sliding_attention")

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, Dense, LayerConfig
-from fovea.engine.layers.rope import mrope_axes
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig
+from fovea.engine.layers.mixers import mrope_axes
 from fovea.engine.models.text.parts import rotary
 from fovea.engine.models.text.registry import Renames
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, Dense, LayerConfig, Mixer, ShortConv
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig, Mixer, ShortConv
 from fovea.engine.models.text.parts import head_dim, rotary
 from fovea.engine.models.text.registry import Renames
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, CrossAttention, Dense, LayerConfig
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import Attention, CrossAttention, DecoderConfig, Dense, LayerConfig
 from fovea.engine.models.text.parts import head_dim, rotary
 
 EXTRA_EMBEDDINGS = 8

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, GatedDelta, LayerConfig, Mixer
-from fovea.engine.layers.rope import mrope_axes
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, LayerConfig, Mixer
+from fovea.engine.layers.mixers import mrope_axes
 from fovea.engine.models.text.parts import feed_forward, head_dim, rotary
 
 SECTIONS = (11, 11, 10)

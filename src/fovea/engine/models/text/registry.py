@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.shape import DecoderConfig
+from fovea.engine.layers.config import DecoderConfig
 
 Renames = tuple[tuple[str, str], ...]
 """Regular expressions of canonical tensor names, and the names of Fovea's own layers that replace them."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fovea.core.errors import ConfigError, EngineError
-from fovea.engine.vision.built.engines import run_segments
+from fovea.engine.vision.built.engines import StaticEncoder, run_segments
 from fovea.engine.vision.built.format import Format, RunSegment, format_named
 from fovea.engine.vision.built.manifest import (
     FILE_MODE,
@@ -29,8 +29,7 @@ from fovea.engine.vision.built.manifest import (
     UnusableEngine,
     checksum,
 )
-from fovea.engine.vision.built.static import StaticEncoder
-from fovea.engine.vision.slices import run_to_end
+from fovea.engine.vision.encoding import run_to_end
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference from the eager encoder that a build may have, relative to the largest output, by type.

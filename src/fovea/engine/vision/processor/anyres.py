@@ -14,12 +14,17 @@ from dataclasses import dataclass
 
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
-from fovea.engine.vision.processor.fit import Fit
-from fovea.engine.vision.processor.palette import Palette, Values
-from fovea.engine.vision.processor.pixels import center_on_canvas, cut_tiles, picture, resize
-from fovea.engine.vision.processor.settings import Settings
-from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.pixels import (
+    Fit,
+    Palette,
+    Values,
+    center_on_canvas,
+    cut_tiles,
+    picture,
+    resize,
+)
+from fovea.engine.vision.processor.settings import Settings, Size
+from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds
 
 Canvas = tuple[int, int]
 """(height, width) in pixels, both multiples of the tile."""

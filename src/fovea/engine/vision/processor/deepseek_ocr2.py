@@ -22,19 +22,19 @@ from fovea.engine.vision.processor.base import (
     VisualPlan,
     expect_planned,
 )
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, read_bounds
 from fovea.engine.vision.processor.internvl import MOST_TILES, Grid, grids_of, nearest_grid
-from fovea.engine.vision.processor.palette import HALF, Palette
 from fovea.engine.vision.processor.pixels import (
+    HALF,
     Color,
+    Palette,
     center_on_canvas,
     cut_tiles,
     picture,
     read_filter,
     resize,
 )
-from fovea.engine.vision.processor.settings import Settings, expect_equal, section
-from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, read_bounds
 
 MARKER = "<image>"
 """Text of one visual token."""

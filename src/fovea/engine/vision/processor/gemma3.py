@@ -21,12 +21,9 @@ from fovea.engine.vision.processor.base import (
     begins_with_attention,
     expect_planned,
 )
-from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read_bounds
-from fovea.engine.vision.processor.fit import Fit
-from fovea.engine.vision.processor.palette import HALF, Palette
-from fovea.engine.vision.processor.pixels import picture
-from fovea.engine.vision.processor.settings import Settings, expect_equal, section
-from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.pixels import HALF, Fit, Palette, picture
+from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.sizes import expect_dimensions, expect_fixed, read_bounds
 
 _TYPES = ("Gemma3ImageProcessor",)
 _AROUND = ("\n\n<start_of_image>", "<end_of_image>\n\n")

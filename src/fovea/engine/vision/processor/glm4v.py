@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fovea.engine.vision.processor.budget import expect_dimensions
 from fovea.engine.vision.processor.qwen import ProcessorClass, QwenProcessor, build_class
-from fovea.engine.vision.processor.size import Size
-from fovea.engine.vision.processor.smart_resize import smart_resize
+from fovea.engine.vision.processor.settings import Size
+from fovea.engine.vision.processor.sizes import expect_dimensions, smart_resize
 
 MARKER = "<|image|>"
 

@@ -24,12 +24,9 @@ from fovea.engine.vision.processor.base import (
     VisualPlan,
     expect_planned,
 )
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
-from fovea.engine.vision.processor.palette import HALF, Palette
-from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, expect_equal
-from fovea.engine.vision.processor.size import Size
-from fovea.engine.vision.processor.tower import Tower
+from fovea.engine.vision.processor.pixels import HALF, Palette, cut_tiles, picture, read_filter, resize
+from fovea.engine.vision.processor.settings import Settings, Size, Tower, expect_equal
+from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds
 
 _TYPES = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
 _MAX_EDGE = 4096

@@ -25,11 +25,17 @@ from fovea.engine.vision.processor.base import (
     VisualPlan,
     expect_planned,
 )
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
-from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, Palette
-from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, expect_equal, section
-from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.pixels import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Palette,
+    cut_tiles,
+    picture,
+    read_filter,
+    resize,
+)
+from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds
 
 MOST_TILES = 1024
 """Most tiles that a checkpoint may allow for one picture."""

@@ -12,10 +12,8 @@ from typing import Any
 from PIL.Image import Resampling
 
 from fovea.engine.vision.processor.internvl import InternVLProcessor, read_tile_limits, tokens_per_tile
-from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import read_filter
-from fovea.engine.vision.processor.settings import Settings
-from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.pixels import Palette, read_filter
+from fovea.engine.vision.processor.settings import Settings, Size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

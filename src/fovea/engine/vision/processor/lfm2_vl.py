@@ -20,13 +20,25 @@ from PIL.Image import Resampling
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read_bounds
-from fovea.engine.vision.processor.palette import HALF, Palette, Values
-from fovea.engine.vision.processor.pixels import Bytes, cut_tiles, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, expect_equal, section
-from fovea.engine.vision.processor.size import Size
-from fovea.engine.vision.processor.smart_resize import trim
-from fovea.engine.vision.windows import patch_coordinates
+from fovea.engine.vision.processor.pixels import (
+    HALF,
+    Bytes,
+    Palette,
+    Values,
+    cut_tiles,
+    picture,
+    read_filter,
+    resize,
+)
+from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.sizes import (
+    LEVEL_TOKENS,
+    Bounds,
+    expect_dimensions,
+    patch_coordinates,
+    read_bounds,
+    trim,
+)
 from fovea.kernels.native.pictures import Order
 
 _TYPES = ("Lfm2VlImageProcessor",)

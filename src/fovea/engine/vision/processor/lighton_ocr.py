@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea.engine.vision.processor.pixtral import PixtralProcessor, read_processor, read_shape
-from fovea.engine.vision.processor.settings import Settings
-from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.settings import Settings, Size
 
 
 def build(

@@ -12,13 +12,9 @@ from typing import Any
 from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read_bounds
-from fovea.engine.vision.processor.fit import Fit
-from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, HALF, Palette
-from fovea.engine.vision.processor.pixels import picture
-from fovea.engine.vision.processor.settings import Settings, expect_equal
-from fovea.engine.vision.processor.size import Size
-from fovea.engine.vision.processor.tower import Tower
+from fovea.engine.vision.processor.pixels import CLIP_MEAN, CLIP_STD, HALF, Fit, Palette, picture
+from fovea.engine.vision.processor.settings import Settings, Size, Tower, expect_equal
+from fovea.engine.vision.processor.sizes import expect_dimensions, expect_fixed, read_bounds
 
 _TYPES = ("LlavaImageProcessor", "CLIPImageProcessor", "SiglipImageProcessor")
 

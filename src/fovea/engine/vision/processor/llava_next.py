@@ -21,10 +21,8 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
     image_sizes,
 )
-from fovea.engine.vision.processor.settings import Settings, expect_equal
-from fovea.engine.vision.processor.size import Size
-from fovea.engine.vision.processor.tile_regions import TileRegions
-from fovea.engine.vision.processor.tower import Tower
+from fovea.engine.vision.processor.regions import TileRegions
+from fovea.engine.vision.processor.settings import Settings, Size, Tower, expect_equal
 
 _CANVASES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 

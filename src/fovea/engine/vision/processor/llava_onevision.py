@@ -24,10 +24,8 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
     image_sizes,
 )
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, expect_fixed, read_bounds
-from fovea.engine.vision.processor.settings import Settings, expect_equal
-from fovea.engine.vision.processor.size import Size
-from fovea.engine.vision.processor.tower import Tower
+from fovea.engine.vision.processor.settings import Settings, Size, Tower, expect_equal
+from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, expect_fixed, read_bounds
 
 _EDGES = (384, 768, 1152, 1536, 1920, 2304)
 _CANVASES = tuple((height, width) for height in _EDGES for width in _EDGES)

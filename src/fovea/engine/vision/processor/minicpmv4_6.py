@@ -25,12 +25,16 @@ from fovea.engine.vision.processor.base import (
     begins_with_attention,
     expect_planned,
 )
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
-from fovea.engine.vision.processor.palette import HALF, Palette, Values
-from fovea.engine.vision.processor.pixels import Bytes, picture, read_filter, resize
+from fovea.engine.vision.processor.pixels import HALF, Bytes, Palette, Values, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
-from fovea.engine.vision.processor.smart_resize import trim
-from fovea.engine.vision.windows import nested_coordinates
+from fovea.engine.vision.processor.sizes import (
+    Bounds,
+    expect_dimensions,
+    geometric_mean,
+    nested_coordinates,
+    read_bounds,
+    trim,
+)
 from fovea.kernels.native.pictures import Order
 
 MARKER = "<|image_pad|>"

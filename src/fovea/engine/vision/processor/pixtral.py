@@ -17,18 +17,16 @@ from PIL.Image import Resampling
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.budget import (
+from fovea.engine.vision.processor.pixels import Bytes, Palette, Values, picture, read_filter, resize
+from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.sizes import (
     LEVEL_TOKENS,
     Bounds,
     expect_area,
     expect_dimensions,
+    patch_coordinates,
     read_bounds,
 )
-from fovea.engine.vision.processor.palette import Palette, Values
-from fovea.engine.vision.processor.pixels import Bytes, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, expect_equal, section
-from fovea.engine.vision.processor.size import Size
-from fovea.engine.vision.windows import patch_coordinates
 from fovea.kernels.native.pictures import Order
 
 _TYPES = ("PixtralImageProcessor",)

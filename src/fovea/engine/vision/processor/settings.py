@@ -1,4 +1,4 @@
-"""Reads a preprocessor_config.json.
+"""Reads preprocessor_config.json, and the parts of config.json that a processor needs: model type and tower.
 
 Values are typed, and an absent or null key has the default of the processor class.
 
@@ -9,10 +9,64 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from fovea.core.errors import CheckpointError, UnsupportedModel
-from fovea.engine.vision.processor.size import Size
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A target size, of which a checkpoint names some fields.
+
+    All fields are edges in pixels, except for Qwen: there `shortest_edge` and `longest_edge`, or `min_pixels`
+    and `max_pixels`, are areas in pixels.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = (
+        "height",
+        "width",
+        "shortest_edge",
+        "longest_edge",
+        "min_pixels",
+        "max_pixels",
+    )
+
+    height: int | None = None
+    width: int | None = None
+    shortest_edge: int | None = None
+    longest_edge: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+    @property
+    def fixed_size(self) -> tuple[int, int] | None:
+        """(height, width) if both are named, else None."""
+        return (self.height, self.width) if self.height and self.width else None
+
+    @property
+    def key(self) -> str:
+        """The named fields, as part of a cache key."""
+        return ",".join(f"{name}:{getattr(self, name)}" for name in self.NAMES if getattr(self, name))
+
+
+def with_shortest_edge(height: int, width: int, edge: int, longest: int | None = None) -> tuple[int, int]:
+    """(height, width) of equal aspect; the shorter edge is `edge`, the longer edge at most `longest`.
+
+    Fractions are cut off, not rounded. With a limit, the longer edge is computed from the unrounded shorter
+    one, so that it equals the limit. This is the rule of torchvision's and Hugging Face's resize.
+    """
+    short, long = min(height, width), max(height, width)
+    exact: float = edge
+    if longest is not None and long / short * edge > longest:
+        exact = longest * float(short) / long
+        edge = round(exact)
+    if longest is not None and short == edge:
+        return height, width
+    far = int(exact * long / short)
+    return (edge, far) if height <= width else (far, edge)
+
 
 FILE = "preprocessor_config.json"
 LARGEST = 1 << 40
@@ -186,3 +240,116 @@ def expect_equal(what: str, ours: int, theirs: object) -> None:
         raise CheckpointError(
             f"{what}: the processor's files say {ours}, the model's config says {theirs}", param=what
         )
+
+
+TYPES_BY_CLASS: Mapping[str, str] = MappingProxyType({"LightOnOCRForConditionalGeneration": "lighton_ocr"})
+"""The model_type of checkpoints whose config.json has another one, by the name of their class.
+
+LightOnOCR was published with the model_type of Mistral 3, before transformers had a class for it. It has the
+same tower, but no text between the rows of visual tokens.
+"""
+
+
+def stated_type(content: Mapping[str, Any]) -> str:
+    """Return the model_type of a config.json; "" if it has none. `architectures` overrides `model_type`."""
+    names = content.get("architectures")
+    for name in names if isinstance(names, list) else ():
+        if isinstance(name, str) and name in TYPES_BY_CLASS:
+            return TYPES_BY_CLASS[name]
+    return str(content.get("model_type", ""))[:100]
+
+
+# (image_size, patch_size) of towers whose config omits them. Configs store only differences from these
+# defaults.
+_DEFAULTS: Mapping[str, tuple[int, int]] = {
+    "clip_vision_model": (224, 32),
+    "siglip_vision_model": (224, 16),
+    "idefics3_vision": (224, 32),
+    "smolvlm_vision": (224, 32),
+}
+_WITHOUT_CLASS_TOKEN = ("siglip_vision_model", "idefics3_vision", "smolvlm_vision")
+
+
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """The input size of a vision tower, and the rows that the model takes from its output.
+
+    image_size: side of the input, in pixels.
+    patch_size: side of a patch, in pixels.
+    extra_rows: rows in addition to those of the patches: CLIP's class token.
+    drops_first: whether the model leaves out the first row (feature selection "default"). Otherwise it keeps
+        all rows ("full").
+    """
+
+    image_size: int
+    patch_size: int
+    extra_rows: int
+    drops_first: bool
+
+    @classmethod
+    def read(
+        cls,
+        model: Mapping[str, Any],
+        processor: Mapping[str, Any],
+        image_size: int,
+        patch_size: int,
+        strategy: str,
+    ) -> Tower:
+        """Read the tower from config.json (model) and processor_config.json (processor).
+
+        image_size, patch_size, strategy: defaults for a model config that omits them.
+
+        `num_additional_image_tokens` is used only if the processor's file has it. Old checkpoints lack it,
+        and to assume 0 for a tower with a class token would count one token too few.
+
+        Raises CheckpointError if a value is missing or the files contradict each other.
+        """
+        vision = section(model, "vision_config")
+        kind = str(vision.get("model_type") or "")
+        if kind in _DEFAULTS:
+            image_size, patch_size = _DEFAULTS[kind]
+        image_size, patch_size = vision.get("image_size", image_size), vision.get("patch_size", patch_size)
+        for name, value in (("image_size", image_size), ("patch_size", patch_size)):
+            if not isinstance(value, int) or value < 1:
+                raise CheckpointError(
+                    f"vision_config.{name} is {value!r}; accepted: a positive integer", param=name
+                )
+        if processor.get("patch_size") is not None:
+            expect_equal("patch_size", processor["patch_size"], patch_size)
+        return cls(image_size, patch_size, _extra(kind, processor), _drops_first(model, processor, strategy))
+
+    @property
+    def side(self) -> int:
+        """Patches along an edge of the tower's input."""
+        return self.image_size // self.patch_size
+
+    def rows(self, patches: int) -> int:
+        """Number of rows that the model receives for this number of patches."""
+        return patches + self.extra_rows - self.drops_first
+
+
+def _extra(kind: str, processor: Mapping[str, Any]) -> int:
+    name = "num_additional_image_tokens"
+    extra = processor.get(name)
+    if extra is None:
+        extra = {"": 1, "clip_vision_model": 1, **dict.fromkeys(_WITHOUT_CLASS_TOKEN, 0)}.get(kind)
+    if not isinstance(extra, int) or extra < 0:
+        raise CheckpointError(
+            f"{name} is {extra!r} for a vision tower of type {kind!r}; "
+            "accepted: 0 or more, in the processor's files",
+            param=name,
+        )
+    return extra
+
+
+def _drops_first(model: Mapping[str, Any], processor: Mapping[str, Any], strategy: str) -> bool:
+    name = "vision_feature_select_strategy"
+    theirs = model.get(name) or strategy
+    ours = processor.get(name) or theirs
+    if ours != theirs or ours not in ("default", "full"):
+        raise CheckpointError(
+            f"{name}: the processor's files say {ours!r}, the model's config says {theirs!r}; accepted: "
+            "equal values, 'default' or 'full'",
+            param=name,
+        )
+    return bool(ours == "default")

@@ -1,36 +1,162 @@
 """Plans and prepares videos for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
-Frames are sampled, resized to one size, and put into groups; a group has the frames of one temporal patch. A
-group is encoded like an image of two different frames, because in Qwen's towers no patch attends to another
+Frames are sampled, resized to one size, and put into groups; a group has the frames of one temporal
+patch. A
+group is encoded like an image of two different frames, because in Qwen's towers no patch attends to
+another
 group. So a group is the unit of encoding and caching. In the prompt, a video is a run of groups, and the
 model knows their times from:
 
     Qwen2-VL    positions one step apart              (arXiv 2409.12191)
     Qwen2.5-VL  positions in proportion to seconds    (arXiv 2502.13923)
     Qwen3-VL    the text "<1.5 seconds>" before each  (transformers' Qwen3VLProcessor)
+
+`SamplingRule` chooses the frames, `moving_cells` the tokens that pruning keeps, and `build_videos` reads
+the
+settings of a checkpoint.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL.Image import Resampling
 
-from fovea.core.errors import EngineError, InvalidRequest
-from fovea.core.media import Video, VideoBudget
+from fovea.core.errors import CheckpointError, EngineError, InvalidRequest
+from fovea.core.media import FRAMES_PER_SECOND, MAX_PRUNING, Video, VideoBudget
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.processor.budget import expect_dimensions
-from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import Bytes
-from fovea.engine.vision.processor.pruning import KeptCells, first_cells, kept_count
-from fovea.engine.vision.processor.sampling import SamplingRule
-from fovea.engine.vision.processor.smart_resize import smart_resize, trim
-from fovea.engine.vision.windows import patch_coordinates
+from fovea.engine.vision.processor.pixels import CLIP_MEAN, CLIP_STD, HALF, Bytes, Palette, read_filter
+from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.sizes import expect_dimensions, patch_coordinates, smart_resize, trim
 from fovea.kernels.native.pictures import Order
+
+KeptCells = tuple[tuple[int, ...], ...]
+"""For each group, the cells of its merged grid that are kept, ascending."""
+
+
+def kept_count(groups: int, cells: int, rate: float) -> int:
+    """Number of tokens that a clip keeps: at least one whole group; all tokens at rate 0."""
+    return max(cells, int(groups * cells * (1 - rate))) if rate else groups * cells
+
+
+def first_cells(groups: int, cells: int, count: int) -> KeptCells:
+    """The first `count` cells of a clip.
+
+    They stand for the cells that will remain in a prompt until the frames are decoded.
+    """
+    return tuple(tuple(range(max(0, min(cells, count - group * cells)))) for group in range(groups))
+
+
+def moving_cells(frames: Iterable[NDArray[np.uint8]], group_frames: int, cell: int, count: int) -> KeptCells:
+    """The `count` cells whose pixels change most, and all of the first group.
+
+    Among cells of equal change, an earlier group comes first, then a higher row, then a column further left.
+    The scores are integers, so equal frames always keep equal cells.
+
+    frames: (height, width, 3) each; both sides are multiples of `cell`.
+    group_frames: frames per group.
+    cell: side of a cell, in pixels.
+    """
+    before: NDArray[np.int16] | None = None
+    scores: list[NDArray[np.int64]] = []
+    for index, frame in enumerate(frames):
+        now = frame.astype(np.int16)
+        down, across = now.shape[0] // cell, now.shape[1] // cell
+        if before is None:
+            change = np.zeros((down, across), np.int64)
+        else:
+            difference = np.abs(now - before).reshape(down, cell, across, cell * 3)
+            change = difference.sum(axis=(1, 3), dtype=np.int64)
+        before = now
+        if index % group_frames:
+            scores[-1] += change.ravel()
+        else:
+            scores.append(change.ravel())
+    table = np.stack(scores)
+    table[0] = np.iinfo(np.int64).max
+    best = np.zeros(table.size, bool)
+    best[np.argsort(-table.ravel(), kind="stable")[:count]] = True
+    return tuple(tuple(np.flatnonzero(row).tolist()) for row in best.reshape(table.shape))
+
+
+MAX_FPS = 240.0
+MAX_FRAMES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """How a model samples the frames of a video.
+
+    fps: sampled frames per second of video.
+    min_frames, max_frames: bounds on the number of sampled frames.
+    group_frames: frames of a temporal patch.
+    even: true: frames at equal distances from the first to the last (Qwen3-VL). False: frames at equal
+        distances from the first on, in whole temporal patches (Qwen2-VL, Qwen2.5-VL).
+    """
+
+    fps: float
+    min_frames: int
+    max_frames: int
+    group_frames: int
+    even: bool
+
+    def indices(self, video: Video, budget: VideoBudget) -> tuple[int, ...]:
+        """Indices of the sampled frames, ascending.
+
+        Raises InvalidRequest for a budget with values out of range.
+
+        A clip that the client has already sampled (`preselected`) keeps all frames, unless the budget names a
+        number or there are more than `max_frames`.
+        """
+        _check(budget)
+        rule = replace(
+            self,
+            fps=budget.fps or self.fps,
+            min_frames=budget.min_frames or min(self.min_frames, budget.max_frames or self.min_frames),
+            max_frames=budget.max_frames or max(self.max_frames, budget.min_frames or 0),
+        )
+        explicit = budget.fps or budget.min_frames or budget.max_frames
+        if video.preselected and not explicit and video.frames <= rule.max_frames:
+            return tuple(range(video.frames))
+        return rule._even(video) if self.even else rule._steps(video)
+
+    def _even(self, video: Video) -> tuple[int, ...]:
+        wanted = int(video.frames / video.fps * self.fps)
+        count = min(max(wanted, self.min_frames), self.max_frames, video.frames)
+        return tuple(np.linspace(0, video.frames - 1, count).round().astype(int).tolist())
+
+    def _steps(self, video: Video) -> tuple[int, ...]:
+        total, whole = video.frames, self.group_frames
+        most = min(self.max_frames, total) // whole * whole
+        wanted = min(max(total / video.fps * self.fps, self.min_frames), most)
+        # If less than one temporal patch is available, take all frames. The last one is repeated to fill the
+        # patch.
+        count = math.floor(wanted / whole) * whole or min(self.max_frames, total)
+        step = total / count
+        steps = np.arange(math.ceil(total / step)) * step
+        return tuple(np.minimum(steps.astype(np.float32).astype(int), total - 1).tolist())
+
+
+def _check(budget: VideoBudget) -> None:
+    if budget.fps is not None and not 0 < budget.fps <= MAX_FPS:
+        raise InvalidRequest(f"fps is {budget.fps!r}; accepted: above 0, at most {MAX_FPS:g}", param="fps")
+    for name, value in (("min_frames", budget.min_frames), ("max_frames", budget.max_frames)):
+        if value is not None and not 1 <= value <= MAX_FRAMES:
+            raise InvalidRequest(f"{name} is {value!r}; accepted: 1 to {MAX_FRAMES}", param=name)
+    low, high = budget.min_frames, budget.max_frames
+    if low is not None and high is not None and low > high:
+        raise InvalidRequest(f"min_frames is {low}, above max_frames, which is {high}", param="min_frames")
+    if not 0 <= budget.pruning_rate <= MAX_PRUNING:
+        raise InvalidRequest(
+            f"video_pruning_rate is {budget.pruning_rate!r}; accepted: 0 to {MAX_PRUNING}",
+            param="video_pruning_rate",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +370,98 @@ class QwenVideos:
             grow = math.sqrt(low / (frames * height * width))
             return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
         return new_height, new_width
+
+
+FILE = "video_preprocessor_config.json"
+TIMESTAMPS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Models whose prompts have the time of each group of frames before it."""
+_CLASSES = {
+    "qwen2_vl": "Qwen2VLVideoProcessor",
+    "qwen2_5_vl": "Qwen2VLVideoProcessor",
+    **dict.fromkeys(TIMESTAMPS, "Qwen3VLVideoProcessor"),
+}
+_WRAP = ("<|vision_start|>", "<|vision_end|>")
+SHARE = {False: 128_000, True: 768}
+"""Default of `max_video_tokens`, by whether the limits are for all frames together (`QwenVideos.volume`)."""
+
+
+def build_videos(
+    model_type: str,
+    video_config: Mapping[str, Any],
+    preprocessor: Mapping[str, Any],
+    model: Mapping[str, Any],
+    processor: Mapping[str, Any],
+) -> QwenVideos | None:
+    """Build the video processor; None for architectures without video.
+
+    video_config: the checkpoint's video_preprocessor_config.json. If it is empty, `video_processor` in
+        processor_config.json is used, and without that the image processor's settings.
+
+    Raises CheckpointError for settings that are not supported.
+    """
+    if model_type not in _CLASSES:
+        return None
+    source = video_config or processor.get("video_processor") or preprocessor
+    settings = Settings(source, FILE)
+    kind = str(settings.raw("video_processor_type") or _CLASSES[model_type])
+    if kind not in _CLASSES.values():
+        raise settings.error("video_processor_type", kind, ", ".join(sorted(set(_CLASSES.values()))))
+    volume = kind == "Qwen3VLVideoProcessor"
+    vision = section(model, "vision_config")
+    patch = settings.count("patch_size", int(vision.get("patch_size") or (16 if volume else 14)))
+    merge = settings.count("merge_size", int(vision.get("spatial_merge_size") or 2))
+    group_frames = settings.count("temporal_patch_size", int(vision.get("temporal_patch_size") or 2))
+    expect_equal("patch_size", patch, vision.get("patch_size"))
+    expect_equal("merge_size", merge, vision.get("spatial_merge_size"))
+    expect_equal("temporal_patch_size", group_frames, vision.get("temporal_patch_size"))
+    low, high = _limits(settings, volume)
+    capped = settings.flag("cap_pixels_per_frame", False)
+    share = settings.count("max_video_tokens", SHARE[volume])
+    videos = QwenVideos(
+        palette=Palette.read(settings, *((HALF, HALF) if volume else (CLIP_MEAN, CLIP_STD))),
+        resample=read_filter(settings, Resampling.BICUBIC),
+        resizes=settings.flag("do_resize", True),
+        min_pixels=low,
+        max_pixels=high,
+        volume=volume,
+        share=share if capped else None,
+        patch=patch,
+        merge=merge,
+        rule=_rule(settings, group_frames, volume),
+        seconds=_seconds(vision, model_type),
+        timestamps=model_type in TIMESTAMPS,
+        marker=str(processor.get("video_token") or "<|video_pad|>"),
+        wrap=_WRAP,
+    )
+    settings.close()
+    return videos
+
+
+def _rule(settings: Settings, group_frames: int, even: bool) -> SamplingRule:
+    if settings.raw("num_frames") is not None:
+        raise settings.error(
+            "num_frames", settings.raw("num_frames"), "no num_frames; fps, min_frames and max_frames instead"
+        )
+    fps = settings.number("fps", FRAMES_PER_SECOND)
+    least, most = settings.count("min_frames", 4), settings.count("max_frames", 768)
+    if fps <= 0 or least > most:
+        raise settings.error("fps", (fps, least, most), "fps above 0, min_frames at most max_frames")
+    return SamplingRule(fps, least, most, group_frames, even)
+
+
+def _seconds(vision: Mapping[str, Any], model_type: str) -> float:
+    """Positions in time per second of video. Only Qwen2.5-VL has them; 0 for the others."""
+    return float(vision.get("tokens_per_second") or 4) if model_type == "qwen2_5_vl" else 0.0
+
+
+def _limits(settings: Settings, volume: bool) -> tuple[int, int]:
+    edge = 32 if volume else 28
+    size = settings.size("size", Size(shortest_edge=128 * edge**2, longest_edge=768 * edge**2))
+    assert size is not None
+    low = settings.count("min_pixels", size.shortest_edge or size.min_pixels or 0)
+    high = settings.count("max_pixels", size.longest_edge or size.max_pixels or 0)
+    if not low or not high or low > high:
+        raise CheckpointError(
+            f"{FILE}: size is {size}; accepted: areas shortest_edge <= longest_edge in pixels", param="size"
+        )
+    return low, high

@@ -1,0 +1,556 @@
+"""All settings of the engine, by subject; they are frozen after construction. It must not import torch.
+
+Each setting is declared once, in the class of its subject, with type, default, range and help
+(`core.settings`).
+Python code reads `config.kv.block_size`; flags, environment variables, TOML files and `EngineConfig.of`
+use
+the flat name `block_size`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self, TypedDict, Unpack
+
+from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.settings import build_settings, check_settings, flat_values, setting
+from fovea.dialects.dialect import FORMATS, THINK, Dialect, detect
+from fovea.engine.visual_budget.methods import PARAM, find_method, parse_visual_tokens
+
+COMPONENTS = ("encoder", "projector", "decoder")
+MODES = ("off", "default", "reduce-overhead", "max-autotune")
+"""The modes of `torch.compile` by their names, and "off"."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileModes:
+    """The compile mode of each component of a model: one of MODES for each of COMPONENTS."""
+
+    encoder: str = "off"
+    projector: str = "off"
+    decoder: str = "off"
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Parse the setting.
+
+        Raises ConfigError for an unknown component or mode, or a component that appears twice.
+        """
+        if text in MODES:
+            return cls(text, text, text)
+        modes: dict[str, str] = {}
+        for part in text.split(","):
+            name, _, mode = (word.strip() for word in part.partition("="))
+            if name not in COMPONENTS or mode not in MODES or name in modes:
+                raise ConfigError(
+                    f"compile is {text!r}; accepted: one of {', '.join(MODES)}, "
+                    f"or COMPONENT=MODE,... with each of {', '.join(COMPONENTS)} at most once",
+                    param="compile",
+                )
+            modes[name] = mode
+        return cls(**modes)
+
+    @property
+    def active(self) -> dict[str, str]:
+        """The components that torch compiles, with their modes."""
+        modes = {name: getattr(self, name) for name in COMPONENTS}
+        return {name: mode for name, mode in modes.items() if mode != "off"}
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+KERNELS = ("auto", "native", "onednn", "torch", "triton", "flashinfer")
+DECODE_GRAPHS = ("auto", "off", "padded")
+
+
+def _device(name: str) -> str:
+    return "" if name in DEVICES or name.startswith("cuda:") else "auto, cpu, cuda, cuda:N"
+
+
+def _compile_modes(text: str) -> str:
+    CompileModes.of(text)
+    return ""
+
+
+def _revision(text: str) -> str:
+    plain = re.fullmatch(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*", text, re.ASCII) and ".." not in text
+    return "" if not text or plain else "a branch, a tag or a commit of the hub"
+
+
+def _encoder_engines(text: str) -> str:
+    return "" if text else "off, auto, or a folder"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """The model's number types, its device, and its kernels."""
+
+    dtype: str = setting(
+        "auto",
+        "Type of weights and activations. auto is the checkpoint's own type on CUDA, bfloat16 on CPUs that "
+        "run the C++ kernels or have bf16 units, float32 elsewhere.",
+        choices=DTYPES,
+    )
+    quantization: str = setting(
+        "none",
+        "none keeps the weights as they are. int8 and int4 round them while they are read, to half and less "
+        "than a third of their bytes; lossy, see docs/quantization.md. fp8: 8-bit floats, for CUDA from "
+        "Hopper on.",
+        choices=QUANTIZATIONS,
+    )
+    device: str = setting(
+        "auto",
+        "auto is CUDA if torch finds it, else the CPU.",
+        check=_device,
+        words="auto, cpu, cuda, cuda:N",
+    )
+    threads: int = setting(
+        0,
+        "CPU threads of the model. 0: one for each physical core that the process may use, by its affinity "
+        "and its cgroup limit.",
+        low=0,
+        high=1024,
+    )
+    pin_threads: bool = setting(
+        False,
+        "Bind each thread of the C++ kernels, except the engine's own, to a core. For machines that Fovea "
+        "has for itself; beside other programs the system places threads better. Linux only.",
+    )
+    kernels: str = setting(
+        "auto",
+        "On a CPU: native is Fovea's own C++ (bf16; weights packed without loss to 12 bits), onednn is "
+        "torch with weights in oneDNN's layout, torch is plain torch. On CUDA: flashinfer (Triton's "
+        "kernels, with FlashInfer's attention for prompts), triton, torch. auto is the first of these that "
+        "machine, type and model allow (docs/gpu.md).",
+        choices=KERNELS,
+    )
+    decode_graphs: str = setting(
+        "auto",
+        "auto pads steps that only decode to a few batch sizes and replays them as CUDA graphs, with "
+        "Triton's kernels. padded pads them and launches every kernel, to compare. off does neither.",
+        choices=DECODE_GRAPHS,
+    )
+    compile: str = setting(
+        "off",
+        "torch.compile before the first use, for the kernels torch: off, default, reduce-overhead or "
+        "max-autotune for all, or by component: encoder=MODE,projector=MODE,decoder=MODE. See "
+        "docs/engines.md.",
+        check=_compile_modes,
+    )
+    encoder_engines: str = setting(
+        "off",
+        "Vision encoders made by fovea build, for images whose grid they were built for: off, auto (the "
+        "folder beside the checkpoint) or a folder. They are machine code, so a folder must be one that you "
+        "trust.",
+        check=_encoder_engines,
+        words="off, auto, or a folder",
+    )
+
+    revision: str = setting(
+        "",
+        "Branch, tag or commit of a hub id, so that it does not change by itself. Empty: the hub's main "
+        "branch. A folder has no revision.",
+        check=_revision,
+        words="a branch, tag or commit",
+    )
+    tool_format: str = setting(
+        "auto",
+        "How the model writes tool calls, see docs/tools.md. auto: as its chat template tells. none: "
+        "requests with tools are refused. Others: in this format, whatever the template says.",
+        choices=("auto", "none", *FORMATS),
+    )
+    reasoning: str = setting(
+        "auto",
+        "Whether answers may begin with reasoning between <think> and </think>, which is reported apart from "
+        "the answer. auto: if the chat template contains these marks. off: all text is the answer. think: in "
+        "any case.",
+        choices=("auto", "off", "think"),
+    )
+    special_tokens_in_text: bool = setting(
+        False,
+        "Read control tokens such as <|im_end|> in the text of messages as control tokens. Off: they are "
+        "plain text, so a user cannot forge a turn. Prompts of /v1/completions are read as they are.",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def dialect(self, template: str | None) -> Dialect:
+        """How the model writes tool calls and reasoning. template: its chat template, for auto."""
+        detected = detect(template)
+        reasoning = {"auto": detected.reasoning, "off": None, "think": THINK}[self.reasoning]
+        tools = detected.tools if self.tool_format == "auto" else FORMATS.get(self.tool_format)
+        return Dialect(tools, reasoning)
+
+
+MOST_MIB = 1 << 24
+"""Upper limit of every setting in MiB."""
+MOST_SECONDS = 1 << 31
+"""Upper limit of every setting in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSettings:
+    """The KV pool and the prefixes shared in it."""
+
+    block_size: int = setting(
+        16, "Tokens per KV block. Prefixes are shared in whole blocks.", low=1, high=256
+    )
+    kv_cache_mib: int = setting(
+        0,
+        "Ceiling of the KV pool in MiB. 0 is a quarter of the free memory, at most 4 GiB (CUDA: 80% of it).",
+        low=0,
+        high=MOST_MIB,
+    )
+    kv_blocks: int = setting(
+        0, "The KV pool in blocks instead of MiB. 0: by kv_cache_mib. For tests.", low=0, high=1 << 30
+    )
+    kv_host_mib: int = setting(
+        0,
+        "MiB of host memory for the KV of image prefixes that are evicted from the pool, so that a "
+        "follow-up question loads them. For GPUs; on a CPU a larger pool uses the same memory better. "
+        "0: none.",
+        low=0,
+        high=MOST_MIB,
+    )
+    state_cache_mib: int = setting(
+        0,
+        "Ceiling of the states of models with recurrent or convolution layers (Qwen3.5, LFM2), in MiB. There "
+        "is one per running sequence, and checkpoints from which later requests with the same prefix "
+        "continue. 0 is half of the memory that is free for KV.",
+        low=0,
+        high=MOST_MIB,
+    )
+    state_spacing: int = setting(
+        1024,
+        "Tokens between two checkpoints in a long prompt, beside those at the ends of images and of the "
+        "prompt. For models with states. 0: none.",
+        low=0,
+        high=1 << 24,
+    )
+    kv_ttl_s: int = setting(
+        0,
+        "Prefixes older than this are not reused, in seconds. A prefix is reused only within its own window "
+        "of this length, so it is often lost earlier. 0: no bound.",
+        low=0,
+        high=MOST_SECONDS,
+    )
+    max_context: int = setting(
+        0,
+        "Tokens of prompt and answer together. 0 is the model's own limit, capped by the pool.",
+        low=0,
+        high=1 << 24,
+    )
+    prefix_cache: bool = setting(True, "Share the KV of equal prefixes between requests.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """Caches of encoder outputs: on the device, in host memory, on disk."""
+
+    embed_cache_mib: int = setting(
+        256,
+        "Ceiling of the encoder-output cache in the device's memory, in MiB. 0 turns it off.",
+        low=0,
+        high=MOST_MIB,
+    )
+    embed_host_mib: int = setting(
+        0,
+        "MiB of host memory for encoder outputs that were evicted from the device; for CUDA. 0: none.",
+        low=0,
+        high=MOST_MIB,
+    )
+    embed_disk_dir: str = setting(
+        "",
+        "Folder for encoder outputs that outlive the process. Several processes may share it. Empty: none.",
+    )
+    embed_disk_mib: int = setting(4096, "Ceiling of that folder in MiB.", low=1, high=MOST_MIB)
+    embed_ttl_s: int = setting(
+        0,
+        "Encoder outputs older than this are misses in every tier, in seconds. 0: no bound.",
+        low=0,
+        high=MOST_SECONDS,
+    )
+    region_cache_mib: int = setting(
+        64,
+        "Ceiling of the cache of encoded image regions (visual tokens by relevance), in MiB. 0 turns it off.",
+        low=0,
+        high=MOST_MIB,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PixelSettings:
+    """Processed pixels between decoding and encoding."""
+
+    pixel_pool_mib: int = setting(
+        1024,
+        "Ceiling of processed pixels in MiB. A request that needs more is prepared alone.",
+        low=1,
+        high=MOST_MIB,
+    )
+    pixel_cache_mib: int = setting(
+        64,
+        "Ceiling of pixels in the pool that no request needs and that are cached, in MiB. 0: none.",
+        low=0,
+        high=MOST_MIB,
+    )
+    pixel_ttl_s: int = setting(
+        0,
+        "Cached pixels expire this long after a request needed them, in seconds. 0: no bound.",
+        low=0,
+        high=MOST_SECONDS,
+    )
+    preprocess_workers: int = setting(2, "Threads that resize and normalise images.", low=1, high=64)
+    frame_workers: int = setting(2, "Threads that resize and normalise frames of videos.", low=1, high=64)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
+WHEN_FULL = ("wait", "refuse")
+WHEN_LATE = ("refuse", "degrade", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSettings:
+    """Scheduling and admission."""
+
+    policy: str = setting(
+        "dual",
+        "Which waiting request joins first: dual (text, follow-ups and known images do not wait behind new "
+        "images), fcfs (order of arrival), priority (the request's own, then dual), detail (requests of "
+        "similar visual cost together).",
+        choices=POLICY_NAMES,
+    )
+    max_passes: int = setting(
+        32, "How many later requests may join before one that waits.", low=0, high=1 << 20
+    )
+    pace: float = setting(
+        2.5,
+        "Longest step while prompts or images are computed beside decodes, in multiples of a step that only "
+        "decodes. 0: no bound.",
+        low=1,
+        high=1000,
+        or_zero=True,
+    )
+    target_itl_ms: int = setting(
+        0,
+        "Longest gap between tokens in milliseconds, kept by the percentage of gaps in target_percentile. It "
+        "bounds steps beside pace, and the number of answers that are computed at a time. 0: none.",
+        low=0,
+        high=1 << 20,
+    )
+    target_ttft_ms: int = setting(
+        0,
+        "Longest time to the first token in milliseconds, kept by the percentage of requests in "
+        "target_percentile. A request that would be later is treated as when_late says. 0: none.",
+        low=0,
+        high=1 << 24,
+    )
+    target_percentile: float = setting(
+        95.0, "Percentage of gaps and of first tokens that should keep their target.", low=1, high=99.9
+    )
+    when_late: str = setting(
+        "refuse",
+        "Treatment of a request whose first token is expected after target_ttft_ms: refuse (429 with the "
+        "figures), degrade (fewer visual tokens if that is enough, otherwise refuse), or wait.",
+        choices=WHEN_LATE,
+    )
+    max_running: int = setting(64, "Sequences that share a step.", low=1, high=4096)
+    max_step_tokens: int = setting(
+        2048,
+        "Tokens computed per step: decodes first, chunks of prompts in the rest.",
+        low=1,
+        high=1 << 20,
+    )
+    max_step_visual_tokens: int = setting(
+        4096,
+        "Visual tokens of the images that a step works on. One image is always accepted.",
+        low=1,
+        high=1 << 20,
+    )
+    max_draft_tokens: int = setting(
+        16,
+        "Most tokens that one step computes for an answer in addition to one, because its form leaves no "
+        "choice about them, such as the keys of a JSON schema. 0: one step each.",
+        low=0,
+        high=256,
+    )
+    max_queue: int = setting(
+        256, "Requests that may wait; more are refused with 429. 0: no bound.", low=0, high=1 << 20
+    )
+    when_full: str = setting(
+        "wait",
+        "Treatment of a request whose KV or pixels do not fit beside the requests in flight: wait, or "
+        "refuse with 429.",
+        choices=WHEN_FULL,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def room(self) -> int:
+        """Answers that may run or wait; 0: no bound."""
+        return self.max_running + self.max_queue if self.max_queue else 0
+
+
+DETAIL_POLICY_NAMES = ("full", "keywords")
+
+
+def _visual_tokens(text: str) -> str:
+    _check_method("visual_tokens", lambda: parse_visual_tokens(text))
+    return ""
+
+
+def _degrade_by(text: str) -> str:
+    if text != "detail":
+        _check_method("degrade_by", lambda: find_method(text))
+    return ""
+
+
+def _check_method(name: str, read: Callable[[], object]) -> None:
+    """Raise ConfigError if `read` refuses the setting.
+
+    The message then names the setting, not the parameter.
+    """
+    try:
+        read()
+    except InvalidRequest as error:
+        raise ConfigError(f"{name}: {error.message.removeprefix(f'{PARAM}: ')}", param=name) from None
+
+
+@dataclass(frozen=True, slots=True)
+class VisualSettings:
+    """Detail levels and visual tokens of images whose request does not choose them."""
+
+    detail_policy: str = setting(
+        "full",
+        "The meaning of detail=auto: full (the model's own resolution) or keywords (by the words of the "
+        "question).",
+        choices=DETAIL_POLICY_NAMES,
+    )
+    degrade_from: float = setting(
+        0.0,
+        "Load, as a share of the engine's room, from which detail=auto loses a level; half way from there "
+        "to 1 it loses another one. 0: never.",
+        low=0,
+        high=1,
+    )
+    degrade_by: str = setting(
+        "detail",
+        "What is reduced under load: detail (the level), or visual tokens, by a method of visual_tokens.",
+        check=_degrade_by,
+        words="detail, or a method",
+    )
+    visual_tokens: str = setting(
+        "off",
+        "How many visual tokens an image keeps if its request does not say: off (all of them), METHOD:SHARE "
+        "(relevance:0.5), or a preset: document (all), general, fast.",
+        check=_visual_tokens,
+        words="off, METHOD:SHARE, or a preset",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+class EngineOptions(TypedDict, total=False):
+    """Keyword arguments of `EngineConfig.of` and `Engine.from_pretrained`.
+
+    A test compares it with the settings.
+    """
+
+    dtype: str
+    quantization: str
+    device: str
+    threads: int
+    pin_threads: bool
+    kernels: str
+    decode_graphs: str
+    compile: str
+    encoder_engines: str
+    revision: str
+    tool_format: str
+    reasoning: str
+    special_tokens_in_text: bool
+    block_size: int
+    kv_cache_mib: int
+    kv_blocks: int
+    kv_host_mib: int
+    state_cache_mib: int
+    state_spacing: int
+    kv_ttl_s: int
+    max_context: int
+    prefix_cache: bool
+    embed_cache_mib: int
+    embed_host_mib: int
+    embed_disk_dir: str
+    embed_disk_mib: int
+    embed_ttl_s: int
+    region_cache_mib: int
+    pixel_pool_mib: int
+    pixel_cache_mib: int
+    pixel_ttl_s: int
+    preprocess_workers: int
+    frame_workers: int
+    policy: str
+    max_passes: int
+    pace: float
+    target_itl_ms: int
+    target_ttft_ms: int
+    target_percentile: float
+    when_late: str
+    max_running: int
+    max_step_tokens: int
+    max_step_visual_tokens: int
+    max_draft_tokens: int
+    max_queue: int
+    when_full: str
+    detail_policy: str
+    degrade_from: float
+    degrade_by: str
+    visual_tokens: str
+
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The configuration of one engine.
+
+    model: number types, device, kernels.
+    kv: the KV pool and shared prefixes.
+    outputs: caches of encoder outputs.
+    pixels: processed pixels.
+    schedule: scheduling and admission.
+    visual: detail levels and visual tokens.
+    """
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    kv: KVSettings = field(default_factory=KVSettings)
+    outputs: OutputSettings = field(default_factory=OutputSettings)
+    pixels: PixelSettings = field(default_factory=PixelSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    visual: VisualSettings = field(default_factory=VisualSettings)
+
+    @classmethod
+    def of(cls, **settings: Unpack[EngineOptions]) -> EngineConfig:
+        """A configuration from flat names: `EngineConfig.of(kv_blocks=64, pace=3.0)`. Raises ConfigError."""
+        return build_settings(cls, settings)
+
+    def changed(self, **settings: Unpack[EngineOptions]) -> EngineConfig:
+        """A copy with some settings replaced. Raises ConfigError."""
+        return build_settings(EngineConfig, flat_values(self) | settings)
