@@ -12,7 +12,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from fovea.bench.content import WORDS
+from fovea.bench.context import WORDS
 
 TEXT: dict[str, Any] = {
     "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,

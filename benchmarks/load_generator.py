@@ -29,11 +29,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
-from fovea.bench import event_loop
+from fovea.bench import session
 from fovea.bench.client import Client
-from fovea.bench.drive import closed_loop
-from fovea.bench.sample import BenchRequest
+from fovea.bench.measure import BenchRequest
 from fovea.bench.settings import Target
+from fovea.bench.workloads import closed_loop
 
 EVENTS = 100
 PACE_S = 0.01
@@ -182,7 +182,7 @@ def main() -> None:
     arguments.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = arguments.parse_args()
     if args.serve:
-        event_loop.run(serve())
+        session.run(serve())
         return
     server = subprocess.Popen([sys.executable, str(Path(__file__)), "--serve"], stdout=subprocess.PIPE)
     rows = []
@@ -192,7 +192,7 @@ def main() -> None:
         print(f"{'':8}{'clients':>8}{'requests/s':>12}{'cpu ms':>9}{'core':>7}", flush=True)
         for case in CASES:
             requests = max(1, int(args.requests * case.share))
-            row = median([event_loop.run(measure(url, case, requests)) for _ in range(args.repeats)])
+            row = median([session.run(measure(url, case, requests)) for _ in range(args.repeats)])
             rows.append(row)
             print(
                 f"{row.name:8}{row.clients:>8}{row.per_s:>12.1f}{row.cpu_ms:>9.3f}{row.core:>7.0%}",

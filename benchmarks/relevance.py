@@ -29,10 +29,8 @@ import torch
 sys.path.append(str(Path(__file__).parent))
 
 from fovea.cli.common import run_and_close
-from fovea.cli.questions import CaseRunner
-from fovea.cli.sweep.command import LARGE_SCENES, METHODS_SWEPT, large_scenes
-from fovea.cli.sweep.measure import SAME_FOR_ALL, SweepRun
-from fovea.cli.sweep.plot import draw
+from fovea.cli.questions import SAME_FOR_ALL, CaseRunner, SweepRun
+from fovea.cli.sweep import LARGE_SCENES, METHODS_SWEPT, draw, large_scenes
 from fovea.core.media import PixelBudget
 from fovea.engine.engine import Engine
 from fovea.engine.visual_budget.methods import find_method

@@ -35,7 +35,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from fovea.bench.memory import memory_of
+from fovea.bench.session import memory_of
 
 SAMPLES = 40
 LEAVES = 0.25

@@ -25,8 +25,7 @@ from fovea.engine.check import shape_of_config, shape_of_folder
 from fovea.engine.load import read_config
 from fovea.engine.models.registry import architecture
 from fovea.engine.vision.processor.settings import stated_type
-from fovea.planner.known import to_json
-from fovea.planner.shape import ModelShape
+from fovea.planner.shape import ModelShape, to_json
 from tools.asset import write_or_check
 
 ROOT = Path(__file__).parents[1]

@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fovea.engine.vision.token_rules import known_rule
-from fovea.planner.hardware import find
-from fovea.planner.hardware_file import known_hardware
-from fovea.planner.known import find as find_model
-from fovea.planner.markdown import table
+from fovea.planner.hardware import find, known_hardware
 from fovea.planner.option import evaluate
+from fovea.planner.pages import table
 from fovea.planner.precision import Precision
 from fovea.planner.roofline import Setup
+from fovea.planner.shape import find as find_model
 from fovea.planner.stages import request_stages
 from fovea.planner.steady import closed
 from fovea.planner.workload import ImageTokens, Kind, Workload

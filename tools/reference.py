@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fovea.cli.main import build_parser
-from fovea.cli.metrics_table import Row, gateway_rows, server_rows
+from fovea.cli.metrics import Row, gateway_rows, server_rows
 from fovea.gateway import app
 from fovea.gateway.app import APIS, Gateway
 from fovea.server import routes

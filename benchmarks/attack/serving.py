@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fovea.bench.memory import memory_of
+from fovea.bench.session import memory_of
 from fovea.core.errors import ConfigError
 
 ATTACKER_KEY, *INNOCENT_KEYS = "key-of-the-attacker", "key-of-the-text-client", "key-of-the-image-client"

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.bench.memory import memory_of
+from fovea.bench.session import memory_of
 
 PROC = Path("/proc")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

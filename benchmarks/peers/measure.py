@@ -17,7 +17,7 @@ from fovea.bench.client import Client
 from fovea.bench.context import WorkloadContext
 from fovea.bench.measure import Round
 from fovea.bench.settings import Shape, Target
-from fovea.bench.suite import SUITE
+from fovea.bench.workloads import SUITE
 
 SETTLE_S = 0.5
 """Pause between a round and the freeze, so that the server can end a stream that the client left."""

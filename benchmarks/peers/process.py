@@ -16,7 +16,7 @@ import httpx
 from sampling import Samples, next_instructions
 from servers.base import OFFLINE, SetupError, Start, tail
 
-from fovea.bench.memory import Memory, memory_of
+from fovea.bench.session import Memory, memory_of
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 """The servers are killed when this process ends, so that a killed run leaves no frozen servers behind."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from fovea.bench.client import Client
 from fovea.bench.context import WorkloadContext
-from fovea.bench.sample import Sample
+from fovea.bench.measure import Sample
 from fovea.bench.settings import Shape, Target
 
 Json = dict[str, Any]

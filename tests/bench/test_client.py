@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from fovea.bench.client import Client, record_event
-from fovea.bench.sample import BenchRequest, Sample
+from fovea.bench.measure import BenchRequest, Sample
 from fovea.bench.settings import Target
 from fovea.core.errors import ConfigError, Unavailable
 from tests.bench.support import Scripted, connected, scripted

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fovea.bench.content import Content, picture
+from fovea.bench.context import Content, picture
 
 
 def size(data: bytes) -> tuple[int, int]:

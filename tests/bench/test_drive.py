@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.bench.drive import LEAD_S, closed_loop, measure_lag, open_loop
+from fovea.bench.workloads import LEAD_S, closed_loop, measure_lag, open_loop
 
 
 class Clock:

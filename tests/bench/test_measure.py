@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.bench.measure import Bounds, Round, Spread, Summary, by_label
-from fovea.bench.sample import Failure
+from fovea.bench.measure import Bounds, Failure, Round, Spread, Summary, by_label
 from tests.bench.support import sample
 
 REFUSED = Failure("http 429", "full")

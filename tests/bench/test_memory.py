@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.bench.memory import Memory, memory_of
+from fovea.bench.session import Memory, memory_of
 from fovea.core.errors import ConfigError
 
 

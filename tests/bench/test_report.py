@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fovea.bench.measure import Bounds, Round, Spread, Summary, by_label
+from fovea.bench.measure import Bounds, Failure, Round, Spread, Summary, by_label
 from fovea.bench.plot import check_plot, draw
 from fovea.bench.report import VERSION, compare, format_result, read_results, request_rows
 from fovea.bench.run import WorkloadResult, notes_on
-from fovea.bench.sample import Failure
 from fovea.bench.sla import Verdict
 from fovea.core.errors import ConfigError
 from tests.bench.support import sample

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.bench.measure import Bounds, Round, Summary
-from fovea.bench.sample import Failure
+from fovea.bench.measure import Bounds, Failure, Round, Summary
 from fovea.bench.sla import DEFAULT_SLA, KNOWN_TARGETS, Sla, judge, read_sla
 from fovea.core.errors import ConfigError
 from tests.bench.support import sample

@@ -10,12 +10,11 @@ from dataclasses import replace
 import pytest
 
 from fovea.bench.context import WorkloadContext
-from fovea.bench.measure import Round
+from fovea.bench.measure import Failure, Round, Sample
 from fovea.bench.run import PlannedWorkload, plan, play
-from fovea.bench.sample import Failure, Sample
 from fovea.bench.settings import FIXED, Traffic
 from fovea.bench.sla import DEFAULT_SLA
-from fovea.bench.suite import SUITE, stall_round, stall_values
+from fovea.bench.workloads import SUITE, stall_round, stall_values
 from tests.bench.support import SMALL, Json, Scripted, connected, sample, workload_context
 
 CROWD = SMALL.concurrency

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from fovea.bench.measure import BenchRequest
 from fovea.bench.run import plan
-from fovea.bench.sample import BenchRequest
 from fovea.bench.settings import Shape, Traffic
-from fovea.bench.traffic import build_requests, class_of, play_chat, play_closed, play_open, play_trace
+from fovea.bench.workloads import build_requests, class_of, play_chat, play_closed, play_open, play_trace
 from fovea.core.errors import ConfigError
 from fovea.core.trace import TraceRequest, generate
 from tests.bench.support import SMALL, Scripted, workload_context

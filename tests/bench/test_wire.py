@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from fovea.bench import wire
+from fovea.bench import client as wire
 from fovea.bench.client import Client
-from fovea.bench.sample import BenchRequest, Failure, Sample
+from fovea.bench.measure import BenchRequest, Failure, Sample
 from fovea.bench.settings import Target
 from fovea.core.errors import Unavailable
 from tests.bench.support import Scripted, scripted

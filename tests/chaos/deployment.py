@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis, Stop
+from fovea.deploy.target import render
 from fovea.deploy.write import write
 
 ENGINE_PORT, GATEWAY_PORT, PROXY_PORT = 18000, 18080, 18090

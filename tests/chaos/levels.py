@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fovea.bench.memory import memory_of
+from fovea.bench.session import memory_of
 from fovea.core.errors import ConfigError
 from tests.chaos.checker import Violation
 

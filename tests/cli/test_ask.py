@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fovea import Engine, VideoBudget
-from fovea.cli.show import write_text
+from fovea.cli.ask import write_text
 from tests.cli.support import FORKED, SHORT, Caller, finish, interrupt, start
 from tests.support.clips import clip
 from tests.support.forks import Fork

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.cli.check_table import FACTS, table, verdict
+from fovea.cli.models import FACTS, check_table, verdict
 from fovea.engine.check import Finding, Report
 from tests.cli.support import Caller
 from tests.support.checkpoints import write
@@ -78,7 +78,7 @@ def test_text_of_a_checkpoint_cannot_control_the_terminal() -> None:
     report = Report(
         "x\x1b[2J", Path("/f"), errors=[Finding("weights", "tensor '\x1b[31m\u202e' " + "y" * 300)]
     )
-    text = table(report)
+    text = check_table(report)
     assert all(character.isprintable() for character in text.replace("\n", ""))
     assert max(map(len, text.splitlines())) <= 80
     assert json.loads(json.dumps(report.as_json()))["errors"][0]["message"].startswith("tensor '\x1b")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fovea.cli.doctor.command import ended_by_signals
+from fovea.cli.doctor import ended_by_signals
 from fovea.deploy.monitoring.files import alert_rules, prometheus_config, recording_rules
 from fovea.doctor.checks.all import CHECKS
 from tests.cli.support import Caller, Outcome, finish, start, until

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from fovea.bench.measure import Bounds, Round, Spread, Summary
+from fovea.bench.measure import Bounds, Failure, Round, Sample, Spread, Summary
 from fovea.bench.run import WorkloadResult
-from fovea.bench.sample import Failure, Sample
 from fovea.bench.sla import Sla, judge
 from fovea.cli import options
 from fovea.cli.common import ALL_KEYS
-from fovea.cli.doctor.load import _figures
-from fovea.cli.doctor.wiring import (
+from fovea.cli.doctor_subject import (
     OWN_FLAGS,
     _environment,
+    _figures,
     built_facts,
     checkpoint_facts,
     kernel_facts,
@@ -28,7 +27,7 @@ from fovea.cli.doctor.wiring import (
 from fovea.cli.main import build_parser
 from fovea.core.errors import ConfigError
 from fovea.doctor.launch import FAULT_FLAGS
-from fovea.doctor.settings import DoctorSettings
+from fovea.doctor.load import DoctorSettings
 from fovea.engine.config import EngineConfig
 from fovea.engine.vision.built.manifest import BuiltGrid, Manifest, Site, checksum
 

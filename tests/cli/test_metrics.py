@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fovea.cli.main import main
-from fovea.cli.metrics import exported_names, names_of
-from fovea.cli.metrics_table import gateway_rows, markdown, server_rows
+from fovea.cli.metrics import exported_names, gateway_rows, markdown, names_of, server_rows
 from fovea.gateway.metrics import Metrics as GatewayMetrics
 from fovea.observe.aliases import ALIASES, FOREIGN
 from fovea.observe.device import Devices
@@ -120,7 +119,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         told["url"], told["headers"] = url, headers
         return told["status"], told["text"].encode()
 
-    monkeypatch.setattr("fovea.cli.server_call._send", send)
+    monkeypatch.setattr("fovea.cli.common._send", send)
     return told
 
 

@@ -15,7 +15,7 @@ from fovea.bench.settings import Price, Shape, Traffic
 from fovea.cli import main as cli
 from fovea.cli import options
 from fovea.cli.common import ALL_KEYS, check_writable
-from fovea.cli.profile.settings import ProfileSettings
+from fovea.cli.profile import ProfileSettings
 from fovea.cli.serve import ServeSettings
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_value, flat_values, settings_of
@@ -337,7 +337,7 @@ def test_a_command_imports_no_other_command() -> None:
         "print(sorted(name for name in sys.modules if name.startswith('fovea.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    loaded = "['fovea.cli.caches', 'fovea.cli.main', 'fovea.cli.server_call']"
+    loaded = "['fovea.cli.caches', 'fovea.cli.main', 'fovea.cli.common']"
     assert (done.stdout.strip(), done.stderr) == (loaded, "")
 
 

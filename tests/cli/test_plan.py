@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fovea.engine.vision.token_rules import known_rule
-from fovea.planner.known import find, known_models
+from fovea.planner.shape import find, known_models
 from tests.cli.support import Caller
 from tests.support.checkpoints import write
 from tests.support.hub import hub_cache

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fovea import Engine
-from fovea.cli.sweep.report import difference
+from fovea.cli.sweep import difference
 from fovea.core.protocols import CACHE_STAGES
 from fovea.evaluation.score import PairedCounts, wilson
 from fovea.evaluation.sweep import ALL, DETAILS, OTHERS

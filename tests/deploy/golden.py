@@ -17,9 +17,8 @@ from pathlib import Path
 
 import fovea.deploy
 from fovea.core.errors import ConfigError
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec
-from fovea.deploy.target import TARGETS
+from fovea.deploy.target import TARGETS, render
 from tests.deploy.specs import FULL, SMALL
 
 FOLDER = Path(__file__).with_name("golden")

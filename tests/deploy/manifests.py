@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from fovea.core.errors import ConfigError
 from fovea.deploy.gpus import GPUS, MIG_PROFILES
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
-from fovea.deploy.target import Files
+from fovea.deploy.target import Files, render
 from tests.deploy.specs import FULL, SMALL
 
 TARGETS = ("kubernetes", "leaderworkerset", "kserve", "gateway-api", "istio")

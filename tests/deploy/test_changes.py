@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Pool
+from fovea.deploy.target import render
 from tests.deploy.specs import FULL
 from tests.support.servers import free_port
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.deploy import check
+from fovea.deploy import target as check
 from fovea.deploy.spec import Cloud, DeploySpec, Pool
 from fovea.deploy.target import target
 from fovea.deploy.targets import huggingface_space, sagemaker, triton, vertex
@@ -42,7 +42,7 @@ def test_the_rendered_files_pass_their_checks(name: str, spec: DeploySpec, tmp_p
     renderer = target(name).load()
     write(renderer.render(spec), tmp_path)
     quick = [each for each in renderer.checks(spec) if each.tool != "cfn-lint"]
-    outcomes = [check.run(each, tmp_path) for each in quick]
+    outcomes = [check.run_check(each, tmp_path) for each in quick]
     wrong = [outcome for outcome in outcomes if outcome.status == "failed"]
     assert not wrong
     assert any(outcome.status == "passed" for outcome in outcomes)
@@ -85,7 +85,7 @@ def test_a_mutated_file_fails_its_check(
     assert before in files[path]
     write({**files, path: files[path].replace(before, after)}, tmp_path)
     wanted = [each for each in renderer.checks(SMALL) if each.tool == tool]
-    outcomes = [check.run(each, tmp_path) for each in wanted]
+    outcomes = [check.run_check(each, tmp_path) for each in wanted]
     if all(outcome.status == "skipped" for outcome in outcomes):
         pytest.skip(f"{MISSING}{tool}")
     assert "failed" in {outcome.status for outcome in outcomes}
@@ -98,12 +98,12 @@ def test_cloudformation_s_own_checker_accepts_the_template_and_finds_a_wrong_pro
     path = "sagemaker/endpoint.json"
     (linting,) = (each for each in sagemaker.checks(spec) if each.tool == "cfn-lint")
     write(files, tmp_path / "right")
-    right = check.run(linting, tmp_path / "right")
+    right = check.run_check(linting, tmp_path / "right")
     if right.status == "skipped":
         pytest.skip(f"{MISSING}cfn-lint")
     assert right.status == "passed", right.output
     write({**files, path: files[path].replace("InstanceType", "InstanceKind")}, tmp_path / "wrong")
-    wrong = check.run(linting, tmp_path / "wrong")
+    wrong = check.run_check(linting, tmp_path / "wrong")
     assert wrong.status == "failed"
     assert "InstanceKind" in wrong.output
 

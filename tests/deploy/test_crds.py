@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from fovea.deploy.lint.fields import SPECS
-from fovea.deploy.lint.load import LOADER, load
-from fovea.deploy.lint.objects import Object
+from fovea.deploy.lint.objects import LOADER, Object, load_objects
 from tests.deploy import manifests
 
 FOLDER = os.environ.get("FOVEA_CRDS", "")
@@ -59,7 +58,7 @@ def custom() -> Iterator[Object]:
     for spec in manifests.SPECS:
         files = manifests.files(spec)
         for folder in manifests.folders(files):
-            for each in load(files, folder).objects:
+            for each in load_objects(files, folder).objects:
                 if f"{each.api} {each.kind}" in SPECS:
                     yield each
 

@@ -12,13 +12,12 @@ import yaml
 
 from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
-from fovea.deploy import check
+from fovea.deploy import target as check
 from fovea.deploy.lint.__main__ import main as lint_main
 from fovea.deploy.lint.run import lint
 from fovea.deploy.read import read_spec
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Pool, Scale
-from fovea.deploy.target import target
+from fovea.deploy.target import render, target
 from fovea.deploy.targets.kserve import DEFAULT_MAX_RUNNING
 from fovea.deploy.write import write
 from fovea.engine.config import EngineConfig
@@ -35,8 +34,8 @@ def objects(path: str, spec: str = "full") -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(manifests.files(spec)[path]) if each]
 
 
-def outcomes(name: str, spec: DeploySpec, folder: Path) -> dict[str, check.Outcome]:
-    found = [check.run(each, folder) for each in target(name).load().checks(spec)]
+def outcomes(name: str, spec: DeploySpec, folder: Path) -> dict[str, check.CheckOutcome]:
+    found = [check.run_check(each, folder) for each in target(name).load().checks(spec)]
     return {f"{each.check.tool}: {each.check.subject}": each for each in found}
 
 
@@ -69,7 +68,11 @@ def test_pods_roll_when_their_configuration_changes(root: str, tmp_path: Path) -
 
     def mounted(spec: DeploySpec, root: str, folder: Path) -> str:
         write(render(spec, [root]), folder)
-        command = [check.find("kubectl") or "", "kustomize", str(folder / root / "overlays" / "fixed")]
+        command = [
+            check.find_program("kubectl") or "",
+            "kustomize",
+            str(folder / root / "overlays" / "fixed"),
+        ]
         built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         names = [line.split()[-1] for line in built.splitlines() if "name: fovea-tiny-config" in line]
         assert len(names) == 2  # the ConfigMap, and the volume that names it
@@ -103,7 +106,7 @@ def test_an_overlay_joins_the_deployment_istio_and_its_sidecars(tmp_path: Path) 
     overlay.mkdir()
     text = PAGE.partition("overlays/mine/kustomization.yaml\n")[2].partition("```")[0]
     (overlay / "kustomization.yaml").write_text(text)
-    command = [check.find("kubectl") or "", "kustomize", str(overlay)]
+    command = [check.find_program("kubectl") or "", "kustomize", str(overlay)]
     built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = [each for each in yaml.safe_load_all(built) if each["kind"] == "Deployment"]
     assert len(found) == 5

@@ -23,7 +23,7 @@ from fovea.deploy.monitoring.files import (
     prometheus_config,
     recording_rules,
 )
-from fovea.deploy.monitoring.rule import Condition
+from fovea.deploy.monitoring.objectives import Condition
 from tests.deploy.promql import selectors
 from tests.deploy.queries import (
     Checked,

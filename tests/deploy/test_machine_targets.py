@@ -15,11 +15,9 @@ from hypothesis import HealthCheck, given, settings
 
 from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
-from fovea.deploy.check import Outcome, run
 from fovea.deploy.machine import engines, gateways, service_ports
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Monitoring, Pool, Redis
-from fovea.deploy.target import target
+from fovea.deploy.target import CheckOutcome, render, run_check, target
 from fovea.deploy.write import write
 from tests.deploy.specs import FULL, SMALL
 from tests.deploy.strategies import specs
@@ -152,7 +150,7 @@ def test_a_model_in_a_home_folder_cannot_be_mounted() -> None:
 
 def outcomes(
     name: str, spec: DeploySpec, folder: Path, change: tuple[str, str, str] | None = None
-) -> list[Outcome]:
+) -> list[CheckOutcome]:
     """Render a target, change one file, and return the outcomes of its checks."""
     files = render(spec, [name])
     if change is not None:
@@ -160,10 +158,10 @@ def outcomes(
         assert old in files[path], f"{old!r} is not in {path}"
         files = {**files, path: files[path].replace(old, new, 1)}
     write(files, folder)
-    return [run(each, folder) for each in target(name).load().checks(spec)]
+    return [run_check(each, folder) for each in target(name).load().checks(spec)]
 
 
-def failed(outcomes: list[Outcome]) -> bool:
+def failed(outcomes: list[CheckOutcome]) -> bool:
     """Whether a check failed. Skips the test if none did and a tool is missing, which might have."""
     if any(each.status == "failed" for each in outcomes):
         return True
@@ -249,7 +247,7 @@ def test_a_proxy_with_a_certificate_passes_its_check(name: str, tmp_path: Path) 
     }
     assert all(str(tmp_path) in text for text in files.values())
     write(files, tmp_path / "out")
-    assert not failed([run(each, tmp_path / "out") for each in target(name).load().checks(spec)])
+    assert not failed([run_check(each, tmp_path / "out") for each in target(name).load().checks(spec)])
 
 
 @pytest.mark.parametrize("name", ["local", "compose", "systemd"])

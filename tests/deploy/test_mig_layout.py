@@ -1,8 +1,7 @@
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.deploy.gpus import MIG_PROFILES
-from fovea.deploy.mig_layout import fits, most, resource
+from fovea.deploy.gpus import MIG_PROFILES, mig_fits, mig_resource, most_instances
 
 
 @pytest.mark.parametrize(
@@ -28,15 +27,15 @@ from fovea.deploy.mig_layout import fits, most, resource
     ],
 )
 def test_layouts_of_nvidias_guide(gpu: str, profiles: list[str], fit: bool) -> None:
-    assert fits(gpu, profiles) is fit
+    assert mig_fits(gpu, profiles) is fit
 
 
 def test_most_instances_of_a_profile() -> None:
     """Numbers of the column `Number of Instances` of the guide's tables."""
-    assert {name: most("A100-40GB", name) for name in MIG_PROFILES["A100-40GB"]} == {
+    assert {name: most_instances("A100-40GB", name) for name in MIG_PROFILES["A100-40GB"]} == {
         "1g.5gb": 7, "1g.5gb+me": 1, "1g.10gb": 4, "2g.10gb": 3, "3g.20gb": 2, "4g.20gb": 1, "7g.40gb": 1,
     }  # fmt: skip
-    assert {name: most("A30", name) for name in ("1g.6gb", "2g.12gb", "4g.24gb")} == {
+    assert {name: most_instances("A30", name) for name in ("1g.6gb", "2g.12gb", "4g.24gb")} == {
         "1g.6gb": 4, "2g.12gb": 2, "4g.24gb": 1,
     }  # fmt: skip
 
@@ -44,7 +43,7 @@ def test_most_instances_of_a_profile() -> None:
 def test_every_known_profile_has_places_and_a_resource() -> None:
     for gpu, profiles in MIG_PROFILES.items():
         for profile in profiles:
-            assert most(gpu, profile) >= 1
-            assert "+" not in resource(profile)
+            assert most_instances(gpu, profile) >= 1
+            assert "+" not in mig_resource(profile)
     with pytest.raises(ConfigError, match="profiles of T4: none, it has no MIG"):
-        most("T4", "1g.5gb")
+        most_instances("T4", "1g.5gb")

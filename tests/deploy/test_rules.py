@@ -19,8 +19,7 @@ from fovea.deploy.monitoring.files import (
     prometheus_config,
     recording_rules,
 )
-from fovea.deploy.monitoring.rule import SEVERITIES
-from fovea.deploy.monitoring.targets import Targets
+from fovea.deploy.monitoring.objectives import SEVERITIES, Targets
 from fovea.gateway.metrics import HISTOGRAMS, Metrics
 from tests.deploy.queries import alerts
 from tests.support.programs import program

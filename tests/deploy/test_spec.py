@@ -7,8 +7,8 @@ from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, settings_of
 from fovea.deploy.read import KnownSettings, read_spec, spec_of
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis, Stop
+from fovea.deploy.target import render
 from fovea.gateway.settings import GatewaySettings
 from fovea.server.settings import BodySettings
 from tests.deploy.specs import FULL

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.deploy.toml_text import toml_text
+from fovea.deploy.formats import toml_text
 from tests.support.thorough import examples
 
 TEXTS = st.text()

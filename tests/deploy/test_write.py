@@ -4,9 +4,7 @@ from pathlib import Path
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.deploy.check import run
-from fovea.deploy.render import check_path
-from fovea.deploy.target import Check
+from fovea.deploy.target import Check, check_path, run_check
 from fovea.deploy.write import write
 
 
@@ -87,9 +85,9 @@ def test_paths_leave_the_folder_never(path: str) -> None:
 
 def test_a_check_passes_fails_or_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
-    assert run(Check("ls", ("{dir}/x",), "file"), tmp_path).status == "passed"
-    assert run(Check("ls", ("{dir}/y",), "file"), tmp_path).status == "failed"
-    assert run(Check("echo", ("a warning",), "file"), tmp_path).status == "passed"
-    assert run(Check("echo", ("a warning",), "file", silent=True), tmp_path).status == "failed"
-    skipped = run(Check("no-such-tool", (), "file"), tmp_path)
+    assert run_check(Check("ls", ("{dir}/x",), "file"), tmp_path).status == "passed"
+    assert run_check(Check("ls", ("{dir}/y",), "file"), tmp_path).status == "failed"
+    assert run_check(Check("echo", ("a warning",), "file"), tmp_path).status == "passed"
+    assert run_check(Check("echo", ("a warning",), "file", silent=True), tmp_path).status == "failed"
+    skipped = run_check(Check("no-such-tool", (), "file"), tmp_path)
     assert (skipped.status, skipped.output) == ("skipped", "no-such-tool is not installed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fovea.doctor.check import Status
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Status
 
 
 class Case(NamedTuple):

@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fovea.cli.doctor.wiring import monitoring_facts
+from fovea.cli.doctor_subject import monitoring_facts
 from fovea.core.settings import flat_values
-from fovea.doctor.check import Check
+from fovea.doctor.check import Check, Status, Verdict, examine
 from fovea.doctor.checks.all import CHECKS
-from fovea.doctor.examine import examine
-from fovea.doctor.facts import BuiltFacts, CheckpointFacts, KernelFacts, Workload
-from fovea.doctor.load_test import LoadFigures, LoadTest
+from fovea.doctor.load import DoctorSettings, LoadFigures, LoadTest
 from fovea.doctor.machine import Disk
-from fovea.doctor.server import Server
-from fovea.doctor.settings import DoctorSettings
-from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Status, Verdict
-from fovea.doctor.web import Answer, NoAnswer
+from fovea.doctor.server import Answer, NoAnswer, Server
+from fovea.doctor.subject import BuiltFacts, CheckpointFacts, KernelFacts, Subject, Workload
 from fovea.engine.config import EngineConfig
 from fovea.server.settings import ServerSettings
 

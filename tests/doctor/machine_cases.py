@@ -6,11 +6,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fovea.doctor.facts import KernelFacts
+from fovea.doctor.check import Status
 from fovea.doctor.machine import Disk
-from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Status
-from fovea.doctor.web import Answer
+from fovea.doctor.server import Answer
+from fovea.doctor.subject import KernelFacts, Subject
 from tests.doctor.case import Case, case
 from tests.doctor.fakes import (
     BUILT,

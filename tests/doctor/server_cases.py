@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fovea.doctor.check import Status
+from fovea.doctor.server import Answer
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Status
-from fovea.doctor.web import Answer
 from tests.doctor.case import Case, case
 from tests.doctor.fakes import (
     GIB,

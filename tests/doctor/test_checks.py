@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.doctor.check import GROUPS, Need, select
+from fovea.doctor.check import (
+    GROUPS,
+    Need,
+    Result,
+    Status,
+    Verdict,
+    examine,
+    exit_status,
+    not_applicable,
+    passed,
+    select,
+    warned,
+)
 from fovea.doctor.checks.all import CHECKS
-from fovea.doctor.examine import Result, examine, exit_status
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Status, Verdict, not_applicable, passed, warned
 from tests.doctor import fault_cases, machine_cases, server_cases
 from tests.doctor.case import Case
 from tests.doctor.fakes import FakeWeb, assert_verdict, named, raising, subject

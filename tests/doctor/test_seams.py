@@ -15,14 +15,11 @@ import pytest
 from PIL import Image
 
 from fovea.core.errors import EngineError
-from fovea.doctor.image_hosts import FAULTS, ImageHosts
 from fovea.doctor.launch import ProcessLauncher
-from fovea.doctor.load_test import LoadTest
+from fovea.doctor.load import DoctorSettings, LoadTest
 from fovea.doctor.machine import ThisMachine, is_loopback
-from fovea.doctor.pictures import bomb, png
-from fovea.doctor.server import Server
-from fovea.doctor.settings import DoctorSettings
-from fovea.doctor.web import Answer, HttpWeb, NoAnswer
+from fovea.doctor.pictures import FAULTS, ImageHosts, bomb, png
+from fovea.doctor.server import Answer, HttpWeb, NoAnswer, Server
 from tests.doctor.fakes import FakeWeb, figures
 
 SERVER = textwrap.dedent(

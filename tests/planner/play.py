@@ -12,8 +12,8 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.report import Record
 from fovea.engine.simulate.run import Next, simulated_records
 from fovea.planner.cost import CostModel
-from fovea.planner.demand import Mix, demand
-from fovea.planner.tokens import Tokens
+from fovea.planner.steady import Mix, demand
+from fovea.planner.workload import Tokens
 
 
 @dataclass(frozen=True)

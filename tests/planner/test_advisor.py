@@ -8,9 +8,18 @@ from pathlib import Path
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.planner.advice_table import SHORT
-from fovea.planner.advisor import FILE, HIGHEST, Advice, Recommendation, advise, known_advice, read_advice
-from fovea.planner.situation import DEVICES, Situation
+from fovea.planner.advisor import (
+    DEVICES,
+    FILE,
+    HIGHEST,
+    Advice,
+    Recommendation,
+    Situation,
+    advise,
+    known_advice,
+    read_advice,
+)
+from fovea.planner.pages import SHORT
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES, RULES = known_advice()

@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.planner.composition import Composition
-from fovea.planner.cost import CostModel
+from fovea.planner.cost import Composition, CostModel
 from fovea.planner.fit import ImageSample, StepSample, fit_images, fit_steps, image_error, step_error
 
 

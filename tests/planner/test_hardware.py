@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.planner.hardware import ARITHMETIC, DEFAULT_EFFICIENCY, STAGES, find
-from fovea.planner.hardware_file import FILE, GIB, known_hardware, read_hardware
+from fovea.planner.hardware import (
+    ARITHMETIC,
+    DEFAULT_EFFICIENCY,
+    FILE,
+    GIB,
+    STAGES,
+    find,
+    known_hardware,
+    read_hardware,
+)
 
 DEVICES = known_hardware()
 MINIMAL = """

@@ -11,8 +11,7 @@ import pytest
 from tools import known_shapes as tool
 
 from fovea.core.names import spellings
-from fovea.planner.known import find, from_json, known_models, to_json
-from fovea.planner.shape import ModelShape
+from fovea.planner.shape import ModelShape, find, from_json, known_models, to_json
 from tests.support.thorough import is_thorough
 
 COUNTS: dict[str, dict[str, object]] = json.loads((tool.PUBLISHED / "parameters.json").read_text())

@@ -14,13 +14,14 @@ from fovea.cli.deploy import known_settings
 from fovea.cli.options import read_file, setting_names
 from fovea.core.errors import ConfigError
 from fovea.deploy.read import read_spec
-from fovea.deploy.render import render
+from fovea.deploy.target import render
 from fovea.engine.config import EngineConfig
-from fovea.planner import emit, extras, reduction
+from fovea.planner import emit
+from fovea.planner import option as extras
+from fovea.planner import workload as reduction
 from fovea.planner.option import HEADROOM, Option, savings
 from fovea.planner.parallel import best_split, divisions
-from fovea.planner.precision import RECIPES, Precision
-from fovea.planner.precision_text import parse_precision
+from fovea.planner.precision import RECIPES, Precision, parse_precision
 from fovea.planner.recommend import Choice, recommend
 from fovea.planner.shape import AttentionLayers
 from fovea.planner.stages import request_bytes, request_stages

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fovea.planner.advice_table import short_table, situation_rows
-from fovea.planner.hardware_table import markdown as hardware_tables
+from fovea.planner.pages import hardware_markdown as hardware_tables
+from fovea.planner.pages import short_table, situation_rows
 from tests.planner.documents.table import counts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.planner.capacity import capacity, sequence_bytes
-from fovea.planner.composition import Composition
-from fovea.planner.known import find
+from fovea.planner.cost import Composition
 from fovea.planner.precision import RECIPES, Precision
 from fovea.planner.roofline import (
     LATENCY_S,
@@ -25,8 +24,8 @@ from fovea.planner.roofline import (
     reductions,
     together,
 )
-from fovea.planner.shape import AttentionLayers, Maps
-from fovea.planner.tokens import Tokens
+from fovea.planner.shape import AttentionLayers, Maps, find
+from fovea.planner.workload import Tokens
 from tests.planner.small import CPU, GPU, SHAPE, setup_of
 from tests.support.thorough import examples
 

@@ -14,10 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.planner.cost import CostModel
-from fovea.planner.demand import Demand, Mix, demand, mean_demand
 from fovea.planner.roofline import cost_model
-from fovea.planner.steady import SLOWEST_RATE, closed, decode_step, most_rate, open_load
-from fovea.planner.tokens import Tokens
+from fovea.planner.steady import (
+    SLOWEST_RATE,
+    Demand,
+    Mix,
+    closed,
+    decode_step,
+    demand,
+    mean_demand,
+    most_rate,
+    open_load,
+)
+from fovea.planner.workload import Tokens
 from tests.planner.play import Load, play_closed, play_open
 from tests.planner.small import setup_of
 from tests.support.thorough import examples

@@ -19,9 +19,8 @@ from tools import known_shapes
 from fovea.core.errors import InvalidImage
 from fovea.core.media import PixelBudget
 from fovea.engine.load import build_model, build_processors, read_config
-from fovea.planner.known import find
-from fovea.planner.shape import ModelShape, Tower
-from fovea.planner.vision import encoder_work
+from fovea.planner.roofline import encoder_work
+from fovea.planner.shape import ModelShape, Tower, find
 from tests.support import published
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.checkpoints.llava import NEXT_PROCESSOR, ONEVISION_PROCESSOR

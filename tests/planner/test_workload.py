@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.core.errors import ConfigError
-from fovea.planner.tokens import frame_group, tokens_of, variants
-from fovea.planner.workload import RANGES, Kind, Video, Workload, read_workload
+from fovea.planner.workload import (
+    RANGES,
+    Kind,
+    Video,
+    Workload,
+    frame_group,
+    read_workload,
+    tokens_of,
+    variants,
+)
 from tests.planner.small import pixels_by_64
 from tests.support.thorough import examples
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.deploy.check import find
+from fovea.deploy.target import find_program
 from fovea.kernels.native import build
 
 MISSING = "not installed: "
@@ -18,7 +18,7 @@ COMPILER = "a C++ compiler"
 
 def program(name: str) -> str:
     """The path of a program: beside the interpreter, in PATH or in /usr/sbin. Skips the test without it."""
-    found = find(name)
+    found = find_program(name)
     if found is None:
         pytest.skip(f"{MISSING}{name}")
     return found
@@ -26,7 +26,7 @@ def program(name: str) -> str:
 
 def needs(*names: str) -> pytest.MarkDecorator:
     """A mark for tests that need all of these programs."""
-    missing = [name for name in names if find(name) is None]
+    missing = [name for name in names if find_program(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"{MISSING}{', '.join(missing)}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fovea.deploy.monitoring.files import RUNBOOKS
-from fovea.deploy.monitoring.rule import Alert, as_yaml
+from fovea.deploy.monitoring.objectives import Alert, as_yaml
 
 SERVER = {"job": "fovea", "instance": "a:8000"}
 GATEWAY = {"job": "fovea-gateway", "instance": "g:8080"}

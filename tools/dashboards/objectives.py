@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.deploy.monitoring.targets import Targets
+from fovea.deploy.monitoring.objectives import Targets
 
 START, END = "<!-- objectives -->\n", "<!-- end -->"
 

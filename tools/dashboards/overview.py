@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from fovea.deploy.monitoring.recording import ROUTES
+from fovea.deploy.monitoring.objectives import ROUTES
 from tools.dashboards.page import SERVER_LABELS, Constant, Row, page
 from tools.dashboards.panels import (
     RATE,

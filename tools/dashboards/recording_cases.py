@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fovea.deploy.monitoring.recording import SHORT
-from fovea.deploy.monitoring.rule import as_yaml
+from fovea.deploy.monitoring.objectives import SHORT, as_yaml
 from tools.dashboards.case import gateway, server
 
 CHAT = 'route="/v1/chat/completions"'

@@ -10,13 +10,10 @@ from typing import Any, Protocol
 
 from fovea.bench.client import Client
 from fovea.bench.context import WorkloadContext
-from fovea.bench.drive import Lag, measure_lag
-from fovea.bench.measure import Bounds, Round, Spread, Summary, by_label, without_nan
-from fovea.bench.sample import Sample
+from fovea.bench.measure import Bounds, Round, Sample, Spread, Summary, by_label, without_nan
 from fovea.bench.settings import Shape, Traffic
 from fovea.bench.sla import Verdict
-from fovea.bench.suite import SUITE, cold
-from fovea.bench.traffic import play_chat, play_closed, play_open, play_trace
+from fovea.bench.workloads import SUITE, Lag, cold, measure_lag, play_chat, play_closed, play_open, play_trace
 from fovea.core.trace import Trace
 
 LATE_MS = 10.0

@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from fovea.cli.server_call import call_server
+from fovea.cli.common import call_server
 from fovea.core.errors import ConfigError
 
 STAGES = ("fetched", "decoded", "images", "pixels", "encoder", "regions", "host", "disk", "kv", "all")

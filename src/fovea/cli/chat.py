@@ -8,6 +8,7 @@ import shlex
 import sys
 from typing import Any
 
+from fovea.cli.ask import stats_table, write_text
 from fovea.cli.common import (
     SINGLE_USER,
     add_engine_options,
@@ -18,7 +19,6 @@ from fovea.cli.common import (
     sampling_values,
     utf8,
 )
-from fovea.cli.show import stats_table, write_text
 from fovea.core.errors import FoveaError
 from fovea.core.types import AnswerBuilder, ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image

@@ -1,4 +1,8 @@
-"""Parts that several commands share: flags of the engine and of sampling, and the configuration file."""
+"""Parts that several commands share.
+
+Flags of the engine, of sampling and of the form of an answer; the configuration file; starting an engine;
+requests to a running server.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fovea.cli import options
-from fovea.cli.answer_format import add_format_options, answer_format
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.media import DETAILS, PixelBudget, VideoBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
@@ -21,6 +25,81 @@ from fovea.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from fovea.engine.engine import Engine
+
+
+TIMEOUT_S = 70.0
+"""Seconds without any data after which a request is given up."""
+
+
+def call_server(url: str, path: str, *, method: str = "GET", key: str = "") -> tuple[int, bytes]:
+    """Return the status and the body of the answer, whatever the status is.
+
+    url: of the server. path: of the route.
+    key: sent as a bearer token; "": none is sent.
+    Raises ConfigError, with the reason, if there is no answer.
+    """
+    from http.client import HTTPException
+
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        return _send(method, url.rstrip("/") + path, headers)
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(f"no server answers at {url}: {reason}", param="url") from error
+
+
+def _send(method: str, url: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    """Send a request. Redirections are not followed: the key is for this server alone."""
+    from urllib import request
+
+    opener = request.OpenerDirector()
+    for handler in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler):
+        opener.add_handler(handler())
+    with opener.open(request.Request(url, method=method, headers=headers), timeout=TIMEOUT_S) as answer:
+        return answer.status, answer.read()
+
+
+def add_format_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags. At most one of them can be given."""
+    group = parser.add_argument_group("form of the answer").add_mutually_exclusive_group()
+    group.add_argument(
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="the answer is JSON that is valid against this JSON Schema",
+    )
+    group.add_argument("--choice", metavar="A,B,...", help="the answer is one of these texts")
+    group.add_argument("--regex", metavar="PATTERN", help="the whole answer matches this regular expression")
+    group.add_argument(
+        "--grammar",
+        type=Path,
+        metavar="FILE",
+        help="the answer follows this grammar, in Lark's notation or GBNF",
+    )
+
+
+def answer_format(args: argparse.Namespace) -> AnswerFormat | None:
+    """Return the form that the flags set; None: any text. Raises InvalidRequest."""
+    if args.schema is not None:
+        return AnswerFormat.json_schema(_read(args.schema, "--schema"), param="--schema")
+    if args.choice is not None:
+        choices = [text.strip() for text in args.choice.split(",")]
+        return AnswerFormat.choice(choices, param="--choice")
+    if args.regex is not None:
+        return AnswerFormat.regex(args.regex, param="--regex")
+    if args.grammar is not None:
+        return AnswerFormat.grammar(_read(args.grammar, "--grammar"), param="--grammar")
+    return None
+
+
+def _read(path: Path, flag: str) -> str:
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{flag}: {path} cannot be read: {error.strerror}", param=flag) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{flag}: {path} is not UTF-8 text", param=flag) from error
+
 
 T = TypeVar("T")
 DEFAULT_MODEL = "fovea-tiny"

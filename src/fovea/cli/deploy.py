@@ -9,11 +9,10 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.core.errors import ConfigError
-from fovea.deploy import check as checks
+from fovea.deploy import target as checks
 from fovea.deploy.read import KnownSettings, read_spec
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec
-from fovea.deploy.target import TARGETS, target
+from fovea.deploy.target import TARGETS, render, target
 from fovea.deploy.write import write
 
 
@@ -72,7 +71,7 @@ def run_check(args: argparse.Namespace) -> int:
             f"{folder} is no folder; accepted: the folder of `fovea deploy render`", param="dir"
         )
     wanted = [each for name in args.target for each in target(name).load().checks(spec)]
-    outcomes = [checks.run(each, folder) for each in dict.fromkeys(wanted)]
+    outcomes = [checks.run_check(each, folder) for each in dict.fromkeys(wanted)]
     for outcome in outcomes:
         print(f"{outcome.status:8}{outcome.check.subject} ({outcome.check.tool})")
         if outcome.status == "failed":

@@ -24,8 +24,8 @@ from fovea.cli.common import (
     visual_tokens,
 )
 from fovea.cli.questions import CaseRunner, check_data, progress, requested_kinds
-from fovea.cli.sweep.command import add_sweep_options, check_no_sweep
-from fovea.cli.sweep.command import run as run_sweep
+from fovea.cli.sweep import add_sweep_options, check_no_sweep
+from fovea.cli.sweep import run as run_sweep
 from fovea.core.media import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOTION, Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, TASK_KINDS

@@ -3,9 +3,207 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from fovea.core.errors import ConfigError
+from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.protocols import VisualTokenRule
+from fovea.engine.vision.token_rules import all_settings, known_models, rule_for
+
+if TYPE_CHECKING:
+    from fovea.engine.check import Finding, Report
+
+
+WIDTH = 80
+LABEL = 28
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def _count_in_words(value: str | int) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def _size_in_words(value: str | int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    if not isinstance(value, int):
+        return value
+    power = min(max(value.bit_length() - 1, 0) // 10, len(UNITS) - 1)
+    return f"{value:,} bytes" if not power else f"{value / (1 << 10 * power):,.1f} {UNITS[power]}"
+
+
+FACTS: Mapping[str, tuple[str, Callable[[str | int], str]]] = {
+    "architecture": ("architecture", _count_in_words),
+    "model_type": ("model_type", _count_in_words),
+    "parameters": ("parameters", _count_in_words),
+    "dtype": ("type of the weights", _count_in_words),
+    "weight_bytes": ("weights", _size_in_words),
+    "files": ("weight files", _count_in_words),
+    "tensors": ("tensors", _count_in_words),
+    "unused_tensors": ("tensors that are not used", _count_in_words),
+    "layers": ("layers of the decoder", _count_in_words),
+    "experts": ("experts of a layer", _count_in_words),
+    "vocabulary": ("vocabulary", _count_in_words),
+    "context": ("context in tokens", _count_in_words),
+    "kv_bytes_per_token": ("KV of a token", _size_in_words),
+    "state_bytes_per_sequence": ("states of a sequence", _size_in_words),
+    "image_tokens": ("tokens of a 1024x768 image", _count_in_words),
+    "videos": ("videos", _count_in_words),
+}
+"""The label of each fact, and how its value is written."""
+
+
+def check_table(report: Report) -> str:
+    """Return the report as lines of at most 80 columns."""
+    return "\n".join(_check_lines(report))
+
+
+def _check_lines(report: Report) -> Iterator[str]:
+    yield from _wrapped(report.name)
+    for name, (label, write) in FACTS.items():
+        value = report.facts.get(name)
+        if value is not None and (value or name != "state_bytes_per_sequence"):
+            yield from _wrapped(write(value), f"  {label:{LABEL}}")
+    for word, findings in (
+        ("error", report.errors),
+        ("warning", report.warnings),
+        ("not checked", report.unchecked),
+    ):
+        for finding in findings:
+            yield from _finding(word, finding)
+    yield ""
+    yield from _wrapped(verdict(report))
+
+
+def verdict(report: Report) -> str:
+    """Say in one sentence whether the checkpoint loads."""
+    if not report.loads:
+        count = len(report.errors)
+        return f"This checkpoint does not load: {count} error{'s' * (count > 1)}."
+    if report.unchecked:
+        return "No error was found, but not everything was checked."
+    return "This checkpoint would load."
+
+
+def _finding(word: str, finding: Finding) -> Iterator[str]:
+    yield from _wrapped(finding.message, f"{word}, {finding.part}: ", "    ")
+
+
+def _wrapped(text: str, first: str = "", later: str | None = None) -> list[str]:
+    """Break a text into lines. Characters that a terminal would not print are replaced."""
+    plain = "".join(char if char.isprintable() else "?" for char in text)
+    return textwrap.wrap(
+        plain,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first) if later is None else later,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]
+
+
+_IMAGE_SIZE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
+
+ImageSize = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One line of the table.
+
+    model: the name as the caller wrote it.
+    rule: name of the rule that counted; "": no rule is known.
+    tokens: visual tokens for each size; None: the model refuses images of this size.
+    problem: the first refusal, or why there is no rule; "": none.
+    """
+
+    model: str
+    rule: str
+    tokens: tuple[int | None, ...]
+    problem: str = ""
+
+
+def parse_sizes(text: str) -> tuple[ImageSize, ...]:
+    """Read sizes as "1024x768,1920x1080", in pixels. Raises ConfigError."""
+    found = [_IMAGE_SIZE.fullmatch(part.strip()) for part in text.split(",")]
+    if not all(found):
+        raise ConfigError(
+            f"--tokens is {text!r}; accepted: WIDTHxHEIGHT in pixels, or several, as 1024x768,1920x1080",
+            param="tokens",
+        )
+    return tuple((int(match[1]), int(match[2])) for match in found if match)
+
+
+def token_rows(models: Sequence[str], sizes: Sequence[ImageSize]) -> list[TokenRow]:
+    """Count for each model, or for all known ones if none is named.
+
+    Raises ModelError for a folder that cannot be used.
+    """
+    return [_token_row(model, sizes) for model in models or known_models()]
+
+
+def _token_row(model: str, sizes: Sequence[ImageSize]) -> TokenRow:
+    rule = rule_for(model)
+    if rule is None:
+        return TokenRow(model, "", (None,) * len(sizes), "no known model has this name")
+    counts = [_image_tokens(rule, width, height) for width, height in sizes]
+    problem = next((count for count in counts if isinstance(count, str)), "")
+    return TokenRow(
+        model, rule.name, tuple(count if isinstance(count, int) else None for count in counts), problem
+    )
+
+
+def _image_tokens(rule: VisualTokenRule, width: int, height: int) -> int | str:
+    """The tokens of an image, or the message with which the model refuses it."""
+    try:
+        return rule.tokens(width, height)
+    except InvalidRequest as error:
+        return error.message
+
+
+def token_table(found: Sequence[TokenRow], sizes: Sequence[ImageSize]) -> str:
+    """Return one line per model: the tokens for each size, the model, and what was wrong."""
+    titles = [f"{width}x{height}" for width, height in sizes]
+    lines = [f"{'  '.join(f'{title:>9}' for title in titles)}  model"]
+    for row in found:
+        counts = "  ".join(f"{'-' if count is None else count:>9}" for count in row.tokens)
+        lines.append(f"{counts}  {row.model}" + (f"  ({row.problem})" if row.problem else ""))
+    return "\n".join(lines)
+
+
+def token_json(found: Sequence[TokenRow], sizes: Sequence[ImageSize]) -> str:
+    """Return a JSON list with an object per model and size."""
+    return json.dumps(
+        [
+            {
+                "model": row.model,
+                "rule": row.rule or None,
+                "width": width,
+                "height": height,
+                "tokens": tokens,
+                "problem": row.problem if tokens is None else None,
+            }
+            for row in found
+            for (width, height), tokens in zip(sizes, row.tokens, strict=True)
+        ]
+    )
+
+
+def token_markdown(sizes: Sequence[ImageSize]) -> str:
+    """Return a table with one line for all known models of equal settings."""
+    titles = " | ".join(f"{width} x {height}" for width, height in sizes)
+    lines = [f"| models | {titles} |", "|---" * (len(sizes) + 1) + "|"]
+    for entry in all_settings():
+        counts = " | ".join(
+            "-" if count is None else str(count) for count in _token_row(entry.models[0], sizes).tokens
+        )
+        lines.append(f"| {', '.join(entry.models)} | {counts} |")
+    return "\n".join(lines)
+
 
 COLUMNS = ("model_type", "name", "vision", "text", "example")
 
@@ -65,18 +263,17 @@ def run(args: argparse.Namespace) -> int:
 
 def tokens(args: argparse.Namespace) -> int:
     """Print the visual tokens of known models. Returns 0 if all were counted, else 1."""
-    from fovea.cli import token_table
 
-    sizes = token_table.parse_sizes(args.tokens)
+    sizes = parse_sizes(args.tokens)
     if args.markdown:
         if args.model:
             raise ConfigError(
                 "--markdown prints all known models; accepted: no model beside it", param="model"
             )
-        print(token_table.markdown(sizes))
+        print(token_markdown(sizes))
         return 0
-    found = token_table.rows(args.model, sizes)
-    print(token_table.as_json(found, sizes) if args.json else token_table.table(found, sizes))
+    found = token_rows(args.model, sizes)
+    print(token_json(found, sizes) if args.json else token_table(found, sizes))
     return 1 if any(row.problem for row in found) else 0
 
 
@@ -84,7 +281,6 @@ def check(args: argparse.Namespace) -> int:
     """Print the report of a checkpoint. Returns 0 if it would load, else 1."""
     if args.markdown:
         raise ConfigError("--markdown is for the list of models; --check prints a table or --json")
-    from fovea.cli.check_table import table
     from fovea.engine.check import check_checkpoint
 
     report = check_checkpoint(args.check, args.revision)
@@ -93,7 +289,7 @@ def check(args: argparse.Namespace) -> int:
 
         print(json.dumps(report.as_json()))
     else:
-        print(table(report))
+        print(check_table(report))
     return 0 if report.loads else 1
 
 

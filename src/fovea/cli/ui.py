@@ -8,9 +8,9 @@ import threading
 import webbrowser
 from typing import Any
 
+from fovea.cli.common import call_server
 from fovea.cli.options import flag
 from fovea.cli.serve import add_serving_options, run_server
-from fovea.cli.server_call import call_server
 from fovea.core.errors import ConfigError
 
 HOST = "127.0.0.1"

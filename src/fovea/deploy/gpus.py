@@ -1,10 +1,19 @@
-"""GPUs that pools can name, and the MIG profiles that exist on each.
+"""GPUs that pools can name, the MIG profiles that exist on each, and which of them fit on one GPU together.
 
 Profiles are those of NVIDIA's MIG user guide (tables of supported GPUs and profiles). A profile's name holds
-its share of compute ("3g" of seven) and its memory.
+its share of compute ("3g" of seven) and its memory. A GPU of seven compute slices has eight memory slices; an
+A30 has four and four. An instance takes as many memory slices as its profile has of the memory, and it may
+begin at few places only: those that `nvidia-smi mig -lgipp` prints. So three 3g.20gb, which are 60 GB of 40
+and nine compute slices of seven, do not fit on an A100-40GB: `mig -cgi 9,9,9` creates two at most.
 """
 
 from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from fovea.core.errors import ConfigError
 
 GPUS = (
     "T4", "L4", "A10", "L40S", "A30", "A100-40GB", "A100-80GB", "H100-80GB", "H100-96GB", "H200-141GB",
@@ -21,3 +30,79 @@ MIG_PROFILES: dict[str, tuple[str, ...]] = {
     "B200-180GB": ("1g.23gb", "1g.23gb+me", "1g.45gb", "2g.45gb", "3g.90gb", "4g.90gb", "7g.180gb"),
 }
 """MIG profiles by GPU. A GPU that is not listed has no MIG."""
+
+
+_PROFILE = re.compile(r"(\d)g\.(\d+)gb(\+me)?")
+_STARTS: Mapping[int, Mapping[str, tuple[int, tuple[int, ...]]]] = {
+    # memory slices of the GPU: (compute, memory) of a profile -> its memory slices, and where it may begin
+    8: {
+        "1": (1, (0, 1, 2, 3, 4, 5, 6)),
+        "1 double": (2, (0, 2, 4, 6)),
+        "2": (2, (0, 2, 4)),
+        "3": (4, (0, 4)),
+        "4": (4, (0,)),
+        "7": (8, (0,)),
+    },
+    4: {"1": (1, (0, 1, 2, 3)), "2": (2, (0, 2)), "4": (4, (0,))},
+}
+
+
+def check_profile(gpu: str, profile: str) -> None:
+    """Raise ConfigError if the GPU has no such profile."""
+    profiles = MIG_PROFILES.get(gpu, ())
+    if profile not in profiles:
+        accepted = ", ".join(profiles) or "none, it has no MIG"
+        raise ConfigError(f"mig is {profile!r}; profiles of {gpu}: {accepted}", param="mig")
+
+
+def mig_places(gpu: str, profile: str) -> tuple[int, tuple[int, ...]]:
+    """Return the memory slices of a profile, and the slices at which it may begin.
+
+    Raises ConfigError if the GPU has no such profile.
+    """
+    check_profile(gpu, profile)
+    profiles, match = MIG_PROFILES[gpu], _PROFILE.fullmatch(profile)
+    assert match is not None  # so are all profiles of the table
+    memory = int(match[2])
+    smallest = min(int(each[2]) for name in profiles if (each := _PROFILE.fullmatch(name)))
+    double = match[1] == "1" and memory > smallest
+    return _STARTS[4 if gpu == "A30" else 8][f"{match[1]} double" if double else match[1]]
+
+
+def mig_fits(gpu: str, profiles: Iterable[str]) -> bool:
+    """Tell whether instances of these profiles fit on one GPU together.
+
+    At most one instance of a GPU has the media engines (`+me`).
+    Raises ConfigError if the GPU has no such profile.
+    """
+    wanted = sorted(profiles, key=lambda name: -mig_places(gpu, name)[0])
+    if sum(name.endswith("+me") for name in wanted) > 1:
+        return False
+    return _place([mig_places(gpu, name) for name in wanted], 0)
+
+
+def _place(wanted: list[tuple[int, tuple[int, ...]]], taken: int) -> bool:
+    """Tell whether the wanted instances fit beside the taken slices, a set of bits."""
+    if not wanted:
+        return True
+    size, starts = wanted[0]
+    masks = (((1 << size) - 1) << start for start in starts)
+    return any(_place(wanted[1:], taken | mask) for mask in masks if not taken & mask)
+
+
+def most_instances(gpu: str, profile: str) -> int:
+    """Return how many instances of one profile fit on a GPU."""
+    number = 0
+    while mig_fits(gpu, [profile] * (number + 1)):
+        number += 1
+    return number
+
+
+def mig_devices(profiles: Iterable[str]) -> dict[str, int]:
+    """Return the number of each profile."""
+    return dict(sorted(Counter(profiles).items()))
+
+
+def mig_resource(profile: str) -> str:
+    """Return the resource of a profile, by the mixed strategy of NVIDIA's device plugin."""
+    return f"nvidia.com/mig-{profile.replace('+', '.')}"

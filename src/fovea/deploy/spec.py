@@ -23,6 +23,7 @@ Every table but [[pool]] may be left out. Without [gateway], clients reach the p
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,9 +31,68 @@ from typing import Any
 from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.deploy import names
-from fovea.deploy.gpus import GPUS
-from fovea.deploy.mig_layout import check_profile
+from fovea.deploy.gpus import GPUS, check_profile
+
+_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
+_HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_IMAGE = re.compile(
+    r"[a-z0-9]+([._:/-][a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+_MODEL = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9._/~-]{0,254}")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}|")
+_URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/%-]*)?|")
+_MACHINE = re.compile(r"[a-z0-9.-]{0,64}")
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,128}|")
+
+
+def check_label(value: str) -> str:
+    """A DNS label of at most 30 characters, so that names with suffixes stay within 63."""
+    words = (
+        "1 to 30 lower-case letters, digits and hyphens, beginning with a letter, not ending with a hyphen"
+    )
+    return "" if _LABEL.fullmatch(value) else words
+
+
+def check_optional_label(value: str) -> str:
+    """A label, or nothing."""
+    return check_label(value) if value else ""
+
+
+def check_host(value: str) -> str:
+    """A DNS name."""
+    return "" if _HOST.fullmatch(value) else "a DNS name, such as vlm.example.com"
+
+
+def check_image(value: str) -> str:
+    """A reference of a container image."""
+    return "" if _IMAGE.fullmatch(value) else "an image, such as registry.example.com/fovea:1.0"
+
+
+def check_model(value: str) -> str:
+    """A folder or a hub id."""
+    accepted = _MODEL.fullmatch(value) and ".." not in value
+    return "" if accepted else "fovea-tiny, a hub id, or an absolute folder"
+
+
+def check_model_name(value: str) -> str:
+    """A model's name for clients, or nothing."""
+    return "" if _MODEL_NAME.fullmatch(value) else "letters, digits, dots, hyphens, underscores, slashes"
+
+
+def check_url(value: str) -> str:
+    """A URL without user, query and fragment, or nothing."""
+    return "" if _URL.fullmatch(value) else "http://HOST:PORT/PATH or https://HOST/PATH"
+
+
+def check_machine_type(value: str) -> str:
+    """A machine type of a cloud, or nothing."""
+    return "" if _MACHINE.fullmatch(value) else "a machine type, such as g2-standard-8 or ml.g5.xlarge"
+
+
+def check_role(value: str) -> str:
+    """An ARN of a role, or nothing."""
+    return "" if _ROLE.fullmatch(value) else "an ARN, such as arn:aws:iam::123456789012:role/NAME"
+
 
 _ENGINE_BODIES_MIB, _GATEWAY_BODIES_MIB = 256, 512
 """Defaults of `max_bodies_mib`, which cannot be below `max_body_mib`."""
@@ -74,10 +134,10 @@ class Pool:
     settings: settings of `fovea serve` beside those that the renderers set: host, port, model, keys.
     """
 
-    name: str = setting("", "Name of the pool, a part of the names of its objects.", check=names.label)
-    model: str = setting("fovea-tiny", "Folder on the machine, hub id, or fovea-tiny.", check=names.model)
+    name: str = setting("", "Name of the pool, a part of the names of its objects.", check=check_label)
+    model: str = setting("fovea-tiny", "Folder on the machine, hub id, or fovea-tiny.", check=check_model)
     served_name: str = setting(
-        "", "Name of the model for clients; empty: the last part of `model`.", check=names.model_name
+        "", "Name of the model for clients; empty: the last part of `model`.", check=check_model_name
     )
     hardware: str = setting(
         "cpu", "What the engines compute on: CPUs, or NVIDIA GPUs.", choices=("cpu", "cuda")
@@ -169,14 +229,14 @@ class Monitoring:
     retention_days: int = setting(
         31, "Days for which Prometheus keeps its data; budgets of 30 days need 31.", low=1, high=3650
     )
-    alert_webhook: str = setting("", "URL that gets alerts; empty: none is sent.", check=names.http_url)
+    alert_webhook: str = setting("", "URL that gets alerts; empty: none is sent.", check=check_url)
     runbooks: str = setting(
         "", "URL of your copy of docs/runbooks.md, for the links of alerts; empty: they lead nowhere.",
-        check=names.http_url,
+        check=check_url,
     )  # fmt: skip
     otlp_endpoint: str = setting(
         "", "URL of an OpenTelemetry collector, such as http://collector:4318; empty: no traces.",
-        check=names.http_url,
+        check=check_url,
     )  # fmt: skip
     grafana: bool = setting(True, "Render Grafana with the dashboards.")
 
@@ -233,17 +293,17 @@ class Scale:
 class Cloud:
     """Places of managed clouds; only their targets read them."""
 
-    project: str = setting("my-project", "Google Cloud project.", check=names.label)
+    project: str = setting("my-project", "Google Cloud project.", check=check_label)
     region: str = setting(
         "us-central1",
         "Region of Vertex AI or SageMaker. If AWS has no such region, SageMaker's script uses the AWS CLI's.",
-        check=names.label,
+        check=check_label,
     )
     machine_type: str = setting(
-        "", "Machine type; empty: one that fits the first pool.", check=names.machine_type
+        "", "Machine type; empty: one that fits the first pool.", check=check_machine_type
     )
     role_arn: str = setting(
-        "", "ARN of SageMaker's execution role; empty: the variable ROLE of the script.", check=names.role_arn
+        "", "ARN of SageMaker's execution role; empty: the variable ROLE of the script.", check=check_role
     )
 
     def __post_init__(self) -> None:
@@ -259,14 +319,14 @@ class DeploySpec:
     """
 
     pools: tuple[Pool, ...]
-    name: str = setting("fovea", "Name of the deployment, prefix of all objects.", check=names.label)
-    namespace: str = setting("", "Namespace of Kubernetes; empty: the name.", check=names.optional_label)
-    host: str = setting("vlm.example.com", "Name under which clients reach it.", check=names.host)
+    name: str = setting("fovea", "Name of the deployment, prefix of all objects.", check=check_label)
+    namespace: str = setting("", "Namespace of Kubernetes; empty: the name.", check=check_optional_label)
+    host: str = setting("vlm.example.com", "Name under which clients reach it.", check=check_host)
     image: str = setting(
-        f"fovea:{__version__}", "Container image for CPUs, by tag or digest.", check=names.image
+        f"fovea:{__version__}", "Container image for CPUs, by tag or digest.", check=check_image
     )
     image_cuda: str = setting(
-        f"fovea:{__version__}-cuda", "Container image for CUDA, by tag or digest.", check=names.image
+        f"fovea:{__version__}-cuda", "Container image for CUDA, by tag or digest.", check=check_image
     )
     max_body_mib: int = setting(
         64, "Largest request in MiB, in every proxy and server alike.", low=1, high=1024
@@ -275,7 +335,7 @@ class DeploySpec:
         600, "Seconds after which an answer is cut, in every proxy and server alike.", low=10, high=86400
     )
     gateway_class: str = setting(
-        "istio", "Class of the Gateway, for the target gateway-api.", check=names.host
+        "istio", "Class of the Gateway, for the target gateway-api.", check=check_host
     )
     tls: bool = setting(False, "The proxy terminates TLS; the certificate is mounted at /etc/fovea/tls.")
     engine_port: int = setting(8000, "Port of the engines.", low=1, high=65535)

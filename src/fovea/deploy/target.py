@@ -1,4 +1,4 @@
-"""The list of targets. A target renders a spec into files, and names the tools that check these files.
+"""The targets: they render a spec into files, and name the tools that check these files.
 
 A renderer is pure: the same spec gives the same texts, and nothing is read or written. Files are named by
 paths relative to the output folder. A target's module defines `render` and `checks`:
@@ -10,7 +10,13 @@ paths relative to the output folder. A target's module defines `render` and `che
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Protocol, cast
 
 from fovea.core.errors import ConfigError
@@ -89,3 +95,72 @@ def target(name: str) -> Target:
     raise ConfigError(
         f"target is {name!r}; accepted: {', '.join(each.name for each in TARGETS)}", param="target"
     )
+
+
+def render(spec: DeploySpec, names: Iterable[str]) -> Files:
+    """Return the files of all named targets.
+
+    Raises ConfigError if a target cannot be rendered, or two of them render one path differently.
+    """
+    files: Files = {}
+    for name in names:
+        for path, text in target(name).load().render(spec).items():
+            if files.setdefault(path, text) != text:
+                raise ConfigError(
+                    f"target {name!r} renders {path} unlike another target; "
+                    "accepted: render them into folders of their own",
+                    param="target",
+                )
+            check_path(path)
+    return files
+
+
+def check_path(path: str) -> None:
+    """Raise ValueError if a path is not relative and beneath the output folder."""
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or str(parts) != path:
+        raise ValueError(f"a renderer returned the path {path!r}")
+
+
+CHECK_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOutcome:
+    """The outcome of a check.
+
+    status: "passed", "failed", or "skipped" if the tool is not installed.
+    output: what the tool printed; for a skipped check, which tool is missing.
+    """
+
+    check: Check
+    status: str
+    output: str
+
+
+def find_program(tool: str) -> str | None:
+    """Return the path of a program: beside Python, in PATH, or in /usr/sbin."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin"])
+    return shutil.which(tool, path=places)
+
+
+def run_check(check: Check, folder: Path) -> CheckOutcome:
+    """Run one check on the files in a folder."""
+    program = find_program(check.tool)
+    if program is None:
+        return CheckOutcome(check, "skipped", f"{check.tool} is not installed")
+    command = [program, *(part.replace("{dir}", str(folder)) for part in check.arguments)]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return CheckOutcome(check, "failed", f"{check.tool} took longer than {CHECK_TIMEOUT_S:.0f} seconds")
+    output = (done.stdout + done.stderr).strip()
+    failed = done.returncode != 0 or (check.silent and output)
+    return CheckOutcome(check, "failed" if failed else "passed", output)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fovea.core.errors import EngineError
-from fovea.doctor.server import Server
-from fovea.doctor.web import NoAnswer, Web
+from fovea.doctor.server import NoAnswer, Server, Web
 
 POLL_S = 0.05
 STOP_S = 60.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fovea.planner.memory import state_bytes, weight_bytes
 from fovea.planner.roofline import Setup, cross_state_bytes
-from fovea.planner.tokens import Tokens
+from fovea.planner.workload import Tokens
 
 WORK_SHARE = 0.05
 """Share of the memory for activations, buffers of kernels and the process itself."""

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.core.errors import ConfigError
-from fovea.planner.composition import Composition
-from fovea.planner.cost import CostModel
+from fovea.planner.cost import Composition, CostModel
 
 STEP_PARAMETERS = ("step_s", "decode_s", "context_s", "token_s", "chunk_s", "pair_s")
 IMAGE_PARAMETERS = ("image_s", "visual_s", "visual_pair_s")

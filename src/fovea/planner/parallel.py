@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from fovea.planner.capacity import TOWER
 from fovea.planner.cost import CostModel
-from fovea.planner.demand import Demand, mean_demand
 from fovea.planner.memory import weight_bytes
 from fovea.planner.roofline import Setup
-from fovea.planner.steady import decode_step
-from fovea.planner.tokens import Tokens
+from fovea.planner.steady import Demand, decode_step, mean_demand
+from fovea.planner.workload import Tokens
 
 
 @dataclass(frozen=True, slots=True)

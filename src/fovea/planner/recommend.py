@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from fovea.planner.hardware import Hardware
 from fovea.planner.option import Option, evaluate
-from fovea.planner.precision import Precision
-from fovea.planner.precision_text import parse_precision
+from fovea.planner.precision import Precision, parse_precision
 from fovea.planner.roofline import Setup
 from fovea.planner.shape import ModelShape
 from fovea.planner.workload import TokenCount, Workload

@@ -10,11 +10,10 @@ import math
 from dataclasses import dataclass
 
 from fovea.planner.capacity import sequence_bytes
-from fovea.planner.demand import CHUNK
 from fovea.planner.memory import output_bytes, state_bytes, weight_bytes
 from fovea.planner.option import Asked, Option
 from fovea.planner.roofline import Setup, cross_state_bytes, image_bounds, image_work, read_bytes
-from fovea.planner.steady import decode_step
+from fovea.planner.steady import CHUNK, decode_step
 
 BOUNDS = ("arithmetic", "memory", "fixed times")
 """The work that a stage's duration mostly comes from."""

@@ -1,16 +1,76 @@
-"""The workload of a plan: kinds of requests, how often they come, and how fast they must be answered."""
+"""The workload of a plan: kinds of requests, how often they come, and how fast they must be answered.
+
+The tokens of requests follow from it: of their prompts, images and answers, how many of them have to be
+computed, and what leaving out visual tokens costs in accuracy.
+"""
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.planner.reduction import check_method
 from fovea.planner.toml_values import Table, check_keys, read_toml, tables
+
+FULL = 94.0
+"""Right answers with all visual tokens, in percent."""
+MEASURED = {
+    "resize": {0.5: 74.2, 0.25: 61.1},
+    "uniform": {0.5: 74.4, 0.25: 68.7},
+    "random": {0.5: 75.3, 0.25: 63.4},
+    "dart": {0.75: 90.0, 0.5: 83.7, 0.25: 77.3},
+    "dart_query": {0.5: 87.5},
+    "dpp": {0.75: 93.8, 0.5: 92.3, 0.25: 85.9},
+    "dpp_query": {0.5: 82.0},
+    "visionzip": {0.5: 91.8},
+    "tome": {0.5: 90.0},
+    "fastv": {0.5: 89.8},
+    "relevance": {0.75: 94.0, 0.5: 93.0, 0.25: 90.0},
+}
+"""Right answers in percent, by method and share of the tokens that are kept."""
+BEFORE_ENCODER = ("relevance", "resize")
+"""Methods that spare the encoder, too; the others leave out tokens behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The measured loss of accuracy.
+
+    points: percentage points of right answers below all tokens.
+    keep: the share at which it was measured: the largest measured one that is not above the asked one.
+    """
+
+    points: float
+    keep: float
+
+
+def check_method(method: str) -> None:
+    """Raise ConfigError unless a method was measured; it names the nearest one."""
+    if method not in MEASURED:
+        near = difflib.get_close_matches(method, MEASURED, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"method is {method!r}; {hint}accepted: {', '.join(MEASURED)}", param="method")
+
+
+def loss(method: str, keep: float) -> Loss | None:
+    """Return the loss of a method that keeps a share of the tokens; None: it was not measured so far down.
+
+    Raises ConfigError for an unknown method.
+    """
+    check_method(method)
+    if keep >= 1:
+        return Loss(0.0, 1.0)
+    measured = [share for share in MEASURED[method] if share <= keep]
+    if not measured:
+        return None
+    nearest = max(measured)
+    return Loss(round(FULL - MEASURED[method][nearest], 1), nearest)
+
 
 MOST_PIXELS = 65_536
 """Longest side of an image that is planned, in pixels."""
@@ -252,3 +312,105 @@ def _video(where: str, value: Any) -> Video:
     check_keys(inner, value, ("frames", "size"))
     frames = Table(inner, value).whole("frames", 1, MOST_FRAMES)
     return Video(frames, *_size(inner, "size", value.get("size")))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of one request of a kind, in the mean over a conversation.
+
+    images: rows of the encoder's output for each image, without reduction.
+    encoder_rows: rows that the encoder computes for each image. They are fewer than `images` with a method
+        of `reduction.BEFORE_ENCODER`.
+    visual: visual tokens in the prompt, after reduction.
+    encoded: share of these images that the encoder has to compute, by request.
+    prompt: tokens of the whole prompt.
+    computed: how many of these have no cached KV.
+    answer: tokens of the answer.
+    chosen: how many of these are sampled one by one; the others are forced by the answer's form.
+    last: tokens at the end of the conversation, the last answer included.
+    """
+
+    images: tuple[int, ...]
+    encoder_rows: tuple[int, ...]
+    visual: int
+    encoded: float
+    prompt: float
+    computed: float
+    answer: float
+    chosen: float
+    last: float
+
+    @property
+    def context(self) -> float:
+        """Tokens that a decode attends to, in the mean over the answer."""
+        return self.prompt + self.answer / 2
+
+    @property
+    def longest(self) -> float:
+        """Tokens of KV at the end of the answer."""
+        return self.prompt + self.answer
+
+
+PAIRED_FRAMES = (
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v",
+)  # fmt: skip
+"""Families whose towers see two frames of a video as one patch in time."""
+
+
+def frame_group(family: str) -> int:
+    """Return how many frames of a video become one set of visual tokens in models of a family."""
+    return 2 if family in PAIRED_FRAMES else 1
+
+
+def tokens_of(kind: Kind, workload: Workload, count: TokenCount, frame_group: int = 2) -> Tokens:
+    """Return the tokens of a kind's requests.
+
+    Follow-ups find the prompt and the answer before them in the prefix cache, so they compute their text
+    alone. The first request of a conversation finds the system prompt there.
+
+    count: visual tokens of an image in this model.
+    frame_group: frames of a video that become one set of visual tokens (`frame_group`).
+    """
+    images = [count(width, height) for width, height in kind.images]
+    if kind.video is not None:
+        groups = math.ceil(kind.video.frames / frame_group)
+        images += [count(kind.video.width, kind.video.height)] * groups
+    visual = sum(math.ceil(image.prompt * workload.keep) for image in images)
+    before = workload.keep if workload.method in BEFORE_ENCODER else 1.0
+    turns = 1 + kind.follow_ups
+    first = workload.system + visual + kind.text
+    # The prompt of the n-th follow-up has n questions and answers more than the first one's.
+    longer = kind.follow_ups / 2 * (kind.text + kind.answer)
+    return Tokens(
+        images=tuple(image.rows for image in images),
+        encoder_rows=tuple(math.ceil(image.rows * before) for image in images),
+        visual=visual,
+        encoded=(1 - kind.seen) / turns if images else 0.0,
+        prompt=first + longer,
+        computed=visual / turns + kind.text,
+        answer=kind.answer,
+        chosen=kind.answer * (1 - kind.json * kind.forced),
+        last=first + kind.answer + kind.follow_ups * (kind.text + kind.answer),
+    )
+
+
+def variants(kind: Kind, workload: Workload, tokens: Tokens) -> list[tuple[float, Tokens]]:
+    """Return the different requests of a kind with their shares, which add up to 1.
+
+    A conversation's first request has images that are new, or known from other requests. Its follow-ups have
+    neither images nor text before their own to compute. The mean of the variants is `tokens`.
+
+    tokens: result of `tokens_of` for this kind.
+    """
+    turns = 1 + kind.follow_ups
+    prompt = workload.system + tokens.visual + kind.text
+    first = replace(tokens, encoded=1.0, prompt=prompt, computed=tokens.visual + kind.text)
+    parts = [
+        ((1 - kind.seen) / turns if tokens.images else 0.0, first),
+        (kind.seen / turns if tokens.images else 1 / turns, replace(first, encoded=0.0)),
+    ]
+    if kind.follow_ups:
+        longer = (kind.follow_ups + 1) / 2 * (kind.text + kind.answer)
+        later = replace(tokens, encoded=0.0, prompt=prompt + longer, computed=float(kind.text))
+        parts.append((kind.follow_ups / turns, later))
+    return [part for part in parts if part[0]]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fovea.cli.plan.run import _counts, _size, _video
+from fovea.cli.plan.make import _counts, _size, _video
 from fovea.core.errors import ConfigError
 
 

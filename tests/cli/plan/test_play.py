@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.cli.plan.check import Compared, compare, fitted_cost
-from fovea.cli.plan.play import Figures, common_tokens, play, predict
+from fovea.cli.plan.check import Compared, Figures, common_tokens, compare, fitted_cost, play, predict
 from fovea.engine.simulate.executor import recorded_steps
 from fovea.planner.cost import CostModel
 from fovea.planner.fit import Preparation, fit_preparation

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fovea.deploy.render import render
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis, Stop
+from fovea.deploy.target import render
 from fovea.deploy.write import write
 from tests.deploy.integration.fleet import Load, soon
 from tests.support.programs import program

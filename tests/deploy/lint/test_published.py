@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
+from fovea.deploy.gpus import mig_fits
 from fovea.deploy.lint.run import lint
-from fovea.deploy.mig_layout import fits
 
 DEPLOYMENT = """
 apiVersion: apps/v1
@@ -77,5 +77,5 @@ def test_the_weights_of_the_published_routes_are_right() -> None:
 
 
 def test_the_published_mig_layout_does_not_fit_and_the_better_one_does() -> None:
-    assert not fits("A100-40GB", ["3g.20gb"] * 3)
-    assert fits("A100-40GB", ["3g.20gb", "2g.10gb", "2g.10gb"])
+    assert not mig_fits("A100-40GB", ["3g.20gb"] * 3)
+    assert mig_fits("A100-40GB", ["3g.20gb", "2g.10gb", "2g.10gb"])

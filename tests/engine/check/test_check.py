@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fovea.cli.check_table import table
+from fovea.cli.models import check_table
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.engine import check as prompt_check
 from fovea.engine.check import MOST_GROUPS, check_checkpoint, group_problems, run_within
@@ -306,7 +306,7 @@ def test_broken_files_of_every_kind_end_in_findings(folder: Path) -> None:
         before = path.read_bytes() if path.exists() else None
         path.write_bytes(content)
         report = check_checkpoint(str(folder))
-        assert max(map(len, table(report).splitlines())) <= 80
+        assert max(map(len, check_table(report).splitlines())) <= 80
         if before is None:
             path.unlink()
         else:

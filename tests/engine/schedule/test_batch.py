@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from fovea.engine.schedule.pace import DecodeBound
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
-from fovea.planner.composition import Composition
+from fovea.planner.cost import Composition
 from tests.support.brains import sequence
 from tests.support.thorough import examples
 

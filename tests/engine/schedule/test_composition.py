@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fovea.engine.schedule.plan import StepPlan, Work, composition_of, composition_of_decodes
-from fovea.planner.composition import Composition
+from fovea.planner.cost import Composition
 from tests.support.brains import sequence
 
 

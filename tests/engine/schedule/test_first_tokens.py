@@ -20,7 +20,7 @@ from fovea.engine.schedule.first_tokens import (
 from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.step_times import ImageTimes, StepTimes
 from fovea.engine.sequence import Status
-from fovea.planner.composition import Composition
+from fovea.planner.cost import Composition
 from tests.support.brains import scheduler, sequence
 
 TOKEN_S, IMAGE_S = 0.001, 0.01

@@ -20,7 +20,7 @@ from fovea.engine.schedule.pace import (
     PromptRoom,
 )
 from fovea.engine.schedule.step_times import StepTimes
-from fovea.planner.composition import Composition
+from fovea.planner.cost import Composition
 from tests.support.thorough import examples
 
 ONE = Composition(1, 100)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from fovea.core.trace import TraceRequest
 from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.run import Next, simulate, simulated_records
-from fovea.planner.composition import Composition
-from fovea.planner.cost import CostModel
+from fovea.planner.cost import Composition, CostModel
 from tests.support.thorough import is_thorough
 
 COST = CostModel(

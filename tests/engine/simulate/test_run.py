@@ -12,8 +12,7 @@ from fovea.core.trace import Trace, TraceRequest, Workload, generate
 from fovea.engine.config import POLICY_NAMES, EngineConfig
 from fovea.engine.schedule.pace import BatchRule
 from fovea.engine.simulate.run import Bounds, simulate
-from fovea.planner.composition import Composition
-from fovea.planner.cost import CostModel
+from fovea.planner.cost import Composition, CostModel
 from tests.support.thorough import is_thorough
 
 COST = CostModel(

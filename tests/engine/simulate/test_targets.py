@@ -14,8 +14,7 @@ from fovea.engine.simulate.assemble import Oracle
 from fovea.engine.simulate.executor import NoiseSettings
 from fovea.engine.simulate.report import ClassReport, Report
 from fovea.engine.simulate.run import Bounds, simulate
-from fovea.planner.composition import Composition
-from fovea.planner.cost import CostModel
+from fovea.planner.cost import Composition, CostModel
 from tests.support.thorough import is_thorough
 
 WARM_UP = 30

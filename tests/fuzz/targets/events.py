@@ -6,7 +6,7 @@ import json
 
 from fovea.api.sse import Decoder, event
 from fovea.bench.client import record_event
-from fovea.bench.sample import Sample
+from fovea.bench.measure import Sample
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 4096

@@ -12,8 +12,8 @@ from uuid import uuid4
 import torch
 
 from fovea.bench.client import Client
-from fovea.bench.content import picture
-from fovea.bench.sample import BenchRequest, Sample
+from fovea.bench.context import picture
+from fovea.bench.measure import BenchRequest, Sample
 from fovea.bench.settings import Target
 from fovea.core.errors import EngineError, InvalidImage
 from fovea.core.measure import Recorder, Span, recording
@@ -28,7 +28,7 @@ from fovea.server.app import create_app
 from fovea.server.run import serving
 
 if TYPE_CHECKING:
-    from fovea.cli.profile.settings import ProfileSettings
+    from fovea.cli.profile import ProfileSettings
     from fovea.engine.engine import Engine
 
 SIDE = 448

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from fovea.deploy.lint.load import NAME
+from fovea.deploy.lint.objects import KUSTOMIZATION
 from fovea.deploy.lint.run import lint
 
 SUFFIXES = (".yaml", ".toml", ".json", ".yml")
@@ -35,13 +35,13 @@ def main(folders: Sequence[str]) -> int:
 
 def _read(folder: Path, files: dict[str, str]) -> None:
     """Read a folder, and the folders that its kustomization names."""
-    if str(folder / NAME) in files:
+    if str(folder / KUSTOMIZATION) in files:
         return
     for path in sorted(folder.rglob("*")):
         if path.suffix in SUFFIXES and path.is_file():
             files[str(path)] = path.read_text(encoding="utf-8")
     try:
-        kustomization = yaml.safe_load(files.get(str(folder / NAME), "")) or {}
+        kustomization = yaml.safe_load(files.get(str(folder / KUSTOMIZATION), "")) or {}
     except yaml.YAMLError:
         return  # the linter names the file
     for key in ("resources", "components"):

@@ -8,13 +8,12 @@ from typing import Any
 import yaml
 
 from fovea.core.errors import ConfigError
-from fovea.deploy.gpus import MIG_PROFILES
+from fovea.deploy.gpus import MIG_PROFILES, mig_fits, mig_resource
 from fovea.deploy.lint.objects import Cluster, Object, fields_of
-from fovea.deploy.mig_layout import fits, resource
 
 GPU_OF = "fovea/gpu."
 """Prefix of the annotations that name the GPU of each layout."""
-RESOURCES = {"nvidia.com/gpu", *(resource(name) for names in MIG_PROFILES.values() for name in names)}
+RESOURCES = {"nvidia.com/gpu", *(mig_resource(name) for names in MIG_PROFILES.values() for name in names)}
 
 
 def check(cluster: Cluster) -> Iterator[str]:
@@ -43,7 +42,7 @@ def _layouts(config: Object, layouts: Mapping[str, Any]) -> Iterator[str]:
                 continue
             profiles = [profile for profile, count in wanted.items() for _ in range(int(count))]
             try:
-                good = fits(gpu, profiles)
+                good = mig_fits(gpu, profiles)
             except ConfigError as error:
                 yield f"{config}: layout {name}: {error.message}"
                 continue

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import yaml
 
 from fovea.deploy.lint import fields, gpu, network, pods, routes, scale
-from fovea.deploy.lint.load import Unreadable, load
-from fovea.deploy.lint.objects import Cluster
+from fovea.deploy.lint.objects import Cluster, Unreadable, load_objects
 
 Check = Callable[[Cluster], Iterable[str]]
 CHECKS = (fields, pods, network, scale, routes, gpu)
@@ -20,7 +19,7 @@ def lint(files: Mapping[str, str], *folders: str) -> list[str]:
     files: texts by path; they hold the folders, and everything that their kustomizations name.
     """
     try:
-        objects = tuple(each for folder in folders for each in load(files, folder).objects)
+        objects = tuple(each for folder in folders for each in load_objects(files, folder).objects)
     except Unreadable as error:
         return [str(error)]
     if not objects:

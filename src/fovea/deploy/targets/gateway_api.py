@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fovea.deploy.formats import yaml_text
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes.layout import OVERLAY, lint
@@ -23,7 +24,6 @@ from fovea.deploy.targets.kubernetes.objects import (
     selector,
     slug,
 )
-from fovea.deploy.yaml_text import yaml_text
 
 ROOT = "gateway-api"
 API = "gateway.networking.k8s.io/v1"

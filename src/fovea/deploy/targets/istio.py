@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fovea.deploy.formats import yaml_text
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes.layout import COMPONENT, OVERLAY, lint
 from fovea.deploy.targets.kubernetes.objects import POOL_LABEL, Manifest, manifest
-from fovea.deploy.yaml_text import yaml_text
 
 ROOT = "istio"
 API = "networking.istio.io/v1"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fovea.deploy.formats import yaml_text
 from fovea.deploy.spec import DeploySpec, Pool, whole_number
 from fovea.deploy.target import Check, Files
-from fovea.deploy.targets.kubernetes import pods, scaling, workloads
+from fovea.deploy.targets.kubernetes import components, pods, workloads
 from fovea.deploy.targets.kubernetes.layout import OVERLAY, Layout, lint
 from fovea.deploy.targets.kubernetes.objects import Manifest, labels, manifest, pool_name, selector
-from fovea.deploy.yaml_text import yaml_text
 
 ROOT = "kserve"
 CONTAINER = "kserve-container"
@@ -111,16 +111,16 @@ def _predictor(spec: DeploySpec, pool: Pool, *, scaled: bool) -> dict[str, Any]:
                     "external": {
                         "metric": {
                             "backend": "prometheus",
-                            "serverAddress": scaling.PROMETHEUS,
-                            "query": scaling.query(spec, pool, metric),
+                            "serverAddress": components.PROMETHEUS,
+                            "query": components.query(spec, pool, metric),
                         },
                         # KServe gives this to KEDA, which divides the sum by it: a value per engine.
                         "target": {"type": "Value", "value": str(value)},
                     },
                 }
-                for metric, value in scaling.metrics(spec).items()
+                for metric, value in components.metrics(spec).items()
             ],
-            "behavior": scaling.behavior(spec),
+            "behavior": components.behavior(spec),
         }
     return predictor
 

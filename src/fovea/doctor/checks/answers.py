@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 
-from fovea.doctor.check import Check
+from fovea.doctor.check import Check, Verdict, failed, not_applicable, passed, warned
 from fovea.doctor.pictures import data_url, png
-from fovea.doctor.server import answer_text, usage
+from fovea.doctor.server import Answer, answer_text, usage
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
-from fovea.doctor.web import Answer
 
 SIDE = 224
 SLOW_S = 0.3

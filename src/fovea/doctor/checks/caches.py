@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fovea.doctor.check import Check, Need
-from fovea.doctor.checks.words import MIB, size
+from fovea.doctor.check import MIB, Check, Need, Verdict, failed, not_applicable, passed, size, warned
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 
 FLAGS = {
     "fetched": "--fetch-cache-mib", "decoded": "--decoded-cache-mib", "images": "--image-store-mib",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-from fovea.doctor.check import Check, Need
-from fovea.doctor.checks.words import plural
+from fovea.doctor.check import Check, Need, Verdict, failed, not_applicable, passed, plural, warned
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 
 READY = re.compile(r"ready: [^\n]* on (\S+), ([^)\n]*)\), context")
 """The line of the server's log that names its kernels."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from fovea.doctor.check import Check
-from fovea.doctor.image_hosts import ImageHosts
+from fovea.doctor.check import Check, Verdict, failed, not_applicable, passed, warned
 from fovea.doctor.machine import is_loopback
-from fovea.doctor.server import Server
+from fovea.doctor.pictures import ImageHosts
+from fovea.doctor.server import Answer, NoAnswer, Server
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
-from fovea.doctor.web import Answer, NoAnswer
 
 INSIDE = ("http://127.0.0.1/image.png", "http://169.254.169.254/latest/meta-data")
 """Addresses on a usual port that must not be contacted for strangers: this machine, and a cloud's secrets."""

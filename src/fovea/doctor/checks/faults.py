@@ -10,16 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fovea.doctor.check import Check, Need
-from fovea.doctor.checks.words import plural
-from fovea.doctor.clients import IN_TIME_S, Streams, ask_together, tokens_per_word
-from fovea.doctor.image_hosts import FAULTS, ImageHosts
+from fovea.doctor.check import Check, Need, Verdict, failed, not_applicable, passed, plural, warned
+from fovea.doctor.load import IN_TIME_S, Streams, ask_together, tokens_per_word
 from fovea.doctor.machine import is_loopback
-from fovea.doctor.pictures import bomb, data_url, png
-from fovea.doctor.server import Server, answer_text
+from fovea.doctor.pictures import FAULTS, ImageHosts, bomb, data_url, png
+from fovea.doctor.server import Answer, NoAnswer, Server, answer_text
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
-from fovea.doctor.web import Answer, NoAnswer
 
 MOST_REQUESTS = 16
 """Most requests of a crowd, if the context is much shorter than the KV pool."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fovea.doctor.check import Check, Need
+from fovea.doctor.check import Check, Need, Verdict, failed, not_applicable, passed, warned
 from fovea.doctor.machine import is_loopback
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 
 SHORT_KEY = 16
 """Characters below which a key can be guessed or is a word."""

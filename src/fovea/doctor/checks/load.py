@@ -6,11 +6,10 @@ import secrets
 import statistics
 from collections.abc import Sequence
 
-from fovea.doctor.check import Check, Need
-from fovea.doctor.load_test import LoadFigures
+from fovea.doctor.check import Check, Need, Verdict, failed, not_applicable, passed, warned
+from fovea.doctor.load import LoadFigures
 from fovea.doctor.pictures import data_url, png
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 
 COLD = 5.0
 """A first request that takes this many times as long as later ones found the server not warmed up."""

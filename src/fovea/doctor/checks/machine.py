@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from fovea.doctor.check import Check
-from fovea.doctor.checks.words import GIB, MIB, plural, size
+from fovea.doctor.check import GIB, MIB, Check, Verdict, failed, not_applicable, passed, plural, size, warned
 from fovea.doctor.machine import cache_home
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
 
 LEAST_MEMORY = GIB
 LEAST_DISK = 256 * MIB

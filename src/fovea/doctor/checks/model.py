@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from fovea.doctor.check import Check, Need
-from fovea.doctor.checks.words import MIB, plural, size
-from fovea.doctor.facts import CheckpointFacts
-from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, not_applicable, passed, warned
+from fovea.doctor.check import MIB, Check, Need, Verdict, failed, not_applicable, passed, plural, size, warned
+from fovea.doctor.subject import CheckpointFacts, Subject
 
 BYTES = {"int8": 1.1, "int4": 0.6, "fp8": 1.1}
 """Bytes per weight of the lossy types, scales included."""

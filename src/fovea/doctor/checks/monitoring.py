@@ -7,11 +7,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fovea.core.errors import EngineError
-from fovea.doctor.check import Check, Need
-from fovea.doctor.checks.words import plural
+from fovea.doctor.check import Check, Need, Verdict, failed, passed, plural, warned
 from fovea.doctor.server import bearer
 from fovea.doctor.subject import Subject
-from fovea.doctor.verdict import Verdict, failed, passed, warned
 
 NEEDED = ("fovea:ready", "fovea:requests_waiting", "fovea:kv_usage", "fovea:connections_open")
 """Series of which alerts and dashboards are made, and that exist from the start."""

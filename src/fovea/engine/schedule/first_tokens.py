@@ -29,7 +29,7 @@ from fovea.engine.schedule.policy import SHORT
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.schedule.step_times import ImageTimes, Margin, StepTimes
 from fovea.engine.sequence import Sequence, Status
-from fovea.planner.composition import Composition
+from fovea.planner.cost import Composition
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from typing import NamedTuple, Protocol
 
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
-from fovea.planner.composition import Composition
+from fovea.planner.cost import Composition
 
 FEWEST_TOKENS = 16
 """The smallest chunk: below it, the fixed cost of a step dominates."""

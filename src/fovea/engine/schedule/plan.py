@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fovea.engine.kv.manager import Move
 from fovea.engine.schedule.pace import PromptRoom
 from fovea.engine.sequence import ImageSpan, Sequence, StateWork
-from fovea.planner.composition import Composition, pairs_of
+from fovea.planner.cost import Composition, pairs_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Protocol
 
-from fovea.planner.composition import Composition, pairs_of
+from fovea.planner.cost import Composition, pairs_of
 
 MEMORY = 500
 """A measurement has lost two thirds of its weight after this many further ones."""

@@ -27,7 +27,7 @@ from fovea.engine.schedule.step_times import ImageTimes, StepTimes
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import NO_SLICE, Executor, StepResult
 from fovea.observe.table import DISTRIBUTIONS
-from fovea.planner.composition import Composition
+from fovea.planner.cost import Composition
 
 
 class Suspects:

@@ -13,16 +13,17 @@ from typing import Any
 
 import yaml
 
+from fovea.deploy.formats import toml_text
 from fovea.deploy.front import front_of
 from fovea.deploy.machine import Server, backend_tables, behind_proxy, engines
-from fovea.deploy.monitoring_files import grafana_files, monitoring_checks, prometheus_files
+from fovea.deploy.monitoring.files import grafana_files, monitoring_checks, prometheus_files
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets import nginx
-from fovea.deploy.targets.compose import others, servers
-from fovea.deploy.targets.compose.network import networks
+from fovea.deploy.targets.compose import services as others
+from fovea.deploy.targets.compose import services as servers
+from fovea.deploy.targets.compose.services import networks
 from fovea.deploy.targets.local import redis_configuration
-from fovea.deploy.toml_text import toml_text
 
 PATH = "docker-compose.yaml"
 COMMENT = "Rendered by `fovea deploy render --target compose`. docs/deployment.md explains it."
@@ -37,7 +38,7 @@ class _Dumper(yaml.SafeDumper):
 
 def render(spec: DeploySpec) -> Files:
     """Return docker-compose.yaml and the configuration of every service."""
-    front = front_of(spec, servers.behind(spec), port=others.PORT)
+    front = front_of(spec, servers.servers_behind(spec), port=others.NGINX_PORT)
     addresses = servers.metrics_addresses(spec)
     files = {
         PATH: _compose(spec),

@@ -1,11 +1,17 @@
-"""Dockerfiles for CPUs and, if a pool needs it, CUDA. They build the image from a clone of the repository."""
+"""Dockerfiles for CPUs and, if a pool needs it, CUDA. They build the image from a clone of the repository.
+
+Targets of clouds take from here what their containers share: the settings of `fovea serve`, and the image
+that adds scripts to the pool's own.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from fovea import __version__
-from fovea.deploy.spec import DeploySpec
+from fovea.deploy.formats import fill_template, toml_text
+from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
-from fovea.deploy.templates import fill
 
 USER_ID = 1000
 """User and group id of the processes in a container."""
@@ -16,7 +22,7 @@ TORCH = "2.13.0"
 
 def render(spec: DeploySpec) -> Files:
     """Return the Dockerfiles, each with the list of files that its build may see."""
-    ignore = fill("docker/dockerignore.j2")
+    ignore = fill_template("docker/dockerignore.j2")
     files = {"Dockerfile": _dockerfile(spec, cuda=False), "Dockerfile.dockerignore": ignore}
     if _has_cuda(spec):
         files["Dockerfile.cuda"] = _dockerfile(spec, cuda=True)
@@ -37,7 +43,7 @@ def _has_cuda(spec: DeploySpec) -> bool:
 
 
 def _dockerfile(spec: DeploySpec, *, cuda: bool) -> str:
-    return fill(
+    return fill_template(
         "docker/Dockerfile.j2",
         cuda=cuda,
         image=spec.image_cuda if cuda else spec.image,
@@ -49,3 +55,34 @@ def _dockerfile(spec: DeploySpec, *, cuda: bool) -> str:
         torch=TORCH,
         version=__version__,
     )
+
+
+PARSE = "import ast, sys; ast.parse(open(sys.argv[1]).read())"
+"""A program that checks the syntax of a Python file."""
+
+
+def server_config(spec: DeploySpec, pool: Pool, comment: str, **changes: Any) -> str:
+    """Return the file of `--config`, without the model and the address, which the entry point sets.
+
+    changes: settings that the cloud needs. They are overridden by the pool's own settings.
+    """
+    values = {**spec.engine_settings(pool), **changes, **pool.settings}
+    for name in ("model", "host", "port"):
+        values.pop(name)
+    return toml_text(values, comment=comment)
+
+
+def cloud_dockerfile(spec: DeploySpec, pool: Pool, folder: str, names: tuple[str, ...], user: str) -> str:
+    """Return an image that adds scripts to the pool's image, and starts `entrypoint.sh`.
+
+    folder: of the rendered files, for the comment. names: of the files to add.
+    user: the line that sets the user.
+    """
+    return f"""\
+# docker build -t {spec.name}-{folder} {folder}
+FROM {spec.image_of(pool)}
+USER 0
+COPY --chmod=755 {" ".join(names)} /opt/fovea/
+{user}
+ENTRYPOINT ["/opt/fovea/entrypoint.sh"]
+"""

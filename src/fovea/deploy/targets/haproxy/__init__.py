@@ -8,11 +8,11 @@ read, HAProxy's answer is its own page and not OpenAI's form.
 from __future__ import annotations
 
 from fovea.deploy import front as fronts
+from fovea.deploy.formats import fill_template
 from fovea.deploy.front import Front, front_of
 from fovea.deploy.machine import behind_proxy
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
-from fovea.deploy.templates import fill
 
 PATH = "haproxy.cfg"
 SOCKET = "/run/haproxy/admin.sock"
@@ -36,4 +36,4 @@ def configuration(front: Front, *, socket: str = SOCKET) -> str:
     """
     # These have no http-error of their own in HAProxy; rules of the frontend return them.
     own = {status: body for status, body in front.errors.items() if status not in (404, 413, 429, 431)}
-    return fill("haproxy/haproxy.cfg.j2", front=front, limits=fronts, socket=socket, own_errors=own)
+    return fill_template("haproxy/haproxy.cfg.j2", front=front, limits=fronts, socket=socket, own_errors=own)

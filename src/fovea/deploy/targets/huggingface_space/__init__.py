@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
-from fovea.deploy.targets.container import PARSE, server_config
+from fovea.deploy.targets.docker import PARSE, server_config
 
 FOLDER = "space"
 GRADIO = "6.31.0"

@@ -12,11 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from fovea.deploy.formats import toml_text, yaml_text
+from fovea.deploy.machine import sharing_values
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
-from fovea.deploy.targets.kubernetes import cluster, config, monitoring, network, scaling, workloads
+from fovea.deploy.targets.kubernetes import components, network, workloads
 from fovea.deploy.targets.kubernetes.objects import Manifest, check_names, part_name, pool_name
-from fovea.deploy.yaml_text import yaml_text
+from fovea.deploy.targets.kubernetes.pods import ENGINE_KEY
+
+
+def engine_config(spec: DeploySpec, pool: Pool) -> str:
+    """The configuration file of a pool's engines. NetworkPolicies say who may scrape; no key is needed."""
+    return toml_text({"open_metrics": True, **spec.engine_settings(pool)})
+
+
+def gateway_config(spec: DeploySpec, suffix: str = "") -> str:
+    """The configuration file of the gateways, which find engines by EndpointSlices.
+
+    suffix: what the name of a pool's Service has beyond the pool's.
+    """
+    services = [f"{spec.effective_namespace}/{pool_name(spec, pool)}{suffix}" for pool in spec.pools]
+    sources = [
+        {"from": f"kubernetes:{service}:{spec.engine_port}", "api_key_file": f"{ENGINE_KEY}/key"}
+        for service in services
+    ]
+    values = {**sharing_values(spec), **spec.gateway_settings()}
+    return toml_text(values, [("discover", source) for source in sources])
+
 
 COMPONENT = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
 OVERLAY = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
@@ -63,7 +85,7 @@ class Layout:
 
     def overlays(self, spec: DeploySpec) -> list[str]:
         """Return the names of the overlays."""
-        return ["hpa", "keda"] if self.scaled_kind is not None and scaling.scaled(spec) else ["fixed"]
+        return ["hpa", "keda"] if self.scaled_kind is not None and components.scaled(spec) else ["fixed"]
 
     def checks(self, spec: DeploySpec) -> tuple[Check, ...]:
         """Build and lint every overlay, and validate the objects of Kubernetes itself by their schemas."""
@@ -88,11 +110,11 @@ class Layout:
         configs = {}
         for pool in spec.pools:
             objects[f"pool-{pool.name}.yaml"] = self.engines(spec, pool)
-            configs[pool_name(spec, pool)] = ("engine.toml", config.engine_config(spec, pool))
+            configs[pool_name(spec, pool)] = ("engine.toml", engine_config(spec, pool))
         if spec.gateway is not None:
             configs[part_name(spec, "gateway")] = (
                 "gateway.toml",
-                config.gateway_config(spec, self.service_suffix),
+                gateway_config(spec, self.service_suffix),
             )
         kustomization: Manifest = {
             **OVERLAY,
@@ -118,19 +140,19 @@ class Layout:
 
     def _components(self, spec: DeploySpec) -> dict[str, Files]:
         found: dict[str, dict[str, list[Manifest]]] = {}
-        pools = scaling.scaled(spec)
+        pools = components.scaled(spec)
         if pools and self.scaled_kind is not None:
             kind = self.scaled_kind
-            found["hpa"] = {"autoscalers.yaml": [scaling.autoscaler(spec, pool, kind) for pool in pools]}
+            found["hpa"] = {"autoscalers.yaml": [components.autoscaler(spec, pool, kind) for pool in pools]}
             found["keda"] = {
-                "scaled-objects.yaml": [scaling.scaled_object(spec, pool, kind) for pool in pools]
+                "scaled-objects.yaml": [components.scaled_object(spec, pool, kind) for pool in pools]
             }
         if spec.monitoring is not None:
-            found["monitoring"] = {"pod-monitors.yaml": monitoring.pod_monitors(spec, spec.monitoring)}
+            found["monitoring"] = {"pod-monitors.yaml": components.pod_monitors(spec, spec.monitoring)}
             if self.rules:
-                found["monitoring"]["rules.yaml"] = [monitoring.rules(spec)]
+                found["monitoring"]["rules.yaml"] = [components.rules(spec)]
             if self.rules and spec.monitoring.grafana:
-                found["monitoring"]["dashboards.yaml"] = monitoring.dashboards(spec)
+                found["monitoring"]["dashboards.yaml"] = components.dashboards(spec)
         return {
             name: {
                 "kustomization.yaml": yaml_text({**COMPONENT, "resources": list(objects)}),
@@ -149,16 +171,16 @@ def lint(*folders: str) -> Check:
 def _objects(spec: DeploySpec) -> dict[str, list[Manifest]]:
     """The objects beside the pools, by file."""
     found = {
-        "namespace.yaml": [cluster.namespace(spec)],
-        "priorities.yaml": cluster.priorities(spec),
-        "accounts.yaml": cluster.accounts(spec),
+        "namespace.yaml": [workloads.namespace(spec)],
+        "priorities.yaml": workloads.priorities(spec),
+        "accounts.yaml": workloads.accounts(spec),
         "network.yaml": network.policies(spec),
         "service.yaml": [workloads.front(spec)],
     }
     if spec.gateway is not None:
         found["gateway.yaml"] = workloads.gateways(spec, spec.gateway)
     if spec.redis is not None:
-        found["redis.yaml"] = cluster.redis(spec, spec.redis)
+        found["redis.yaml"] = workloads.redis(spec, spec.redis)
     return found
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fovea.deploy.spec import DeploySpec
-from fovea.deploy.targets.kubernetes.cluster import REDIS_PORT
 from fovea.deploy.targets.kubernetes.objects import PORT, Manifest, manifest, part_name, selector
+from fovea.deploy.targets.kubernetes.workloads import REDIS_PORT
 
 NOT_PUBLIC_4 = (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",

@@ -1,13 +1,90 @@
-"""Parts of pods: security, probes, stop, volumes, environment. Targets with other objects use them, too."""
+"""Parts of pods: security, probes, stop, volumes and environment, and the nodes on which they run.
+
+Targets that run engines by other objects than Deployments use them, too. Clouds mark spot nodes in their own
+ways. Terms of a node affinity are alternatives, so one manifest names the marks of all clouds, and no overlay
+for each cloud is needed.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from fovea.deploy.gpus import mig_resource
 from fovea.deploy.spec import DeploySpec, Pool, Stop
-from fovea.deploy.targets.kubernetes import nodes
 from fovea.deploy.targets.kubernetes.objects import PORT, part_name, pool_name
+
+SPOT = (
+    ("cloud.google.com/gke-spot", "true"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+    ("karpenter.sh/capacity-type", "spot"),
+)
+"""Labels of spot nodes: GKE, EKS managed node groups, AKS, Karpenter."""
+PRODUCTS = {
+    "T4": ("Tesla-T4",),
+    "L4": ("NVIDIA-L4",),
+    "A10": ("NVIDIA-A10", "NVIDIA-A10G"),
+    "L40S": ("NVIDIA-L40S",),
+    "A30": ("NVIDIA-A30",),
+    "A100-40GB": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB"),
+    "A100-80GB": ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"),
+    "H100-80GB": ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe"),
+    "H100-96GB": ("NVIDIA-H100-96GB-HBM3", "NVIDIA-GH200-480GB"),
+    "H200-141GB": ("NVIDIA-H200", "NVIDIA-H200-NVL"),
+    "B200-180GB": ("NVIDIA-B200",),
+}
+"""Values of the label nvidia.com/gpu.product, which the GPU operator sets: the driver's name of the GPU."""
+
+
+def gpu_resources(pool: Pool) -> dict[str, int]:
+    """The GPU resources of an engine."""
+    if pool.hardware != "cuda":
+        return {}
+    return {mig_resource(pool.mig): 1} if pool.mig else {"nvidia.com/gpu": 1}
+
+
+def affinity(pool: Pool) -> dict[str, Any]:
+    """The affinity of a pool's pods: to the product of its GPU, and to spot or on-demand nodes."""
+    product = []
+    if pool.hardware == "cuda" and pool.gpu:
+        values = list(PRODUCTS[pool.gpu])
+        product = [{"key": "nvidia.com/gpu.product", "operator": "In", "values": values}]
+    if pool.spot:
+        terms = [[{"key": key, "operator": "In", "values": [value]}] for key, value in SPOT]
+    else:
+        terms = [[{"key": key, "operator": "NotIn", "values": [value]} for key, value in SPOT]]
+    required = [{"matchExpressions": [*term, *product]} for term in terms]
+    return {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": required}}
+    }
+
+
+def tolerations(pool: Pool) -> list[dict[str, str]]:
+    """The taints of GPU and spot nodes that a pool's pods tolerate."""
+    found = []
+    if pool.hardware == "cuda":
+        found.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+    if pool.spot:
+        found += [
+            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in SPOT
+        ]
+    return found
+
+
+def spread(selector: dict[str, str]) -> list[dict[str, Any]]:
+    """Spread pods over zones and nodes, as far as there is room."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector},
+            "matchLabelKeys": ["pod-template-hash"],
+        }
+        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+    ]
+
 
 USER = 1000
 CONFIG, CACHE, ENGINE_KEY = "/etc/fovea", "/var/cache/fovea", "/var/run/fovea/engine-key"
@@ -133,7 +210,7 @@ def engine_resources(pool: Pool) -> dict[str, Any]:
     values: dict[str, Any] = {"cpu": str(pool.cpus), "memory": f"{pool.memory_gib}Gi"}
     if pool.disk_gib <= LARGEST_EMPTY_DIR_GIB:
         values["ephemeral-storage"] = f"{pool.disk_gib + 1}Gi"
-    return {**values, **nodes.gpu_resources(pool)}
+    return {**values, **gpu_resources(pool)}
 
 
 def engine_container(spec: DeploySpec, pool: Pool, name: str = "engine") -> dict[str, Any]:
@@ -164,7 +241,7 @@ def engine_container(spec: DeploySpec, pool: Pool, name: str = "engine") -> dict
 
 def engine_pod(spec: DeploySpec, pool: Pool, selector: dict[str, str]) -> dict[str, Any]:
     """The specification of an engine's pod."""
-    taints = nodes.tolerations(pool)
+    taints = tolerations(pool)
     return {
         "serviceAccountName": part_name(spec, "engine"),
         "automountServiceAccountToken": False,
@@ -173,9 +250,9 @@ def engine_pod(spec: DeploySpec, pool: Pool, selector: dict[str, str]) -> dict[s
         "priorityClassName": part_name(spec, "spot" if pool.spot else "serving"),
         "terminationGracePeriodSeconds": spec.stop_of(pool).grace_s,
         "securityContext": POD_SECURITY,
-        "affinity": nodes.affinity(pool),
+        "affinity": affinity(pool),
         **({"tolerations": taints} if taints else {}),
-        "topologySpreadConstraints": nodes.spread(selector),
+        "topologySpreadConstraints": spread(selector),
         "initContainers": [scratch_init(spec.image_of(pool))],
         "containers": [engine_container(spec, pool)],
         "volumes": [

@@ -6,6 +6,7 @@ in order. Logs, process ids and data are in the folder `state` beside it.
 
 from __future__ import annotations
 
+from fovea.deploy.formats import fill_template, toml_text
 from fovea.deploy.front import front_of
 from fovea.deploy.machine import (
     LOOPBACK,
@@ -18,12 +19,15 @@ from fovea.deploy.machine import (
     gateways,
     service_ports,
 )
-from fovea.deploy.monitoring_files import ALERTMANAGER, PROMETHEUS, monitoring_checks, prometheus_files
+from fovea.deploy.monitoring.files import (
+    ALERTMANAGER_PATH,
+    PROMETHEUS_PATH,
+    monitoring_checks,
+    prometheus_files,
+)
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets import envoy, nginx
-from fovea.deploy.templates import fill
-from fovea.deploy.toml_text import toml_text
 
 COMMENT = "Rendered by `fovea deploy render --target local`. docs/deployment.md explains it."
 
@@ -77,7 +81,7 @@ def redis_configuration(spec: DeploySpec, *, port: int, address: str, folder: st
     folder: folder of its data.
     """
     assert spec.redis is not None
-    return fill(
+    return fill_template(
         "local/redis.conf.j2", port=port, address=address, folder=folder, memory_mib=spec.redis.memory_mib
     )
 
@@ -85,12 +89,12 @@ def redis_configuration(spec: DeploySpec, *, port: int, address: str, folder: st
 def _script(spec: DeploySpec) -> str:
     ready = [f"http://{each.address}/ready" for each in (*engines(spec), *gateways(spec))]
     scheme = "https" if spec.tls else "http"
-    return fill(
+    return fill_template(
         "local/run.sh.j2",
         spec=spec,
         ports=service_ports(spec),
-        prometheus=PROMETHEUS,
-        alertmanager=ALERTMANAGER if spec.monitoring and spec.monitoring.alert_webhook else "",
+        prometheus=PROMETHEUS_PATH,
+        alertmanager=ALERTMANAGER_PATH if spec.monitoring and spec.monitoring.alert_webhook else "",
         engines=[each.name for each in engines(spec)],
         gateways=[each.name for each in gateways(spec)],
         ready=[*ready, f"{scheme}://{LOOPBACK}:{spec.proxy_port}/ready"],

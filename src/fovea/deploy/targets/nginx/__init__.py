@@ -8,11 +8,11 @@ passes them on. Answers are not buffered.
 from __future__ import annotations
 
 from fovea.deploy import front as fronts
+from fovea.deploy.formats import fill_template
 from fovea.deploy.front import Front, front_of
 from fovea.deploy.machine import behind_proxy
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
-from fovea.deploy.templates import fill
 
 PATH = "nginx.conf"
 
@@ -42,7 +42,7 @@ def configuration(front: Front, *, temporary: str = "", log: str = "stderr") -> 
     temporary: beginning of the paths of folders for temporary files; "": those that NGINX was built with.
     log: file of errors, or stderr.
     """
-    return fill(
+    return fill_template(
         "nginx/nginx.conf.j2",
         front=front,
         limits=fronts,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fovea.deploy.formats import fill_template, toml_text
 from fovea.deploy.machine import (
     LOOPBACK,
     Server,
@@ -18,12 +19,10 @@ from fovea.deploy.machine import (
     gateways,
     service_ports,
 )
-from fovea.deploy.monitoring_files import monitoring_checks, prometheus_files
+from fovea.deploy.monitoring.files import monitoring_checks, prometheus_files
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.local import redis_configuration
-from fovea.deploy.templates import fill
-from fovea.deploy.toml_text import toml_text
 
 EXPOSURE = 25
 """Highest exposure of a unit that the check accepts, in tenths of systemd's score from 0 to 10."""
@@ -39,9 +38,9 @@ def render(spec: DeploySpec) -> Files:
     ports = service_ports(spec)
     name = spec.name
     files = {
-        f"units/{name}.target": fill("systemd/target.j2", name=name),
-        f"sysusers.d/{name}.conf": fill("systemd/sysusers.conf.j2", name=name),
-        f"tmpfiles.d/{name}.conf": fill("systemd/tmpfiles.conf.j2", name=name),
+        f"units/{name}.target": fill_template("systemd/target.j2", name=name),
+        f"sysusers.d/{name}.conf": fill_template("systemd/sysusers.conf.j2", name=name),
+        f"tmpfiles.d/{name}.conf": fill_template("systemd/tmpfiles.conf.j2", name=name),
     }
     for engine in engines(spec):
         files[f"units/{name}-{engine.name}.service"] = _engine_unit(spec, engine)
@@ -133,7 +132,9 @@ def _unit(spec: DeploySpec, text: str, command: str, **values: Any) -> str:
     defaults: dict[str, Any] = {
         "after": [], "cuda": False, "folder": "", "state": spec.name, "only_loopback": False,
     }  # fmt: skip
-    return fill("systemd/service.j2", name=spec.name, text=text, command=command, **{**defaults, **values})
+    return fill_template(
+        "systemd/service.j2", name=spec.name, text=text, command=command, **{**defaults, **values}
+    )
 
 
 def _keys(spec: DeploySpec, *, keyed: bool) -> dict[str, Any]:

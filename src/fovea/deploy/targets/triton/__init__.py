@@ -7,18 +7,114 @@ language model, so that the encoder's output stays in one process and its caches
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from fovea.core.settings import settings_of
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
-from fovea.deploy.targets.container import PARSE
-from fovea.deploy.targets.triton import config
-from fovea.deploy.targets.triton.config import Step, Tensor
+from fovea.deploy.targets.docker import PARSE
 from fovea.engine.config import EngineConfig
 from fovea.media.limits import MediaLimits
+
+
+class Tensor(NamedTuple):
+    """An input or output of a model.
+
+    kind: Triton's type without TYPE_. dims: sizes; -1: any.
+    """
+
+    name: str
+    kind: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+
+class Step(NamedTuple):
+    """One model of an ensemble. inputs, outputs: tensors of the ensemble by those of the model."""
+
+    model: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+def tensors(field: str, entries: Sequence[Tensor]) -> str:
+    """Return the field `input` or `output`."""
+    texts = []
+    for each in entries:
+        dims = ", ".join(map(str, each.dims))
+        optional = "\n    optional: true" if each.optional else ""
+        head = f'  {{\n    name: "{each.name}"\n    data_type: TYPE_{each.kind}\n'
+        texts.append(f"{head}    dims: [ {dims} ]{optional}\n  }}")
+    return f"{field} [\n" + ",\n".join(texts) + "\n]\n"
+
+
+def python_model_config(
+    name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    *,
+    decoupled: bool,
+    instances: str,
+    settings: Mapping[str, Any],
+) -> str:
+    """Return the configuration of a Python model.
+
+    instances: the body of instance_group. settings: the value of the parameter `fovea`, which `model.py`
+        reads.
+    """
+    value = json.dumps(json.dumps(settings, sort_keys=True))
+    return f"""\
+name: "{name}"
+backend: "python"
+max_batch_size: 0
+
+model_transaction_policy {{
+  decoupled: {str(decoupled).lower()}
+}}
+
+{tensors("input", inputs)}
+{tensors("output", outputs)}
+instance_group [ {{ {instances} }} ]
+
+parameters {{
+  key: "fovea"
+  value: {{ string_value: {value} }}
+}}
+"""
+
+
+def ensemble_config(
+    name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], steps: Sequence[Step]
+) -> str:
+    """Return the configuration of an ensemble."""
+    texts = []
+    for step in steps:
+        maps = [
+            f'      {field} {{ key: "{key}" value: "{value}" }}\n'
+            for field, entries in (("input_map", step.inputs), ("output_map", step.outputs))
+            for key, value in entries.items()
+        ]
+        texts.append(
+            f'    {{\n      model_name: "{step.model}"\n      model_version: -1\n{"".join(maps)}    }}'
+        )
+    return f"""\
+name: "{name}"
+platform: "ensemble"
+max_batch_size: 0
+
+{tensors("input", inputs)}
+{tensors("output", outputs)}
+ensemble_scheduling {{
+  step [
+{",".join(chr(10) + text for text in texts).lstrip(chr(10))}
+  ]
+}}
+"""
+
 
 TRITON = "nvcr.io/nvidia/tritonserver:26.07-py3"
 FOLDER, GENERATE, PREPROCESS, ENSEMBLE = "triton", "fovea_generate", "fovea_preprocess", "fovea_ensemble"
@@ -112,7 +208,7 @@ def _settings(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
 
 def _generate(spec: DeploySpec, pool: Pool) -> str:
     kind = "kind: KIND_GPU count: 1 gpus: [ 0 ]" if pool.hardware == "cuda" else "kind: KIND_CPU count: 1"
-    return config.python_model(
+    return python_model_config(
         GENERATE,
         GENERATE_INPUTS,
         GENERATE_OUTPUTS,
@@ -123,7 +219,7 @@ def _generate(spec: DeploySpec, pool: Pool) -> str:
 
 
 def _preprocess(spec: DeploySpec, pool: Pool) -> str:
-    return config.python_model(
+    return python_model_config(
         PREPROCESS,
         (Tensor("image", "STRING", (1,)),),
         (Tensor("pixels", "UINT8", (-1, -1, 3)),),
@@ -143,7 +239,7 @@ def _ensemble() -> str:
             {"text_output": "generated_text"},
         ),
     )
-    return config.ensemble(ENSEMBLE, ENSEMBLE_INPUTS, (Tensor("generated_text", "STRING", (1,)),), steps)
+    return ensemble_config(ENSEMBLE, ENSEMBLE_INPUTS, (Tensor("generated_text", "STRING", (1,)),), steps)
 
 
 def _dockerfile() -> str:

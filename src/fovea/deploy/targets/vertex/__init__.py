@@ -8,7 +8,7 @@ from importlib.resources import files
 from fovea.core.errors import ConfigError
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
-from fovea.deploy.targets.container import PARSE, dockerfile, server_config
+from fovea.deploy.targets.docker import PARSE, cloud_dockerfile, server_config
 
 FOLDER = "vertex"
 SCRIPTS = ("entrypoint.sh", "deploy.sh")
@@ -31,7 +31,7 @@ def render(spec: DeploySpec) -> Files:
     comment = "Settings of `fovea serve` on Vertex AI. The entry point sets model, host and port."
     names = ("entrypoint.sh", "fetch_model.py", "fovea.toml")
     return {
-        f"{FOLDER}/Dockerfile": dockerfile(spec, pool, FOLDER, names, "USER 1000"),
+        f"{FOLDER}/Dockerfile": cloud_dockerfile(spec, pool, FOLDER, names, "USER 1000"),
         f"{FOLDER}/entrypoint.sh": _entrypoint(pool),
         f"{FOLDER}/fetch_model.py": _fetch_model(),
         f"{FOLDER}/fovea.toml": server_config(spec, pool, comment, server_names=("*",)),

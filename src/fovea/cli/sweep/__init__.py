@@ -1,4 +1,0 @@
-"""`fovea eval --sweep`: compares methods of visual-token reduction on the same questions.
-
-Only cli may import it.
-"""

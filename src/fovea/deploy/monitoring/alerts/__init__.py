@@ -1,1 +1,0 @@
-"""The alerts, one file per subject."""
