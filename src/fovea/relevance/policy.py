@@ -233,9 +233,9 @@ def kept_tokens(allocation: Allocation, tiling: Tiling) -> list[int]:
     """
     columns = tiling.columns + 1
     indices = list(range(tiling.base))
-    for view in allocation.layout.views[1:]:
-        region = view.region
-        for cell in view.token_indices:
+    for tile in allocation.layout.views[1:]:
+        region = tile.region
+        for cell in tile.token_indices:
             row, column = divmod(cell, region.columns)
             indices.append(tiling.base + (region.row + row) * columns + region.column + column)
     return sorted(indices)

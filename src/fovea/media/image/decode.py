@@ -28,8 +28,8 @@ from PIL import ImageFile, ImageOps, UnidentifiedImageError
 from fovea.core.errors import FoveaError, InvalidImage
 from fovea.core.measure import stage
 from fovea.core.media import Image, content_identity
+from fovea.media.image.base import Format
 from fovea.media.image.probe import (
-    Format,
     ImageHeader,
     check_size,
     check_still,
