@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from fovea.api.content import NO_EFFECT
-from fovea.api.wire import Flag, Text, Wire, Word
+from fovea.api.wire import Flag, Text, Wire, Word, option
 from fovea.core.constraints import MAX_CHOICES, MAX_WHITESPACE, AnswerFormat
 from fovea.core.errors import InvalidRequest
 
@@ -30,58 +30,50 @@ class JsonSchemaFormat(Wire):
     """A JSON Schema with a name."""
 
     name: Word = Field(description=NO_EFFECT)
-    description: Text | None = Field(default=None, description=NO_EFFECT)
-    schema_: Schema | None = Field(default=None, alias="schema", description=SCHEMA)
-    strict: Flag | None = Field(
-        default=None, description="Accepted, without effect: an answer always follows the schema."
-    )
+    description: Text | None = option(NO_EFFECT)
+    schema_: Schema | None = option(SCHEMA, alias="schema")
+    strict: Flag | None = option("Accepted, without effect: an answer always follows the schema.")
 
 
 class ResponseFormat(Wire):
     """The form of the answer: any text, any JSON object, or JSON that is valid against a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = Field(
-        default=None, description="Required for the type json_schema."
-    )
+    json_schema: JsonSchemaFormat | None = option("Required for the type json_schema.")
 
 
 class StructuredOutputs(Wire):
     """Extension, with vLLM's names. The form of the answer; exactly one of the first five fields is given."""
 
-    json_: Schema | None = Field(default=None, alias="json", description=SCHEMA)
-    json_object: Flag | None = Field(default=None, description="Whether the answer is any JSON object.")
-    regex: Text | None = Field(default=None, description=REGEX)
-    choice: Annotated[list[Word], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = Field(
-        default=None, description="The answer is one of these texts."
+    json_: Schema | None = option(SCHEMA, alias="json")
+    json_object: Flag | None = option("Whether the answer is any JSON object.")
+    regex: Text | None = option(REGEX)
+    choice: Annotated[list[Word], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = option(
+        "The answer is one of these texts."
     )
-    grammar: Text | None = Field(default=None, description=GRAMMAR)
-    whitespace_pattern: Annotated[str, Field(max_length=MAX_WHITESPACE)] | None = Field(
-        default=None, description=WHITESPACE
+    grammar: Text | None = option(GRAMMAR)
+    whitespace_pattern: Annotated[str, Field(max_length=MAX_WHITESPACE)] | None = option(WHITESPACE)
+    disable_any_whitespace: Flag | None = option(
+        "true is the default. false: JSON may have up to 32 spaces, tabs and line breaks between its parts."
     )
-    disable_any_whitespace: Flag | None = Field(
-        default=None,
-        description="true is the default. false: JSON may have up to 32 spaces, tabs and line breaks between "
-        "its parts.",
-    )
-    disable_fallback: Flag | None = Field(default=None, description=NO_EFFECT)
+    disable_fallback: Flag | None = option(NO_EFFECT)
 
 
 class FormatFields(Wire):
     """The fields of a request that set the form of the answer. They may set at most one form."""
 
-    response_format: ResponseFormat | None = Field(default=None, description="The form of the answer.")
+    response_format: ResponseFormat | None = option("The form of the answer.")
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | None = Field(default=None, description=f"Extension. {SCHEMA}")
-    guided_regex: Text | None = Field(default=None, description=f"Extension. {REGEX}")
-    guided_choice: Annotated[list[Word], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = Field(
-        default=None, description="Extension. The answer is one of these texts."
+    guided_json: Schema | None = option(f"Extension. {SCHEMA}")
+    guided_regex: Text | None = option(f"Extension. {REGEX}")
+    guided_choice: Annotated[list[Word], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = option(
+        "Extension. The answer is one of these texts."
     )
-    guided_grammar: Text | None = Field(default=None, description=f"Extension. {GRAMMAR}")
-    guided_whitespace_pattern: Annotated[str, Field(max_length=MAX_WHITESPACE)] | None = Field(
-        default=None, description=f"Extension. For guided_json. {WHITESPACE}"
+    guided_grammar: Text | None = option(f"Extension. {GRAMMAR}")
+    guided_whitespace_pattern: Annotated[str, Field(max_length=MAX_WHITESPACE)] | None = option(
+        f"Extension. For guided_json. {WHITESPACE}"
     )
-    guided_decoding_backend: Word | None = Field(default=None, description=NO_EFFECT)
+    guided_decoding_backend: Word | None = option(NO_EFFECT)
 
 
 class _Wish(NamedTuple):

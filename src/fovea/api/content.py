@@ -10,7 +10,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Flag, FreeJson, Integer, Number, Text, Url, Wire, Word
+from fovea.api.wire import (
+    MAX_COUNT,
+    MAX_ITEMS,
+    Flag,
+    FreeJson,
+    Integer,
+    Number,
+    Text,
+    Url,
+    Wire,
+    Word,
+    option,
+)
 from fovea.core.constraints import Tool, ToolCall, ToolUse
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import Payload
@@ -24,14 +36,10 @@ class FunctionBody(Wire):
     """A function that the model may call."""
 
     name: Name = Field(description="Letters, digits and _ . : / - in any order, at most 128.")
-    description: Text | None = Field(
-        default=None, description="What it does. Most chat templates show it to the model."
-    )
-    parameters: FreeJson | None = Field(default=None, description=PARAMETERS)
-    strict: Flag | None = Field(
-        default=None,
-        description="Whether the arguments always follow the schema. Calls that tool_choice requires always "
-        "do.",
+    description: Text | None = option("What it does. Most chat templates show it to the model.")
+    parameters: FreeJson | None = option(PARAMETERS)
+    strict: Flag | None = option(
+        "Whether the arguments always follow the schema. Calls that tool_choice requires always do."
     )
 
 
@@ -59,15 +67,13 @@ class CalledFunction(Wire):
     """A function that was called, and its arguments."""
 
     name: Name
-    arguments: Text | None = Field(default=None, description="JSON text of an object, as the model wrote it.")
+    arguments: Text | None = option("JSON text of an object, as the model wrote it.")
 
 
 class ToolCallBody(Wire):
     """A call that an earlier answer made."""
 
-    id: Word | None = Field(
-        default=None, description="Id of the call. The message with its result repeats it."
-    )
+    id: Word | None = option("Id of the call. The message with its result repeats it.")
     type: Literal["function"] | None = "function"
     index: int | None = None
     function: CalledFunction
@@ -76,18 +82,16 @@ class ToolCallBody(Wire):
 class ToolFields(Wire):
     """The fields of a request that offer tools and set which calls are allowed."""
 
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        default=None, description="The tools that the model may call."
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = option(
+        "The tools that the model may call."
     )
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        default=None,
-        description="auto: the model decides. none: no calls. required: the answer is one call or several. A "
-        "named tool: the answer is a call of this tool. Default: auto if there are tools.",
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = option(
+        "auto: the model decides. none: no calls. required: the answer is one call or several. A "
+        "named tool: the answer is a call of this tool. Default: auto if there are tools."
     )
-    parallel_tool_calls: Flag | None = Field(
-        default=None,
-        description="false: at most one call, if a call is required, a tool is strict, or response_format is "
-        "set; otherwise the model may still write several. Default: true.",
+    parallel_tool_calls: Flag | None = option(
+        "false: at most one call, if a call is required, a tool is strict, or response_format is "
+        "set; otherwise the model may still write several. Default: true."
     )
 
 
@@ -174,8 +178,8 @@ class ImageURL(Wire):
 
     url: Url = Field(description=f"{URL}, or fovea-image://ID for an image that was sent to /v1/images.")
     detail: Detail = Field(default="auto", description=DETAIL)
-    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MAX_PIXELS)
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MIN_PIXELS)
+    max_pixels: Integer | None = option(MAX_PIXELS, ge=1, le=MAX_COUNT)
+    min_pixels: Integer | None = option(MIN_PIXELS, ge=1, le=MAX_COUNT)
 
 
 class VideoURL(Wire):
@@ -185,35 +189,25 @@ class VideoURL(Wire):
     """
 
     url: Url = Field(description=f"{URL}.")
-    fps: Number | None = Field(
-        default=None, gt=0, le=240, description="Extension. Frames sampled per second of video."
+    fps: Number | None = option("Extension. Frames sampled per second of video.", gt=0, le=240)
+    min_frames: Integer | None = option("Extension. Least number of sampled frames.", ge=1, le=4096)
+    max_frames: Integer | None = option("Extension. Largest number of sampled frames.", ge=1, le=4096)
+    max_pixels: Integer | None = option(
+        "Extension. Upper bound on the pixels of one frame after resizing.", ge=1, le=MAX_COUNT
     )
-    min_frames: Integer | None = Field(
-        default=None, ge=1, le=4096, description="Extension. Least number of sampled frames."
-    )
-    max_frames: Integer | None = Field(
-        default=None, ge=1, le=4096, description="Extension. Largest number of sampled frames."
-    )
-    max_pixels: Integer | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_COUNT,
-        description="Extension. Upper bound on the pixels of one frame after resizing.",
-    )
-    video_pruning_rate: Number | None = Field(
-        default=None,
+    video_pruning_rate: Number | None = option(
+        "Extension. Share of the video's visual tokens that are left out where little moves. "
+        "Default: the request's `video_pruning_rate`.",
         ge=0,
         le=0.95,
-        description="Extension. Share of the video's visual tokens that are left out where little moves. "
-        "Default: the request's `video_pruning_rate`.",
     )
 
 
 class Part(Wire):
     """Fields that every part of a message may have."""
 
-    cache_control: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
-    uuid: Word | None = Field(default=None, description=NO_EFFECT)
+    cache_control: dict[Word, Any] | None = option(NO_EFFECT)
+    uuid: Word | None = option(NO_EFFECT)
 
 
 class TextContent(Part):
@@ -221,7 +215,7 @@ class TextContent(Part):
 
     type: Literal["text"]
     text: Text
-    annotations: list[Any] | None = Field(default=None, description=NO_EFFECT)
+    annotations: list[Any] | None = option(NO_EFFECT)
 
 
 class RefusalContent(Part):
@@ -257,24 +251,20 @@ class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="Author of the message. developer means the same as system. tool: the result of a call."
     )
-    content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = Field(
-        default=None,
-        description="Text, or a list of at least one part. Only a message of the assistant with tool calls, "
-        "reasoning or a refusal may have none.",
+    content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = option(
+        "Text, or a list of at least one part. Only a message of the assistant with tool calls, "
+        "reasoning or a refusal may have none."
     )
-    tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        default=None, description="Calls that the assistant made in this message."
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = option(
+        "Calls that the assistant made in this message."
     )
-    tool_call_id: Word | None = Field(
-        default=None, description="In messages of the role tool: the call whose result this is."
+    tool_call_id: Word | None = option("In messages of the role tool: the call whose result this is.")
+    name: Word | None = option(NO_EFFECT)
+    refusal: Text | None = option(
+        "In messages of the assistant: text in which it refused to answer. The model reads it "
+        "after `content`."
     )
-    name: Word | None = Field(default=None, description=NO_EFFECT)
-    refusal: Text | None = Field(
-        default=None,
-        description="In messages of the assistant: text in which it refused to answer. The model reads it "
-        "after `content`.",
-    )
-    reasoning: Text | None = Field(default=None, description=REASONING)
-    reasoning_content: Text | None = Field(default=None, description=REASONING)
-    annotations: list[Any] | None = Field(default=None, description=SENT_BACK)
-    provider_specific_fields: dict[Word, Any] | None = Field(default=None, description=SENT_BACK)
+    reasoning: Text | None = option(REASONING)
+    reasoning_content: Text | None = option(REASONING)
+    annotations: list[Any] | None = option(SENT_BACK)
+    provider_specific_fields: dict[Word, Any] | None = option(SENT_BACK)

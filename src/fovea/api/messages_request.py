@@ -28,6 +28,7 @@ from fovea.api.wire import (
     Url,
     Wire,
     Word,
+    option,
     shared_values,
 )
 from fovea.core.errors import InvalidRequest
@@ -64,8 +65,8 @@ class UrlSource(Wire):
 class Block(Wire):
     """Fields that every block may have."""
 
-    cache_control: dict[Word, Any] | None = Field(
-        default=None, description="Accepted, without effect: prefixes of prompts are always cached."
+    cache_control: dict[Word, Any] | None = option(
+        "Accepted, without effect: prefixes of prompts are always cached."
     )
 
 
@@ -74,7 +75,7 @@ class TextBlock(Block):
 
     type: Literal["text"]
     text: Text
-    citations: list[Any] | None = Field(default=None, description=NO_EFFECT)
+    citations: list[Any] | None = option(NO_EFFECT)
 
 
 class ImageBlock(Block):
@@ -89,7 +90,7 @@ class ThinkingBlock(Block):
 
     type: Literal["thinking"]
     thinking: Text
-    signature: Text | None = Field(default=None, description=NO_EFFECT)
+    signature: Text | None = option(NO_EFFECT)
 
 
 class ToolUseBlock(Block):
@@ -114,7 +115,7 @@ class ToolResultBlock(Block):
         ]
         | None
     ) = None
-    is_error: Flag | None = Field(default=None, description=NO_EFFECT)
+    is_error: Flag | None = option(NO_EFFECT)
 
 
 AnyBlock = Annotated[
@@ -129,14 +130,14 @@ class MessageBody(Wire):
     content: Text | Annotated[list[AnyBlock], Field(max_length=MAX_ITEMS, fail_fast=True)] = Field(
         description="Text or blocks. Only a message of the assistant may have none: a refusal."
     )
-    id: Word | None = Field(default=None, description=SENT_BACK)
-    type: Literal["message"] | None = Field(default=None, description=SENT_BACK)
-    model: Word | None = Field(default=None, description=SENT_BACK)
-    stop_reason: Word | None = Field(default=None, description=SENT_BACK)
-    stop_sequence: Word | None = Field(default=None, description=SENT_BACK)
-    stop_details: dict[Word, Any] | None = Field(default=None, description=SENT_BACK)
-    usage: dict[Word, Any] | None = Field(default=None, description=SENT_BACK)
-    container: Any = Field(default=None, description=SENT_BACK)
+    id: Word | None = option(SENT_BACK)
+    type: Literal["message"] | None = option(SENT_BACK)
+    model: Word | None = option(SENT_BACK)
+    stop_reason: Word | None = option(SENT_BACK)
+    stop_sequence: Word | None = option(SENT_BACK)
+    stop_details: dict[Word, Any] | None = option(SENT_BACK)
+    usage: dict[Word, Any] | None = option(SENT_BACK)
+    container: Any = option(SENT_BACK)
 
 
 class ToolDefinition(Wire):
@@ -145,31 +146,25 @@ class ToolDefinition(Wire):
     name: Name
     input_schema: FreeJson = Field(description="JSON Schema of the arguments, an object.")
     description: Text | None = None
-    type: Literal["custom"] | None = Field(
-        default=None, description="Tools that Anthropic defines are refused."
-    )
-    strict: Flag | None = Field(
-        default=None, description="Whether the arguments always follow the schema. Default: false."
-    )
-    cache_control: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
+    type: Literal["custom"] | None = option("Tools that Anthropic defines are refused.")
+    strict: Flag | None = option("Whether the arguments always follow the schema. Default: false.")
+    cache_control: dict[Word, Any] | None = option(NO_EFFECT)
 
 
 class ToolChoice(Wire):
     """Which calls are allowed."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Name | None = Field(default=None, description="Required for the type tool.")
-    disable_parallel_tool_use: Flag | None = Field(
-        default=None, description="As `parallel_tool_calls: false` in chat completions."
-    )
+    name: Name | None = option("Required for the type tool.")
+    disable_parallel_tool_use: Flag | None = option("As `parallel_tool_calls: false` in chat completions.")
 
 
 class Thinking(Wire):
     """Whether the model reasons before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Integer | None = Field(default=None, description=NO_EFFECT)
-    display: Word | None = Field(default=None, description=NO_EFFECT)
+    budget_tokens: Integer | None = option(NO_EFFECT)
+    display: Word | None = option(NO_EFFECT)
 
 
 class OutputFormat(Wire):
@@ -183,19 +178,19 @@ class OutputConfig(Wire):
     """Options of the answer."""
 
     format: OutputFormat | None = None
-    effort: Word | None = Field(default=None, description=NO_EFFECT)
+    effort: Word | None = option(NO_EFFECT)
 
 
 class CountRequest(Body):
     """A request for the number of tokens of a prompt."""
 
-    model: Word | None = Field(default=None, description="Name of the served model. May be omitted.")
+    model: Word | None = option("Name of the served model. May be omitted.")
     messages: Annotated[list[MessageBody], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_ITEMS)
-    system: Text | Annotated[list[TextBlock], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = Field(
-        default=None, description="Message of the system."
+    system: Text | Annotated[list[TextBlock], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = option(
+        "Message of the system."
     )
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        default=None, description="The tools that the model may call."
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = option(
+        "The tools that the model may call."
     )
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
@@ -207,17 +202,15 @@ class MessagesRequest(CountRequest, SharedFields):
     max_tokens: Integer = Field(
         ge=1, le=MAX_COUNT, description="Longest answer in tokens, reasoning included."
     )
-    stop_sequences: Annotated[list[Word], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = Field(
-        default=None, description="Texts that end the answer. The answer does not include them."
+    stop_sequences: Annotated[list[Word], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = option(
+        "Texts that end the answer. The answer does not include them."
     )
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = Field(
-        default=None, description="Older name of `output_config.format`."
-    )
-    metadata: dict[Word, Any] | None = Field(default=None, max_length=64, description=NO_EFFECT)
-    service_tier: Word | None = Field(default=None, description=NO_EFFECT)
-    container: Any = Field(default=None, description=NO_EFFECT)
-    context_management: Any = Field(default=None, description=NO_EFFECT)
+    output_format: OutputFormat | None = option("Older name of `output_config.format`.")
+    metadata: dict[Word, Any] | None = option(NO_EFFECT, max_length=64)
+    service_tier: Word | None = option(NO_EFFECT)
+    container: Any = option(NO_EFFECT)
+    context_management: Any = option(NO_EFFECT)
 
 
 NAMES = {

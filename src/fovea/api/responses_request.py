@@ -29,6 +29,7 @@ from fovea.api.wire import (
     Url,
     Wire,
     Word,
+    option,
     shared_values,
 )
 from fovea.core.errors import FoveaError, InvalidRequest, RequestError
@@ -39,9 +40,9 @@ class InputText(Wire):
 
     type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
     text: Text = ""
-    refusal: Text | None = Field(default=None, description="Text of a refusal.")
-    annotations: list[Any] | None = Field(default=None, description=SENT_BACK)
-    logprobs: list[Any] | None = Field(default=None, description=SENT_BACK)
+    refusal: Text | None = option("Text of a refusal.")
+    annotations: list[Any] | None = option(SENT_BACK)
+    logprobs: list[Any] | None = option(SENT_BACK)
 
 
 class InputImage(Wire):
@@ -62,9 +63,9 @@ class MessageItem(Wire):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Contents
-    id: Word | None = Field(default=None, description=NO_EFFECT)
-    status: Word | None = Field(default=None, description=NO_EFFECT)
-    phase: Word | None = Field(default=None, description=NO_EFFECT)
+    id: Word | None = option(NO_EFFECT)
+    status: Word | None = option(NO_EFFECT)
+    phase: Word | None = option(NO_EFFECT)
 
 
 class FunctionCallItem(Wire):
@@ -74,8 +75,8 @@ class FunctionCallItem(Wire):
     call_id: Word = Field(description="Id of the call. The item with its result repeats it.")
     name: Name
     arguments: Text = Field(description="JSON text of an object.")
-    id: Word | None = Field(default=None, description=NO_EFFECT)
-    status: Word | None = Field(default=None, description=NO_EFFECT)
+    id: Word | None = option(NO_EFFECT)
+    status: Word | None = option(NO_EFFECT)
 
 
 class FunctionOutputItem(Wire):
@@ -84,8 +85,8 @@ class FunctionOutputItem(Wire):
     type: Literal["function_call_output"]
     call_id: Word = Field(description="The call whose result this is.")
     output: Contents
-    id: Word | None = Field(default=None, description=NO_EFFECT)
-    status: Word | None = Field(default=None, description=NO_EFFECT)
+    id: Word | None = option(NO_EFFECT)
+    status: Word | None = option(NO_EFFECT)
 
 
 class ReasoningItem(Wire):
@@ -93,10 +94,10 @@ class ReasoningItem(Wire):
 
     type: Literal["reasoning"]
     content: Annotated[list[InputText], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
-    summary: list[Any] | None = Field(default=None, description=NO_EFFECT)
-    encrypted_content: Text | None = Field(default=None, description=NO_EFFECT)
-    id: Word | None = Field(default=None, description=NO_EFFECT)
-    status: Word | None = Field(default=None, description=NO_EFFECT)
+    summary: list[Any] | None = option(NO_EFFECT)
+    encrypted_content: Text | None = option(NO_EFFECT)
+    id: Word | None = option(NO_EFFECT)
+    status: Word | None = option(NO_EFFECT)
 
 
 def _kind(value: Any) -> str:
@@ -120,10 +121,8 @@ class FunctionTool(Wire):
     type: Literal["function"]
     name: Name
     description: Text | None = None
-    parameters: FreeJson | None = Field(default=None, description=PARAMETERS)
-    strict: Flag | None = Field(
-        default=None, description="Whether the arguments always follow the schema. Default: false."
-    )
+    parameters: FreeJson | None = option(PARAMETERS)
+    strict: Flag | None = option("Whether the arguments always follow the schema. Default: false.")
 
 
 class NamedTool(Wire):
@@ -137,29 +136,27 @@ class TextFormat(Wire):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Word | None = Field(default=None, description=NO_EFFECT)
-    description: Text | None = Field(default=None, description=NO_EFFECT)
-    schema_: Schema | None = Field(default=None, alias="schema", description=SCHEMA)
-    strict: Flag | None = Field(
-        default=None, description="Accepted, without effect: an answer always follows the schema."
-    )
+    name: Word | None = option(NO_EFFECT)
+    description: Text | None = option(NO_EFFECT)
+    schema_: Schema | None = option(SCHEMA, alias="schema")
+    strict: Flag | None = option("Accepted, without effect: an answer always follows the schema.")
 
 
 class TextOptions(Wire):
     """Options of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: Word | None = Field(default=None, description=NO_EFFECT)
+    verbosity: Word | None = option(NO_EFFECT)
 
 
 class ReasoningOptions(Wire):
     """Options of the model's reasoning."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="As `reasoning_effort` in chat completions."
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = option(
+        "As `reasoning_effort` in chat completions."
     )
-    summary: Word | None = Field(default=None, description=NO_EFFECT)
-    generate_summary: Word | None = Field(default=None, description=NO_EFFECT)
+    summary: Word | None = option(NO_EFFECT)
+    generate_summary: Word | None = option(NO_EFFECT)
 
 
 def _as_list(value: Any) -> Any:
@@ -172,57 +169,47 @@ class ResponsesRequest(Body, SharedFields):
     input: Annotated[
         list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), BeforeValidator(_as_list)
     ] = Field(description="Text of the user, or a list of items.")
-    instructions: Text | None = Field(
-        default=None, description="Message of the system. It is not kept for later requests."
+    instructions: Text | None = option("Message of the system. It is not kept for later requests.")
+    previous_response_id: Word | None = option(
+        "An answer of this server that is continued: its items come before those of `input`."
     )
-    previous_response_id: Word | None = Field(
-        default=None,
-        description="An answer of this server that is continued: its items come before those of `input`.",
+    store: Flag | None = option(
+        "Whether the answer is kept, so that later requests can continue it. Default: true. It "
+        "is kept in memory, until newer ones need the room or the server ends."
     )
-    store: Flag | None = Field(
-        default=None,
-        description="Whether the answer is kept, so that later requests can continue it. Default: true. It "
-        "is kept in memory, until newer ones need the room or the server ends.",
+    max_output_tokens: Integer | None = option(
+        "Longest answer in tokens, reasoning included.", ge=1, le=MAX_COUNT
     )
-    max_output_tokens: Integer | None = Field(
-        default=None, ge=1, le=MAX_COUNT, description="Longest answer in tokens, reasoning included."
+    top_logprobs: Integer | None = option(
+        "Number of most likely tokens to report for each position.", ge=0, le=20
     )
-    top_logprobs: Integer | None = Field(
-        default=None, ge=0, le=20, description="Number of most likely tokens to report for each position."
-    )
-    include: list[Word] | None = Field(
-        default=None,
+    include: list[Word] | None = option(
+        "message.output_text.logprobs: report the log probability of each token. Others have no effect.",
         max_length=16,
-        description="message.output_text.logprobs: report the log probability of each token. Others have no "
-        "effect.",
     )
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        default=None, description="The tools that the model may call. Tools that OpenAI runs are refused."
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = option(
+        "The tools that the model may call. Tools that OpenAI runs are refused."
     )
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        default=None, description=SAME
-    )
-    parallel_tool_calls: Flag | None = Field(default=None, description=SAME)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = option(SAME)
+    parallel_tool_calls: Flag | None = option(SAME)
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    stream_options: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
-    chat_template_kwargs: dict[Word, Any] | None = Field(default=None, description=EXTENSION)
-    seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63, description=EXTENSION)
-    truncation: Literal["auto", "disabled"] | None = Field(
-        default=None, description="Accepted, without effect: a prompt that is too long is refused."
+    stream_options: dict[Word, Any] | None = option(NO_EFFECT)
+    chat_template_kwargs: dict[Word, Any] | None = option(EXTENSION)
+    seed: Integer | None = option(EXTENSION, ge=-(2**63), lt=2**63)
+    truncation: Literal["auto", "disabled"] | None = option(
+        "Accepted, without effect: a prompt that is too long is refused."
     )
-    background: Literal[False] | None = Field(default=None, description="Only false is accepted.")
-    max_tool_calls: Integer | None = Field(default=None, description=NO_EFFECT)
-    metadata: dict[Word, Word] | None = Field(
-        default=None, max_length=64, description="Returned with the answer."
-    )
-    user: Word | None = Field(default=None, description=NO_EFFECT)
-    service_tier: Word | None = Field(default=None, description=NO_EFFECT)
-    safety_identifier: Word | None = Field(default=None, description=NO_EFFECT)
-    prompt_cache_key: Word | None = Field(default=None, description=NO_EFFECT)
-    prompt_cache_retention: Word | None = Field(default=None, description=NO_EFFECT)
-    prompt_cache_options: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
-    context_management: Any = Field(default=None, description=NO_EFFECT)
+    background: Literal[False] | None = option("Only false is accepted.")
+    max_tool_calls: Integer | None = option(NO_EFFECT)
+    metadata: dict[Word, Word] | None = option("Returned with the answer.", max_length=64)
+    user: Word | None = option(NO_EFFECT)
+    service_tier: Word | None = option(NO_EFFECT)
+    safety_identifier: Word | None = option(NO_EFFECT)
+    prompt_cache_key: Word | None = option(NO_EFFECT)
+    prompt_cache_retention: Word | None = option(NO_EFFECT)
+    prompt_cache_options: dict[Word, Any] | None = option(NO_EFFECT)
+    context_management: Any = option(NO_EFFECT)
 
 
 COPIED = ("top_logprobs", "parallel_tool_calls", "chat_template_kwargs", "seed")

@@ -26,6 +26,7 @@ from fovea.api.wire import (
     Url,
     Wire,
     Word,
+    option,
 )
 from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import MAX_CHOICES, MAX_REPETITION_PENALTY, MAX_STOP_STRINGS, MIN_REPETITION_PENALTY
@@ -51,10 +52,8 @@ class StreamOptions(Wire):
     include_usage: Flag | None = Field(
         default=False, description="Send a chunk with the token counts before the stream ends."
     )
-    continuous_usage_stats: Flag | None = Field(
-        default=None, description="Extension. Send the token counts so far with every chunk."
-    )
-    include_obfuscation: Flag | None = Field(default=None, description=NO_EFFECT)
+    continuous_usage_stats: Flag | None = option("Extension. Send the token counts so far with every chunk.")
+    include_obfuscation: Flag | None = option(NO_EFFECT)
 
 
 class Sampling(Body, FormatFields):
@@ -64,15 +63,12 @@ class Sampling(Body, FormatFields):
     OpenAI's default.
     """
 
-    model: Word | None = Field(default=None, description=MODEL)
-    temperature: Number | None = Field(
-        default=None, ge=0, le=2, description="Randomness of the answer. 0: always the most likely token."
+    model: Word | None = option(MODEL)
+    temperature: Number | None = option(
+        "Randomness of the answer. 0: always the most likely token.", ge=0, le=2
     )
-    top_p: Number | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Sample from the most likely tokens that together have this probability.",
+    top_p: Number | None = option(
+        "Sample from the most likely tokens that together have this probability.", gt=0, le=1
     )
     n: Integer | None = Field(
         default=1, ge=1, le=MAX_CHOICES, description="Number of independent answers to each prompt."
@@ -81,110 +77,81 @@ class Sampling(Body, FormatFields):
         default=False, description="Send the answer as server-sent events while it is generated."
     )
     stream_options: StreamOptions | None = None
-    stop: Word | Annotated[list[Word], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = Field(
-        default=None,
-        description="Up to 16 non-empty strings that end the answer. The answer does not include them. An "
-        "empty string alone means none.",
+    stop: Word | Annotated[list[Word], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = option(
+        "Up to 16 non-empty strings that end the answer. The answer does not include them. An "
+        "empty string alone means none."
     )
-    max_tokens: Integer | None = Field(default=None, ge=-1, le=MAX_COUNT, description=MAX_TOKENS)
-    presence_penalty: Number | None = Field(
-        default=None,
-        ge=-2,
-        le=2,
-        description="Subtracted once from the logit of every token that the answer contains.",
+    max_tokens: Integer | None = option(MAX_TOKENS, ge=-1, le=MAX_COUNT)
+    presence_penalty: Number | None = option(
+        "Subtracted once from the logit of every token that the answer contains.", ge=-2, le=2
     )
-    frequency_penalty: Number | None = Field(
-        default=None,
-        ge=-2,
-        le=2,
-        description="Subtracted from the logit of a token once for each time that the answer contains it.",
+    frequency_penalty: Number | None = option(
+        "Subtracted from the logit of a token once for each time that the answer contains it.", ge=-2, le=2
     )
-    logit_bias: dict[str, Number] | None = Field(
-        default=None,
-        max_length=1024,
-        description="Token id to a value from -100 to 100 that is added to the token's logit.",
+    logit_bias: dict[str, Number] | None = option(
+        "Token id to a value from -100 to 100 that is added to the token's logit.", max_length=1024
     )
-    seed: Integer | None = Field(
-        default=None,
+    seed: Integer | None = option(
+        "Seed of the random numbers. Equal requests with equal seeds get equal answers (up to "
+        "rounding on torch and CUDA). -1 (extension): a random one.",
         ge=-(2**63),
         lt=2**63,
-        description="Seed of the random numbers. Equal requests with equal seeds get equal answers (up to "
-        "rounding on torch and CUDA). -1 (extension): a random one.",
     )
-    user: Word | None = Field(default=None, description=NO_EFFECT)
-    top_k: Integer | None = Field(
-        default=None,
-        ge=-1,
-        le=MAX_COUNT,
-        description="Extension. Sample from this many most likely tokens. 0 or -1: all tokens.",
+    user: Word | None = option(NO_EFFECT)
+    top_k: Integer | None = option(
+        "Extension. Sample from this many most likely tokens. 0 or -1: all tokens.", ge=-1, le=MAX_COUNT
     )
-    min_p: Number | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Extension. Least probability of a token, as a share of that of the most likely token.",
+    min_p: Number | None = option(
+        "Extension. Least probability of a token, as a share of that of the most likely token.", ge=0, le=1
     )
-    repetition_penalty: Number | None = Field(
-        default=None,
+    repetition_penalty: Number | None = option(
+        "Extension. Divides positive and multiplies negative logits of all tokens that the "
+        "prompt or the answer contains. 1: no effect.",
         ge=MIN_REPETITION_PENALTY,
         le=MAX_REPETITION_PENALTY,
-        description="Extension. Divides positive and multiplies negative logits of all tokens that the "
-        "prompt or the answer contains. 1: no effect.",
     )
-    min_tokens: Integer | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_COUNT,
-        description="Extension. The answer does not end before this many tokens.",
+    min_tokens: Integer | None = option(
+        "Extension. The answer does not end before this many tokens.", ge=0, le=MAX_COUNT
     )
-    stop_token_ids: Annotated[list[Integer], Field(fail_fast=True)] | None = Field(
-        default=None, max_length=64, description="Extension. Token ids that end the answer."
+    stop_token_ids: Annotated[list[Integer], Field(fail_fast=True)] | None = option(
+        "Extension. Token ids that end the answer.", max_length=64
     )
-    ignore_eos: Flag | None = Field(
-        default=None,
-        description="Extension. The model's own end tokens do not end the answer. Only the maximum length, "
-        "`stop` and `stop_token_ids` do.",
+    ignore_eos: Flag | None = option(
+        "Extension. The model's own end tokens do not end the answer. Only the maximum length, "
+        "`stop` and `stop_token_ids` do."
     )
-    skip_special_tokens: Flag | None = Field(
-        default=None,
-        description="Extension. Whether special tokens are left out of the answer's text. Default: true.",
+    skip_special_tokens: Flag | None = option(
+        "Extension. Whether special tokens are left out of the answer's text. Default: true."
     )
-    allowed_token_ids: Annotated[list[Integer], Field(fail_fast=True)] | None = Field(
-        default=None,
-        max_length=4096,
-        description="Extension. The only token ids that the answer may contain, its end tokens included.",
+    allowed_token_ids: Annotated[list[Integer], Field(fail_fast=True)] | None = option(
+        "Extension. The only token ids that the answer may contain, its end tokens included.", max_length=4096
     )
-    bad_words: Annotated[list[Word], Field(fail_fast=True)] | None = Field(
-        default=None,
-        max_length=64,
-        description="Extension. Texts whose tokens do not occur in the answer one after the other.",
+    bad_words: Annotated[list[Word], Field(fail_fast=True)] | None = option(
+        "Extension. Texts whose tokens do not occur in the answer one after the other.", max_length=64
     )
-    include_stop_str_in_output: Flag | None = Field(
-        default=None, description="Extension. Whether the answer includes the stop string that ended it."
+    include_stop_str_in_output: Flag | None = option(
+        "Extension. Whether the answer includes the stop string that ended it."
     )
-    prompt_logprobs: Integer | None = Field(
-        default=None,
+    prompt_logprobs: Integer | None = option(
+        "Extension. Report the log probability of each token of the prompt, and of this many "
+        "most likely tokens. Not with `stream`. The prompt is computed as a whole then, whatever is cached.",
         ge=0,
         le=20,
-        description="Extension. Report the log probability of each token of the prompt, and of this many "
-        "most likely tokens. Not with `stream`. The prompt is computed as a whole then, whatever is cached.",
     )
-    return_token_ids: Flag | None = Field(
-        default=None,
-        description="Extension. Whether each choice contains the ids of its tokens, `token_ids`, and the "
-        "answer those of the prompt, `prompt_token_ids`.",
+    return_token_ids: Flag | None = option(
+        "Extension. Whether each choice contains the ids of its tokens, `token_ids`, and the "
+        "answer those of the prompt, `prompt_token_ids`."
     )
-    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = Field(
-        default=None, description="Extension. Becomes a part of the answer's `id`. Default: a random one."
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = option(
+        "Extension. Becomes a part of the answer's `id`. Default: a random one."
     )
-    timeout: Number | None = Field(default=None, gt=0, le=86_400, description=TIMEOUT)
-    cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
-    priority: Integer | None = Field(
-        default=None,
+    timeout: Number | None = option(TIMEOUT, gt=0, le=86_400)
+    cache_salt: str | None = option(SALT, max_length=256)
+    priority: Integer | None = option(
+        "Extension. Requests with smaller numbers are served first, if the server uses the "
+        "priority policy. Default: 0.",
         ge=-1000,
         le=1000,
-        description="Extension. Requests with smaller numbers are served first, if the server uses the "
-        "priority policy. Default: 0.",
     )
 
 
@@ -196,12 +163,12 @@ class ImageUpload(Body):
     """
 
     url: Url = Field(description=f"{URL}.")
-    model: Word | None = Field(default=None, description=MODEL)
+    model: Word | None = option(MODEL)
     detail: Detail = Field(default="auto", description=DETAIL)
-    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MAX_PIXELS)
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MIN_PIXELS)
-    cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
-    timeout: Number | None = Field(default=None, gt=0, le=86_400, description=TIMEOUT)
+    max_pixels: Integer | None = option(MAX_PIXELS, ge=1, le=MAX_COUNT)
+    min_pixels: Integer | None = option(MIN_PIXELS, ge=1, le=MAX_COUNT)
+    cache_salt: str | None = option(SALT, max_length=256)
+    timeout: Number | None = option(TIMEOUT, gt=0, le=86_400)
     encode: Flag = Field(
         default=True, description="Whether the image is encoded now, before the first request that names it."
     )
@@ -215,23 +182,15 @@ class VisualTokensBody(Wire):
     image, if the model can encode images by regions. In all other cases half of the tokens are kept.
     """
 
-    preset: Literal["document", "general", "fast"] | None = Field(
-        default=None, description="A method with its number of tokens under one name."
+    preset: Literal["document", "general", "fast"] | None = option(
+        "A method with its number of tokens under one name."
     )
-    method: Word | None = Field(
-        default=None, description="Name of the method that chooses the tokens. Default: relevance."
+    method: Word | None = option("Name of the method that chooses the tokens. Default: relevance.")
+    keep: Number | None = option(
+        "Share of each image's tokens to keep; with the method views, of all images together.", gt=0, le=1
     )
-    keep: Number | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of each image's tokens to keep; with the method views, of all images together.",
-    )
-    budget: Integer | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_COUNT,
-        description="Number of tokens of each image; with the method views, of all images together.",
+    budget: Integer | None = option(
+        "Number of tokens of each image; with the method views, of all images together.", ge=1, le=MAX_COUNT
     )
     explain: Flag = Field(
         default=False,
@@ -243,8 +202,8 @@ class VisualTokensBody(Wire):
 class MediaOptions(Wire):
     """Options of the processor of images. Others could change what images cost, and are refused."""
 
-    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
+    max_pixels: Integer | None = option(ALL_MAX_PIXELS, ge=1, le=MAX_COUNT)
+    min_pixels: Integer | None = option(ALL_MIN_PIXELS, ge=1, le=MAX_COUNT)
 
     @model_validator(mode="before")
     @classmethod
@@ -271,58 +230,50 @@ class ChatRequest(Sampling, ToolFields):
     """
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_ITEMS)
-    max_completion_tokens: Integer | None = Field(
-        default=None, ge=-1, le=MAX_COUNT, description="OpenAI's newer name of `max_tokens`."
+    max_completion_tokens: Integer | None = option(
+        "OpenAI's newer name of `max_tokens`.", ge=-1, le=MAX_COUNT
     )
     logprobs: Flag | None = Field(
         default=False, description="Whether the answer contains the log probability of each token."
     )
-    top_logprobs: Integer | None = Field(
-        default=None,
-        ge=0,
-        le=20,
-        description="Number of most likely tokens to report for each position. Requires `logprobs: true`.",
+    top_logprobs: Integer | None = option(
+        "Number of most likely tokens to report for each position. Requires `logprobs: true`.", ge=0, le=20
     )
-    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
-    video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95, description=ALL_PRUNING)
-    visual_tokens: VisualTokensBody | None = Field(default=None, description=VISUAL_TOKENS)
-    mm_processor_kwargs: MediaOptions | None = Field(
-        default=None, description="Extension, with vLLM's name: `min_pixels` and `max_pixels` of all images."
+    max_pixels: Integer | None = option(ALL_MAX_PIXELS, ge=1, le=MAX_COUNT)
+    min_pixels: Integer | None = option(ALL_MIN_PIXELS, ge=1, le=MAX_COUNT)
+    video_pruning_rate: Number | None = option(ALL_PRUNING, ge=0, le=0.95)
+    visual_tokens: VisualTokensBody | None = option(VISUAL_TOKENS)
+    mm_processor_kwargs: MediaOptions | None = option(
+        "Extension, with vLLM's name: `min_pixels` and `max_pixels` of all images."
     )
-    chat_template_kwargs: dict[Word, Any] | None = Field(
-        default=None,
-        max_length=64,
-        description="Extension. Variables of the model's chat template, such as `enable_thinking`. Those "
+    chat_template_kwargs: dict[Word, Any] | None = option(
+        "Extension. Variables of the model's chat template, such as `enable_thinking`. Those "
         "that it does not know have no effect.",
+        max_length=64,
     )
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None,
-        description="Passed to the chat template as `reasoning_effort`, and as `enable_thinking`, which is "
-        "false for none. Templates that know neither ignore it.",
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = option(
+        "Passed to the chat template as `reasoning_effort`, and as `enable_thinking`, which is "
+        "false for none. Templates that know neither ignore it."
     )
-    include_reasoning: Flag | None = Field(
-        default=None,
-        description="Extension. Whether the answer contains the model's reasoning. Default: true.",
+    include_reasoning: Flag | None = option(
+        "Extension. Whether the answer contains the model's reasoning. Default: true."
     )
-    continue_final_message: Flag | None = Field(
-        default=None,
-        description="Extension. Whether the answer continues the last message, one of the assistant, instead "
-        "of beginning a new one.",
+    continue_final_message: Flag | None = option(
+        "Extension. Whether the answer continues the last message, one of the assistant, instead "
+        "of beginning a new one."
     )
-    add_generation_prompt: Flag | None = Field(
-        default=None,
-        description="Extension. false has no effect but with continue_final_message, where it is implied.",
+    add_generation_prompt: Flag | None = option(
+        "Extension. false has no effect but with continue_final_message, where it is implied."
     )
-    metadata: dict[Word, Word] | None = Field(default=None, max_length=64, description=NO_EFFECT)
-    store: Flag | None = Field(default=None, description=NO_EFFECT)
-    service_tier: Word | None = Field(default=None, description=NO_EFFECT)
-    safety_identifier: Word | None = Field(default=None, description=NO_EFFECT)
-    prompt_cache_key: Word | None = Field(default=None, description=NO_EFFECT)
-    prompt_cache_retention: Word | None = Field(default=None, description=NO_EFFECT)
-    prompt_cache_options: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
-    prediction: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
-    verbosity: Word | None = Field(default=None, description=NO_EFFECT)
+    metadata: dict[Word, Word] | None = option(NO_EFFECT, max_length=64)
+    store: Flag | None = option(NO_EFFECT)
+    service_tier: Word | None = option(NO_EFFECT)
+    safety_identifier: Word | None = option(NO_EFFECT)
+    prompt_cache_key: Word | None = option(NO_EFFECT)
+    prompt_cache_retention: Word | None = option(NO_EFFECT)
+    prompt_cache_options: dict[Word, Any] | None = option(NO_EFFECT)
+    prediction: dict[Word, Any] | None = option(NO_EFFECT)
+    verbosity: Word | None = option(NO_EFFECT)
 
 
 class CompletionRequest(Sampling):
@@ -333,23 +284,18 @@ class CompletionRequest(Sampling):
     """
 
     prompt: Prompts = Field(description="One prompt or a list of prompts, each as text or as token ids.")
-    best_of: Integer | None = Field(
-        default=None,
+    best_of: Integer | None = option(
+        "Number of answers to each prompt, of which the `n` with the largest mean log "
+        "probability per token are returned. Not with `stream`. Default: `n`.",
         ge=1,
         le=MAX_CHOICES,
-        description="Number of answers to each prompt, of which the `n` with the largest mean log "
-        "probability per token are returned. Not with `stream`. Default: `n`.",
     )
-    echo: Flag | None = Field(
-        default=None,
-        description="Whether the answer begins with the prompt, with its log probabilities if `logprobs` is "
-        "set. Not with `stream`. `max_tokens` may be 0 then.",
+    echo: Flag | None = option(
+        "Whether the answer begins with the prompt, with its log probabilities if `logprobs` is "
+        "set. Not with `stream`. `max_tokens` may be 0 then."
     )
-    logprobs: Integer | None = Field(
-        default=None,
-        ge=0,
-        le=20,
-        description="Report the log probability of each token, and of this many most likely tokens.",
+    logprobs: Integer | None = option(
+        "Report the log probability of each token, and of this many most likely tokens.", ge=0, le=20
     )
 
 
@@ -359,20 +305,20 @@ class TokenizeRequest(Body):
     Exactly one of `prompt` and `messages` is required.
     """
 
-    model: Word | None = Field(default=None, description=MODEL)
-    prompt: Text | None = Field(default=None, description="Text, as in /v1/completions.")
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = Field(
-        default=None, min_length=1, max_length=MAX_ITEMS, description="Messages, as in /v1/chat/completions."
+    model: Word | None = option(MODEL)
+    prompt: Text | None = option("Text, as in /v1/completions.")
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = option(
+        "Messages, as in /v1/chat/completions.", min_length=1, max_length=MAX_ITEMS
     )
-    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
-    video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95, description=ALL_PRUNING)
-    visual_tokens: VisualTokensBody | None = Field(default=None, description=VISUAL_TOKENS)
-    cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
+    max_pixels: Integer | None = option(ALL_MAX_PIXELS, ge=1, le=MAX_COUNT)
+    min_pixels: Integer | None = option(ALL_MIN_PIXELS, ge=1, le=MAX_COUNT)
+    video_pruning_rate: Number | None = option(ALL_PRUNING, ge=0, le=0.95)
+    visual_tokens: VisualTokensBody | None = option(VISUAL_TOKENS)
+    cache_salt: str | None = option(SALT, max_length=256)
 
 
 class DetokenizeRequest(Body):
     """A request for the text of token ids."""
 
-    model: Word | None = Field(default=None, description=MODEL)
+    model: Word | None = option(MODEL)
     tokens: TokenIds = Field(description="Token ids. Special tokens become their text.")

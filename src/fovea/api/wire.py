@@ -37,6 +37,11 @@ MAX_IDS = 200_000
 """Most token ids of a prompt."""
 
 
+def option(description: str, **limits: Any) -> Any:
+    """A field that a request may leave out or set to null. limits: as pydantic's Field takes them."""
+    return Field(default=None, description=description, **limits)
+
+
 def _real_number(value: Any) -> Any:
     if isinstance(value, bool | str):
         raise ValueError("must be a number")
@@ -164,15 +169,15 @@ EXTENSION = "Extension. As in chat completions."
 class SharedFields(Wire):
     """Fields that are copied into the chat request as they are."""
 
-    model: Word | None = Field(default=None, description="Name of the served model. May be omitted.")
-    temperature: Number | None = Field(default=None, ge=0, le=2, description=SAME)
-    top_p: Number | None = Field(default=None, gt=0, le=1, description=SAME)
-    top_k: Integer | None = Field(default=None, ge=-1, le=MAX_COUNT, description=EXTENSION)
+    model: Word | None = option("Name of the served model. May be omitted.")
+    temperature: Number | None = option(SAME, ge=0, le=2)
+    top_p: Number | None = option(SAME, gt=0, le=1)
+    top_k: Integer | None = option(EXTENSION, ge=-1, le=MAX_COUNT)
     stream: Flag | None = Field(default=False, description="Send the answer as server-sent events.")
-    timeout: Number | None = Field(default=None, gt=0, le=86_400, description=EXTENSION)
-    cache_salt: str | None = Field(default=None, max_length=256, description=EXTENSION)
-    priority: Integer | None = Field(default=None, ge=-1000, le=1000, description=EXTENSION)
-    visual_tokens: dict[Word, Any] | None = Field(default=None, description=EXTENSION)
+    timeout: Number | None = option(EXTENSION, gt=0, le=86_400)
+    cache_salt: str | None = option(EXTENSION, max_length=256)
+    priority: Integer | None = option(EXTENSION, ge=-1000, le=1000)
+    visual_tokens: dict[Word, Any] | None = option(EXTENSION)
 
 
 def shared_values(body: SharedFields, *more: str) -> dict[str, Any]:
