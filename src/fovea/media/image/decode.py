@@ -23,7 +23,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 from PIL import Image as Pillow
-from PIL import ImageFile, ImageOps, UnidentifiedImageError
+from PIL import (
+    ImageFile,
+    ImageOps,
+    UnidentifiedImageError,
+    WebPImagePlugin,  # noqa: F401  registers its decoder; without it Pillow would import its forty other ones
+)
 
 from fovea.core.errors import FoveaError, InvalidImage
 from fovea.core.measure import stage
