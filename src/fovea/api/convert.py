@@ -89,6 +89,8 @@ class ErrorEnvelope(BaseModel):
     error: ErrorBody
 
 
+Media = tuple[Iterator[Image], Iterator[Video]]
+"""The loaded images and videos of a conversation, each taken by the part that refers to it."""
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -108,23 +110,21 @@ def image_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
 
     Errors count images by their index in this list.
     """
-    return [
-        MediaReference(part.image_url.url, f"messages[{i}].content[{j}].image_url.url")
-        for i, message in enumerate(messages)
-        if isinstance(message.content, list)
-        for j, part in enumerate(message.content)
-        if isinstance(part, ImageContent)
-    ]
+    return _references(messages, ImageContent, "image_url")
 
 
 def video_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
     """References to all videos of a conversation, in order. They are counted separately from images."""
+    return _references(messages, VideoContent, "video_url")
+
+
+def _references(messages: Sequence[ChatMessage], kind: type, field: str) -> list[MediaReference]:
     return [
-        MediaReference(part.video_url.url, f"messages[{i}].content[{j}].video_url.url")
+        MediaReference(getattr(part, field).url, f"messages[{i}].content[{j}].{field}.url")
         for i, message in enumerate(messages)
         if isinstance(message.content, list)
         for j, part in enumerate(message.content)
-        if isinstance(part, VideoContent)
+        if isinstance(part, kind)
     ]
 
 
@@ -157,9 +157,7 @@ def _template_arguments(body: ChatRequest) -> dict[str, Any]:
     return arguments
 
 
-def _message(
-    message: ChatMessage, param: str, media: tuple[Iterator[Image], Iterator[Video]], body: ChatRequest
-) -> Message:
+def _message(message: ChatMessage, param: str, media: Media, body: ChatRequest) -> Message:
     role = "system" if message.role == "developer" else message.role
     calls = tool_calls(message.tool_calls)
     if calls and role != "assistant":
@@ -188,42 +186,29 @@ def _parts(
 ) -> Iterator[Part]:
     if isinstance(message.content, str):
         yield TextPart(message.content)
-    else:
-        yield from _listed_parts(message, role, param, media, body)
-    if message.refusal and role == "assistant":
-        yield TextPart(message.refusal)
-
-
-def _listed_parts(
-    message: ChatMessage,
-    role: str,
-    param: str,
-    media: tuple[Iterator[Image], Iterator[Video]],
-    body: ChatRequest,
-) -> Iterator[Part]:
-    assert not isinstance(message.content, str)
-    for index, part in enumerate(message.content or ()):
+    for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if isinstance(part, TextContent):
             yield TextPart(part.text)
             continue
+        place = f"{param}.content[{index}]"
         if isinstance(part, RefusalContent):
             if role != "assistant":
                 raise InvalidRequest(
                     f"refusals are accepted in messages of the assistant, not in those of {message.role}",
-                    param=f"{param}.content[{index}]",
+                    param=place,
                 )
             yield TextPart(part.refusal)
-            continue
-        if role not in ("user", "tool"):
+        elif role not in ("user", "tool"):
             noun = "images" if isinstance(part, ImageContent) else "videos"
             raise InvalidRequest(
-                f"{noun} are accepted in user and tool messages, not in {message.role} messages",
-                param=f"{param}.content[{index}]",
+                f"{noun} are accepted in user and tool messages, not in {message.role} messages", param=place
             )
-        if isinstance(part, ImageContent):
+        elif isinstance(part, ImageContent):
             yield ImagePart(next(media[0]), budget(part.image_url, body))
         else:
             yield VideoPart(next(media[1]), video_budget(part.video_url, body))
+    if message.refusal and role == "assistant":
+        yield TextPart(message.refusal)
 
 
 def budget(image: ImageURL, body: ChatRequest) -> PixelBudget:
@@ -270,22 +255,14 @@ def completion_prompts(body: CompletionRequest) -> list[Prompt]:
 
     Raises InvalidRequest if there are none.
     """
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [TextPrompt(prompt)]
-    if not prompt:
+    if isinstance(body.prompt, str):
+        return [TextPrompt(body.prompt)]
+    parts: list[Any] = body.prompt
+    if not parts:
         raise InvalidRequest("prompt is empty; accepted: a string, strings, or token ids", param="prompt")
-    if isinstance(prompt[0], int):
-        return [TokenPrompt(tuple(prompt))]  # validated: all of one kind
-    return [_one_prompt(part) for part in prompt]
-
-
-def _one_prompt(part: str | int | list[int]) -> Prompt:
-    return (
-        TextPrompt(part)
-        if isinstance(part, str)
-        else TokenPrompt(tuple(part) if isinstance(part, list) else (part,))
-    )
+    if isinstance(parts[0], int):
+        return [TokenPrompt(tuple(parts))]  # validated: all of one kind
+    return [TextPrompt(part) if isinstance(part, str) else TokenPrompt(tuple(part)) for part in parts]
 
 
 def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingParams:
@@ -379,11 +356,7 @@ def extension_body(timings: StageTimings, images: Sequence[ImageUse]) -> dict[st
 
 
 def _image_body(image: ImageUse) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "detail": image.detail,
-        "visual_tokens": image.tokens,
-        "reason": image.reason,
-    }
+    body: dict[str, Any] = {"detail": image.detail, "visual_tokens": image.tokens, "reason": image.reason}
     if image.method is not None:
         body |= {"method": image.method, "of": image.full}
     if image.relevance is not None:

@@ -21,14 +21,7 @@ from fovea.api.errors import clip
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
 
-CAUSES = (
-    "json_invalid",
-    "string_unicode",
-    "literal_error",
-    "union_tag_invalid",
-    "missing",
-    "too_long",
-)
+CAUSES = ("json_invalid", "string_unicode", "literal_error", "union_tag_invalid", "missing", "too_long")
 """Kinds of errors from which others follow. The first of them that is present is explained."""
 UNION_TAGS = (
     "text", "refusal", "image_url", "video_url", "message", "function_call", "function_call_output",
@@ -104,10 +97,23 @@ def path_of(location: Sequence[Any]) -> str:
         elif (tagged and part in UNION_TAGS) or _is_type_name(part):
             tagged = False
         else:
-            name = part if len(part) <= LONGEST else f"{part[:LONGEST]}..."
-            path += f".{name}" if path else name
+            path += _step(part, path)
             tagged = False
     return clip(path, LONGEST_PATH)
+
+
+def path_of_extra(location: Sequence[Any]) -> str:
+    """The JSON path of an undeclared field. Long names and long paths are cut."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else _step(part, path)
+    return clip(path, LONGEST_PATH)
+
+
+def _step(name: str, path: str) -> str:
+    """The name of a field as it follows a path."""
+    name = name if len(name) <= LONGEST else f"{name[:LONGEST]}..."
+    return f".{name}" if path else name
 
 
 def fields_of(model: type[Wire]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from fovea.api.errors import clip
-from fovea.api.explain import LONGEST, LONGEST_PATH, misspelt, unknown_field
+from fovea.api.explain import LONGEST_PATH, misspelt, path_of_extra, unknown_field
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import Payload
 
@@ -138,7 +138,7 @@ def ignored_fields(body: BaseModel, known: Sequence[str], *, strict: bool, head:
     """
     ignored: list[str] = []
     for count, (location, value) in enumerate(_extras(body, ())):
-        name, path = str(location[-1]), _path(location)
+        name, path = str(location[-1]), path_of_extra(location)
         if count == MOST:
             raise InvalidRequest(
                 f"the body: more than {MOST} unknown fields, such as {path}", code="unknown_field"
@@ -189,11 +189,9 @@ def misplaced_picture(path: str, in_conversations: bool) -> InvalidRequest:
     in_conversations: whether the API has messages, which may hold pictures.
     """
     path = clip(path, LONGEST_PATH)
-    place = (
-        "parts of a message's content (image_url, input_image or image)"
-        if in_conversations
-        else "images in messages of /v1/chat/completions"
-    )
+    place = "images in messages of /v1/chat/completions"
+    if in_conversations:
+        place = "parts of a message's content (image_url, input_image or image)"
     return InvalidRequest(
         f"{path}: this field is not read, and it holds a picture; accepted: {place}",
         param=path,
@@ -232,18 +230,6 @@ def header(ignored: Sequence[str]) -> str:
     names = [quote(path, safe=SAFE, errors="replace") for path in ignored[:MOST_NAMED]]
     more = len(ignored) - len(names)
     return ", ".join([*names, *([f"and {more} more"] if more else [])])
-
-
-def _path(location: Sequence[Any]) -> str:
-    """The JSON path of a location, with long names and long paths cut."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            name = part if len(part) <= LONGEST else f"{part[:LONGEST]}..."
-            path += f".{name}" if path else name
-    return clip(path, LONGEST_PATH)
 
 
 def _extras(model: BaseModel, at: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
