@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, NoReturn, Protocol, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, Overloaded, RequestError
 from fovea.core.measure import stage
@@ -71,65 +72,42 @@ class VideoBundle(NamedTuple):
         return max(self.timings, key=sum, default=MediaTimings(0.0, 0.0))
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class EncodedPixels:
-    """A file whose header was checked, as a `core.image.PixelSource`.
+    """A file whose header was checked, as a `core.media.PixelSource`.
 
+    data: the whole file. header, identity: as they were read from it.
+    scope: part of the cache that the request may use.
+    on_invalid: called, in the thread of `read`, if the file turns out to be damaged.
     seconds: how long the last `read` took.
     """
 
-    def __init__(
-        self,
-        data: bytes,
-        header: ImageHeader,
-        identity: str,
-        decoder: MediaDecoder,
-        cache: DecodedImageCache,
-        scope: str = "",
-        on_invalid: Callable[[], None] = lambda: None,
-    ) -> None:
-        """data: the whole file. header, identity: as they were read from it.
-
-        scope: part of the cache that the request may use.
-        on_invalid: called, in the thread of `read`, if the file turns out to be damaged.
-        """
-        self.seconds = 0.0
-        self._data = data
-        self._header = header
-        self._identity = identity
-        self._decoder = decoder
-        self._cache = cache
-        self._scope = scope
-        self._on_invalid = on_invalid
+    data: bytes = field(repr=False)
+    header: ImageHeader
+    identity: str
+    decoder: MediaDecoder
+    cache: DecodedImageCache
+    scope: str = ""
+    on_invalid: Callable[[], None] = lambda: None
+    seconds: float = field(default=0.0, init=False)
 
     @property
     def size(self) -> int:
-        return len(self._data)
-
-    def again(self) -> EncodedPixels:
-        """Return a second source of the same file, for another request."""
-        return EncodedPixels(
-            self._data,
-            self._header,
-            self._identity,
-            self._decoder,
-            self._cache,
-            self._scope,
-            self._on_invalid,
-        )
+        return len(self.data)
 
     def read(self) -> Rgb:
         started = time.perf_counter()
         try:
-            return self._cache.get(self._identity, self._decode, self._scope)
+            return self.cache.get(self.identity, self._decode, self.scope)
         except InvalidImage:
-            self._on_invalid()
+            self.on_invalid()
             raise
         finally:
             self.seconds = time.perf_counter() - started
 
     def _decode(self) -> Rgb:
         with stage("image decode"):
-            return self._decoder.decode_image(self._data, self._header, self._scope)
+            return self.decoder.decode_image(self.data, self.header, self.scope)
 
 
 LARGE = 1 / 32
@@ -202,16 +180,6 @@ T = TypeVar("T")
 Url = str | Payload
 
 
-class MediaFetcher(Protocol):
-    """The methods of `fetch.cache.FetchCache` that the loader uses; a test can replace them."""
-
-    async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes: ...
-
-    def forget(self, url: str, kind: Kind = IMAGE, scope: str = "") -> None: ...
-
-    async def aclose(self) -> None: ...
-
-
 class MediaLoader:
     """Loads the images and videos of requests within `limits`.
 
@@ -229,7 +197,7 @@ class MediaLoader:
     def __init__(
         self,
         limits: MediaLimits,
-        fetcher: MediaFetcher | None = None,
+        fetcher: FetchCache | None = None,
         executor: ThreadPoolExecutor | None = None,
         *,
         image_cache: DecodedImageCache | None = None,
@@ -292,7 +260,7 @@ class MediaLoader:
         """
         if not isinstance(image.pixels, EncodedPixels):
             return image
-        pixels = image.pixels.again()
+        pixels = replace(image.pixels)
         self.budget.hold(pixels, pixels.size, owner)
         return Image(image.identity, image.width, image.height, pixels)
 

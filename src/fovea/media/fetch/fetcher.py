@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hasha
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fovea.core.errors import Forbidden
 from fovea.core.names import DISTRIBUTION
@@ -205,18 +205,15 @@ class Fetcher:
     ) -> httpx.Response:
         import httpx
 
-        transport = self._open_transport()
+        from fovea.media.fetch.wire import WireTransport
+
+        if self._transport is None:
+            self._transport = WireTransport()
+        send = self._transport.handle_async_request
         for address in addresses[:-1]:
             with suppress(httpx.ConnectError, httpx.ConnectTimeout):
-                return await transport.handle_async_request(self._request(url, address, kind, cached))
-        return await transport.handle_async_request(self._request(url, addresses[-1], kind, cached))
-
-    def _open_transport(self) -> httpx.AsyncBaseTransport:
-        if self._transport is None:
-            from fovea.media.fetch.wire import WireTransport
-
-            self._transport = WireTransport()
-        return self._transport
+                return await send(self._request(url, address, kind, cached))
+        return await send(self._request(url, addresses[-1], kind, cached))
 
     def _request(self, url: httpx.URL, address: str, kind: Kind, cached: Terms | None) -> httpx.Request:
         import httpx
@@ -302,16 +299,6 @@ DownloadKey = tuple[str, str, str]
 """Scope, noun of the kind, URL without its fragment."""
 
 
-class Downloader(Protocol):
-    """The methods of `fetcher.Fetcher` that the cache uses."""
-
-    def check(self, url: str, kind: Kind = IMAGE) -> object: ...
-
-    async def get(self, url: str, kind: Kind = IMAGE, known: Terms | None = None) -> FetchResult: ...
-
-    async def aclose(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _CacheEntry:
     """Downloaded bytes. fresh_until: end of their freshness, seconds on the cache's clock."""
@@ -331,7 +318,7 @@ class FetchCache:
 
     def __init__(
         self,
-        fetcher: Downloader,
+        fetcher: Fetcher,
         capacity: int = 0,
         ttl_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
