@@ -49,9 +49,9 @@ def test_damaged_frames_are_not_answered_from(
     """
     if encoder not in av.codecs_available:
         pytest.skip(f"this PyAV encodes no {encoder}")
-    data = encoded(pictures(12, moving=False), encoder, video_container, options)
+    data = encoded(pictures(12, moving=False), encoder, container, options)
     whole = read(data)
-    ends = Counter(outcome(damaged(data, video_container, seed), whole) for seed in range(20))
+    ends = Counter(outcome(damaged(data, container, seed), whole) for seed in range(20))
     assert ends["silent"] <= most
     assert ends["refused"] >= 15
 
