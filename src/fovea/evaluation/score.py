@@ -112,21 +112,9 @@ def report(results: Sequence[Result]) -> list[Row]:
 
 def _row(kind: str, results: Sequence[Result]) -> Row:
     cases, correct = len(results), sum(result.correct for result in results)
-    low, high = wilson(correct, cases)
-    return Row(
-        kind,
-        cases,
-        correct,
-        low,
-        high,
-        _mean([result.prompt_tokens for result in results]),
-        _mean([result.image_tokens for result in results]),
-        _mean([result.completion_tokens for result in results]),
-    )
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    tokens = [(r.prompt_tokens, r.image_tokens, r.completion_tokens) for r in results]
+    means = [sum(counts) / cases for counts in zip(*tokens, strict=True)] or [0.0] * 3
+    return Row(kind, cases, correct, *wilson(correct, cases), *means)
 
 
 def _plain(text: str) -> str:

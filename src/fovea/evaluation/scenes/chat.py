@@ -9,19 +9,10 @@ from fovea.evaluation.scenes.phrasing import boxes_around, by_shape
 from fovea.evaluation.scenes.scene import Box, Item, Scene, Turn
 
 _PLAIN = (
-    questions.colour,
-    questions.shape,
-    questions.position,
-    questions.existence,
-    questions.counting,
-    questions.reading,
-    questions.relation,
-)
-_MANNERS = (
-    ("Thank you.", "You are welcome."),
-    ("Thanks!", "You are welcome."),
-    ("Goodbye.", "Goodbye."),
-)
+    questions.colour, questions.shape, questions.position, questions.existence,
+    questions.counting, questions.reading, questions.relation,
+)  # fmt: skip
+_MANNERS = (("Thank you.", "You are welcome."), ("Thanks!", "You are welcome."), ("Goodbye.", "Goodbye."))
 _OPENINGS = (
     ("Hello.", "Hello! Ask me about an image."),
     ("Hi!", "Hello! Ask me about an image."),

@@ -18,27 +18,23 @@ from fovea.evaluation.scenes.structured import TOOLS, form, structured, tool_use
 Size = tuple[int, int]
 Content = tuple[tuple[Scene, ...], tuple[Turn, ...], dict[str, int]]
 
-_ONE_SCENE: Mapping[str, Callable[[Random, Scene], Turn | None]] = {
-    "colour": questions.colour,
-    "shape": questions.shape,
-    "position": questions.position,
-    "relation": questions.relation,
-    "existence": questions.existence,
-    "listing": questions.listing,
-    "describe": questions.describe,
-    "json": structured,
-    "refusal": refusal,
-}
 _PAIR_SIDES = (128, 160, 192, 224, 256)
 MAX_COUNT = 9
 
 
-def _one_scene(kind: str, rng: Random, size: Size) -> Content:
-    while True:
-        scene = compose(rng, *size, labels=rng.choice((0, 0, 0, 1)))
-        turn = _ONE_SCENE[kind](rng, scene)
-        if turn is not None:
-            return (scene,), (turn,), {}
+def _about_one(
+    ask: Callable[[Random, Scene], Turn | tuple[Turn, ...] | None], labels: tuple[int, ...] = (0, 0, 0, 1)
+) -> Callable[[Random, Size], Content]:
+    """Return a function that composes scenes until one suits a question. labels: choices of their number."""
+
+    def compose_and_ask(rng: Random, size: Size) -> Content:
+        while True:
+            scene = compose(rng, *size, labels=rng.choice(labels))
+            turns = ask(rng, scene)
+            if turns is not None:
+                return (scene,), (turns,) if isinstance(turns, Turn) else turns, {}
+
+    return compose_and_ask
 
 
 def _counting(rng: Random, size: Size) -> Content:
@@ -60,30 +56,6 @@ def _reading(rng: Random, size: Size) -> Content:
             return (scene,), (turn,), {"characters": len(label.text), "height": label.height}
 
 
-def _chat(rng: Random, size: Size) -> Content:
-    while True:
-        scene = compose(rng, *size, labels=rng.choice((0, 0, 1)))
-        turns = chat(rng, scene)
-        if turns is not None:
-            return (scene,), turns, {}
-
-
-def _tool(rng: Random, size: Size) -> Content:
-    while True:
-        scene = compose(rng, *size, labels=rng.choice((0, 1, 1)))
-        turns = tool_use(rng, scene)
-        if turns is not None:
-            return (scene,), turns, {}
-
-
-def _form(rng: Random, size: Size) -> Content:
-    while True:
-        scene = compose(rng, *size, labels=rng.choice((0, 1, 1)))
-        turn = form(rng, scene)
-        if turn is not None:
-            return (scene,), (turn,), {}
-
-
 def _compare(rng: Random, size: Size) -> Content:
     scenes, turn = compare(rng, *size)
     return scenes, (turn,), {}
@@ -99,33 +71,27 @@ def _alone(question: Question) -> Content:
     return (scene,), (turn,), facts
 
 
-_SPECIAL: Mapping[str, Callable[[Random, Size], Content]] = {
+_CONTENTS: Mapping[str, Callable[[Random, Size], Content]] = {
+    "colour": _about_one(questions.colour),
+    "shape": _about_one(questions.shape),
+    "position": _about_one(questions.position),
+    "relation": _about_one(questions.relation),
+    "existence": _about_one(questions.existence),
     "counting": _counting,
+    "listing": _about_one(questions.listing),
+    "describe": _about_one(questions.describe),
     "reading": _reading,
-    "chat": _chat,
+    "json": _about_one(structured),
     "compare": _compare,
     "motion": _motion,
-    "tool": _tool,
-    "form": _form,
+    "refusal": _about_one(refusal),
+    "chat": _about_one(chat, (0, 0, 1)),
     "small_text": lambda rng, size: _alone(small_text(rng, *size)),
     "small_object": lambda rng, size: _alone(small_object(rng, *size)),
+    "tool": _about_one(tool_use, (0, 1, 1)),
+    "form": _about_one(form, (0, 1, 1)),
 }
-KINDS: tuple[str, ...] = (
-    "colour",
-    "shape",
-    "position",
-    "relation",
-    "existence",
-    "counting",
-    "listing",
-    "describe",
-    "reading",
-    "json",
-    "compare",
-    "motion",
-    "refusal",
-    "chat",
-)
+ALL_KINDS = tuple(_CONTENTS)
 DETAIL_KINDS: tuple[str, ...] = ("small_text", "small_object")
 """Kinds about small details in large images. They are not among the default kinds."""
 
@@ -134,7 +100,8 @@ TASK_KINDS: tuple[str, ...] = ("tool", "form")
 
 They are not among the default kinds.
 """
-ALL_KINDS = (*KINDS, *DETAIL_KINDS, *TASK_KINDS)
+KINDS = tuple(kind for kind in ALL_KINDS if kind not in (*DETAIL_KINDS, *TASK_KINDS))
+"""The default kinds, in the order in which they take turns."""
 
 
 def _size(rng: Random, kind: str, sizes: Sequence[Size] | None) -> Size:
@@ -149,9 +116,7 @@ def _size(rng: Random, kind: str, sizes: Sequence[Size] | None) -> Size:
 
 def content(kind: str, rng: Random, size: Size) -> Content:
     """The scenes, turns and facts of one sample, not drawn yet. size: (width, height) in pixels."""
-    if kind in _SPECIAL:
-        return _SPECIAL[kind](rng, size)
-    return _one_scene(kind, rng, size)
+    return _CONTENTS[kind](rng, size)
 
 
 def generate(

@@ -60,11 +60,8 @@ def text_width(text: str, name: str, height: int, tracking: float) -> float:
 Points = list[tuple[float, float]]
 
 _STAR = [
-    (
-        math.sin(k * math.pi / 5) * (1.0 if k % 2 == 0 else 0.42),
-        -math.cos(k * math.pi / 5) * (1.0 if k % 2 == 0 else 0.42),
-    )
-    for k in range(10)
+    (math.sin(k * math.pi / 5) * radius, -math.cos(k * math.pi / 5) * radius)
+    for k, radius in enumerate((1.0, 0.42) * 5)
 ]
 _ARM = 0.34
 _OUTLINES: dict[str, Points] = {
@@ -73,20 +70,10 @@ _OUTLINES: dict[str, Points] = {
     "diamond": [(0.0, -1.0), (0.8, 0.0), (0.0, 1.0), (-0.8, 0.0)],
     "star": _STAR,
     "cross": [
-        (-_ARM, -1.0),
-        (_ARM, -1.0),
-        (_ARM, -_ARM),
-        (1.0, -_ARM),
-        (1.0, _ARM),
-        (_ARM, _ARM),
-        (_ARM, 1.0),
-        (-_ARM, 1.0),
-        (-_ARM, _ARM),
-        (-1.0, _ARM),
-        (-1.0, -_ARM),
-        (-_ARM, -_ARM),
+        (-_ARM, -1.0), (_ARM, -1.0), (_ARM, -_ARM), (1.0, -_ARM), (1.0, _ARM), (_ARM, _ARM),
+        (_ARM, 1.0), (-_ARM, 1.0), (-_ARM, _ARM), (-1.0, _ARM), (-1.0, -_ARM), (-_ARM, -_ARM),
     ],
-}
+}  # fmt: skip
 
 
 def _backdrop(width: int, height: int, background: Background) -> Image.Image:

@@ -29,16 +29,10 @@ COLOUR_NAMES: tuple[str, ...] = tuple(COLOURS)
 SHAPES: tuple[str, ...] = ("circle", "square", "triangle", "diamond", "star", "cross")
 ROWS: tuple[str, ...] = ("top", "middle", "bottom")
 CELLS: tuple[str, ...] = (
-    "top left",
-    "top center",
-    "top right",
-    "middle left",
-    "center",
-    "middle right",
-    "bottom left",
-    "bottom center",
-    "bottom right",
-)
+    "top left", "top center", "top right",
+    "middle left", "center", "middle right",
+    "bottom left", "bottom center", "bottom right",
+)  # fmt: skip
 DIRECTIONS: tuple[str, ...] = ("left", "right", "up", "down")
 
 # O, I, 0 and 1 are left out, because some fonts draw them alike.

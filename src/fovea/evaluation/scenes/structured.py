@@ -9,7 +9,7 @@ tools on offer, written as hermes models do: `<tool_call>{"name": ..., "argument
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -85,15 +85,7 @@ def _objects(rng: Random, scene: Scene) -> Turn | None:
     return _turn(rng, schema, "List the objects.", {"objects": objects}, boxes_around(scene, *scene.items))
 
 
-_FAMILIES: tuple[Callable[[Random, Scene], Turn | None], ...] = (
-    _at_place,
-    _at_place,
-    _position,
-    _count,
-    _exists,
-    _text,
-    _objects,
-)
+_FAMILIES = (_at_place, _at_place, _position, _count, _exists, _text, _objects)
 
 
 def structured(rng: Random, scene: Scene) -> Turn | None:
@@ -164,7 +156,7 @@ def _object(properties: Mapping[str, Schema]) -> Schema:
     }
 
 
-def _form_turn(question: str, schema: Schema, value: Mapping[str, Any], focus: Any) -> Turn:
+def _form_turn(question: str, schema: Schema, value: Mapping[str, Any], focus: tuple[Box, ...]) -> Turn:
     answer = json.dumps(value, separators=(",", ":"))
     return Turn(question, answer, (answer,), focus, schema=schema)
 
@@ -173,13 +165,7 @@ Tool = Mapping[str, Any]
 
 
 def _tool(name: str, description: str, properties: Mapping[str, Any]) -> Tool:
-    parameters = {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    function = {"name": name, "description": description, "parameters": parameters}
+    function = {"name": name, "description": description, "parameters": _object(properties)}
     return {"type": "function", "function": function}
 
 
