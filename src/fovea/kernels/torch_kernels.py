@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fovea.kernels import NO_SLOT, reference
 from fovea.kernels.activation import ACTIVATIONS, finish
-from fovea.kernels.attention import AttentionPlan, attend, store
+from fovea.kernels.attention import attend, store
 from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.quantize import FP8, Format, Fp8Product, TorchQuantizedProduct
@@ -65,14 +65,9 @@ def _conv_run(
 
 
 def gated_delta(
-    qkv: Tensor,
-    beta: Tensor,
-    step: Tensor,
-    rates: tuple[Tensor, Tensor],
-    key_heads: int,
-    state: Tensor,
+    qkv: Tensor, beta: Tensor, step: Tensor, rates: tuple[Tensor, Tensor], key_heads: int, state: Tensor,
     plan: StatePlan,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """See `kernels.base.Kernels.gated_delta`."""
     rows = qkv.shape[0]
     value_heads, key_dim, value_dim = state.shape[1:]
@@ -163,6 +158,10 @@ class TorchKernels:
     """Implements all of `kernels.base.Kernels`, on every device and in every float type."""
 
     least_shared_rows = 4
+    attend = staticmethod(attend)
+    gated_norm = staticmethod(reference.gated_norm)
+    short_conv = staticmethod(short_conv)
+    gated_delta = staticmethod(gated_delta)
 
     def __init__(self, *, pack: bool = False) -> None:
         """pack: keep weights in the layout that oneDNN multiplies fastest (on a CPU only)."""
@@ -215,9 +214,6 @@ class TorchKernels:
             return reference.centered_rms_norm(x, weight, eps)
         return reference.rms_norm(x, weight, eps)
 
-    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return reference.gated_norm(x, gate, weight, eps)
-
     def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
         x[:, :count] = reference.rotate(x[:, :count], cos, sin)
         return x
@@ -246,36 +242,10 @@ class TorchKernels:
         store(kv, torch.stack((qk[:, heads:], value), dim=1), slots)
         return qk[:, :heads]
 
-    def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        return attend(query, kv, plan, scale)
-
     def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
         rows = qkv.view(groups, -1, 3, heads, qkv.shape[2])[:, :, :, part]
         output = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
         out.view(groups, -1, heads, qkv.shape[2])[:, :, part] = output.transpose(1, 2)
-
-    def short_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: str | None,
-        state: Tensor,
-        plan: StatePlan,
-    ) -> Tensor:
-        return short_conv(x, weight, bias, activation, state, plan)
-
-    def gated_delta(
-        self,
-        qkv: Tensor,
-        beta: Tensor,
-        step: Tensor,
-        rates: tuple[Tensor, Tensor],
-        key_heads: int,
-        state: Tensor,
-        plan: StatePlan,
-    ) -> Tensor:
-        return gated_delta(qkv, beta, step, rates, key_heads, state, plan)
 
 
 def _can_pack(weight: Tensor) -> bool:

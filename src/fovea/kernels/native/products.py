@@ -62,16 +62,11 @@ class PackedWeight:
             self.table = None
             self.data, self.starts, self.exceptions = self._tiles(weight, order, None)
         self.bias = _panel_bias(bias, order)
+        table, biases = (None if part is None else part.data_ptr() for part in (self.table, self.bias))
         self.struct = WeightStruct(
-            self.data.data_ptr(),
-            None if self.table is None else self.table.data_ptr(),
-            self.starts.data_ptr(),
-            self.exceptions.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
-            self.n,
-            self.k,
-            PACKED_FORMAT,
-        )
+            self.data.data_ptr(), table, self.starts.data_ptr(), self.exceptions.data_ptr(), biases,
+            self.n, self.k, PACKED_FORMAT,
+        )  # fmt: skip
         self.address = ctypes.addressof(self.struct)
 
     @property
@@ -137,12 +132,9 @@ class QuantizedWeight:
             torch.get_num_threads(),
         )  # fmt: skip
         self.bias = _panel_bias(bias, order)
+        biases = None if self.bias is None else self.bias.data_ptr()
         self.struct = WeightStruct(
-            self.data.data_ptr(),
-            bias=None if self.bias is None else self.bias.data_ptr(),
-            n=self.n,
-            k=self.k,
-            format=format.number,
+            self.data.data_ptr(), bias=biases, n=self.n, k=self.k, format=format.number
         )
         self.address = ctypes.addressof(self.struct)
 

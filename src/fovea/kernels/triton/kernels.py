@@ -10,9 +10,7 @@ from torch.nn import functional
 
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
-from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
-from fovea.kernels.quantize import Format
-from fovea.kernels.states import StatePlan
+from fovea.kernels.base import Product, Stack, StackLayer, StackShape
 from fovea.kernels.torch_kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
@@ -49,7 +47,10 @@ class TritonKernels:
 
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
         """chunks: computes the attention of prompts, for which there is no Triton kernel here."""
-        self._torch = TorchKernels()
+        self._torch = plain = TorchKernels()
+        self.quantized_product, self.mixture = plain.quantized_product, plain.mixture
+        self.gated_norm, self.rotate, self.attend_groups = plain.gated_norm, plain.rotate, plain.attend_groups
+        self.short_conv, self.gated_delta = plain.short_conv, plain.gated_delta
         self._chunks = chunks
         self._processors = CPU_PROCESSORS
         if device.type == "cuda":
@@ -68,16 +69,8 @@ class TritonKernels:
     ) -> Product | None:
         return TritonProduct(weight, bias, activation, gated)
 
-    def quantized_product(
-        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
-    ) -> TableProduct:
-        return self._torch.quantized_product(weight, bias, activation, gated, format)
-
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return TritonStack(self, shape, layers)
-
-    def mixture(self, gate_up: Sequence[Product], down: Sequence[Product], active: int) -> Mixture | None:
-        return None
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         return not window
@@ -89,12 +82,6 @@ class TritonKernels:
         if centered:
             return self._torch.rms_norm(x, weight, eps, centered=True)
         return triton_rows.rms_norm(x, weight, eps)
-
-    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self._torch.gated_norm(x, gate, weight, eps)
-
-    def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
-        return self._torch.rotate(x, count, cos, sin)
 
     def rotate_store(
         self,
@@ -127,32 +114,6 @@ class TritonKernels:
         if plan.chunks:
             self._chunks(query, kv, plan.chunks, scale, out)
         return out
-
-    def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
-        self._torch.attend_groups(qkv, groups, heads, part, out)
-
-    def short_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: str | None,
-        state: Tensor,
-        plan: StatePlan,
-    ) -> Tensor:
-        return self._torch.short_conv(x, weight, bias, activation, state, plan)
-
-    def gated_delta(
-        self,
-        qkv: Tensor,
-        beta: Tensor,
-        step: Tensor,
-        rates: tuple[Tensor, Tensor],
-        key_heads: int,
-        state: Tensor,
-        plan: StatePlan,
-    ) -> Tensor:
-        return self._torch.gated_delta(qkv, beta, step, rates, key_heads, state, plan)
 
 
 class TritonStack:
