@@ -12,21 +12,8 @@ import subprocess
 from pathlib import Path
 
 VECTORS = (
-    "sse",
-    "ssse",
-    "avx",
-    "amx",
-    "fma",
-    "f16c",
-    "bmi",
-    "gfni",
-    "vaes",
-    "vpcl",
-    "asimd",
-    "sve",
-    "bf16",
-    "i8mm",
-)
+    "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "gfni", "vaes", "vpcl", "asimd", "sve", "bf16", "i8mm"
+)  # fmt: skip
 """Prefixes of the names of vector instruction sets in /proc/cpuinfo."""
 MACOS_FEATURES = {
     "hw.optional.AdvSIMD": "asimd",

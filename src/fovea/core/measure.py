@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from math import inf
 
 Notes = Mapping[str, float]
 
@@ -121,7 +120,7 @@ def sum_key(name: str) -> str:
 
 def keys_of(name: str, uppers: Sequence[float]) -> tuple[str, ...]:
     """Return the names of all figures of a histogram."""
-    return (*(bucket_key(name, upper) for upper in (*uppers, inf)), sum_key(name))
+    return (*(bucket_key(name, upper) for upper in (*uppers, math.inf)), sum_key(name))
 
 
 class Tally:

@@ -86,7 +86,7 @@ class Image:
     """An RGB image, decoded or about to be.
 
     identity: 64 hex digits, a 256-bit hash of the source bytes with their type and dimensions
-        (`media.image.identity`). It names the image in every cache.
+        (`media.image.decode`). It names the image in every cache.
     width, height: pixels.
     pixels: the pixels, or the source that decodes them.
     """

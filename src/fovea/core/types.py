@@ -355,39 +355,27 @@ class AnswerBuilder:
         self._ids: list[list[int]] = [[] for _ in range(choices)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
         self._reasons: list[FinishReason] = ["abort"] * choices
-        self._usage = Usage()
-        self._timings = StageTimings()
-        self._images: tuple[ImageUse, ...] = ()
-        self._thinking = False
-        self._prompt_ids: tuple[int, ...] = ()
-        self._prompt_logprobs: PromptLogprobs = ()
         self._stops: list[str | int | None] = [None] * choices
+        self._fields: dict[str, Any] = {"usage": Usage(), "timings": StageTimings()}
 
     def add(self, delta: Delta) -> None:
         self._texts[delta.index] += delta.text
         self._ids[delta.index] += delta.token_ids
         self._logprobs[delta.index] += delta.logprobs
         self._reasons[delta.index] = delta.finish_reason or self._reasons[delta.index]
-        self._usage = delta.usage or self._usage
-        self._timings = delta.timings or self._timings
-        self._images = delta.images or self._images
-        self._thinking = delta.thinking
-        self._prompt_ids = delta.prompt_ids or self._prompt_ids
-        self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
         if delta.stop is not None:
             self._stops[delta.index] = delta.stop
+        for name in ("usage", "timings", "images", "prompt_ids", "prompt_logprobs"):
+            if value := getattr(delta, name):
+                self._fields[name] = value
+        self._fields["thinking"] = delta.thinking
 
     def build(self) -> Completion:
         return Completion(
-            tuple(self._texts),
-            tuple(map(tuple, self._ids)),
-            tuple(self._reasons),
-            tuple(map(tuple, self._logprobs)),
-            self._usage,
-            self._timings,
-            self._images,
-            self._thinking,
-            tuple(self._stops),
-            self._prompt_ids,
-            self._prompt_logprobs,
+            texts=tuple(self._texts),
+            token_ids=tuple(map(tuple, self._ids)),
+            finish_reasons=tuple(self._reasons),
+            logprobs=tuple(map(tuple, self._logprobs)),
+            stops=tuple(self._stops),
+            **self._fields,
         )

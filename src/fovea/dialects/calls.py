@@ -61,7 +61,7 @@ JSON_STEPS = {
     ("comma", ","): "key or end",
     ("comma", "}"): "end",
 }
-"""What is expected after a character, by what was expected before it."""
+"""What `JsonCall` expects after a character, by what it expected before."""
 
 
 class JsonCall:
@@ -99,7 +99,7 @@ class JsonCall:
             yield from self._step(char)
 
     def _step(self, char: str) -> Iterator[Event]:
-        """Go on by one of the STEPS."""
+        """Go on by one of JSON_STEPS."""
         step = JSON_STEPS.get((self._expects, char))
         if step is None:
             raise Malformed
@@ -204,7 +204,7 @@ BRACKET_STEPS = {
     ("comma", ",", False): "name",
     ("comma", "]", False): "end",
 }
-"""What is expected after a character, by what was expected before it and whether a name was read."""
+"""What `PythonCalls` expects after a character, by what it expected before and whether a name was read."""
 LONGEST_NAME = 256
 CONSTANTS = {"true": True, "false": False, "null": None}
 """JSON's words, which models mix with Python's."""
@@ -234,7 +234,7 @@ class PythonCalls:
             yield from self._step(char)
 
     def _step(self, char: str) -> Iterator[Event]:
-        """Go on by one of the STEPS."""
+        """Go on by one of BRACKET_STEPS."""
         named, (text, self._text) = bool(self._text), (self._text, "")
         step = BRACKET_STEPS.get((self._expects, char, named))
         if step is None:

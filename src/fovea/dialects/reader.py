@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from fovea.dialects.calls import (
+    SPACE,
     ArgumentsText,
     CallName,
     End,
@@ -27,7 +28,6 @@ from fovea.dialects.calls import (
 )
 from fovea.dialects.dialect import Dialect, ToolFormat
 
-SPACE = " \t\r\n"
 Kind = Literal["content", "reasoning", "call", "arguments"]
 Schemas = Mapping[str, Mapping[str, Any]]
 """The schema of the parameters of each tool, by the tool's name."""
@@ -49,10 +49,6 @@ class Piece:
     id: str = ""
 
 
-class _Parser(Protocol):
-    def feed(self, char: str) -> Any: ...
-
-
 class AnswerReader:
     """The reader of one answer.
 
@@ -72,7 +68,7 @@ class AnswerReader:
         self._at = 0
         self._final = False
         self._found: list[tuple[Kind, int, list[str]]] = []
-        self._parser: _Parser | None = None
+        self._parser: JsonCall | PythonCalls | XmlCall | None = None
         self._trims = thinking  # white space that comes next is dropped
         self._fresh = True  # nothing of the content was emitted, so that a call may begin without a mark
         self._source = 0  # where the text of the current call began

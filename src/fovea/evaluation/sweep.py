@@ -1,7 +1,7 @@
 """Compares methods of token reduction: the accuracy, visual tokens and times of each, on the same questions.
 
 Every question is answered under every setting, so that two settings are compared question by question
-(pairs.py).
+(`score.PairedCounts`).
 """
 
 from __future__ import annotations

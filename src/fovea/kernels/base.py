@@ -1,7 +1,7 @@
 """The interface between layers and kernels: the functions of a set of kernels, and their tensors' shapes.
 
 A layer holds the set that `choose` picked for the model and does not depend on which one it is.
-`torch.kernels.TorchKernels` implements everything on every device. A faster set implements what it does
+`torch_kernels.TorchKernels` implements everything on every device. A faster set implements what it does
 better and delegates the rest to a TorchKernels that it holds.
 
 Letters in shapes: T rows (tokens) of a step, H query heads, Hkv KV heads, D numbers per head.

@@ -25,7 +25,7 @@ class StateRun:
 
     row: the step's row of the first token. The others follow it.
     count: number of tokens.
-    source: slot of the state before the first token; NOTHING: the state is zero.
+    source: slot of the state before the first token; NO_SLOT: the state is zero.
     saves: (tokens, slot): after so many of these tokens the state is written to that slot. Ascending.
     """
 

@@ -2,13 +2,12 @@
 
 The steps of one image, by module; `load` runs them for all images and videos of a request:
 
-    source              parses the URL: inline data, a file or a remote URL
-    fetch.cache         returns stored bytes, or downloads them with fetch.fetcher
-    files               reads a local file
-    image.probe         reads and checks the header (image.formats)
-    image.identity      names the image by its content
-    budget              counts the bytes that requests hold
-    pixels              decodes the pixels once they are read: image.cache, then sandbox, then image.decode
+    source              parses the URL, and reads inline data or a local file
+    fetch.fetcher       returns stored bytes, or downloads them
+    image.probe         reads and checks the header, by the module of the image's format
+    image.decode        names the image by its content
+    load.MediaBudget    counts the bytes that requests hold
+    load.EncodedPixels  decodes the pixels once they are read: cache, then sandbox, then image.decode
 
 This floor knows no model, no tokens and no HTTP server. Input is treated as hostile until it is decoded.
 """

@@ -1,6 +1,6 @@
 """Caches in host memory, bounded in bytes and in age: any bytes, decoded images, uploaded images.
 
-`ByteCache` is the least-recently-used cache below the others; downloads use it, too (`fetch.cache`).
+`ByteCache` is the least-recently-used cache below the others; downloads use it, too (`fetch.fetcher`).
 `DecodedImageCache` holds decoded images by content, and threads that need the same image at the same time
 decode it once. `ImageStore` holds uploaded images by id, so that a later request can name an image instead of
 sending its bytes again. Ids cannot be guessed. If tenants are separated, an id of one tenant is useless to

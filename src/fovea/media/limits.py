@@ -208,7 +208,7 @@ MOST_QUOTED = 100
 
 
 def quote(text: str) -> str:
-    """Return a text in quotes, with control characters escaped. A long one keeps its first MOST characters.
+    """Return a text in quotes, with control characters escaped. A long one keeps its first MOST_QUOTED ones.
 
     A client that sent 8 KB would otherwise get all of it back, and the log would hold it, too.
     """

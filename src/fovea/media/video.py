@@ -119,7 +119,7 @@ def probe_video(data: bytes, limits: MediaLimits) -> VideoHeader:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class EncodedFrames:
-    """The frames of a video file in memory, a `core.video.FrameSource`.
+    """The frames of a video file in memory, a `core.media.FrameSource`.
 
     limits: a frame that turns out larger than its `max_video_frame_pixels` raises InvalidVideo, and so do
         files that need more decoding than their header says.

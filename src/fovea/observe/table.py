@@ -16,7 +16,7 @@ Buckets = tuple[float, ...]
 
 
 class Distribution(NamedTuple):
-    """A histogram that the engine keeps, as a `core.tally.Tally` of the same name and buckets."""
+    """A histogram that the engine keeps, as a `core.measure.Tally` of the same name and buckets."""
 
     text: str
     buckets: Buckets

@@ -83,6 +83,9 @@ def named_images(words: str, count: int) -> frozenset[int]:
 
     If the words name no image but speak of all images ("compare", "both"), the result is all of them. A line
     that is only a label ("Image 2:") names none, because some prompts have such a line for every image.
+
+    Only English is understood. Ordinals of other things ("the second word in the text") name no image, nor
+    does a number beyond the last image. Negations are not understood: "ignore the first image" names it.
     """
     lines = (" ".join(line.split()) for line in words.splitlines())
     words = "\n".join(line for line in lines if line and not _LABEL.fullmatch(line))
@@ -194,7 +197,7 @@ def rank(mentions: Sequence[int], scores: Sequence[ViewScore], identities: Seque
     more of the things that the key words name, then more content, then the earlier image. Among images of the
     same turn, the second of two identical images comes after all different ones.
 
-    mentions: the last turn that names each image; -1: none does. See `naming.last_mentions`.
+    mentions: the last turn that names each image; -1: none does. See `last_mentions`.
     scores: `score_view` of each image.
     identities: of each image; equal for identical images.
     """

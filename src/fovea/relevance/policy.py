@@ -165,6 +165,9 @@ def _one_region(relevance: Map, content: Mask, total: int, shape: Shape) -> Allo
 class Tiling:
     """How the cells of a picture lie on its tiles, without the border that pads it to whole tiles.
 
+    Models that cut an image into tiles of a fixed size always get the view of the whole. Each row of the
+    picture ends in a newline token, which belongs to the row's last tile. Its relevance is the mean of the row.
+
     rows, columns: cells of the picture.
     side: side of a tile, in cells.
     top, left: cells of border above and left of the picture.

@@ -101,12 +101,11 @@ def upright_by(block: bytes | None, xmp: bytes = b"") -> int:
 def orientation(block: bytes) -> int:
     """Return the orientation that an EXIF block states, 1 to 8 (EXIF 2.3, section 4.6.4 A); 0: none.
 
-    If it is unreadable, return 1. The time is bounded by MAX_BYTES: a directory may claim 65,535 entries, but
-    only those within the block are read.
+    If it is unreadable, return 1. The time is bounded by MAX_EXIF_BYTES: a directory may claim 65,535
+    entries, but only those within the block are read.
     """
-    tiff = (
-        block[:MAX_EXIF_BYTES].removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")
-    )  # some writers repeat it
+    tiff = block[:MAX_EXIF_BYTES]
+    tiff = tiff.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")  # some writers repeat it
     order = _BYTE_ORDERS.get(tiff[:2])
     if order is None:
         return 0

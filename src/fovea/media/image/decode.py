@@ -34,14 +34,7 @@ from fovea.core.errors import FoveaError, InvalidImage
 from fovea.core.measure import stage
 from fovea.core.media import Image, content_identity
 from fovea.media.image.base import Format
-from fovea.media.image.probe import (
-    ImageHeader,
-    check_size,
-    check_still,
-    format_of,
-    probe,
-    upright_size,
-)
+from fovea.media.image.probe import ImageHeader, check_size, check_still, format_of, probe, upright_size
 from fovea.media.limits import MediaLimits
 
 _WITH_ALPHA = frozenset(("RGBA", "LA", "PA", "RGBa", "La"))
@@ -229,9 +222,8 @@ def _file_of(picture: Pillow.Image) -> bytes | None:
     kind = format_of(data)
     if kind is None:
         return None
-    with Pillow.open(
-        io.BytesIO(data), formats=[kind.name]
-    ) as fresh:  # differs if a caller changed the picture
+    # It differs if a caller changed the picture.
+    with Pillow.open(io.BytesIO(data), formats=[kind.name]) as fresh:
         same = (fresh.mode, fresh.size, fresh.info) == (picture.mode, picture.size, picture.info)
         if same and getattr(picture, "_exif", None) is not None:
             same = dict(picture.getexif()) == dict(fresh.getexif())
@@ -246,7 +238,7 @@ def _turned_upright(picture: Pillow.Image) -> Pillow.Image:
 
 
 def _with_scaled_key(picture: Pillow.Image) -> Pillow.Image:
-    """Give the transparent colour of a loaded PNG the units of its pixels, as `formats.png` does for files.
+    """Give the transparent colour of a loaded PNG the units of its pixels, as `png` does for files.
 
     Pillow has widened 2-bit and 4-bit grey to 8 bits, narrowed 16-bit RGB, and left the key as it was stored.
     The depth is not known any more. But all pixels are multiples of 85 or 17 then, and an 8-bit key that no

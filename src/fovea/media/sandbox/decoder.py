@@ -165,7 +165,7 @@ class SandboxedDecoder:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class SandboxedFrames:
-    """The frames of a video file, decoded in a worker process: a `core.video.FrameSource`."""
+    """The frames of a video file, decoded in a worker process: a `core.media.FrameSource`."""
 
     data: bytes = field(repr=False)
     header: VideoHeader
