@@ -203,11 +203,7 @@ def message_body(answer: Answer) -> dict[str, Any]:
     }
     if answer.calls:
         body["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in answer.calls
         ]
     if answer.reasoning:

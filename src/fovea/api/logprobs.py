@@ -64,11 +64,7 @@ def _by_id(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def _token(text: str, logprob: float | None, *, hidden: bool = False) -> dict[str, Any]:
-    return {
-        "token": token_text(text),
-        "logprob": logprob,
-        "bytes": [] if hidden else list(token_bytes(text)),
-    }
+    return {"token": token_text(text), "logprob": logprob, "bytes": [] if hidden else list(token_bytes(text))}
 
 
 def token_bytes(text: str) -> bytes:

@@ -43,10 +43,7 @@ class MessagesWriter:
     def complete(self, answer: Answer, ending: Ending, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
         """The body of a complete answer. logprobs: without effect, because this API has none."""
         content = [_block(answer, kind, value) for kind, value in answer.parts] or [dict(EMPTY_TEXT)]
-        body = {
-            **self._head(content, usage_body(ending.usage)),
-            **ending_body(ending, bool(answer.calls)),
-        }
+        body = {**self._head(content, usage_body(ending.usage)), **ending_body(ending, bool(answer.calls))}
         if ending.extension is not None:
             body["fovea"] = ending.extension
         return body

@@ -130,9 +130,7 @@ class ResponsesWriter:
         """Open an item."""
         self._open = {**item, "status": "in_progress"}
         added = {**self._open, **({"content": []} if "content" in item else {})}
-        events = [
-            {"type": "response.output_item.added", "output_index": len(self._items), "item": added},
-        ]
+        events = [{"type": "response.output_item.added", "output_index": len(self._items), "item": added}]
         if "content" in item:
             part = dict(item["content"][0])
             events.append(self._at("response.content_part.added", content_index=0, part=part))

@@ -151,9 +151,7 @@ def ignored_fields(body: BaseModel, known: Sequence[str], *, strict: bool, head:
             if value not in neutral:
                 accepted = " or ".join(map(json.dumps, neutral))
                 raise InvalidRequest(
-                    f"{path}: {reason}; accepted: {accepted}",
-                    param=path,
-                    code="unsupported_field",
+                    f"{path}: {reason}; accepted: {accepted}", param=path, code="unsupported_field"
                 )
             continue
         if strict or misspelt(name, known):

@@ -16,51 +16,15 @@ from typing import Any, Literal, Protocol
 
 from fovea.core.errors import InvalidImage, InvalidRequest
 
-
-class Payload:
-    """A data: URL of a request, as the UTF-8 bytes that arrived.
-
-    A string of it would take as many bytes again, and the copying would stop all other clients meanwhile.
-
-    data: the whole URL. Empty once it is dropped.
-    on_drop: called once with the number of bytes that were given back.
-    """
-
-    __slots__ = ("data", "on_drop")
-
-    def __init__(self, data: bytes | bytearray, on_drop: Callable[[int], None] | None = None) -> None:
-        self.data = data
-        self.on_drop = on_drop
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Payload:
-        """Return a copy of its own, which nobody else's memory counts."""
-        return Payload(bytes(self.data))
-
-    def __repr__(self) -> str:
-        return f"<data: URL of {len(self.data)} bytes>"
-
-    def startswith(self, prefix: str) -> bool:
-        """Tell whether the URL begins with a text, like str.startswith."""
-        return self.data.startswith(prefix.encode())
-
-    def drop(self) -> None:
-        """Give the memory back. To be called in the event loop's thread, once the image or video was read."""
-        size, self.data = len(self.data), b""
-        if size and self.on_drop is not None:
-            self.on_drop(size)
-
-
+Rgb = bytes | memoryview
+"""Pixels in memory: `height * width * 3` bytes, row-major, channels last."""
 Level = Literal["low", "medium", "high"]
 LEVELS: tuple[Level, ...] = ("low", "medium", "high")
 Detail = Literal["auto", "low", "medium", "high"]
 DETAILS: tuple[Detail, ...] = ("auto", *LEVELS)
-
-
-Rgb = bytes | memoryview
-"""Pixels in memory: `height * width * 3` bytes, row-major, channels last."""
+MAX_PRUNING = 0.95
+FRAMES_PER_SECOND = 2.0
+"""The frame rate of a video that is sent as pictures without a rate."""
 
 
 class PixelSource(Protocol):
@@ -245,11 +209,6 @@ def content_identity(media_type: str, width: int, height: int, data: bytes) -> s
     return digest.hexdigest()
 
 
-MAX_PRUNING = 0.95
-FRAMES_PER_SECOND = 2.0
-"""The frame rate of a video that is sent as pictures without a rate."""
-
-
 def _never() -> bool:
     return False
 
@@ -352,3 +311,39 @@ def video_of_images(images: Sequence[Image], fps: float = FRAMES_PER_SECOND) -> 
     return Video(
         digest.hexdigest(), first.width, first.height, len(images), fps, _DecodedFrames(tuple(images)), True
     )
+
+
+class Payload:
+    """A data: URL of a request, as the UTF-8 bytes that arrived.
+
+    A string of it would take as many bytes again, and the copying would stop all other clients meanwhile.
+
+    data: the whole URL. Empty once it is dropped.
+    on_drop: called once with the number of bytes that were given back.
+    """
+
+    __slots__ = ("data", "on_drop")
+
+    def __init__(self, data: bytes | bytearray, on_drop: Callable[[int], None] | None = None) -> None:
+        self.data = data
+        self.on_drop = on_drop
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Payload:
+        """Return a copy of its own, which nobody else's memory counts."""
+        return Payload(bytes(self.data))
+
+    def __repr__(self) -> str:
+        return f"<data: URL of {len(self.data)} bytes>"
+
+    def startswith(self, prefix: str) -> bool:
+        """Tell whether the URL begins with a text, like str.startswith."""
+        return self.data.startswith(prefix.encode())
+
+    def drop(self) -> None:
+        """Give the memory back. To be called in the event loop's thread, once the image or video was read."""
+        size, self.data = len(self.data), b""
+        if size and self.on_drop is not None:
+            self.on_drop(size)

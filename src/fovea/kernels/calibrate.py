@@ -60,11 +60,7 @@ class Machine:
 
 
 def calibrate(
-    kernels: Kernels,
-    dtype: torch.dtype,
-    device: torch.device,
-    formats: Iterable[Format | None],
-    weights: int,
+    kernels: Kernels, dtype: torch.dtype, device: torch.device, formats: Iterable[Format | None], weights: int
 ) -> Machine:
     """Measure the machine.
 

@@ -27,154 +27,10 @@ PIECE = 1024 * 1024
 _WHITESPACE = b" \t\r\n\f\v"
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=\s]")
 _PAD = ord("=")
-
-
-def decode_base64(text: memoryview, kind: Kind, most: int, piece: int = PIECE) -> bytes:
-    """Decode a text, in which whitespace is ignored.
-
-    most: accepted bytes; more are refused before anything is decoded. Raises InvalidMedia.
-    """
-    if len(text) % 4 == 0 and 0 < len(text) // 4 * 3 <= most:
-        data = _decode_plain(text, piece)
-        if data is not None:
-            return data
-    length = _check_base64(text, kind, most, piece)
-    compact = bytearray()
-    for part in _pieces(text, piece):
-        compact += part.translate(None, _WHITESPACE)
-    assert len(compact) == length
-    data = _decode_plain(memoryview(compact), piece)
-    if data is None:
-        raise kind.invalid(f"the data: URL is not base64: {_padding_error(compact)}")
-    return data
-
-
-def _decode_plain(text: memoryview, piece: int) -> bytes | None:
-    """Decode a text of a multiple of 4 characters. None if it is not plain base64, padded at its end only."""
-    data = io.BytesIO()  # unlike a join, it ends without a copy of the whole
-    try:
-        for at in range(0, len(text), piece):
-            part = text[at : at + piece]
-            if part[-1] == _PAD and (at + piece < len(text) or bytes(part[-3:]) == b"==="):
-                return None
-            data.write(binascii.a2b_base64(part, strict_mode=True))
-    except binascii.Error:
-        return None
-    return data.getvalue()
-
-
-def _check_base64(text: memoryview, kind: Kind, most: int, piece: int) -> int:
-    """Return the number of characters that are not whitespace. Raises InvalidMedia."""
-    length = sum(len(part.translate(None, _WHITESPACE)) for part in _pieces(text, piece))
-    size = length // 4 * 3 - bytes(text[-8:]).count(b"=")
-    if size > most:
-        raise kind.invalid(f"the data: URL holds {size} bytes; accepted: at most {most}", "{noun}_too_large")
-    if not length:
-        raise kind.invalid("the data: URL holds no data after its comma")
-    at = 0
-    for part in _pieces(text, piece):
-        if wrong := _NOT_BASE64.search(part):
-            position = at + wrong.start()
-            character = bytes(text[position : position + 4]).decode("utf-8", "replace")[0]
-            raise kind.invalid(
-                f"the data: URL is not base64: {character!r} at character {position} of its data; "
-                "accepted: A-Z a-z 0-9 + / and = at the end"
-            )
-        at += len(part)
-    if length % 4:
-        raise kind.invalid(
-            f"the data: URL has wrong base64 padding or is cut off: {length} characters; "
-            "accepted: a multiple of 4, filled up with ="
-        )
-    return length
-
-
-def _padding_error(text: bytearray) -> str:
-    """Describe what is wrong with the padding. Every other fault is known already.
-
-    The parser's verdict depends on the characters around the first = only, so it gets no more of them.
-    """
-    if text.endswith(b"==="):  # Python's strict mode accepts this
-        return "excess padding"
-    first = text.find(b"=")
-    run = bytes(text[first : first + 65536])
-    rest = run.lstrip(b"=")[:4] or b"A"
-    try:
-        binascii.a2b_base64(text[max(0, first - first % 4 - 4) : first] + run[:2] + rest, strict_mode=True)
-    except binascii.Error as error:
-        return str(error).lower()
-    return "wrong padding"
-
-
-def _pieces(text: memoryview, piece: int) -> Iterator[bytes]:
-    return (bytes(text[at : at + piece]) for at in range(0, len(text), piece))
-
-
 _STEP = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _LEAF = _STEP | os.O_NONBLOCK
 _PART = 1 << 20
-
-
-def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
-    """Read a file that lies beneath limits.file_root after its links are resolved.
-
-    Raises Forbidden for a path outside, whether or not it exists, so that the answer does not reveal which.
-    Raises InvalidMedia of the kind if the file cannot be read or is too large.
-    """
-    if limits.file_root is None:
-        raise Forbidden("file:// URLs are not accepted here", code="url_not_allowed")
-    outside = Forbidden(
-        f"the file:// URL leaves the folder that {kind.noun}s are read from", code="url_not_allowed"
-    )
-    try:
-        root = limits.file_root.resolve(strict=True)
-        inner = path.resolve().relative_to(root)
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, or not beneath the root
-        raise outside from None
-    name = quote(str(inner))
-    try:
-        leaf = _open_beneath(root, inner.parts)
-        try:
-            return _read(leaf, name, limits, kind)
-        finally:
-            os.close(leaf)
-    except OSError as error:
-        raise kind.invalid(
-            f"the file {name} cannot be read: {error.strerror}", "{noun}_fetch_failed"
-        ) from None
-
-
-def _open_beneath(root: Path, parts: tuple[str, ...]) -> int:
-    """Open the path part by part without following links. A link created after `resolve` fails here."""
-    at = os.open(root, _STEP | os.O_DIRECTORY)
-    for depth, part in enumerate(parts, 1):
-        try:
-            inner = os.open(part, _LEAF if depth == len(parts) else _STEP | os.O_DIRECTORY, dir_fd=at)
-        finally:
-            os.close(at)
-        at = inner
-    return at
-
-
-def _read(leaf: int, name: str, limits: MediaLimits, kind: Kind) -> bytes:
-    most = kind.max_bytes(limits)
-    status = os.fstat(leaf)
-    if not stat.S_ISREG(status.st_mode):
-        raise Forbidden(f"the file {name} is not a regular file", code="url_not_allowed")
-    data = bytearray()
-    size = status.st_size
-    # The file may grow after fstat, and files of the system (/proc) state no size.
-    while size <= most and (part := os.read(leaf, _PART)):
-        data += part
-        size = max(size, len(data))
-    if size > most:
-        raise kind.invalid(
-            f"the file {name} holds {size} bytes; accepted: at most {most}", "{noun}_too_large"
-        )
-    return bytes(data)
-
-
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*):")
 _HEAD = 256
 """Longest beginning of a data: URL up to its comma, in bytes."""
@@ -266,8 +122,7 @@ def _inline(url: bytes | bytearray, kind: Kind) -> InlineSource:
         )
     if not parameters or parameters[-1] != "base64":
         raise kind.invalid(
-            f"the data: URL is not base64; accepted: data:{declared[:40]};base64,...",
-            "invalid_{noun}_url",
+            f"the data: URL is not base64; accepted: data:{declared[:40]};base64,...", "invalid_{noun}_url"
         )
     return InlineSource(declared, url, comma + 1, kind)
 
@@ -307,3 +162,143 @@ def _explain_scheme(url: str, scheme: str, kind: Kind) -> str:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
+
+
+def decode_base64(text: memoryview, kind: Kind, most: int, piece: int = PIECE) -> bytes:
+    """Decode a text, in which whitespace is ignored.
+
+    most: accepted bytes; more are refused before anything is decoded. Raises InvalidMedia.
+    """
+    if len(text) % 4 == 0 and 0 < len(text) // 4 * 3 <= most:
+        data = _decode_plain(text, piece)
+        if data is not None:
+            return data
+    length = _check_base64(text, kind, most, piece)
+    compact = bytearray()
+    for part in _pieces(text, piece):
+        compact += part.translate(None, _WHITESPACE)
+    assert len(compact) == length
+    data = _decode_plain(memoryview(compact), piece)
+    if data is None:
+        raise kind.invalid(f"the data: URL is not base64: {_padding_error(compact)}")
+    return data
+
+
+def _decode_plain(text: memoryview, piece: int) -> bytes | None:
+    """Decode a text of a multiple of 4 characters. None if it is not plain base64, padded at its end only."""
+    data = io.BytesIO()  # unlike a join, it ends without a copy of the whole
+    try:
+        for at in range(0, len(text), piece):
+            part = text[at : at + piece]
+            if part[-1] == _PAD and (at + piece < len(text) or bytes(part[-3:]) == b"==="):
+                return None
+            data.write(binascii.a2b_base64(part, strict_mode=True))
+    except binascii.Error:
+        return None
+    return data.getvalue()
+
+
+def _check_base64(text: memoryview, kind: Kind, most: int, piece: int) -> int:
+    """Return the number of characters that are not whitespace. Raises InvalidMedia."""
+    length = sum(len(part.translate(None, _WHITESPACE)) for part in _pieces(text, piece))
+    size = length // 4 * 3 - bytes(text[-8:]).count(b"=")
+    if size > most:
+        raise kind.invalid(f"the data: URL holds {size} bytes; accepted: at most {most}", "{noun}_too_large")
+    if not length:
+        raise kind.invalid("the data: URL holds no data after its comma")
+    at = 0
+    for part in _pieces(text, piece):
+        if wrong := _NOT_BASE64.search(part):
+            position = at + wrong.start()
+            character = bytes(text[position : position + 4]).decode("utf-8", "replace")[0]
+            raise kind.invalid(
+                f"the data: URL is not base64: {character!r} at character {position} of its data; "
+                "accepted: A-Z a-z 0-9 + / and = at the end"
+            )
+        at += len(part)
+    if length % 4:
+        raise kind.invalid(
+            f"the data: URL has wrong base64 padding or is cut off: {length} characters; "
+            "accepted: a multiple of 4, filled up with ="
+        )
+    return length
+
+
+def _padding_error(text: bytearray) -> str:
+    """Describe what is wrong with the padding. Every other fault is known already.
+
+    The parser's verdict depends on the characters around the first = only, so it gets no more of them.
+    """
+    if text.endswith(b"==="):  # Python's strict mode accepts this
+        return "excess padding"
+    first = text.find(b"=")
+    run = bytes(text[first : first + 65536])
+    rest = run.lstrip(b"=")[:4] or b"A"
+    try:
+        binascii.a2b_base64(text[max(0, first - first % 4 - 4) : first] + run[:2] + rest, strict_mode=True)
+    except binascii.Error as error:
+        return str(error).lower()
+    return "wrong padding"
+
+
+def _pieces(text: memoryview, piece: int) -> Iterator[bytes]:
+    return (bytes(text[at : at + piece]) for at in range(0, len(text), piece))
+
+
+def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
+    """Read a file that lies beneath limits.file_root after its links are resolved.
+
+    Raises Forbidden for a path outside, whether or not it exists, so that the answer does not reveal which.
+    Raises InvalidMedia of the kind if the file cannot be read or is too large.
+    """
+    if limits.file_root is None:
+        raise Forbidden("file:// URLs are not accepted here", code="url_not_allowed")
+    outside = Forbidden(
+        f"the file:// URL leaves the folder that {kind.noun}s are read from", code="url_not_allowed"
+    )
+    try:
+        root = limits.file_root.resolve(strict=True)
+        inner = path.resolve().relative_to(root)
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, or not beneath the root
+        raise outside from None
+    name = quote(str(inner))
+    try:
+        leaf = _open_beneath(root, inner.parts)
+        try:
+            return _read(leaf, name, limits, kind)
+        finally:
+            os.close(leaf)
+    except OSError as error:
+        raise kind.invalid(
+            f"the file {name} cannot be read: {error.strerror}", "{noun}_fetch_failed"
+        ) from None
+
+
+def _open_beneath(root: Path, parts: tuple[str, ...]) -> int:
+    """Open the path part by part without following links. A link created after `resolve` fails here."""
+    at = os.open(root, _STEP | os.O_DIRECTORY)
+    for depth, part in enumerate(parts, 1):
+        try:
+            inner = os.open(part, _LEAF if depth == len(parts) else _STEP | os.O_DIRECTORY, dir_fd=at)
+        finally:
+            os.close(at)
+        at = inner
+    return at
+
+
+def _read(leaf: int, name: str, limits: MediaLimits, kind: Kind) -> bytes:
+    most = kind.max_bytes(limits)
+    status = os.fstat(leaf)
+    if not stat.S_ISREG(status.st_mode):
+        raise Forbidden(f"the file {name} is not a regular file", code="url_not_allowed")
+    data = bytearray()
+    size = status.st_size
+    # The file may grow after fstat, and files of the system (/proc) state no size.
+    while size <= most and (part := os.read(leaf, _PART)):
+        data += part
+        size = max(size, len(data))
+    if size > most:
+        raise kind.invalid(
+            f"the file {name} holds {size} bytes; accepted: at most {most}", "{noun}_too_large"
+        )
+    return bytes(data)

@@ -46,216 +46,14 @@ from fovea.observe.table import (
     Total,
 )
 
-
-class RelevanceMetrics:
-    """Metrics of images that were encoded region by region. The gauges show the last image of an answer."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._gauges = {name: Gauge(name, text, registry=registry) for name, text in RELEVANCE_GAUGES.items()}
-        self._tensions = Gauge(TENSION_GAUGE, TENSION_TEXT, ["tension"], registry=registry)
-        self._spreads = {
-            name: Histogram(name, text, buckets=buckets, registry=registry)
-            for name, (text, buckets) in RELEVANCE_SPREADS.items()
-        }
-
-    def observe(self, record: RelevanceRecord) -> None:
-        """Record one image of an answer."""
-        tokens = [count for _, count in record.regions]
-        propositional, perspectival, participatory = record.ways
-        for name, value in (
-            ("arr_coc_avg_tokens_per_patch", sum(tokens) / len(tokens)),
-            ("arr_coc_propositional_score", propositional),
-            ("arr_coc_perspectival_score", perspectival),
-            ("arr_coc_participatory_score", participatory),
-        ):
-            self._gauges[name].set(value)
-        for name, value in zip(TENSIONS, record.tensions, strict=True):
-            self._tensions.labels(name).set(value)
-        for relevance, count in record.regions:
-            self._spreads["arr_coc_relevance_score_dist"].observe(relevance)
-            self._spreads["arr_coc_token_allocation"].observe(count)
-        self._spreads["arr_coc_lod_allocation_time_ms"].observe(1000 * record.seconds)
-
-
-def bound_text(upper: float) -> str:
-    """Write the upper bound of a bucket as Prometheus does."""
-    return str(floatToGoString(upper))  # type: ignore[no-untyped-call]
-
-
-def copy_under_alias(family: Metric, alias: Alias, model: str) -> Metric:
-    """Return a copy of a metric under another name, with the labels and the unit of that name.
-
-    model: the served model's name.
-    """
-    copy = Metric(alias.name, f"{family.name}{_difference(alias)}", family.type)
-    for sample in family.samples:
-        suffix = sample.name.removeprefix(family.name)
-        labels = _labels(sample, alias)
-        if labels is None or suffix == "_created":
-            continue
-        if alias.of_model:
-            labels |= {"model_name": model, "engine": ENGINE}
-        counts = suffix in ("_bucket", "_count")
-        copy.add_sample(alias.name + suffix, labels, sample.value * (1 if counts else alias.scale))
-    return copy
-
-
-def _labels(sample: Sample, alias: Alias) -> dict[str, str] | None:
-    """The labels of the copy of a sample; None if the copy does not hold the sample."""
-    labels = dict(sample.labels)
-    upper = labels.pop("le", None)
-    if alias.value:
-        if alias.value not in labels.values():
-            return None
-        labels = {}
-    elif alias.label:
-        labels = dict.fromkeys((alias.label,), next(iter(labels.values())))
-    if upper is not None:
-        labels["le"] = bound_text(float(upper) * alias.scale) if alias.scale != 1 else upper
-    return labels
-
-
-def _difference(alias: Alias) -> str:
-    """Tell, for the help text, how the copy differs from the metric."""
-    only = f" of {alias.value}" if alias.value else ""
-    times = f" times {alias.scale:g}" if alias.scale != 1 else ""
-    return only + times
-
-
+Stats = Callable[[], Mapping[str, float]]
 WINDOW_S = 60.0
 SPACING_S = 1.0
 """Least distance of two samples, so that frequent scrapes do not make the window large."""
-
-
-class RateWindow:
-    """Samples of one counter. They are taken when the metrics are scraped, by however many scrapers.
-
-    start: time of the first sample, at which the counter was 0.
-    """
-
-    def __init__(self, start: float) -> None:
-        self._samples: deque[tuple[float, float]] = deque([(start, 0.0)])
-
-    def rate(self, now: float, value: float) -> float:
-        """Return the growth per second since the oldest sample of the window, which may be a little older."""
-        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_S:
-            self._samples.popleft()
-        since, before = self._samples[0]
-        if now - self._samples[-1][0] >= SPACING_S:
-            self._samples.append((now, value))
-        return max(0.0, value - before) / (now - since) if now > since else 0.0
-
-
-Stats = Callable[[], Mapping[str, float]]
-
-
-class EngineCollector(Collector):
-    """The metrics that are read when they are scraped.
-
-    stats: returns the figures by the names of `observe.table`; a missing one counts as 0.
-    model: the served model's name.
-    clock: returns seconds.
-    """
-
-    def __init__(self, stats: Stats, model: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stats = stats
-        self._model = model
-        self._clock = clock
-        self._windows = {name: RateWindow(clock()) for name in RATES}
-
-    def collect(self) -> Iterator[Metric]:
-        values = self._stats()
-        now = self._clock()
-        for name, text in GAUGES.items():
-            yield GaugeMetricFamily(f"fovea:{name}", text, value=values.get(name, 0.0))
-        for name, text in COUNTERS.items():
-            yield CounterMetricFamily(f"fovea:{name}", text, value=values.get(name, 0.0))
-        for name, rate in RATES.items():
-            growth = self._windows[name].rate(now, values.get(rate.counter, 0.0))
-            yield GaugeMetricFamily(f"fovea:{name}", rate.text, value=growth)
-        for name, share in SHARES.items():
-            yield GaugeMetricFamily(f"fovea:{name}", share.text, value=_share(share, values))
-        for name, row in DISTRIBUTIONS.items():
-            yield _histogram(name, row, values)
-        if values.get("kv_blocks_total"):
-            yield self._cache_config(values)
-
-    def _cache_config(self, values: Mapping[str, float]) -> Metric:
-        labels = {label: f"{values.get(name, 0):.0f}" for label, name in CACHE_CONFIG_LABELS.items()}
-        labels |= {"model_name": self._model, "engine": ENGINE}
-        family = GaugeMetricFamily(CACHE_CONFIG, CACHE_CONFIG_TEXT, labels=tuple(labels))
-        family.add_metric(tuple(labels.values()), 1)
-        return family
-
-
-def _share(row: Share, values: Mapping[str, float]) -> float:
-    whole = values.get(row.whole, 0.0)
-    return values.get(row.part, 0.0) / whole if whole else 0.0
-
-
-def _histogram(name: str, row: Distribution, values: Mapping[str, float]) -> Metric:
-    buckets = [
-        (bound_text(upper), values.get(bucket_key(name, upper), 0.0)) for upper in (*row.buckets, math.inf)
-    ]
-    return HistogramMetricFamily(
-        f"fovea:{name}", row.text, buckets=buckets, sum_value=values.get(sum_key(name), 0.0)
-    )
-
-
 MOST_SERIES = 500
 """Most series of a counter that have label values of their own; the values of further ones are "other"."""
 MOST_HISTOGRAMS = 100
 """Most series of a histogram with label values of their own. It is lower: each has a series per bucket."""
-
-
-class _Total:
-    """A counter of TOTALS."""
-
-    def __init__(self, name: str, row: Total) -> None:
-        self.metric = Counter(f"fovea:{name}", row.text, row.labels, registry=None)
-        self._series = BoundedSeries(self.metric, len(row.labels), MOST_SERIES)
-
-    def add(self, count: float, *labels: str) -> None:
-        self._series[labels].inc(count)
-
-
-class _Spread:
-    """A histogram of SPREADS."""
-
-    def __init__(self, name: str, row: Spread) -> None:
-        labels = (row.label,) if row.label else ()
-        self.metric = Histogram(f"fovea:{name}", row.text, labels, buckets=row.buckets, registry=None)
-        self._series = BoundedSeries(self.metric, len(labels), MOST_HISTOGRAMS)
-
-    def observe(self, value: float, *labels: str, trace_id: str = "") -> None:
-        """Record a value.
-
-        trace_id: of the request, if its trace is recorded; it becomes an exemplar.
-        """
-        if trace_id:
-            self._series[labels].observe(value, {"trace_id": trace_id})
-        else:
-            self._series[labels].observe(value)
-
-
-class _Collector(Collector):
-    """All metrics, and their copies under the names of other systems.
-
-    parts: yield the metrics with their own names.
-    model: the served model's name.
-    """
-
-    def __init__(self, parts: Iterable[Callable[[], Iterable[Metric]]], model: str) -> None:
-        self._parts = tuple(parts)
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        families = [family for part in self._parts for family in part()]
-        yield from families
-        by_name = {family.name.removeprefix("fovea:"): family for family in families}
-        for alias in ALIASES:
-            if alias.of in by_name:
-                yield copy_under_alias(by_name[alias.of], alias, self._model)
 
 
 class Metrics:
@@ -398,3 +196,200 @@ class Metrics:
     def exposition(self, accept: str = "") -> Exposition:
         """Return the text of a scrape. accept: the request's Accept header."""
         return expose(self.registry, accept)
+
+
+class _Total:
+    """A counter of TOTALS."""
+
+    def __init__(self, name: str, row: Total) -> None:
+        self.metric = Counter(f"fovea:{name}", row.text, row.labels, registry=None)
+        self._series = BoundedSeries(self.metric, len(row.labels), MOST_SERIES)
+
+    def add(self, count: float, *labels: str) -> None:
+        self._series[labels].inc(count)
+
+
+class _Spread:
+    """A histogram of SPREADS."""
+
+    def __init__(self, name: str, row: Spread) -> None:
+        labels = (row.label,) if row.label else ()
+        self.metric = Histogram(f"fovea:{name}", row.text, labels, buckets=row.buckets, registry=None)
+        self._series = BoundedSeries(self.metric, len(labels), MOST_HISTOGRAMS)
+
+    def observe(self, value: float, *labels: str, trace_id: str = "") -> None:
+        """Record a value.
+
+        trace_id: of the request, if its trace is recorded; it becomes an exemplar.
+        """
+        if trace_id:
+            self._series[labels].observe(value, {"trace_id": trace_id})
+        else:
+            self._series[labels].observe(value)
+
+
+class _Collector(Collector):
+    """All metrics, and their copies under the names of other systems.
+
+    parts: yield the metrics with their own names.
+    model: the served model's name.
+    """
+
+    def __init__(self, parts: Iterable[Callable[[], Iterable[Metric]]], model: str) -> None:
+        self._parts = tuple(parts)
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        families = [family for part in self._parts for family in part()]
+        yield from families
+        by_name = {family.name.removeprefix("fovea:"): family for family in families}
+        for alias in ALIASES:
+            if alias.of in by_name:
+                yield copy_under_alias(by_name[alias.of], alias, self._model)
+
+
+class EngineCollector(Collector):
+    """The metrics that are read when they are scraped.
+
+    stats: returns the figures by the names of `observe.table`; a missing one counts as 0.
+    model: the served model's name.
+    clock: returns seconds.
+    """
+
+    def __init__(self, stats: Stats, model: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stats = stats
+        self._model = model
+        self._clock = clock
+        self._windows = {name: RateWindow(clock()) for name in RATES}
+
+    def collect(self) -> Iterator[Metric]:
+        values = self._stats()
+        now = self._clock()
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(f"fovea:{name}", text, value=values.get(name, 0.0))
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"fovea:{name}", text, value=values.get(name, 0.0))
+        for name, rate in RATES.items():
+            growth = self._windows[name].rate(now, values.get(rate.counter, 0.0))
+            yield GaugeMetricFamily(f"fovea:{name}", rate.text, value=growth)
+        for name, share in SHARES.items():
+            yield GaugeMetricFamily(f"fovea:{name}", share.text, value=_share(share, values))
+        for name, row in DISTRIBUTIONS.items():
+            yield _histogram(name, row, values)
+        if values.get("kv_blocks_total"):
+            yield self._cache_config(values)
+
+    def _cache_config(self, values: Mapping[str, float]) -> Metric:
+        labels = {label: f"{values.get(name, 0):.0f}" for label, name in CACHE_CONFIG_LABELS.items()}
+        labels |= {"model_name": self._model, "engine": ENGINE}
+        family = GaugeMetricFamily(CACHE_CONFIG, CACHE_CONFIG_TEXT, labels=tuple(labels))
+        family.add_metric(tuple(labels.values()), 1)
+        return family
+
+
+def _share(row: Share, values: Mapping[str, float]) -> float:
+    whole = values.get(row.whole, 0.0)
+    return values.get(row.part, 0.0) / whole if whole else 0.0
+
+
+def _histogram(name: str, row: Distribution, values: Mapping[str, float]) -> Metric:
+    buckets = [
+        (bound_text(upper), values.get(bucket_key(name, upper), 0.0)) for upper in (*row.buckets, math.inf)
+    ]
+    return HistogramMetricFamily(
+        f"fovea:{name}", row.text, buckets=buckets, sum_value=values.get(sum_key(name), 0.0)
+    )
+
+
+class RateWindow:
+    """Samples of one counter. They are taken when the metrics are scraped, by however many scrapers.
+
+    start: time of the first sample, at which the counter was 0.
+    """
+
+    def __init__(self, start: float) -> None:
+        self._samples: deque[tuple[float, float]] = deque([(start, 0.0)])
+
+    def rate(self, now: float, value: float) -> float:
+        """Return the growth per second since the oldest sample of the window, which may be a little older."""
+        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_S:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        if now - self._samples[-1][0] >= SPACING_S:
+            self._samples.append((now, value))
+        return max(0.0, value - before) / (now - since) if now > since else 0.0
+
+
+def copy_under_alias(family: Metric, alias: Alias, model: str) -> Metric:
+    """Return a copy of a metric under another name, with the labels and the unit of that name.
+
+    model: the served model's name.
+    """
+    copy = Metric(alias.name, f"{family.name}{_difference(alias)}", family.type)
+    for sample in family.samples:
+        suffix = sample.name.removeprefix(family.name)
+        labels = _labels(sample, alias)
+        if labels is None or suffix == "_created":
+            continue
+        if alias.of_model:
+            labels |= {"model_name": model, "engine": ENGINE}
+        counts = suffix in ("_bucket", "_count")
+        copy.add_sample(alias.name + suffix, labels, sample.value * (1 if counts else alias.scale))
+    return copy
+
+
+def bound_text(upper: float) -> str:
+    """Write the upper bound of a bucket as Prometheus does."""
+    return str(floatToGoString(upper))  # type: ignore[no-untyped-call]
+
+
+def _labels(sample: Sample, alias: Alias) -> dict[str, str] | None:
+    """The labels of the copy of a sample; None if the copy does not hold the sample."""
+    labels = dict(sample.labels)
+    upper = labels.pop("le", None)
+    if alias.value:
+        if alias.value not in labels.values():
+            return None
+        labels = {}
+    elif alias.label:
+        labels = dict.fromkeys((alias.label,), next(iter(labels.values())))
+    if upper is not None:
+        labels["le"] = bound_text(float(upper) * alias.scale) if alias.scale != 1 else upper
+    return labels
+
+
+def _difference(alias: Alias) -> str:
+    """Tell, for the help text, how the copy differs from the metric."""
+    only = f" of {alias.value}" if alias.value else ""
+    times = f" times {alias.scale:g}" if alias.scale != 1 else ""
+    return only + times
+
+
+class RelevanceMetrics:
+    """Metrics of images that were encoded region by region. The gauges show the last image of an answer."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._gauges = {name: Gauge(name, text, registry=registry) for name, text in RELEVANCE_GAUGES.items()}
+        self._tensions = Gauge(TENSION_GAUGE, TENSION_TEXT, ["tension"], registry=registry)
+        self._spreads = {
+            name: Histogram(name, text, buckets=buckets, registry=registry)
+            for name, (text, buckets) in RELEVANCE_SPREADS.items()
+        }
+
+    def observe(self, record: RelevanceRecord) -> None:
+        """Record one image of an answer."""
+        tokens = [count for _, count in record.regions]
+        propositional, perspectival, participatory = record.ways
+        for name, value in (
+            ("arr_coc_avg_tokens_per_patch", sum(tokens) / len(tokens)),
+            ("arr_coc_propositional_score", propositional),
+            ("arr_coc_perspectival_score", perspectival),
+            ("arr_coc_participatory_score", participatory),
+        ):
+            self._gauges[name].set(value)
+        for name, value in zip(TENSIONS, record.tensions, strict=True):
+            self._tensions.labels(name).set(value)
+        for relevance, count in record.regions:
+            self._spreads["arr_coc_relevance_score_dist"].observe(relevance)
+            self._spreads["arr_coc_token_allocation"].observe(count)
+        self._spreads["arr_coc_lod_allocation_time_ms"].observe(1000 * record.seconds)

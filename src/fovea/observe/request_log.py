@@ -144,10 +144,7 @@ class Trail:
             if self.loading is None:
                 return [Interval("receive", self.started, ended)]
             # The images could not be loaded. How much of the time was decoding is not known.
-            return [
-                Interval("receive", self.started, self.loading),
-                Interval("fetch", self.loading, ended),
-            ]
+            return [Interval("receive", self.started, self.loading), Interval("fetch", self.loading, ended)]
         first = self.runs[0]
         loading = first.submitted if self.loading is None else self.loading
         stages = [Interval("receive", self.started, loading)]

@@ -293,8 +293,7 @@ TOTALS = {
 SPREADS = {
     "request_seconds": Spread("duration of a request from its first to its last byte", SECONDS, "route"),
     "ttft_seconds": Spread(
-        "time from arrival to first token, loading of images included, of every request that got one",
-        SECONDS,
+        "time from arrival to first token, loading of images included, of every request that got one", SECONDS
     ),
     "itl_seconds": Spread("time between two tokens of an answer", SECONDS),
     "tpot_seconds": Spread("mean time between two tokens of an answer, once per request", SECONDS),

@@ -152,13 +152,7 @@ def survey(pixels: Bytes, cell: int) -> Survey:
 
 
 def realize(
-    survey: Survey,
-    participatory: Map,
-    total: int,
-    *,
-    tensions: Tensions,
-    balancer: Balancer,
-    choose: Chooser,
+    survey: Survey, participatory: Map, total: int, *, tensions: Tensions, balancer: Balancer, choose: Chooser
 ) -> Realization:
     """Decide which views of an image are encoded.
 

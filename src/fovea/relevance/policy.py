@@ -166,7 +166,7 @@ class Tiling:
     """How the cells of a picture lie on its tiles, without the border that pads it to whole tiles.
 
     Models that cut an image into tiles of a fixed size always get the view of the whole. Each row of the
-    picture ends in a newline token, which belongs to the row's last tile. Its relevance is the mean of the row.
+    picture ends in a newline token, which belongs to the row's last tile. Its relevance is that of its row.
 
     rows, columns: cells of the picture.
     side: side of a tile, in cells.

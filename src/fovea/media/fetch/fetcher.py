@@ -37,20 +37,14 @@ from fovea.media.limits import IMAGE, MIB, Kind, MediaLimits, quote
 if TYPE_CHECKING:
     import httpx
 
-
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) -> the host's addresses as text, in order of preference. Raises OSError if there are none."""
-
+DownloadKey = tuple[str, str, str]
+"""Scope, noun of the kind, URL without its fragment."""
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MAX_ADDRESSES = 3
-
-
-def _user_agent() -> str:
-    # Not `fovea.__version__`: the package `fovea` imports the engine, which this floor must not import.
-    try:
-        return f"fovea/{metadata.version(DISTRIBUTION)}"
-    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return "fovea"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +223,7 @@ class Fetcher:
                 "Connection": "close",
                 **(cached.validators if cached else {}),
             },
-            extensions={
-                "sni_hostname": host_of(url),
-                "connect_timeout_s": self._limits.connect_timeout_s,
-            },
+            extensions={"sni_hostname": host_of(url), "connect_timeout_s": self._limits.connect_timeout_s},
         )
 
 
@@ -240,63 +231,12 @@ def _host(url: httpx.URL) -> str:
     return f"the host {quote(host_of(url))}"
 
 
-K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Flight(Generic[T]):
-    task: asyncio.Task[T]
-    waiting: int = 0
-
-
-class SingleFlight(Generic[K, T]):
-    """Runs one task per key at a time. All callers that wait for it get its result or its error.
-
-    Results are not stored: a call after the task's end starts a new task. Use it within one event loop.
-    """
-
-    def __init__(self) -> None:
-        self._flights: dict[K, _Flight[T]] = {}
-
-    def __contains__(self, key: K) -> bool:
-        """Whether a task for this key is running now."""
-        return key in self._flights
-
-    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of the running task for this key; if there is none, start one with `work`.
-
-        Cancelling a caller does not affect the others. The task is cancelled with its last caller.
-        """
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(work()))
-            flight.task.add_done_callback(lambda task: self._finish(key, task))
-        flight.waiting += 1
-        try:
-            # Unlike awaiting the task, this does not cancel it with the caller.
-            await asyncio.wait((flight.task,))
-            return flight.task.result()
-        finally:
-            flight.waiting -= 1
-            if not flight.waiting and not flight.task.done():
-                # Remove it now, so that the next caller does not join a task that is being cancelled.
-                self._remove(key, flight.task)
-                flight.task.cancel()
-
-    def _finish(self, key: K, task: asyncio.Task[T]) -> None:
-        self._remove(key, task)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved; otherwise asyncio logs it if no caller waits any more
-
-    def _remove(self, key: K, task: asyncio.Task[T]) -> None:
-        flight = self._flights.get(key)
-        if flight is not None and flight.task is task:
-            del self._flights[key]
-
-
-DownloadKey = tuple[str, str, str]
-"""Scope, noun of the kind, URL without its fragment."""
+def _user_agent() -> str:
+    # Not `fovea.__version__`: the package `fovea` imports the engine, which this floor must not import.
+    try:
+        return f"fovea/{metadata.version(DISTRIBUTION)}"
+    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return "fovea"
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,3 +314,54 @@ class FetchCache:
         else:
             self.cache.drop(key)
         return data
+
+
+@dataclass(slots=True)
+class _Flight(Generic[T]):
+    task: asyncio.Task[T]
+    waiting: int = 0
+
+
+class SingleFlight(Generic[K, T]):
+    """Runs one task per key at a time. All callers that wait for it get its result or its error.
+
+    Results are not stored: a call after the task's end starts a new task. Use it within one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[K, _Flight[T]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        """Whether a task for this key is running now."""
+        return key in self._flights
+
+    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of the running task for this key; if there is none, start one with `work`.
+
+        Cancelling a caller does not affect the others. The task is cancelled with its last caller.
+        """
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.create_task(work()))
+            flight.task.add_done_callback(lambda task: self._finish(key, task))
+        flight.waiting += 1
+        try:
+            # Unlike awaiting the task, this does not cancel it with the caller.
+            await asyncio.wait((flight.task,))
+            return flight.task.result()
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting and not flight.task.done():
+                # Remove it now, so that the next caller does not join a task that is being cancelled.
+                self._remove(key, flight.task)
+                flight.task.cancel()
+
+    def _finish(self, key: K, task: asyncio.Task[T]) -> None:
+        self._remove(key, task)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved; otherwise asyncio logs it if no caller waits any more
+
+    def _remove(self, key: K, task: asyncio.Task[T]) -> None:
+        flight = self._flights.get(key)
+        if flight is not None and flight.task is task:
+            del self._flights[key]

@@ -19,114 +19,16 @@ from ipaddress import IPv6Address, ip_address
 
 from fovea.core.errors import Overloaded
 
-
-class Slots:
-    """Grants at most `total` slots at a time, at most `per_site` of them to one site.
-
-    A free slot goes to the waiting site that has the fewest, and within a site to whoever waits longest. So a
-    site whose work takes long delays itself more than others. Use it within one event loop.
-    """
-
-    def __init__(self, total: int, per_site: int) -> None:
-        self.free = total
-        self._per_site = per_site
-        self._taken: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    @asynccontextmanager
-    async def hold(self, site: str) -> AsyncIterator[None]:
-        """Wait for a slot and keep it until the end of the `async with` block."""
-        await self.acquire(site)
-        try:
-            yield
-        finally:
-            self.release(site)
-
-    async def acquire(self, site: str) -> None:
-        """Wait for a slot. Each call needs a `release` later."""
-        # While a slot is free, nobody waits for it: `release` has granted whatever may be granted.
-        if self.free and self._taken[site] < self._per_site:
-            self._take(site)
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(site, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._leave(site, turn)
-            else:  # it was granted in the same moment
-                self.release(site)
-            raise
-
-    def release(self, site: str) -> None:
-        """Give a slot back, and grant it to the next one who waits."""
-        self._taken[site] -= 1
-        if not self._taken[site]:
-            del self._taken[site]
-        self.free += 1
-        while self.free and (next_site := self._next_site()) is not None:
-            # Each site goes to the end after its turn, so that sites with equally many slots alternate.
-            queue = self._waiting.pop(next_site)
-            turn = queue.popleft()
-            if queue:
-                self._waiting[next_site] = queue
-            if not turn.done():  # it is done if its task is being cancelled
-                self._take(next_site)
-                turn.set_result(None)
-
-    def _take(self, site: str) -> None:
-        self._taken[site] += 1
-        self.free -= 1
-
-    def _leave(self, site: str, turn: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(site)
-        if queue is not None and turn in queue:
-            queue.remove(turn)
-            if not queue:
-                del self._waiting[site]
-
-    def _next_site(self) -> str | None:
-        waiting = (site for site in self._waiting if self._taken[site] < self._per_site)
-        return min(waiting, key=self._taken.__getitem__, default=None)
-
-
-_SHARED_LABELS = frozenset(
-    ("ac", "co", "com", "edu", "gob", "gov", "go", "mil", "ne", "net", "nom", "or", "org")
-)
-
-
-def site_of(host: str) -> str:
-    """Return the site of a host: its registered domain, as far as the name alone tells it, or its address.
-
-    host: an ASCII host name, or an address in any spelling. IPv6 addresses count by their network of 64 bits,
-        which belongs to one owner.
-
-    Without a list of public suffixes this is an estimate. It joins some owners (all of one hosting company's
-    customers), who then share one limit. It separates no owner's names, except beneath domains like co.uk.
-    """
-    name = host.lower().rstrip(".")
-    labels = name.split(".")
-    try:
-        if ":" not in name and labels[-1][:1].isdigit():
-            return socket.inet_ntoa(socket.inet_aton(name))  # also reads 0x7f.1 and 2130706433
-        address = ip_address(name)
-    except (OSError, ValueError):
-        shared = len(labels[-1]) == 2 and len(labels) > 2 and labels[-2] in _SHARED_LABELS
-        return ".".join(labels[-3:] if shared else labels[-2:])
-    if isinstance(address, IPv6Address):
-        return str(IPv6Address(int(address) >> 64 << 64))
-    return str(address)
-
-
 Lookup = Callable[[str], Sequence[str]]
 """host -> its addresses as text. It blocks, and raises OSError if there are none."""
-
 _PARTS = 8
 """One site gets an eighth of the threads."""
 _MAX_HOST = 253
 _MAX_ADDRESSES = 64
 """Most addresses of a host. Real hosts have a few; each one is checked on the event loop."""
+_SHARED_LABELS = frozenset(
+    ("ac", "co", "com", "edu", "gob", "gov", "go", "mil", "ne", "net", "nom", "or", "org")
+)
 
 
 def look_up(host: str) -> Sequence[str]:
@@ -246,3 +148,97 @@ def _addresses(host: str, flags: int) -> Sequence[str]:
     # Bytes, because text would be encoded by Python's old IDNA codec. The host is ASCII already.
     entries = socket.getaddrinfo(host.encode("ascii"), None, type=socket.SOCK_STREAM, flags=flags)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+
+def site_of(host: str) -> str:
+    """Return the site of a host: its registered domain, as far as the name alone tells it, or its address.
+
+    host: an ASCII host name, or an address in any spelling. IPv6 addresses count by their network of 64 bits,
+        which belongs to one owner.
+
+    Without a list of public suffixes this is an estimate. It joins some owners (all of one hosting company's
+    customers), who then share one limit. It separates no owner's names, except beneath domains like co.uk.
+    """
+    name = host.lower().rstrip(".")
+    labels = name.split(".")
+    try:
+        if ":" not in name and labels[-1][:1].isdigit():
+            return socket.inet_ntoa(socket.inet_aton(name))  # also reads 0x7f.1 and 2130706433
+        address = ip_address(name)
+    except (OSError, ValueError):
+        shared = len(labels[-1]) == 2 and len(labels) > 2 and labels[-2] in _SHARED_LABELS
+        return ".".join(labels[-3:] if shared else labels[-2:])
+    if isinstance(address, IPv6Address):
+        return str(IPv6Address(int(address) >> 64 << 64))
+    return str(address)
+
+
+class Slots:
+    """Grants at most `total` slots at a time, at most `per_site` of them to one site.
+
+    A free slot goes to the waiting site that has the fewest, and within a site to whoever waits longest. So a
+    site whose work takes long delays itself more than others. Use it within one event loop.
+    """
+
+    def __init__(self, total: int, per_site: int) -> None:
+        self.free = total
+        self._per_site = per_site
+        self._taken: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def hold(self, site: str) -> AsyncIterator[None]:
+        """Wait for a slot and keep it until the end of the `async with` block."""
+        await self.acquire(site)
+        try:
+            yield
+        finally:
+            self.release(site)
+
+    async def acquire(self, site: str) -> None:
+        """Wait for a slot. Each call needs a `release` later."""
+        # While a slot is free, nobody waits for it: `release` has granted whatever may be granted.
+        if self.free and self._taken[site] < self._per_site:
+            self._take(site)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(site, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._leave(site, turn)
+            else:  # it was granted in the same moment
+                self.release(site)
+            raise
+
+    def release(self, site: str) -> None:
+        """Give a slot back, and grant it to the next one who waits."""
+        self._taken[site] -= 1
+        if not self._taken[site]:
+            del self._taken[site]
+        self.free += 1
+        while self.free and (next_site := self._next_site()) is not None:
+            # Each site goes to the end after its turn, so that sites with equally many slots alternate.
+            queue = self._waiting.pop(next_site)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[next_site] = queue
+            if not turn.done():  # it is done if its task is being cancelled
+                self._take(next_site)
+                turn.set_result(None)
+
+    def _take(self, site: str) -> None:
+        self._taken[site] += 1
+        self.free -= 1
+
+    def _leave(self, site: str, turn: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(site)
+        if queue is not None and turn in queue:
+            queue.remove(turn)
+            if not queue:
+                del self._waiting[site]
+
+    def _next_site(self) -> str | None:
+        waiting = (site for site in self._waiting if self._taken[site] < self._per_site)
+        return min(waiting, key=self._taken.__getitem__, default=None)

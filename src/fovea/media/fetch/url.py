@@ -16,9 +16,24 @@ from fovea.media.limits import IMAGE, Kind, MediaLimits, quote
 if TYPE_CHECKING:
     import httpx
 
-
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_LENGTH = 8192
+_NAT64 = ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ip_network("2000::/3")
+_NEVER = tuple(
+    ip_network(text)
+    for text in (
+        "100.64.0.0/10",  # carrier-grade NAT; cloud metadata of some providers
+        "168.63.129.16/32",  # Azure's host agent answers here from inside every virtual machine
+        "192.0.0.0/24",  # IETF protocol assignments
+        "192.88.99.0/24",  # 6to4 relays
+        "198.18.0.0/15",  # benchmarking
+        "2001::/23",  # Teredo, ORCHID and other protocol assignments: they embed other addresses
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: embeds an IPv4 address
+        "3fff::/20",  # documentation
+    )
+)
 
 
 def parse_remote(text: str, limits: MediaLimits, kind: Kind = IMAGE) -> httpx.URL:
@@ -125,24 +140,6 @@ def _matches_any(host: str, patterns: tuple[str, ...]) -> bool:
 
 def _refusal(message: str) -> Forbidden:
     return Forbidden(message, code="url_not_allowed")
-
-
-_NAT64 = ip_network("64:ff9b::/96")
-_GLOBAL_UNICAST = ip_network("2000::/3")
-_NEVER = tuple(
-    ip_network(text)
-    for text in (
-        "100.64.0.0/10",  # carrier-grade NAT; cloud metadata of some providers
-        "168.63.129.16/32",  # Azure's host agent answers here from inside every virtual machine
-        "192.0.0.0/24",  # IETF protocol assignments
-        "192.88.99.0/24",  # 6to4 relays
-        "198.18.0.0/15",  # benchmarking
-        "2001::/23",  # Teredo, ORCHID and other protocol assignments: they embed other addresses
-        "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4: embeds an IPv4 address
-        "3fff::/20",  # documentation
-    )
-)
 
 
 def is_public(text: str) -> bool:

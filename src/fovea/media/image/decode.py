@@ -37,65 +37,6 @@ from fovea.media.image.base import Format
 from fovea.media.image.probe import ImageHeader, check_size, check_still, format_of, probe, upright_size
 from fovea.media.limits import MediaLimits
 
-_WITH_ALPHA = frozenset(("RGBA", "LA", "PA", "RGBa", "La"))
-_SIXTEEN_BIT = frozenset(("I;16", "I;16L", "I;16B", "I;16N"))
-_WITH_COLOUR_KEY = frozenset(("1", "L", "P", "RGB"))
-_OPAQUE = frozenset(("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"))
-_EMPTY_ALPHA_IS_NONE = frozenset(("BMP", "DIB", "ICO", "CUR", "TGA"))
-MODES = _WITH_ALPHA | _SIXTEEN_BIT | _OPAQUE
-
-
-def to_rgb(picture: Pillow.Image) -> Pillow.Image:
-    """Convert a picture to RGB, at its size. Raises InvalidImage for modes without a defined range (F, I)."""
-    mode = picture.mode
-    if mode not in MODES:
-        raise InvalidImage(f"the picture has mode {mode}; accepted: {', '.join(sorted(MODES))}")
-    if mode in _SIXTEEN_BIT:
-        return _from_sixteen_bit(picture)
-    if mode in _WITH_ALPHA or (mode in _WITH_COLOUR_KEY and "transparency" in picture.info):
-        return _over_white(_to_rgba(picture))
-    return picture if mode == "RGB" else picture.convert("RGB")
-
-
-def without_empty_alpha(picture: Pillow.Image) -> Pillow.Image:
-    """Return a picture without its alpha channel if that is 0 everywhere and the file's format is an old one.
-
-    Many writers of these formats, the Windows clipboard among them, announce an alpha channel and leave it 0.
-    Browsers and Windows show such a picture opaque. In PNG and WebP, an alpha channel means what it says.
-    """
-    if picture.format not in _EMPTY_ALPHA_IS_NONE or picture.mode not in ("RGBA", "LA"):
-        return picture
-    empty = picture.getchannel("A").getextrema() == (0, 0)
-    return picture.convert(picture.mode[:-1]) if empty else picture
-
-
-def _to_rgba(picture: Pillow.Image) -> Pillow.Image:
-    if picture.mode == "La":  # Pillow cannot convert La to RGBA directly
-        picture = picture.convert("LA")
-    return picture if picture.mode == "RGBA" else picture.convert("RGBA")
-
-
-def _over_white(picture: Pillow.Image) -> Pillow.Image:
-    alpha = picture.getchannel("A")
-    rgb = picture.convert("RGB")
-    if alpha.getextrema() == (255, 255):
-        return rgb
-    white = Pillow.new("RGB", picture.size, (255, 255, 255))
-    white.paste(rgb, mask=alpha)
-    return white
-
-
-def _from_sixteen_bit(picture: Pillow.Image) -> Pillow.Image:
-    """Keep the high byte, as Pillow does for 16-bit RGB; its convert("L") would clip everything to white."""
-    values = np.asarray(picture)
-    grey = Pillow.fromarray((values >> 8).astype(np.uint8))
-    key = picture.info.get("transparency")
-    if not isinstance(key, int):
-        return grey.convert("RGB")
-    alpha = Pillow.fromarray(np.where(values == key, 0, 255).astype(np.uint8))
-    return _over_white(Pillow.merge("LA", (grey, alpha)).convert("RGBA"))
-
-
 BAND_BYTES = 1 << 20
 """Size of a band of rows, about, whose colours are converted at once."""
 _TURNS: dict[int, Pillow.Transpose] = {
@@ -107,6 +48,14 @@ _TURNS: dict[int, Pillow.Transpose] = {
     7: Pillow.Transpose.TRANSVERSE,
     8: Pillow.Transpose.ROTATE_90,
 }
+_WITH_ALPHA = frozenset(("RGBA", "LA", "PA", "RGBa", "La"))
+_SIXTEEN_BIT = frozenset(("I;16", "I;16L", "I;16B", "I;16N"))
+_WITH_COLOUR_KEY = frozenset(("1", "L", "P", "RGB"))
+_OPAQUE = frozenset(("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"))
+_EMPTY_ALPHA_IS_NONE = frozenset(("BMP", "DIB", "ICO", "CUR", "TGA"))
+MODES = _WITH_ALPHA | _SIXTEEN_BIT | _OPAQUE
+RAW_MEDIA_TYPE = "image/x-fovea-rgb"
+"""The media type of pixels that did not come from a file: `height * width * 3` bytes, row-major."""
 
 
 def decode(data: bytes, limits: MediaLimits, identity: str | None = None) -> Image:
@@ -178,14 +127,6 @@ def _reason(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:200]
 
 
-RAW_MEDIA_TYPE = "image/x-fovea-rgb"
-"""The media type of pixels that did not come from a file: `height * width * 3` bytes, row-major."""
-
-
-def identity_of_pixels(width: int, height: int, rgb: bytes) -> str:
-    return content_identity(RAW_MEDIA_TYPE, width, height, rgb)
-
-
 def from_pil(picture: Pillow.Image, limits: MediaLimits | None = None) -> Image:
     """Convert the current frame of a Pillow image: upright by EXIF or XMP, RGB by the rule of `decode`.
 
@@ -208,6 +149,25 @@ def from_pil(picture: Pillow.Image, limits: MediaLimits | None = None) -> Image:
     except Exception as error:  # a lazily opened file decodes here, with any of Pillow's exceptions
         raise InvalidImage(f"the Pillow image cannot be decoded: {error}") from error
     return _of_pixels(rgb.width, rgb.height, pixels)
+
+
+def from_array(pixels: npt.NDArray[np.uint8], limits: MediaLimits | None = None) -> Image:
+    """Convert an array to an image.
+
+    pixels: uint8 of shape [height, width] (grey), [height, width, 3] (RGB) or [height, width, 4] (RGBA,
+        composited over white).
+    Raises InvalidImage for another type or shape, and for an array that breaks a limit.
+    """
+    if pixels.dtype != np.uint8:
+        raise InvalidImage(f"the array has dtype {pixels.dtype}; accepted: uint8, 0 to 255")
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)):
+        raise InvalidImage(
+            f"the array has shape {list(pixels.shape)}; accepted: [height, width], [height, width, 3 or 4]"
+        )
+    height, width = pixels.shape[:2]
+    check_size(width, height, limits or MediaLimits())
+    rgb = to_rgb(Pillow.fromarray(np.ascontiguousarray(pixels)))
+    return _of_pixels(width, height, rgb.tobytes())
 
 
 def _file_of(picture: Pillow.Image) -> bytes | None:
@@ -263,24 +223,60 @@ def _with_scaled_key(picture: Pillow.Image) -> Pillow.Image:
     return picture
 
 
-def from_array(pixels: npt.NDArray[np.uint8], limits: MediaLimits | None = None) -> Image:
-    """Convert an array to an image.
-
-    pixels: uint8 of shape [height, width] (grey), [height, width, 3] (RGB) or [height, width, 4] (RGBA,
-        composited over white).
-    Raises InvalidImage for another type or shape, and for an array that breaks a limit.
-    """
-    if pixels.dtype != np.uint8:
-        raise InvalidImage(f"the array has dtype {pixels.dtype}; accepted: uint8, 0 to 255")
-    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)):
-        raise InvalidImage(
-            f"the array has shape {list(pixels.shape)}; accepted: [height, width], [height, width, 3 or 4]"
-        )
-    height, width = pixels.shape[:2]
-    check_size(width, height, limits or MediaLimits())
-    rgb = to_rgb(Pillow.fromarray(np.ascontiguousarray(pixels)))
-    return _of_pixels(width, height, rgb.tobytes())
-
-
 def _of_pixels(width: int, height: int, rgb: bytes) -> Image:
     return Image(identity_of_pixels(width, height, rgb), width, height, rgb)
+
+
+def identity_of_pixels(width: int, height: int, rgb: bytes) -> str:
+    return content_identity(RAW_MEDIA_TYPE, width, height, rgb)
+
+
+def to_rgb(picture: Pillow.Image) -> Pillow.Image:
+    """Convert a picture to RGB, at its size. Raises InvalidImage for modes without a defined range (F, I)."""
+    mode = picture.mode
+    if mode not in MODES:
+        raise InvalidImage(f"the picture has mode {mode}; accepted: {', '.join(sorted(MODES))}")
+    if mode in _SIXTEEN_BIT:
+        return _from_sixteen_bit(picture)
+    if mode in _WITH_ALPHA or (mode in _WITH_COLOUR_KEY and "transparency" in picture.info):
+        return _over_white(_to_rgba(picture))
+    return picture if mode == "RGB" else picture.convert("RGB")
+
+
+def without_empty_alpha(picture: Pillow.Image) -> Pillow.Image:
+    """Return a picture without its alpha channel if that is 0 everywhere and the file's format is an old one.
+
+    Many writers of these formats, the Windows clipboard among them, announce an alpha channel and leave it 0.
+    Browsers and Windows show such a picture opaque. In PNG and WebP, an alpha channel means what it says.
+    """
+    if picture.format not in _EMPTY_ALPHA_IS_NONE or picture.mode not in ("RGBA", "LA"):
+        return picture
+    empty = picture.getchannel("A").getextrema() == (0, 0)
+    return picture.convert(picture.mode[:-1]) if empty else picture
+
+
+def _to_rgba(picture: Pillow.Image) -> Pillow.Image:
+    if picture.mode == "La":  # Pillow cannot convert La to RGBA directly
+        picture = picture.convert("LA")
+    return picture if picture.mode == "RGBA" else picture.convert("RGBA")
+
+
+def _over_white(picture: Pillow.Image) -> Pillow.Image:
+    alpha = picture.getchannel("A")
+    rgb = picture.convert("RGB")
+    if alpha.getextrema() == (255, 255):
+        return rgb
+    white = Pillow.new("RGB", picture.size, (255, 255, 255))
+    white.paste(rgb, mask=alpha)
+    return white
+
+
+def _from_sixteen_bit(picture: Pillow.Image) -> Pillow.Image:
+    """Keep the high byte, as Pillow does for 16-bit RGB; its convert("L") would clip everything to white."""
+    values = np.asarray(picture)
+    grey = Pillow.fromarray((values >> 8).astype(np.uint8))
+    key = picture.info.get("transparency")
+    if not isinstance(key, int):
+        return grey.convert("RGB")
+    alpha = Pillow.fromarray(np.where(values == key, 0, 255).astype(np.uint8))
+    return _over_white(Pillow.merge("LA", (grey, alpha)).convert("RGBA"))

@@ -16,8 +16,7 @@ from fovea.media.limits import MediaLimits
 
 FORMATS: tuple[Format, ...] = (png.FORMAT, jpeg.FORMAT, webp.FORMAT, gif.FORMAT, bmp.FORMAT)
 ACCEPTED = "PNG, JPEG, WebP, GIF, BMP"
-
-
+_SIGNATURE_BYTES = 16
 _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"%PDF", "a PDF document; render the page to a PNG first"),
     (0, b"II*\0", "a TIFF image; convert it to PNG"),
@@ -47,25 +46,6 @@ _TEXTS: tuple[tuple[bytes, str], ...] = (
     (b"{", "JSON text"),
     (b"[", "JSON text"),
 )
-
-
-def describe(data: bytes) -> str:
-    """Return a noun phrase: "an HTML page", "plain text", "unknown data that begins with 0x00ff..."."""
-    if not data:
-        return "empty"
-    for offset, signature, name in _SIGNATURES:
-        if data.startswith(signature, offset):
-            return name
-    start = data[:512].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    for prefix, name in _TEXTS:
-        if start.startswith(prefix):
-            return name
-    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in data[:64]):
-        return "plain text"
-    return f"unknown data that begins with 0x{data[:8].hex()}"
-
-
-_SIGNATURE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +155,19 @@ def _read(data: bytes, limits: MediaLimits) -> ImageHeader:
     return ImageHeader(
         kind.media_type, width, height, facts.mode, facts.frames > 1, facts.orientation, facts.frames
     )
+
+
+def describe(data: bytes) -> str:
+    """Return a noun phrase: "an HTML page", "plain text", "unknown data that begins with 0x00ff..."."""
+    if not data:
+        return "empty"
+    for offset, signature, name in _SIGNATURES:
+        if data.startswith(signature, offset):
+            return name
+    start = data[:512].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for prefix, name in _TEXTS:
+        if start.startswith(prefix):
+            return name
+    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in data[:64]):
+        return "plain text"
+    return f"unknown data that begins with 0x{data[:8].hex()}"
