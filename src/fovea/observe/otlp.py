@@ -1,53 +1,44 @@
-"""Sends spans over OTLP/HTTP with OpenTelemetry's own exporter, which also reads the variables OTEL_*."""
+"""Sends spans over OTLP/HTTP with OpenTelemetry's own exporter, which also reads the variables OTEL_*.
+
+Only this module knows the library; it is imported if traces are exported. Little of a collector's answer is
+read: the exporter would read one of gigabytes into memory, and one that never ends for ever.
+"""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fovea.core.errors import ConfigError
-from fovea.core.names import install_command
+import requests
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from requests.adapters import HTTPAdapter
+
 from fovea.observe.spans import SCHEMA_URL, Span
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-
-
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PATH = "/v1/traces"
 TIMEOUT_S = 5.0
 """Seconds in which a batch has to reach the collector, its retries included."""
 NANOSECONDS = 1_000_000_000
-
-
-def is_wanted(endpoint: str) -> bool:
-    """Tell whether a collector is named, by the setting or by OpenTelemetry's own variables."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
-    return bool(endpoint or any(os.environ.get(name) for name in ENDPOINTS))
+MOST_BYTES = 64 * 1024
+"""Bytes of an answer that are read."""
+MOST_S = 5.0
+"""Seconds for which an answer is read after its head."""
 
 
 class OtlpExporter:
-    """An exporter of spans.
-
-    endpoint: URL of the collector; "": from the environment.
-    Raises ConfigError if OpenTelemetry's packages are not installed.
-    """
+    """An exporter of spans. endpoint: URL of the collector; "": from the environment."""
 
     def __init__(self, endpoint: str, service: str, version: str) -> None:
-        try:
-            from opentelemetry.exporter.otlp.proto.http import Compression
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-
-            from fovea.observe.otlp_answers import session
-        except ImportError as error:
-            raise ConfigError(
-                f"traces need OpenTelemetry's packages; install the extra otel: {install_command('otel')}",
-                param="otlp_endpoint",
-            ) from error
         # Fovea says once that a collector is gone; the exporter would say it with every batch.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         given: dict[str, Any] = {"endpoint": _url(endpoint)} if endpoint else {}
@@ -60,12 +51,10 @@ class OtlpExporter:
         if not os.environ.get("OTEL_SERVICE_NAME"):
             resource["service.name"] = service
         self._resource = Resource.create(resource)
-        self._scope = _scope(version)
+        self._scope = InstrumentationScope("fovea", version, SCHEMA_URL)
 
     def export(self, spans: Sequence[Span]) -> bool:
         """Send spans; return whether the collector took them."""
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
         try:
             sent = self._exporter.export([self._readable(span) for span in spans])
         except Exception:  # noqa: BLE001 - whatever the network does, serving goes on
@@ -77,9 +66,6 @@ class OtlpExporter:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _readable(self, span: Span) -> ReadableSpan:
-        from opentelemetry.sdk.trace import Event, ReadableSpan
-        from opentelemetry.trace import SpanKind, Status, StatusCode
-
         return ReadableSpan(
             span.name,
             context=_context(span.trace_id, span.span_id, span.state, is_remote=False),
@@ -98,15 +84,7 @@ class OtlpExporter:
         )
 
 
-def _scope(version: str) -> Any:
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-    return InstrumentationScope("fovea", version, SCHEMA_URL)
-
-
-def _context(trace_id: str, span_id: str, state: str, *, is_remote: bool) -> Any:
-    from opentelemetry.trace import SpanContext, TraceFlags, TraceState
-
+def _context(trace_id: str, span_id: str, state: str, *, is_remote: bool) -> SpanContext:
     known = TraceState.from_header([state]) if state else None
     sampled = TraceFlags(TraceFlags.SAMPLED)
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote, sampled, known)
@@ -115,3 +93,37 @@ def _context(trace_id: str, span_id: str, state: str, *, is_remote: bool) -> Any
 def _url(endpoint: str) -> str:
     trimmed = endpoint.rstrip("/")
     return trimmed if trimmed.endswith(PATH) else trimmed + PATH
+
+
+class BriefAnswers(HTTPAdapter):
+    """Cuts answers after MOST_BYTES and MOST_S. Refuses redirects, which no collector needs."""
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+        """Send a request. Raises requests.RequestException."""
+        response = super().send(request, *args, **options)
+        if 300 <= response.status_code < 400:
+            response.close()
+            raise requests.TooManyRedirects("the collector answered with a redirect")
+        response.raw = io.BytesIO(_beginning(response.raw))
+        return response
+
+
+def session() -> requests.Session:
+    """Return a session whose answers are cut."""
+    made = requests.Session()
+    for scheme in ("http://", "https://"):
+        made.mount(scheme, BriefAnswers())
+    return made
+
+
+def _beginning(raw: Any) -> bytes:
+    """Return the first bytes of an answer. The connection stays usable only if the answer ends with them."""
+    ends = time.monotonic() + MOST_S
+    read = b""
+    while len(read) < MOST_BYTES and time.monotonic() < ends:
+        piece = raw.read1(MOST_BYTES - len(read), decode_content=False)
+        if not piece:
+            return read
+        read += piece
+    raw.close()
+    return read

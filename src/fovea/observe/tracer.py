@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -17,8 +18,13 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from fovea.core.errors import ConfigError
+from fovea.core.names import install_command
 from fovea.core.settings import check_settings, setting
 from fovea.observe.spans import Parent, Span, TraceContext, context_of
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""OpenTelemetry's own variables for the URL of a collector."""
 
 
 def check_endpoint(value: str) -> str:
@@ -199,8 +205,15 @@ def open_tracer(settings: TraceSettings, service: str, version: str) -> Tracer |
     service: name of the service, unless OTEL_SERVICE_NAME gives another one.
     Raises ConfigError if the extra otel is not installed.
     """
-    from fovea.observe import otlp
-
-    if not otlp.is_wanted(settings.otlp_endpoint):
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    return Tracer(settings, otlp.OtlpExporter(settings.otlp_endpoint, service, version))
+    if not settings.otlp_endpoint and not any(os.environ.get(name) for name in ENDPOINTS):
+        return None
+    try:
+        from fovea.observe.otlp import OtlpExporter
+    except ImportError as error:
+        raise ConfigError(
+            f"traces need OpenTelemetry's packages; install the extra otel: {install_command('otel')}",
+            param="otlp_endpoint",
+        ) from error
+    return Tracer(settings, OtlpExporter(settings.otlp_endpoint, service, version))

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from fovea.observe import otlp_answers
+from fovea.observe import otlp
 from fovea.observe.otlp import OtlpExporter
 from fovea.observe.spans import Span
 
@@ -58,7 +58,7 @@ def test_an_answer_without_end_is_cut(status: bytes, taken: bool) -> None:
 
 
 def test_an_answer_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp_answers, "MOST_S", 0.05)
+    monkeypatch.setattr(otlp, "MOST_S", 0.05)
     left = threading.Event()
 
     def drip(connection: socket.socket) -> None:
