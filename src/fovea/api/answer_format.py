@@ -106,11 +106,8 @@ def _make(param: str, kind: str, value: Any, whitespace: str | None) -> AnswerFo
         return AnswerFormat.json_schema(value, whitespace=whitespace, param=param)
     if kind == "json_object":
         return AnswerFormat.json_object(whitespace=whitespace, param=param)
-    if kind == "regex":
-        return AnswerFormat.regex(value, param=param)
-    if kind == "choice":
-        return AnswerFormat.choice(value, param=param)
-    return AnswerFormat.grammar(value, param=param)
+    make = {"regex": AnswerFormat.regex, "choice": AnswerFormat.choice, "grammar": AnswerFormat.grammar}[kind]
+    return make(value, param=param)
 
 
 def _response_format(body: ResponseFormat | None) -> list[_Wish]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from fovea.api import sse
@@ -110,13 +110,7 @@ class CompletionWriter:
 
 def add_usage(parts: list[Usage]) -> Usage:
     """The sum of the token counts of several answers."""
-    return Usage(
-        sum(u.prompt for u in parts),
-        sum(u.completion for u in parts),
-        sum(u.cached for u in parts),
-        sum(u.image for u in parts),
-        sum(u.reasoning for u in parts),
-    )
+    return Usage(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 PLAIN = Reading()

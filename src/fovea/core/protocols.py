@@ -97,15 +97,9 @@ class VisualTokenRule(Protocol):
         ...
 
     def tokens(
-        self,
-        width: int,
-        height: int,
-        *,
-        detail: Detail = "auto",
-        images: int = 1,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-    ) -> int:
+        self, width: int, height: int, *, detail: Detail = "auto", images: int = 1,
+        min_pixels: int | None = None, max_pixels: int | None = None,
+    ) -> int:  # fmt: skip
         """Return the number of visual tokens that the image takes in the prompt.
 
         width, height: of the image, in pixels.

@@ -219,18 +219,9 @@ class TorchKernels:
         return x
 
     def rotate_store(
-        self,
-        qkv: Tensor,
-        heads: int,
-        cos: Tensor,
-        sin: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        kv: Tensor,
-        slots: Tensor,
-        *,
-        centered: bool = False,
-    ) -> Tensor:
+        self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
+        eps: float, kv: Tensor, slots: Tensor, *, centered: bool = False,
+    ) -> Tensor:  # fmt: skip
         rotated_heads = heads + kv.shape[3]
         qk, value = qkv[:, :rotated_heads], qkv[:, rotated_heads:]
         if norms is not None:

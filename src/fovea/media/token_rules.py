@@ -45,15 +45,9 @@ class OpenAITiles:
         return "openai-tiles"
 
     def tokens(
-        self,
-        width: int,
-        height: int,
-        *,
-        detail: Detail = "auto",
-        images: int = 1,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-    ) -> int:
+        self, width: int, height: int, *, detail: Detail = "auto", images: int = 1,
+        min_pixels: int | None = None, max_pixels: int | None = None,
+    ) -> int:  # fmt: skip
         """Count the tokens of an image, see `VisualTokenRule.tokens`.
 
         Raises InvalidImage for an image without pixels, InvalidRequest for a detail level that OpenAI does
@@ -95,15 +89,9 @@ class Estimate:
         return "estimate"
 
     def tokens(
-        self,
-        width: int,
-        height: int,
-        *,
-        detail: Detail = "auto",
-        images: int = 1,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-    ) -> int:
+        self, width: int, height: int, *, detail: Detail = "auto", images: int = 1,
+        min_pixels: int | None = None, max_pixels: int | None = None,
+    ) -> int:  # fmt: skip
         """Estimate the tokens of an image, see `VisualTokenRule.tokens`.
 
         Raises InvalidImage for an image without pixels.

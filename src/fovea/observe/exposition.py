@@ -71,7 +71,7 @@ Parent = TypeVar("Parent", bound=MetricWrapperBase)
 
 
 class BoundedSeries(Generic[Parent]):
-    """The series of a counter or a histogram, by the values of their labels."""
+    """The series of a counter or a histogram (`parent`), by the values of their labels."""
 
     def __init__(self, parent: Parent, labels: int, most: int) -> None:
         """Take the metric whose series these are.
@@ -79,7 +79,7 @@ class BoundedSeries(Generic[Parent]):
         labels: number of its labels; 0: the metric is its only series.
         most: most series with label values of their own.
         """
-        self._parent = parent
+        self.parent = parent
         self._most = most
         self._children: dict[tuple[str, ...], Parent] = {} if labels else {(): parent}
 
@@ -91,7 +91,7 @@ class BoundedSeries(Generic[Parent]):
     def _new(self, values: tuple[str, ...]) -> Parent:
         if len(self._children) >= self._most:
             values = (OTHER,) * len(values)
-        child = self._children[values] = self._parent.labels(*values)
+        child = self._children[values] = self.parent.labels(*values)
         return child
 
 

@@ -43,7 +43,6 @@ from fovea.observe.table import (
     Distribution,
     Share,
     Spread,
-    Total,
 )
 
 Stats = Callable[[], Mapping[str, float]]
@@ -80,13 +79,18 @@ class Metrics:
         self.registry = CollectorRegistry()
         info = Gauge("fovea:info", INFO_TEXT, INFO_LABELS, registry=self.registry)
         info.labels(model, version).set(1)
-        self._totals = {name: _Total(name, row) for name, row in TOTALS.items()}
-        self._spreads = {name: _Spread(name, row) for name, row in SPREADS.items()}
+        self._totals = {
+            name: BoundedSeries(
+                Counter(f"fovea:{name}", row.text, row.labels, registry=None), len(row.labels), MOST_SERIES
+            )
+            for name, row in TOTALS.items()
+        }
+        self._spreads = {name: _spread(name, row) for name, row in SPREADS.items()}
         parts = (
             EngineCollector(stats, model, clock).collect,
             *(() if devices is None else (devices.collect,)),
-            *(total.metric.collect for total in self._totals.values()),
-            *(spread.metric.collect for spread in self._spreads.values()),
+            *(series.parent.collect for series in self._totals.values()),
+            *(series.parent.collect for series in self._spreads.values()),
         )
         self.registry.register(_Collector(parts, model))
         self.registry.register(ProcessMetrics())
@@ -95,7 +99,7 @@ class Metrics:
 
     def observe_request(self, route: str, status: int, seconds: float, trace_id: str = "") -> None:
         self._count("requests", 1, route, str(status))
-        self._spreads["request_seconds"].observe(seconds, route, trace_id=trace_id)
+        self._observe("request_seconds", seconds, route, trace_id=trace_id)
 
     def count_refusal(self, code: str) -> None:
         """Count a request that got an error instead of an answer."""
@@ -126,15 +130,15 @@ class Metrics:
     def begin_answer(self, choices: int, max_tokens: int | None) -> None:
         """Count a request that is handed to the engine. max_tokens: None: the request sets no limit."""
         self._count("answers_begun", 1)
-        self._spreads["choices"].observe(choices)
+        self._observe("choices", choices)
         if max_tokens is not None:
-            self._spreads["max_tokens"].observe(max_tokens)
+            self._observe("max_tokens", max_tokens)
 
     def observe_gap(self, seconds: float) -> None:
-        self._spreads["itl_seconds"].observe(seconds)
+        self._observe("itl_seconds", seconds)
 
     def observe_first_token(self, seconds: float, trace_id: str = "") -> None:
-        self._spreads["ttft_seconds"].observe(seconds, trace_id=trace_id)
+        self._observe("ttft_seconds", seconds, trace_id=trace_id)
 
     def count_cut(self, reason: str, used: Usage | None) -> None:
         """Count an answer that did not reach its end.
@@ -164,9 +168,9 @@ class Metrics:
 
     def _observe_usage(self, usage: Usage) -> None:
         self._count_tokens(usage)
-        self._spreads["prompt_tokens"].observe(usage.prompt)
-        self._spreads["computed_prompt_tokens"].observe(usage.prompt - usage.cached)
-        self._spreads["answer_tokens"].observe(usage.completion)
+        self._observe("prompt_tokens", usage.prompt)
+        self._observe("computed_prompt_tokens", usage.prompt - usage.cached)
+        self._observe("answer_tokens", usage.completion)
 
     def _count_tokens(self, usage: Usage) -> None:
         for kind in ("prompt", "completion", "cached", "image"):
@@ -174,19 +178,22 @@ class Metrics:
 
     def _observe_timings(self, timings: StageTimings, trace_id: str) -> None:
         for stage in STAGES:
-            self._spreads["stage_seconds"].observe(getattr(timings, stage), stage, trace_id=trace_id)
+            self._observe("stage_seconds", getattr(timings, stage), stage, trace_id=trace_id)
         engine_s = timings.ttft + timings.decode
-        self._spreads["answer_seconds"].observe(engine_s)
-        self._spreads["response_seconds"].observe(timings.fetch + timings.media_decode + engine_s)
-        self._spreads["inference_seconds"].observe(timings.prefill + timings.decode)
+        self._observe("answer_seconds", engine_s)
+        self._observe("response_seconds", timings.fetch + timings.media_decode + engine_s)
+        self._observe("inference_seconds", timings.prefill + timings.decode)
 
     def _observe_pace(self, gaps: int, choices: int, decode_s: float) -> None:
         """Record the mean time between two tokens of a request. gaps: between tokens of the same choice."""
         if gaps > 0:
-            self._spreads["tpot_seconds"].observe(decode_s * choices / gaps)
+            self._observe("tpot_seconds", decode_s * choices / gaps)
 
     def _count(self, name: str, by: float, *labels: str) -> None:
-        self._totals[name].add(by, *labels)
+        self._totals[name][labels].inc(by)
+
+    def _observe(self, name: str, value: float, *labels: str, trace_id: str = "") -> None:
+        self._spreads[name][labels].observe(value, {"trace_id": trace_id} if trace_id else None)
 
     async def refresh(self) -> None:
         """Read the GPUs again if their last reading is old, in a thread, because that may block."""
@@ -198,34 +205,10 @@ class Metrics:
         return expose(self.registry, accept)
 
 
-class _Total:
-    """A counter of TOTALS."""
-
-    def __init__(self, name: str, row: Total) -> None:
-        self.metric = Counter(f"fovea:{name}", row.text, row.labels, registry=None)
-        self._series = BoundedSeries(self.metric, len(row.labels), MOST_SERIES)
-
-    def add(self, count: float, *labels: str) -> None:
-        self._series[labels].inc(count)
-
-
-class _Spread:
-    """A histogram of SPREADS."""
-
-    def __init__(self, name: str, row: Spread) -> None:
-        labels = (row.label,) if row.label else ()
-        self.metric = Histogram(f"fovea:{name}", row.text, labels, buckets=row.buckets, registry=None)
-        self._series = BoundedSeries(self.metric, len(labels), MOST_HISTOGRAMS)
-
-    def observe(self, value: float, *labels: str, trace_id: str = "") -> None:
-        """Record a value.
-
-        trace_id: of the request, if its trace is recorded; it becomes an exemplar.
-        """
-        if trace_id:
-            self._series[labels].observe(value, {"trace_id": trace_id})
-        else:
-            self._series[labels].observe(value)
+def _spread(name: str, row: Spread) -> BoundedSeries[Histogram]:
+    labels = (row.label,) if row.label else ()
+    histogram = Histogram(f"fovea:{name}", row.text, labels, buckets=row.buckets, registry=None)
+    return BoundedSeries(histogram, len(labels), MOST_HISTOGRAMS)
 
 
 class _Collector(Collector):

@@ -12,7 +12,6 @@ too small for regions, the image is one region at a low resolution.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -65,15 +64,6 @@ class Allocation:
     full: int
 
 
-class _Division(NamedTuple):
-    """The fields of `Allocation` with these names."""
-
-    regions: tuple[Region, ...]
-    scores: tuple[float, ...]
-    demands: tuple[int, ...]
-    budgets: tuple[int, ...]
-
-
 def content_mask(propositional: Map, perspectival: Map) -> Mask:
     """Whether each cell has content, (rows, columns)."""
     return (propositional > CONTENT) | (perspectival > SALIENCE)
@@ -113,19 +103,17 @@ def attend(
     if shape[0] * shape[1] >= total:
         return _one_region(relevance, content, total, shape)
     first = View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))
-    division = _divide(partition(content, side), relevance, content, total - first.tokens, policy)
-    views = [
-        view(region, budget, relevance, content)
-        for region, budget in zip(division.regions, division.budgets, strict=True)
-        if budget
-    ]
-    return Allocation(Layout(grid, (first, *views)), *division, relevance.size)
+    regions = partition(content, side)
+    regions, scores, demands, budgets = _divide(regions, relevance, content, total - first.tokens, policy)
+    pairs = zip(regions, budgets, strict=True)
+    views = [view(region, budget, relevance, content) for region, budget in pairs if budget]
+    return Allocation(Layout(grid, (first, *views)), regions, scores, demands, budgets, relevance.size)
 
 
 def _divide(
     regions: tuple[Region, ...], relevance: Map, content: Mask, total: int, policy: str | attending.Policy
-) -> _Division:
-    """Divide `total` tokens among regions.
+) -> tuple[tuple[Region, ...], tuple[float, ...], tuple[int, ...], tuple[int, ...]]:
+    """Divide `total` tokens among regions. Returns the fields of `Allocation` from `regions` to `budgets`.
 
     If the content of a region does not fit, the region is cut around its peak, and the tokens are divided
     again.
@@ -140,7 +128,7 @@ def _divide(
             break
         parts = cut_out(regions[index], relevance, content, cells)
         regions = tuple(sorted((*regions[:index], *parts, *regions[index + 1 :])))
-    return _Division(regions, scores, demands, budgets)
+    return regions, scores, demands, budgets
 
 
 def score(relevance: Map) -> float:

@@ -134,18 +134,9 @@ class NativeKernels:
         return x
 
     def rotate_store(
-        self,
-        qkv: Tensor,
-        heads: int,
-        cos: Tensor,
-        sin: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        kv: Tensor,
-        slots: Tensor,
-        *,
-        centered: bool = False,
-    ) -> Tensor:
+        self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
+        eps: float, kv: Tensor, slots: Tensor, *, centered: bool = False,
+    ) -> Tensor:  # fmt: skip
         if qkv.dtype is not BF16:
             return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered)
         qkv = qkv.contiguous()
@@ -219,14 +210,9 @@ class NativeKernels:
         return out
 
     def short_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: str | None,
-        state: Tensor,
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor,
         plan: StatePlan,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         if x.dtype is not BF16 or activation not in (None, "silu") or x.stride(1) != 1:
             return self._torch.short_conv(x, weight, bias, activation, state, plan)
         rows, channels = x.shape
@@ -242,15 +228,9 @@ class NativeKernels:
         return out
 
     def gated_delta(
-        self,
-        qkv: Tensor,
-        beta: Tensor,
-        step: Tensor,
-        rates: tuple[Tensor, Tensor],
-        key_heads: int,
-        state: Tensor,
-        plan: StatePlan,
-    ) -> Tensor:
+        self, qkv: Tensor, beta: Tensor, step: Tensor, rates: tuple[Tensor, Tensor], key_heads: int,
+        state: Tensor, plan: StatePlan,
+    ) -> Tensor:  # fmt: skip
         if qkv.dtype is not BF16:
             return self._torch.gated_delta(qkv, beta, step, rates, key_heads, state, plan)
         qkv, beta, step = qkv.contiguous(), beta.contiguous(), step.contiguous()

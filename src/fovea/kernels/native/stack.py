@@ -101,16 +101,9 @@ class NativeStack:
                 layer.activation = products[2].kind
 
     def __call__(
-        self,
-        x: Tensor,
-        first: int,
-        last: int,
-        cos: Tensor,
-        sin: Tensor,
-        kv: Tensor,
-        plan: AttentionPlan,
+        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan,
         read: Tensor | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         x = x.clone(memory_format=torch.contiguous_format)
         shape = self._shape
         rows, pages = len(x), (ANY, ANY, 2, shape.kv_heads, shape.dim)

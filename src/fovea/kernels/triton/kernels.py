@@ -84,18 +84,9 @@ class TritonKernels:
         return triton_rows.rms_norm(x, weight, eps)
 
     def rotate_store(
-        self,
-        qkv: Tensor,
-        heads: int,
-        cos: Tensor,
-        sin: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        kv: Tensor,
-        slots: Tensor,
-        *,
-        centered: bool = False,
-    ) -> Tensor:
+        self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
+        eps: float, kv: Tensor, slots: Tensor, *, centered: bool = False,
+    ) -> Tensor:  # fmt: skip
         if centered or cos.shape[-1] != qkv.shape[-1]:
             return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered)
         return triton_rows.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
@@ -123,16 +114,9 @@ class TritonStack:
         self._kernels, self._shape, self._layers = kernels, shape, layers
 
     def __call__(
-        self,
-        x: Tensor,
-        first: int,
-        last: int,
-        cos: Tensor,
-        sin: Tensor,
-        kv: Tensor,
-        plan: AttentionPlan,
+        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan,
         read: Tensor | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         if first == last:
             return x if read is None else x[read]
         shape, kernels, rows = self._shape, self._kernels, len(x)

@@ -115,15 +115,9 @@ def _rotate_store(
 
 
 def rotate_store(
-    qkv: Tensor,
-    heads: int,
-    cos: Tensor,
-    sin: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    kv: Tensor,
-    slots: Tensor,
-) -> Tensor:
+    qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float,
+    kv: Tensor, slots: Tensor,
+) -> Tensor:  # fmt: skip
     """Do the work of `kernels.base.Kernels.rotate_store`. kv is contiguous; qkv is not changed."""
     qkv = qkv.contiguous()
     rows, _, dim = qkv.shape

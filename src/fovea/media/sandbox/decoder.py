@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -178,11 +179,6 @@ class SandboxedFrames:
 
     def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = lambda: False) -> Iterator[Rgb]:
         self.check(indices)
-
-        def stop_if_abandoned() -> None:
-            if abandoned():
-                raise Abandoned
-
         question = {"ask": "frames", "header": asdict(self.header), "indices": list(indices)}
         room = self.header.width * self.header.height * 3
         seconds = self.limits.video_decode_s
@@ -190,7 +186,7 @@ class SandboxedFrames:
         try:
             answers = ask_worker(
                 self.pool, question, self.data, seconds,
-                room=room, each_wait=stop_if_abandoned, tenant=self.tenant,
+                room=room, each_wait=partial(_stop_if, abandoned), tenant=self.tenant,
             )  # fmt: skip
             with closing(answers):
                 for answer, pixels in answers:
@@ -203,6 +199,11 @@ class SandboxedFrames:
             raise InvalidVideo(f"the video cannot be decoded: {error}") from error
         if missing:
             raise InvalidVideo(f"the video cannot be decoded: {missing} of its frames are missing")
+
+
+def _stop_if(abandoned: Callable[[], bool]) -> None:
+    if abandoned():
+        raise Abandoned
 
 
 def ask_worker(
@@ -312,11 +313,6 @@ class DocumentRenderer:
         Raises InvalidRequest for pages that are not there or too many of them, InvalidPdf, Unavailable,
         Abandoned.
         """
-
-        def stop_if_abandoned() -> None:
-            if abandoned():
-                raise Abandoned
-
         if self._pool is None:
             raise Unavailable("PDF files are not accepted here (pdf_workers is 0)", code=UNAVAILABLE)
         check_magic(data)
@@ -326,7 +322,7 @@ class DocumentRenderer:
         try:
             answers = ask_worker(
                 self._pool, question, data, self._limits.pdf_render_s,
-                room=ROOM, each_wait=stop_if_abandoned, tenant=tenant,
+                room=ROOM, each_wait=partial(_stop_if, abandoned), tenant=tenant,
             )  # fmt: skip
             with closing(answers):
                 for answer, output in answers:
