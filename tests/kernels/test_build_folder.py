@@ -49,7 +49,7 @@ def answer(library: Path) -> int:
 
 
 def test_the_library_and_its_folder_are_the_users_alone(cache: Path) -> None:
-    library = build._build(PLAIN)
+    library = build.cached_library(PLAIN)
     assert library.parent == cache
     assert [path.stat().st_mode & 0o777 for path in (cache, library, library.with_suffix(".sha256"))] == [
         0o700, 0o700, 0o600,
@@ -62,9 +62,9 @@ def test_a_folder_that_others_may_write_to_is_not_used(
     cache: Path, tmp_path: Path, shared: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a shared XDG_CACHE_HOME, another user put a library there, and its code ran in the server."""
-    plant(build._build(PLAIN))
+    plant(build.cached_library(PLAIN))
     (tmp_path / shared).chmod(0o777)
-    library = build._build(PLAIN)
+    library = build.cached_library(PLAIN)
     assert library.parent != cache
     assert answer(library) == 1
     assert f"others may write to {tmp_path / shared}" in caplog.text
@@ -76,7 +76,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_used(
     (tmp_path / "elsewhere").mkdir()
     cache.parent.mkdir()
     cache.symlink_to(tmp_path / "elsewhere")
-    library = build._build(PLAIN)
+    library = build.cached_library(PLAIN)
     assert not any((tmp_path / "elsewhere").iterdir())
     assert answer(library) == 1
     assert "is a symbolic link" in caplog.text
@@ -84,9 +84,9 @@ def test_a_link_in_the_place_of_the_folder_is_not_used(
 
 @ROOT
 def test_a_folder_of_another_user_is_not_used(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plant(build._build(PLAIN))
+    plant(build.cached_library(PLAIN))
     os.chown(cache, OTHER, OTHER)
-    assert answer(build._build(PLAIN)) == 1
+    assert answer(build.cached_library(PLAIN)) == 1
     assert f"belongs to user {OTHER}" in caplog.text
 
 
@@ -94,28 +94,28 @@ def test_a_folder_of_another_user_is_not_used(cache: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize("suffix", [".so", ".sha256"])
 def test_a_file_of_another_user_is_replaced(cache: Path, suffix: str) -> None:
     """The folder was open once, and the file that was put there then is still there."""
-    library = build._build(PLAIN)
+    library = build.cached_library(PLAIN)
     plant(library)
     os.chown(library.with_suffix(suffix), OTHER, OTHER)
-    assert build._build(PLAIN) == library
+    assert build.cached_library(PLAIN) == library
     assert answer(library) == 1
     assert library.stat().st_uid == os.geteuid()
 
 
 @pytest.mark.parametrize("mode", [0o722, 0o720])
 def test_a_file_that_others_may_write_to_is_replaced(cache: Path, mode: int) -> None:
-    library = build._build(PLAIN)
+    library = build.cached_library(PLAIN)
     plant(library)
     library.chmod(mode)
-    assert answer(build._build(PLAIN)) == 1
+    assert answer(build.cached_library(PLAIN)) == 1
 
 
 def test_a_link_in_the_place_of_the_library_is_replaced(cache: Path, tmp_path: Path) -> None:
-    library = build._build(PLAIN)
+    library = build.cached_library(PLAIN)
     plant(library)
     library.rename(tmp_path / "elsewhere.so")
     library.symlink_to(tmp_path / "elsewhere.so")
-    assert answer(build._build(PLAIN)) == 1
+    assert answer(build.cached_library(PLAIN)) == 1
     assert (tmp_path / "elsewhere.so").read_bytes() == EVIL
 
 
@@ -130,18 +130,18 @@ def test_processes_that_start_together_compile_once(cache: Path, monkeypatch: py
 
     monkeypatch.setattr(build, "compile_kernels", compile_slowly)
     with ThreadPoolExecutor(3) as pool:
-        libraries = [*pool.map(build._build, [PLAIN] * 3)]
+        libraries = [*pool.map(build.cached_library, [PLAIN] * 3)]
     assert len(calls) == len(set(libraries)) == 1
     assert answer(libraries[0]) == 1
 
 
 def test_a_process_that_was_stopped_holds_nobody_up(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = build._build(PLAIN)
+    library = build.cached_library(PLAIN)
     library.unlink()
     monkeypatch.setattr(build, "BUILD_TIMEOUT_S", 0.2)
     monkeypatch.setattr(build, "compile_kernels", partial(compile_within, build.compile_kernels))
-    with build._lock(library.with_suffix(".lock")):
-        assert answer(build._build(PLAIN)) == 1
+    with build.build_lock(library.with_suffix(".lock")):
+        assert answer(build.cached_library(PLAIN)) == 1
 
 
 def compile_within(compile_kernels: Callable[..., Path], *arguments: Any) -> Path:

@@ -323,16 +323,16 @@ def test_a_complete_build_is_used_again_and_a_truncated_one_is_not(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "HIGHWAY", sources)
     plain = InstructionSet("plain", "any", "", frozenset(), ())
-    output = build._build(plain)
+    output = build.cached_library(plain)
     assert output.parent == tmp_path / "fovea"
     assert output.with_suffix(".sha256").exists()
     output.write_bytes(output.read_bytes()[:3000])
-    assert build._build(plain) == output
+    assert build.cached_library(plain) == output
     assert output.stat().st_size > 3000, (
         "a truncated library was accepted as complete; loading it would end the process"
     )
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("the library was compiled again"))
-    assert build._build(plain) == output
+    assert build.cached_library(plain) == output
 
 
 @settings(max_examples=40, deadline=None)
@@ -455,7 +455,7 @@ def test_nan_stays_nan(native: NativeKernels) -> None:
 def test_without_a_home_folder_the_build_uses_a_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    folder = build._cache_folder()
+    folder = build.cache_folder()
     assert folder.is_dir()
     folder.rmdir()
 

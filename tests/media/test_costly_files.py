@@ -85,10 +85,10 @@ def test_a_file_of_too_many_parts_is_refused(data: bytes, fragment: str) -> None
 @pytest.mark.parametrize(
     ("parts", "data", "most"),
     [
-        (lambda data: jpeg._segments(data, scans=True), fill(b"\xff\xd8", b"\xff\x01"), 4_000),
-        (png._chunks, fill(PNG, chunk(b"teXt", b"")), MAX_PARTS),
-        (gif._blocks, fill(GIF, b"!\xfe\0", b";"), MAX_PARTS),
-        (webp._chunks, webp_file(b"ABCD\0\0\0\0" * (SIZE // 8)), MAX_PARTS),
+        (lambda data: jpeg.read_segments(data, scans=True), fill(b"\xff\xd8", b"\xff\x01"), 4_000),
+        (png.read_chunks, fill(PNG, chunk(b"teXt", b"")), MAX_PARTS),
+        (gif.read_blocks, fill(GIF, b"!\xfe\0", b";"), MAX_PARTS),
+        (webp.read_chunks, webp_file(b"ABCD\0\0\0\0" * (SIZE // 8)), MAX_PARTS),
     ],
 )
 def test_the_loop_over_parts_ends(parts: Callable[[bytes], Iterator[object]], data: bytes, most: int) -> None:
@@ -114,7 +114,7 @@ def test_fill_bytes_before_a_marker_are_accepted() -> None:
 def test_the_header_of_a_jpeg_does_not_search_its_pixels() -> None:
     """A check while a download arrives once searched megabytes of pixels for the end of the scan."""
     data = b"\xff\xd8" + frame(16, 16) + SOS + b"\xff\0" * 1000
-    assert [part.end for part in jpeg._segments(data, scans=False)][-1] == len(data) - 2000
+    assert [part.end for part in jpeg.read_segments(data, scans=False)][-1] == len(data) - 2000
 
 
 # ---- EXIF
@@ -204,7 +204,7 @@ def test_many_scans_over_a_small_picture_are_bounded_by_number() -> None:
 def test_visits_follow_from_the_components_of_a_scan(
     factors: tuple[int, ...], scans: list[tuple[int, ...]], visits: int
 ) -> None:
-    header = jpeg._frame(0xC2, frame(10, 10, factors=factors)[4:])
+    header = jpeg.read_frame(0xC2, frame(10, 10, factors=factors)[4:])
     assert sum(header.visits(bytes(components)) for components in scans) == visits
 
 
@@ -217,7 +217,7 @@ def test_a_damaged_scan_header_is_an_error_of_the_file(header: bytes) -> None:
 
 def test_two_components_with_one_name_count_as_the_larger_one() -> None:
     body = struct.pack(">BHHB", 8, 10, 10, 3) + bytes((1, 0x44, 0, 1, 0x11, 0, 1, 0x11, 0))
-    assert jpeg._frame(0xC2, body).visits(b"\x01") == 100
+    assert jpeg.read_frame(0xC2, body).visits(b"\x01") == 100
 
 
 @pytest.mark.parametrize("subsampling", [0, 2])

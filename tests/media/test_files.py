@@ -9,7 +9,7 @@ import pytest
 
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage
 from fovea.media.limits import MediaLimits, quote
-from fovea.media.source import read_beneath
+from fovea.media.source import read_inside
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_sparse_file_is_refused_without_reading_it(tmp_path: Path, reads: list
     with path.open("wb") as file:
         file.truncate(100 << 30)
     with pytest.raises(InvalidImage, match="holds 107374182400 bytes; accepted: at most 20971520") as caught:
-        read_beneath(path, MediaLimits(file_root=tmp_path))
+        read_inside(path, MediaLimits(file_root=tmp_path))
     assert caught.value.code == "image_too_large"
     assert reads == []
 
@@ -46,23 +46,23 @@ def test_a_file_that_grows_is_read_up_to_the_limit(
     small = os.stat_result((0o100600, 0, 0, 0, 0, 0, 100, 0, 0, 0))
     monkeypatch.setattr(os, "fstat", lambda _: small)
     with pytest.raises(InvalidImage, match="accepted: at most 2000000"):
-        read_beneath(path, MediaLimits(file_root=tmp_path, max_bytes=2_000_000))
+        read_inside(path, MediaLimits(file_root=tmp_path, max_bytes=2_000_000))
     assert sum(reads) <= 2_000_000 + (1 << 20)
 
 
 def test_files_of_the_system_end_with_an_error_or_their_data() -> None:
     """Files in /proc state no size. An error while reading one counted as a defect of Fovea (status 500)."""
     limits = MediaLimits(file_root=Path("/proc"))
-    assert b"Name" in read_beneath(Path("/proc/self/status"), limits)
+    assert b"Name" in read_inside(Path("/proc/self/status"), limits)
     with pytest.raises(InvalidImage, match="cannot be read: Input/output error"):
-        read_beneath(Path("/proc/self/mem"), limits)
+        read_inside(Path("/proc/self/mem"), limits)
     with pytest.raises(Forbidden, match="not a regular file"):
-        read_beneath(Path("/proc/self/fd"), limits)
+        read_inside(Path("/proc/self/fd"), limits)
 
 
 def test_a_device_is_not_read(reads: list[int]) -> None:
     with pytest.raises(Forbidden, match="not a regular file"):
-        read_beneath(Path("/dev/zero"), MediaLimits(file_root=Path("/dev")))
+        read_inside(Path("/dev/zero"), MediaLimits(file_root=Path("/dev")))
     assert reads == []
 
 
@@ -71,7 +71,7 @@ def test_long_paths_are_shortened_in_messages(tmp_path: Path) -> None:
     limits = MediaLimits(file_root=tmp_path)
     for path in (tmp_path / "/".join(["a\nb" * 50] * 20), tmp_path / ("x" * 250), tmp_path / ("y" * 8000)):
         with pytest.raises(FoveaError) as caught:
-            read_beneath(path, limits)
+            read_inside(path, limits)
         assert len(caught.value.message) < 300
         assert "\n" not in caught.value.message
 

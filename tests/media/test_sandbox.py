@@ -360,9 +360,9 @@ def test_a_worker_that_lies_about_a_video_is_not_believed(change: dict[str, Any]
         "stamps": [0, 1],
         "keys": [0],
     }
-    assert decoder_module._video_header(good, LIMITS).width == 64
+    assert decoder_module.checked_header(good, LIMITS).width == 64
     with pytest.raises(InvalidVideo, match="impossible header"):
-        decoder_module._video_header(good | change, LIMITS)
+        decoder_module.checked_header(good | change, LIMITS)
 
 
 def test_a_closed_decoder_refuses_and_leaves_no_process() -> None:

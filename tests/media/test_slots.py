@@ -113,7 +113,7 @@ async def test_a_server_that_never_answers_takes_few_slots() -> None:
     slow = [asyncio.create_task(fetcher.fetch(f"http://{host}/{n}")) for n, host in enumerate(hosts)]
     await turns()
     assert await fetcher.fetch("http://images.test/") == PNG
-    assert fetcher._slots.free == 1
+    assert fetcher.slots.free == 1
     answer.set()
     assert await asyncio.gather(*slow) == [PNG] * 10
 
@@ -135,7 +135,7 @@ async def test_a_redirect_takes_a_slot_of_its_target() -> None:
     fetcher = Fetcher(limits, resolve=net.resolve, transport=Transport())
     tasks = [asyncio.create_task(fetcher.fetch(f"http://{name}/")) for name in names]
     await turns(50)
-    assert fetcher._slots.free == 2
+    assert fetcher.slots.free == 2
     answer.set()
     assert await asyncio.gather(*tasks) == [PNG] * 6
 
@@ -215,7 +215,7 @@ async def test_unfinished_downloads_have_a_ceiling_together() -> None:
     fetcher = Fetcher(limits, resolve=net.resolve, transport=Transport())
     tasks = [asyncio.create_task(fetcher.fetch(f"http://images.test/{n}")) for n in range(5)]
     await turns(50)
-    assert fetcher._arrivals.held <= MIB
+    assert fetcher.arrivals.held <= MIB
     assert await fetcher.fetch("http://images.test/small") == PNG
     done = [task for task in tasks if task.done()]
     assert len(done) == 4
@@ -223,8 +223,8 @@ async def test_unfinished_downloads_have_a_ceiling_together() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert fetcher._arrivals.held == 0
-    assert fetcher._slots.free == limits.max_concurrent_fetches
+    assert fetcher.arrivals.held == 0
+    assert fetcher.slots.free == limits.max_concurrent_fetches
 
 
 def test_the_ceiling_holds_one_file() -> None:

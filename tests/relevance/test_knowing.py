@@ -212,7 +212,7 @@ def test_maps_are_between_zero_and_one(cell: int) -> None:
 def test_entropies_cell_by_cell(cell: int) -> None:
     pixels = np.random.default_rng(cell).integers(0, 256, (2 * cell, 3 * cell), dtype=np.uint8)
     pixels[:cell, :cell] = 90
-    result = knowing._entropy(pixels, cell)
+    result = knowing.entropy_of_cells(pixels, cell)
     step = 2 if cell % 2 == 0 else 1
     for row in range(2):
         for column in range(3):
@@ -230,7 +230,7 @@ def test_entropies_cell_by_cell(cell: int) -> None:
 def test_deviations_cell_by_cell(cell: int) -> None:
     """Deviations within and between 4x4 parts; a cell whose side is not a multiple of 4 is one part."""
     pixels = np.random.default_rng(cell).integers(0, 256, (2 * cell, 2 * cell), dtype=np.uint8)
-    fine, coarse = knowing._deviations(pixels, cell)
+    fine, coarse = knowing.deviations_of_cells(pixels, cell)
     cuts = 4 if cell % 4 == 0 else 1
     size = cell // cuts
     for row in range(2):
@@ -248,7 +248,7 @@ def test_deviations_cell_by_cell(cell: int) -> None:
 @pytest.mark.parametrize("reach", [0, 1, 2, 4])
 def test_means_of_surrounds_use_only_cells_inside_the_image(reach: int) -> None:
     values = np.random.default_rng(reach).random((5, 7, 2)).astype(np.float32)
-    result = knowing._box(values, reach)
+    result = knowing.box_means(values, reach)
     for row in range(5):
         for column in range(7):
             part = values[max(0, row - reach) : row + reach + 1, max(0, column - reach) : column + reach + 1]

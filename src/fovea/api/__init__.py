@@ -1,4 +1,4 @@
-"""F1: the wire models of the HTTP API, and their conversion to and from core values.
+"""The wire models of the HTTP API, and their conversion to and from core values.
 
 No web framework, no tensors.
 """

@@ -1,1 +1,1 @@
-"""Floor F0: values, protocols, errors and configuration. It imports the standard library only."""
+"""Values, protocols, errors and configuration. The package imports the standard library only."""

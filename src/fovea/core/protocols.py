@@ -1,4 +1,4 @@
-"""Protocols through which one floor uses another without importing its implementation."""
+"""Protocols through which one package uses another without importing its implementation."""
 
 from __future__ import annotations
 

@@ -9,5 +9,5 @@ The steps of one image, by module; `load` runs them for all images and videos of
     load.MediaBudget    counts the bytes that requests hold
     load.EncodedPixels  decodes the pixels once they are read: cache, then sandbox, then image.decode
 
-This floor knows no model, no tokens and no HTTP server. Input is treated as hostile until it is decoded.
+This package knows no model, no tokens and no HTTP server. Input is treated as hostile until it is decoded.
 """

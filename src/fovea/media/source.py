@@ -1,6 +1,6 @@
 """Parses `image_url.url` or `video_url.url`, and reads inline data and local files.
 
-A URL is one of three sources: inline data (base64), a file beneath an allowed folder, or a remote URL, which
+A URL is one of three sources: inline data (base64), a file inside an allowed folder, or a remote URL, which
 `fetch` downloads. Parsing is cheap and uses neither disk nor network. Reading is not cheap: call `read` in a
 thread. Base64 is decoded a piece at a time. Files are opened safely against symbolic links, and against races
 that add them.
@@ -65,7 +65,7 @@ class FileSource:
     kind: Kind = IMAGE
 
     def read(self, limits: MediaLimits) -> bytes:
-        return read_beneath(self.path, limits, self.kind)
+        return read_inside(self.path, limits, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +245,8 @@ def _pieces(text: memoryview, piece: int) -> Iterator[bytes]:
     return (bytes(text[at : at + piece]) for at in range(0, len(text), piece))
 
 
-def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
-    """Read a file that lies beneath limits.file_root after its links are resolved.
+def read_inside(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
+    """Read a file that lies inside limits.file_root after its links are resolved.
 
     Raises Forbidden for a path outside, whether or not it exists, so that the answer does not reveal which.
     Raises InvalidMedia of the kind if the file cannot be read or is too large.
@@ -259,11 +259,11 @@ def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
     try:
         root = limits.file_root.resolve(strict=True)
         inner = path.resolve().relative_to(root)
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, or not beneath the root
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, or not inside the root
         raise outside from None
     name = quote(str(inner))
     try:
-        leaf = _open_beneath(root, inner.parts)
+        leaf = _open_inside(root, inner.parts)
         try:
             return _read(leaf, name, limits, kind)
         finally:
@@ -274,7 +274,7 @@ def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
         ) from None
 
 
-def _open_beneath(root: Path, parts: tuple[str, ...]) -> int:
+def _open_inside(root: Path, parts: tuple[str, ...]) -> int:
     """Open the path part by part without following links. A link created after `resolve` fails here."""
     at = os.open(root, _STEP | os.O_DIRECTORY)
     for depth, part in enumerate(parts, 1):

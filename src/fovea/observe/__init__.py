@@ -1,1 +1,1 @@
-"""Floor F1: metrics for operators, and profiles of where time goes."""
+"""Metrics for operators, and profiles of where time goes."""

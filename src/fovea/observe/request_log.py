@@ -28,7 +28,7 @@ STAGES = (
 
 
 class Interval(NamedTuple):
-    """The time of one stage of a request. start, end: seconds of the trail's clock."""
+    """The time of one stage of a request. start, end: seconds of the record's clock."""
 
     stage: str
     start: float

@@ -1,4 +1,4 @@
-"""Makes the spans of one request of a server from its trail."""
+"""Makes the spans of one request of a server from its record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST_TEXT = 8192
 class RequestEnd:
     """The end of a request: what is known when its response is complete.
 
-    at: on the trail's clock.
+    at: on the record's clock.
     route: the route's path, without parameters.
     status: of the response.
     caller: name of the client's key.

@@ -56,9 +56,9 @@ def stretch(values: Map, least: float = NOISE, grain: float = 0.0) -> Map:
 
 def propositional(texture: Texture) -> Map:
     """How much each cell contains, (rows, columns) in [0, 1]."""
-    fine, coarse = _deviations(texture.luma, texture.cell)
+    fine, coarse = deviations_of_cells(texture.luma, texture.cell)
     parts = (
-        stretch(_entropy(texture.luma, texture.cell), ENTROPY_NOISE, 1),
+        stretch(entropy_of_cells(texture.luma, texture.cell), ENTROPY_NOISE, 1),
         stretch(fine, grain=1),
         stretch(coarse, grain=1),
     )
@@ -75,7 +75,7 @@ def perspectival(texture: Texture) -> Map:
     )
     salience = np.zeros(texture.grid, np.float32)
     for centre, surround in ((0, 2), (1, 4)):
-        difference = _box(channels, centre) - _box(channels, surround)
+        difference = box_means(channels, centre) - box_means(channels, surround)
         salience += np.sqrt(np.square(difference).sum(2))
     return stretch(salience, grain=GRAIN)
 
@@ -129,7 +129,7 @@ def _near(texture: Texture, rgb: tuple[int, int, int]) -> Map:
     return near
 
 
-def _deviations(luma: Bytes, cell: int) -> tuple[Map, Map]:
+def deviations_of_cells(luma: Bytes, cell: int) -> tuple[Map, Map]:
     """Standard deviations of luminance within and between 4x4 parts of each cell, both (rows, columns).
 
     The scale of luminance is 1.
@@ -151,7 +151,7 @@ def _deviations(luma: Bytes, cell: int) -> tuple[Map, Map]:
     return np.sqrt(within.reshape(shape).mean(axis=(1, 3))), np.sqrt(between)
 
 
-def _entropy(luma: Bytes, cell: int) -> Map:
+def entropy_of_cells(luma: Bytes, cell: int) -> Map:
     """Entropy of the histogram of luminance in each cell, (rows, columns).
 
     The unit is the entropy of 16 equal bins. Bins are placed around the cell's mean. With fixed bins, a
@@ -172,7 +172,7 @@ def _entropy(luma: Bytes, cell: int) -> Map:
     return entropy
 
 
-def _box(values: Map, reach: int) -> Map:
+def box_means(values: Map, reach: int) -> Map:
     """Means over the square of side 2 * reach + 1 around each cell, inside the image; (rows, columns,
     ...)."""
     if not reach:

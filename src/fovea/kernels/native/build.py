@@ -67,7 +67,7 @@ def _load(instructions: InstructionSet) -> ctypes.CDLL | None:
         except OSError as error:
             log.warning("the CPU kernels of the wheel cannot be loaded, so they are compiled: %s", error)
     try:
-        loaded = ctypes.CDLL(str(_build(instructions)))
+        loaded = ctypes.CDLL(str(cached_library(instructions)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("the CPU kernels cannot be used, so slower ones are used instead: %s", detail)
@@ -82,17 +82,17 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or [c for c in COMPILERS if shutil.which(c)][:1]
 
 
-def _build(instructions: InstructionSet) -> Path:
+def cached_library(instructions: InstructionSet) -> Path:
     """Return the library in the cache folder. Compile it first if it is missing or incomplete."""
     flags = (*common_flags(), *instructions.flags)
     digest = hashlib.sha256(" ".join(flags).encode())
     for file in sorted(path for root in (SOURCES, HIGHWAY) for path in root.rglob("*") if path.is_file()):
         digest.update(file.name.encode() + file.read_bytes())
-    folder = _cache_folder()
+    folder = cache_folder()
     target = folder / f"{instructions.name}-{digest.hexdigest()[:20]}.so"
     if _is_complete(target):
         return target
-    with _lock(target.with_suffix(".lock")):
+    with build_lock(target.with_suffix(".lock")):
         if _is_complete(target):  # another process has compiled it meanwhile
             return target
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -108,7 +108,7 @@ def _build(instructions: InstructionSet) -> Path:
 
 
 @contextlib.contextmanager
-def _lock(file: Path) -> Iterator[None]:
+def build_lock(file: Path) -> Iterator[None]:
     """Hold a lock between processes, so that engines that start together do not all compile the same kernels.
 
     The lock of a process that ends is free again. After BUILD_TIMEOUT_S the caller continues without it,
@@ -178,7 +178,7 @@ def compile_kernels(flags: tuple[str, ...], folder: Path, command: list[str] | N
     return output
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """Return the folder of libraries. Raises OSError if there is none that only this user can change."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fovea"

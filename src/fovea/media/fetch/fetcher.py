@@ -85,8 +85,8 @@ class Fetcher:
         self._resolve = resolve or Resolver(limits.resolve_timeout_s, limits.max_lookups).resolve
         self._transport = transport
         self._user_agent = _user_agent()
-        self._slots = Slots(limits.max_concurrent_fetches, limits.max_fetches_per_host)
-        self._arrivals = Arrivals(limits.max_fetching_mib * MIB)
+        self.slots = Slots(limits.max_concurrent_fetches, limits.max_fetches_per_host)
+        self.arrivals = Arrivals(limits.max_fetching_mib * MIB)
 
     def check(self, url: str, kind: Kind = IMAGE) -> httpx.URL:
         """Check the text of a URL; return it without its fragment. Raises Forbidden or InvalidMedia."""
@@ -117,7 +117,7 @@ class Fetcher:
         for _ in range(self._limits.max_redirects + 1):
             # Each redirect takes a slot of its own site. Otherwise links on many sites that redirect to one
             # slow server would take all slots. Waiting for a slot is not part of the download's time.
-            async with self._slots.hold(site_of(host_of(target))):
+            async with self.slots.hold(site_of(host_of(target))):
                 started = loop.time()
                 try:
                     async with asyncio.timeout(left_s):
@@ -147,7 +147,7 @@ class Fetcher:
                 return FetchResult(None, terms_here.renew(response.headers, time.time()))
             terms = read_terms(str(url), response.headers, time.time())
             if response.status_code not in _REDIRECTS:
-                return FetchResult(await receive(response, kind, self._limits, self._arrivals), terms)
+                return FetchResult(await receive(response, kind, self._limits, self.arrivals), terms)
             location = response.headers.get("location")
         if not location:
             raise fetch_error(kind, f"{_host(url)} answered {response.status_code} without a Location header")
@@ -232,7 +232,7 @@ def _host(url: httpx.URL) -> str:
 
 
 def _user_agent() -> str:
-    # Not `fovea.__version__`: the package `fovea` imports the engine, which this floor must not import.
+    # Not `fovea.__version__`: the package `fovea` imports the engine, which this package must not import.
     try:
         return f"fovea/{metadata.version(DISTRIBUTION)}"
     except metadata.PackageNotFoundError:  # run from a source tree that is not installed

@@ -157,7 +157,7 @@ def site_of(host: str) -> str:
         which belongs to one owner.
 
     Without a list of public suffixes this is an estimate. It joins some owners (all of one hosting company's
-    customers), who then share one limit. It separates no owner's names, except beneath domains like co.uk.
+    customers), who then share one limit. It separates no owner's names, except below domains like co.uk.
     """
     name = host.lower().rstrip(".")
     labels = name.split(".")
@@ -201,13 +201,13 @@ class Slots:
         if self.free and self._taken[site] < self._per_site:
             self._take(site)
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(site, deque()).append(turn)
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(site, deque()).append(slot)
         try:
-            await turn
+            await slot
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._leave(site, turn)
+            if slot.cancelled():
+                self._leave(site, slot)
             else:  # it was granted in the same moment
                 self.release(site)
             raise
@@ -219,23 +219,23 @@ class Slots:
             del self._taken[site]
         self.free += 1
         while self.free and (next_site := self._next_site()) is not None:
-            # Each site goes to the end after its turn, so that sites with equally many slots alternate.
+            # A site that got a slot goes to the end, so that sites with equally many slots alternate.
             queue = self._waiting.pop(next_site)
-            turn = queue.popleft()
+            slot = queue.popleft()
             if queue:
                 self._waiting[next_site] = queue
-            if not turn.done():  # it is done if its task is being cancelled
+            if not slot.done():  # it is done if its task is being cancelled
                 self._take(next_site)
-                turn.set_result(None)
+                slot.set_result(None)
 
     def _take(self, site: str) -> None:
         self._taken[site] += 1
         self.free -= 1
 
-    def _leave(self, site: str, turn: asyncio.Future[None]) -> None:
+    def _leave(self, site: str, slot: asyncio.Future[None]) -> None:
         queue = self._waiting.get(site)
-        if queue is not None and turn in queue:
-            queue.remove(turn)
+        if queue is not None and slot in queue:
+            queue.remove(slot)
             if not queue:
                 del self._waiting[site]
 

@@ -113,8 +113,8 @@ class Arrival:
         self._stop = stop
 
     def add(self, size: int) -> None:
-        """Claim room for further bytes. Raises Overloaded if this download has to make room for others."""
-        self._arrivals.claim(self, size)
+        """Count further bytes. Raises Overloaded if this download has to make room for others."""
+        self._arrivals.count(self, size)
 
     def refuse(self) -> None:
         """Stop the download, wherever it waits."""
@@ -152,7 +152,7 @@ class Arrivals:
                 raise
             raise self._error(arrival) from None
 
-    def claim(self, arrival: Arrival, size: int) -> None:
+    def count(self, arrival: Arrival, size: int) -> None:
         """Count `size` further bytes of a download. Raises Overloaded if it is the one that is refused."""
         if not arrival.refused:
             arrival.size += size

@@ -98,12 +98,12 @@ def identify(data: bytes, header: ImageHeader) -> str:
 def _upright(kind: Format, essence: bytes, header: ImageHeader) -> Pillow.Image:
     """Decode a picture in the colours of its file."""
     with Pillow.open(io.BytesIO(essence), formats=[kind.name]) as file:
-        turn = _TURNS.get(header.orientation)
+        transposition = _TURNS.get(header.orientation)
         if upright_size(*file.size, header.orientation) != (header.width, header.height):
             raise InvalidImage(f"the {kind.name} is corrupt: its header contradicts itself about the size")
         file.load()
         picture = without_empty_alpha(file)
-        return picture if turn is None else picture.transpose(turn)
+        return picture if transposition is None else picture.transpose(transposition)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def _table(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _blocks(data: bytes) -> Iterator[_Block]:
+def read_blocks(data: bytes) -> Iterator[_Block]:
     """Yield every complete block up to the trailer. Raises InvalidImage for too many parts.
 
     Empty blocks count, too: without sub-blocks, 20 MiB of single stray bytes took seconds.
@@ -104,7 +104,7 @@ def _scan(data: bytes) -> Facts:
         raise IncompleteHeader
     width, height = struct.unpack_from("<HH", data, 6)
     frames = 0
-    for block in _blocks(data):
+    for block in read_blocks(data):
         if block.kind != _FRAME:
             continue
         frames += 1
@@ -122,7 +122,7 @@ def _essence(data: bytes) -> bytes:
     view = memoryview(data)
     control: bytes | memoryview = b""
     frame: bytes | memoryview = b""
-    for block in _blocks(data):
+    for block in read_blocks(data):
         if block.kind == _TRAILER and frame:
             return b"".join((view[: 13 + _table(data[10])], control, frame, b";"))
         if block.label == _GRAPHIC_CONTROL and not frame:

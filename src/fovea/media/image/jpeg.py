@@ -76,7 +76,7 @@ def _matches(head: bytes) -> bool:
     return head.startswith(b"\xff\xd8\xff")
 
 
-def _segments(data: bytes, *, scans: bool) -> Iterator[_Segment]:
+def read_segments(data: bytes, *, scans: bool) -> Iterator[_Segment]:
     """Yield every complete segment after SOI, up to EOI. Data after EOI (MPO, motion photos) is ignored.
 
     scans: whether to search the ends of scans. If not, the first start of scan is the last segment.
@@ -128,9 +128,9 @@ def _scan(data: bytes) -> Facts:
     frame: _Frame | None = None
     block: bytes | None = None
     xmp = b""
-    for marker, _, body, end in _segments(data, scans=False):
+    for marker, _, body, end in read_segments(data, scans=False):
         if marker in _FRAME_HEADERS and frame is None:
-            frame = _frame(marker, data[body:end])
+            frame = read_frame(marker, data[body:end])
         elif marker == _APP1 and block is None and data.startswith(b"Exif\0\0", body):
             block = data[body:end]
         elif marker == _APP1 and data.startswith(_XMP, body):
@@ -142,7 +142,7 @@ def _scan(data: bytes) -> Facts:
     return Facts(frame.width, frame.height, frame.mode, orientation=base.upright_by(block, xmp))
 
 
-def _frame(marker: int, body: bytes) -> _Frame:
+def read_frame(marker: int, body: bytes) -> _Frame:
     if marker not in _ACCEPTED_FRAMES:
         raise InvalidImage(
             f"the JPEG is coded by method {marker - 0xC0} (lossless, hierarchical or arithmetic); "
@@ -172,11 +172,11 @@ def _essence(data: bytes) -> bytes:
     segments: list[memoryview] = [view[:2]]
     frame: _Frame | None = None
     scans = visits = 0
-    for marker, start, body, end in _segments(data, scans=True):
+    for marker, start, body, end in read_segments(data, scans=True):
         if marker in _FRAME_HEADERS:
             if frame is not None:
                 raise InvalidImage("the JPEG has more than one frame header; accepted: one")
-            frame = _frame(marker, data[body:end])
+            frame = read_frame(marker, data[body:end])
         elif marker == _SOS and frame is not None:
             scans += 1
             visits += frame.visits(_components(data[body : body + _SCAN_HEADER_BYTES]))

@@ -43,7 +43,7 @@ def _matches(head: bytes) -> bool:
     return head.startswith(SIGNATURE)
 
 
-def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+def read_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield (name, start of body, end of body) of every complete chunk. Data after IEND is ignored."""
     at = len(SIGNATURE)
     for _ in range(MAX_PARTS):
@@ -72,7 +72,7 @@ def _scan(data: bytes) -> Facts:
     frames, in_pixels = 1, False
     block: bytes | None = None
     texts: dict[bytes, tuple[bytes, int, int]] = {}
-    for name, start, end in _chunks(data):
+    for name, start, end in read_chunks(data):
         in_pixels = in_pixels or name == b"IDAT"
         # An acTL chunk after the first pixels is not an animation control (PNG 11.3.4.1).
         if name == b"acTL" and not in_pixels and end - start >= 4:
@@ -120,7 +120,7 @@ def _essence(data: bytes) -> bytes:
     depth, colour = data[24], data[25]
     chunks: list[bytes | memoryview] = [SIGNATURE]
     palette = False
-    for name, start, end in _chunks(data):
+    for name, start, end in read_chunks(data):
         if name not in _ESSENTIAL_CHUNKS:
             continue
         palette = palette or name == b"PLTE"

@@ -28,7 +28,7 @@ def _size(data: bytes) -> int:
     return 8 + int.from_bytes(data[4:8], "little")
 
 
-def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+def read_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     at = 12
     last = min(len(data), _size(data))
     for _ in range(MAX_PARTS):
@@ -50,7 +50,7 @@ def _scan(data: bytes) -> Facts:
     frames = 0
     block: bytes | None = None
     xmp: bytes | None = None
-    for name, start, end in _chunks(data):
+    for name, start, end in read_chunks(data):
         if name == b"ANMF":
             frames += 1
         elif name == b"EXIF" and block is None:  # further ones are ignored (RFC 9649, 2.7.1.5)

@@ -8,6 +8,6 @@ loop or malicious code harms one file only:
     jail        what the worker gives up before its first file: memory, files, network, root
     process     one worker, seen from the server: start, ask, kill
     pool        the workers: which are free, and when a new one is started
-    decoder     the decoders that the rest of the media floor uses, with and without a sandbox
+    decoder     the decoders that the rest of the package uses, with and without a sandbox
     documents   pages of PDF files as pictures, always in a sandbox
 """

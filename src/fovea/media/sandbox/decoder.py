@@ -135,7 +135,7 @@ class SandboxedDecoder:
             raise InvalidVideo(f"the video cannot be opened: {error}") from error
         if "header" not in answer:
             raise _error_of(answer, InvalidVideo)
-        header = _video_header(answer["header"], self._limits)
+        header = checked_header(answer["header"], self._limits)
         return video_of(data, header, SandboxedFrames(data, header, self._limits, self.videos, tenant))
 
     def warm_up(self) -> None:
@@ -249,7 +249,7 @@ def _error_of(answer: Message, kind: type[InvalidMedia]) -> FoveaError:
     return kind(message, code=code if _CODE.fullmatch(code) else None)
 
 
-def _video_header(values: Any, limits: MediaLimits) -> VideoHeader:
+def checked_header(values: Any, limits: MediaLimits) -> VideoHeader:
     """Check the header that a worker read. Raises InvalidVideo for what no honest worker answers."""
     try:
         fields: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
