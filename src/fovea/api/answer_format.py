@@ -139,13 +139,8 @@ def _structured(body: StructuredOutputs | None) -> list[_Wish]:
     space = body.whitespace_pattern
     if space is None and body.disable_any_whitespace is False:
         space = ANY_WHITESPACE
-    values = {
-        "json": body.json_,
-        "regex": body.regex,
-        "choice": body.choice,
-        "grammar": body.grammar,
-        "json_object": body.json_object or None,
-    }
+    values: dict[str, Any] = {"json": body.json_, "regex": body.regex, "choice": body.choice}
+    values |= {"grammar": body.grammar, "json_object": body.json_object or None}
     wishes = _wishes("structured_outputs.", values, space)
     if not wishes:
         raise InvalidRequest(
@@ -157,12 +152,7 @@ def _structured(body: StructuredOutputs | None) -> list[_Wish]:
 
 
 def _guided(body: FormatFields) -> list[_Wish]:
-    values = {
-        "json": body.guided_json,
-        "regex": body.guided_regex,
-        "choice": body.guided_choice,
-        "grammar": body.guided_grammar,
-    }
+    values = {kind: getattr(body, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
     return _wishes("guided_", values, body.guided_whitespace_pattern)
 
 

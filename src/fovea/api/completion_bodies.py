@@ -76,12 +76,9 @@ class CompletionWriter:
     def head(self, kind: str) -> dict[str, Any]:
         """The fields with which every body begins."""
         return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
+            "id": self.id, "object": kind, "created": self.created, "model": self.model,
             "system_fingerprint": self.options.fingerprint,
-        }
+        }  # fmt: skip
 
     def finish_chunks(self, delta: Delta, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add what the options ask for to the chunks of a delta.

@@ -107,15 +107,9 @@ class MessagesWriter:
 
     def _head(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": content,
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
+            "stop_reason": None, "stop_sequence": None, "usage": usage,
+        }  # fmt: skip
 
 
 def _block(answer: Answer, kind: str, value: str | int) -> dict[str, Any]:

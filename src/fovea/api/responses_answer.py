@@ -97,12 +97,7 @@ class ResponsesWriter:
 
     def failure(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The event of an error that ends a stream. fields: type, message, param and code of the error."""
-        return {
-            "type": "error",
-            "code": fields["code"],
-            "message": fields["message"],
-            "param": fields["param"],
-        }
+        return {"type": "error", **{name: fields[name] for name in ("code", "message", "param")}}
 
     def _piece(self, piece: Piece) -> list[dict[str, Any]]:
         kind = {"content": "message", "reasoning": "reasoning"}.get(piece.kind, "function_call")
@@ -197,33 +192,17 @@ class ResponsesWriter:
 
     def _message_item(self, text: str) -> Item:
         part: Item = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        return {
-            "id": self._ids("msg"),
-            "type": "message",
-            "role": "assistant",
-            "status": "completed",
-            "content": [part],
-        }
+        kind = {"id": self._ids("msg"), "type": "message", "role": "assistant"}
+        return {**kind, "status": "completed", "content": [part]}
 
     def _reasoning_item(self, text: str) -> Item:
         part = {"type": "reasoning_text", "text": text}
-        return {
-            "id": self._ids("rs"),
-            "type": "reasoning",
-            "summary": [],
-            "status": "completed",
-            "content": [part],
-        }
+        kind = {"id": self._ids("rs"), "type": "reasoning", "summary": []}
+        return {**kind, "status": "completed", "content": [part]}
 
     def _call_item(self, call: ToolCall) -> Item:
-        return {
-            "id": self._ids("fc"),
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-        }
+        kind = {"id": self._ids("fc"), "type": "function_call", "status": "completed"}
+        return {**kind, "call_id": call.id, "name": call.name, "arguments": call.arguments}
 
 
 def echoed(request: ResponsesRequest) -> dict[str, Any]:

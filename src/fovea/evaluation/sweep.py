@@ -229,13 +229,6 @@ def _group(kind: str) -> str:
 def _comparison(comparison: Comparison) -> Mapping[str, Any]:
     counts = comparison.counts
     low, high = counts.interval
-    return {
-        "group": comparison.group,
-        "first": comparison.first.name,
-        "second": comparison.second.name,
-        **asdict(counts),
-        "difference": counts.difference,
-        "low": low,
-        "high": high,
-        "chance": counts.p_value,
-    }
+    pair = {"first": comparison.first.name, "second": comparison.second.name}
+    interval = {"difference": counts.difference, "low": low, "high": high, "chance": counts.p_value}
+    return {"group": comparison.group, **pair, **asdict(counts), **interval}

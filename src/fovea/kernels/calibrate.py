@@ -71,13 +71,8 @@ def calibrate(
     peaks = {}
     for format in dict.fromkeys((None, *formats)):
         peaks[PLAIN if format is None else format.name] = _peak(kernels, dtype, device, format)
-    return Machine(
-        bandwidth=_bandwidth(kernels, dtype, device, size),
-        peaks=peaks,
-        stream_bytes=size,
-        threads=torch.get_num_threads(),
-        kernels=type(kernels).__name__,
-    )
+    bandwidth = _bandwidth(kernels, dtype, device, size)
+    return Machine(bandwidth, peaks, size, torch.get_num_threads(), type(kernels).__name__)
 
 
 def _bandwidth(kernels: Kernels, dtype: torch.dtype, device: torch.device, size: int) -> float:

@@ -95,15 +95,11 @@ class ByteCache(LedgerStore[K, V]):
     def stats(self, prefix: str) -> dict[str, float]:
         """Return the cache's numbers under the names in `observe.table`, which begin with `prefix`."""
         self._ledger.expire()
-        return {
-            f"{prefix}_bytes": self.bytes,
-            f"{prefix}_capacity_bytes": self.capacity,
-            f"{prefix}_entries": len(self),
-            f"{prefix}_hits": self.hits,
-            f"{prefix}_misses": self.misses,
-            f"{prefix}_evictions": self.evictions,
-            f"{prefix}_expired": self.expirations,
-        }
+        figures: dict[str, float] = {
+            "bytes": self.bytes, "capacity_bytes": self.capacity, "entries": len(self), "hits": self.hits,
+            "misses": self.misses, "evictions": self.evictions, "expired": self.expirations,
+        }  # fmt: skip
+        return {f"{prefix}_{name}": figure for name, figure in figures.items()}
 
 
 ImageKey = tuple[str, str]

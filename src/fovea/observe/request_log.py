@@ -91,15 +91,12 @@ class Run:
         if timings is None:
             return
         at = self.submitted
-        for name, seconds in (
-            ("media_decode", timings.media_decode - self.media_decode_s),
-            ("preprocess", timings.preprocess),
-            ("queue", timings.queue),
-            ("encode", timings.encode),
-            ("prefill", timings.prefill),
-            ("decode", timings.decode - timings.detokenize),
-            ("detokenize", timings.detokenize),
-        ):
+        for name in ("media_decode", "preprocess", "queue", "encode", "prefill", "decode", "detokenize"):
+            seconds = getattr(timings, name)
+            if name == "media_decode":
+                seconds -= self.media_decode_s
+            elif name == "decode":
+                seconds -= timings.detokenize
             if seconds > 0:
                 yield Interval(name, at, at + seconds)
                 at += seconds

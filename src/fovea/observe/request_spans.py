@@ -157,15 +157,9 @@ def _legacy_attributes(run: Run, trail: Trail, usage: Usage, timings: StageTimin
     total = (run.last or run.submitted) - trail.started
     first = (run.first or run.submitted) - trail.started
     values: dict[str, Attribute] = {
-        "request_id": run.id,
-        "num_sequences": run.sampling.n,
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "queue": timings.queue,
-        "first_token": first,
-        "total": total,
-        "prefill": timings.prefill,
-        "decode": timings.decode,
-        "inference": timings.prefill + timings.decode,
-    }
+        "request_id": run.id, "num_sequences": run.sampling.n,
+        "prompt_tokens": usage.prompt, "completion_tokens": usage.completion,
+        "queue": timings.queue, "first_token": first, "total": total,
+        "prefill": timings.prefill, "decode": timings.decode, "inference": timings.prefill + timings.decode,
+    }  # fmt: skip
     return {spans.LEGACY[name]: value for name, value in values.items()}

@@ -115,9 +115,10 @@ class Realization:
                         round(min(region.column + region.columns, columns) / columns, 4),
                         round((region.row + region.rows) / rows, 4),
                     ],
-                    "propositional": _rounded(self.ways.propositional[region.cells].mean()),
-                    "perspectival": _rounded(self.ways.perspectival[region.cells].mean()),
-                    "participatory": _rounded(self.ways.participatory[region.cells].mean()),
+                    **{
+                        name: _rounded(getattr(self.ways, name)[region.cells].mean())
+                        for name in ("propositional", "perspectival", "participatory")
+                    },
                     "relevance": _rounded(score),
                     "tokens": budget,
                     "of": region.tokens,

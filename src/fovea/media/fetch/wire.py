@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
+from typing import Any
 
 import h11
 import httpx
@@ -78,12 +79,9 @@ class WireTransport(httpx.AsyncBaseTransport):
         port = request.url.port or (443 if secure else 80)
         try:
             async with asyncio.timeout(request.extensions["connect_timeout_s"]):
+                tls: dict[str, Any] = {"ssl": self._tls, "server_hostname": name} if secure else {}
                 reader, writer = await asyncio.open_connection(
-                    request.url.host,
-                    port,
-                    limit=_BODY_READ,
-                    ssl=self._tls if secure else None,
-                    server_hostname=name if secure else None,
+                    request.url.host, port, limit=_BODY_READ, **tls
                 )
         except TimeoutError:
             raise httpx.ConnectTimeout("no connection in time") from None

@@ -39,7 +39,7 @@ from fovea.media.limits import MediaLimits
 
 BAND_BYTES = 1 << 20
 """Size of a band of rows, about, whose colours are converted at once."""
-_TURNS: dict[int, Pillow.Transpose] = {
+_TURNS = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
     3: Pillow.Transpose.ROTATE_180,
     4: Pillow.Transpose.FLIP_TOP_BOTTOM,
