@@ -240,14 +240,9 @@ def video_budget(video: VideoURL, body: ChatRequest) -> VideoBudget:
 
     Its pruning rate is its own one, or that of the request where it has none.
     """
-    own_rate = video.video_pruning_rate
-    return VideoBudget(
-        fps=video.fps,
-        min_frames=video.min_frames,
-        max_frames=video.max_frames,
-        max_pixels=video.max_pixels,
-        pruning_rate=(body.video_pruning_rate or 0.0) if own_rate is None else own_rate,
-    )
+    own = video.video_pruning_rate
+    rate = (body.video_pruning_rate or 0.0) if own is None else own
+    return VideoBudget(video.fps, video.min_frames, video.max_frames, video.max_pixels, rate)
 
 
 def completion_prompts(body: CompletionRequest) -> list[Prompt]:

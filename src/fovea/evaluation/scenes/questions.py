@@ -87,14 +87,8 @@ def position(rng: Random, scene: Scene) -> Turn | None:
         item = rng.choice(scene.items)
         forms = ("What is in the {}?", "What do you see in the {}?", "Which object is in the {}?")
         full = f"there is {article(item.name)} in the {item.place}"
-        return turn(
-            rng,
-            rng.choice(forms).format(item.place),
-            item.name,
-            full,
-            ("Answer briefly.", "Color and shape only."),
-            boxes_around(scene, item),
-        )
+        question, brief = rng.choice(forms).format(item.place), ("Answer briefly.", "Color and shape only.")
+        return turn(rng, question, item.name, full, brief, boxes_around(scene, item))
     reference = pick(rng, by_shape(scene), by_colour(scene), by_name(scene))
     if reference is None:
         return None
@@ -196,12 +190,8 @@ def counting_of(rng: Random, scene: Scene, answer: int | None = None) -> tuple[T
         return None
     predicate = rng.choice(candidates)
     noun = noun_of(predicate)
-    forms = (
-        "How many {} are there?",
-        "How many {} are in the image?",
-        "How many {} can you see?",
-        "Count the {}.",
-    )
+    several = ("How many {} are there?", "How many {} are in the image?", "How many {} can you see?")
+    forms = (*several, "Count the {}.")
     question = rng.choice(forms).format(plural(noun))
     full = f"there is 1 {noun}" if number == 1 else f"there are {number} {plural(noun)}"
     return turn(rng, question, str(number), full, BRIEF_NUMBER, evidence(scene, *predicate)), number

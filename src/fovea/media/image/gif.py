@@ -10,14 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fovea.core.errors import InvalidImage
-from fovea.media.image.base import (
-    MAX_PARTS,
-    Facts,
-    Format,
-    IncompleteHeader,
-    fragmentation_error,
-    truncation_error,
-)
+from fovea.media.image import base
+from fovea.media.image.base import Facts, Format, IncompleteHeader, fragmentation_error, truncation_error
 
 _EXTENSION, _FRAME, _TRAILER, _STRAY = 0x21, 0x2C, 0x3B, 0x00
 _GRAPHIC_CONTROL = 0xF9
@@ -51,7 +45,7 @@ def read_blocks(data: bytes) -> Iterator[_Block]:
     """
     at = 13 + _table(data[10])
     left = _MAX_SUB_BLOCKS
-    for _ in range(MAX_PARTS):
+    for _ in range(base.MAX_PARTS):
         if at >= len(data):
             return
         kind = data[at]

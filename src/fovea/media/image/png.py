@@ -8,14 +8,7 @@ from collections.abc import Iterator
 
 from fovea.core.errors import InvalidImage
 from fovea.media.image import base
-from fovea.media.image.base import (
-    MAX_PARTS,
-    Facts,
-    Format,
-    IncompleteHeader,
-    fragmentation_error,
-    truncation_error,
-)
+from fovea.media.image.base import Facts, Format, IncompleteHeader, fragmentation_error, truncation_error
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -23,15 +16,9 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MODES = {
     **{(depth, 0): "L" for depth in (2, 4, 8)},
     **{(depth, 3): "P" for depth in (1, 2, 4, 8)},
-    (1, 0): "1",
-    (16, 0): "I;16",
-    (8, 2): "RGB",
-    (16, 2): "RGB",
-    (8, 4): "LA",
-    (16, 4): "RGBA",
-    (8, 6): "RGBA",
-    (16, 6): "RGBA",
-}
+    (1, 0): "1", (16, 0): "I;16", (8, 2): "RGB", (16, 2): "RGB",
+    (8, 4): "LA", (16, 4): "RGBA", (8, 6): "RGBA", (16, 6): "RGBA",
+}  # fmt: skip
 _TEXT_CHUNKS = frozenset((b"tEXt", b"zTXt", b"iTXt"))
 _XMP, _RAW_EXIF = b"XML:com.adobe.xmp", b"Raw profile type exif"
 _MAX_KEYWORD = 80
@@ -46,7 +33,7 @@ def _matches(head: bytes) -> bool:
 def read_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield (name, start of body, end of body) of every complete chunk. Data after IEND is ignored."""
     at = len(SIGNATURE)
-    for _ in range(MAX_PARTS):
+    for _ in range(base.MAX_PARTS):
         if at + 12 > len(data):
             return
         length, name = struct.unpack_from(">I4s", data, at)

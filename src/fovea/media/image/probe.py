@@ -152,9 +152,8 @@ def _read(data: bytes, limits: MediaLimits) -> ImageHeader:
     facts = kind.scan(data)
     width, height = upright_size(facts.width, facts.height, facts.orientation)
     check_size(width, height, limits)
-    return ImageHeader(
-        kind.media_type, width, height, facts.mode, facts.frames > 1, facts.orientation, facts.frames
-    )
+    frames = facts.frames
+    return ImageHeader(kind.media_type, width, height, facts.mode, frames > 1, facts.orientation, frames)
 
 
 def describe(data: bytes) -> str:

@@ -7,14 +7,7 @@ from collections.abc import Iterator
 
 from fovea.core.errors import InvalidImage
 from fovea.media.image import base
-from fovea.media.image.base import (
-    MAX_PARTS,
-    Facts,
-    Format,
-    IncompleteHeader,
-    fragmentation_error,
-    truncation_error,
-)
+from fovea.media.image.base import Facts, Format, IncompleteHeader, fragmentation_error, truncation_error
 
 _ANIMATED, _ALPHA = 0x02, 0x10
 
@@ -31,7 +24,7 @@ def _size(data: bytes) -> int:
 def read_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     at = 12
     last = min(len(data), _size(data))
-    for _ in range(MAX_PARTS):
+    for _ in range(base.MAX_PARTS):
         if at + 8 > last:
             return
         name, length = struct.unpack_from("<4sI", data, at)
