@@ -29,7 +29,7 @@ from fovea.core.media import Image, PixelBudget, content_identity
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.compile import describe_site, find_engines
-from fovea.engine.vision.built.build import Builder, largest_difference
+from fovea.engine.vision.built.engines import Builder, largest_difference
 from fovea.engine.vision.processor.base import ProcessedImage
 
 BUILT = ("aot", "onnx")

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from fovea.engine.vision.built.format import RunSegment
+from fovea.engine.vision.built.formats import Onnx, RunSegment
 from fovea.engine.vision.built.manifest import Manifest
-from fovea.engine.vision.built.onnx import Onnx
 from tests.cli.support import Caller
 from tests.support.checkpoints import write
 
@@ -25,7 +24,7 @@ def out(tmp_path: Path) -> Path:
 @pytest.fixture
 def a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that there is a C++ compiler, for tests that end before it is called."""
-    monkeypatch.setattr("fovea.engine.vision.built.aot.compiler", lambda: ["c++"])
+    monkeypatch.setattr("fovea.engine.vision.built.formats.compiler", lambda: ["c++"])
 
 
 @pytest.fixture(params=["stand-in", pytest.param("onnx", marks=pytest.mark.slow)])

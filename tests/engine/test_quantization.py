@@ -19,8 +19,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.load import load_model
-from fovea.engine.models.recipe import RECIPES
-from fovea.engine.models.weights import load_weights
+from fovea.engine.models.weights import RECIPES, load_weights
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED
 from fovea.evaluation.score import Result, report

@@ -27,7 +27,7 @@ from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.mixers import DeltaMixer
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Step
-from fovea.engine.models.text.registry import decoder_config
+from fovea.engine.models.text import decoder_config
 from fovea.engine.models.weights import load_weights
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.states import StateRun, state_plan

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fovea.engine.reduce import dpp
+from fovea.engine.reduce import methods
 from fovea.engine.reduce.base import ReductionInput
 from fovea.engine.reduce.methods import reducer
 from fovea.engine.visual_budget.methods import METHODS
@@ -20,7 +20,9 @@ pytestmark = gpu.MARKS
 
 def determinant(image: ReductionInput, index: Tensor) -> float:
     """Logarithm of the determinant of the tokens that DPP has chosen: it searches the largest one."""
-    kernel = dpp.dpp_kernel(dpp.weighted_rows(image.embeds, None), dpp.cells(image.grid, image.embeds.device))
+    kernel = methods.dpp_kernel(
+        methods.weighted_rows(image.embeds, None), methods.cells(image.grid, image.embeds.device)
+    )
     return float(torch.logdet(kernel[index][:, index].double()))
 
 

@@ -23,7 +23,7 @@ from fovea.engine.layers.step import DecoderMemory
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models import base
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.recipe import RECIPES as ENGINE_RECIPES
+from fovea.engine.models.weights import RECIPES as ENGINE_RECIPES
 from fovea.engine.vision.token_rules import folder_rule
 from fovea.kernels.native.products import PACKED_TILE, PLAIN_TILE, NativeProduct, PackedWeight
 from fovea.kernels.quantize import Fp8Product

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from fovea.engine.events import Event, SampledToken
-from fovea.engine.job import Job, SequenceInputs
+from fovea.engine.job import Event, Job, SampledToken, SequenceInputs
 from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan, Work

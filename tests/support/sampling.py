@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from fovea.engine.events import SampledToken
+from fovea.engine.job import SampledToken
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult

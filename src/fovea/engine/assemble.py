@@ -1,10 +1,15 @@
-"""Puts an engine together: caches, KV pool, scheduler, runner, loop, and the preparation of requests."""
+"""Puts an engine together: caches, KV pool, scheduler, runner, loop, and the preparation of requests.
+
+It also collects the engine's metrics from these parts, by the names of `observe.table`.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fovea.core.errors import ConfigError
 from fovea.core.media import PixelBudget, VisualTokens
@@ -27,6 +32,7 @@ from fovea.engine.kv.blocks import BlockPool, HostBlocks, WindowBlocks
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.states import StateSlots
 from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.step import DecoderMemory
 from fovea.engine.load import LoadedModel
 from fovea.engine.models.registry import video_model_names
 from fovea.engine.models.weights import head_digest
@@ -38,11 +44,59 @@ from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.step.loop import EngineLoop
+from fovea.engine.step.stats import loop_stats, scheduler_stats, waiting_ages
 from fovea.engine.step.stepper import Stepper
 from fovea.engine.tiers import SlowerTiers, slower_tiers
 from fovea.engine.vision.encoding import VisualFeatures
 from fovea.engine.visual_budget.detail import DetailPolicy, DetailRule
 from fovea.engine.visual_budget.methods import parse_visual_tokens
+
+if TYPE_CHECKING:
+    pass
+
+
+def engine_stats(parts: Assembly) -> dict[str, float]:
+    """Return the current value of every metric of the engine."""
+    preparer, regions, runner, grammars = parts.preparer, parts.regions, parts.runner, parts.intake.grammars
+    pixels = preparer.pixel_pool.stats()
+    scheduler = scheduler_stats(parts.scheduler)
+    state = runner.memory.state_nbytes
+    return parts.slower.stats() | {
+        "region_cache_bytes": regions.bytes,
+        "region_cache_capacity_bytes": regions.capacity,
+        "region_cache_entries": len(regions),
+        "region_cache_hits": regions.hits,
+        "region_cache_misses": regions.misses,
+        "region_cache_evictions": regions.evictions,
+        **scheduler,
+        **waiting_ages(parts.scheduler, time.monotonic()),
+        **_block_bytes(runner.memory),
+        "state_checkpoint_bytes": scheduler.get("state_checkpoints", 0) * state,
+        "state_capacity_bytes": scheduler.get("state_slots_total", 0) * state,
+        "pixel_bytes": pixels.claimed_bytes,
+        "pixel_cache_bytes": pixels.bytes,
+        "pixel_cache_capacity_bytes": preparer.pixel_pool.capacity,
+        "pixel_cache_entries": pixels.entries,
+        "pixel_cache_lookups": pixels.hits + pixels.misses,
+        "pixel_cache_hits": pixels.hits,
+        "pixel_cache_misses": pixels.misses,
+        "pixel_cache_evictions": pixels.evictions,
+        "pixel_cache_expired": pixels.expired,
+        "encoder_engines": len(runner.model.engines),
+        "encoder_engine_hits": runner.model.engines.hits,
+        "encoder_engine_misses": runner.model.engines.misses,
+        "grammar_hits": grammars.hits,
+        "grammar_misses": grammars.misses,
+        **parts.intake.gate.stats(),
+        **loop_stats(parts.loop),
+    }
+
+
+def _block_bytes(memory: DecoderMemory) -> dict[str, float]:
+    """Bytes of one block of each pool. The first KV group has no window, a second one has."""
+    names = ("kv_block_bytes", "window_block_bytes")
+    return {name: kv[:, 0].nbytes for name, kv in zip(names, memory.kv, strict=False)}
+
 
 log = logging.getLogger("fovea.engine")
 LARGE_PICTURE = 4096

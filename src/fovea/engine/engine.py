@@ -26,14 +26,13 @@ from fovea.core.sampling import SamplingParams
 from fovea.core.types import AnswerBuilder, Completion, Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.assemble import assemble
 from fovea.engine.config import EngineConfig, EngineOptions
-from fovea.engine.events import Event, Sink
 from fovea.engine.intake import Visit, walk, walk_async
+from fovea.engine.job import Event, Sink
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.request.inputs import Images, PromptLike, RequestOptions, to_request, to_sampling
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import detokenize
 from fovea.engine.request.work_queue import WorkQueue, text_cost, wait_for_shared
-from fovea.engine.stats import engine_stats
 from fovea.engine.visual_budget.detail import DetailPolicy
 from fovea.kernels.choose import set_threads
 

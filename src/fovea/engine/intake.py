@@ -18,9 +18,8 @@ from fovea.core.errors import FoveaError, InvalidImage, InvalidRequest, Overload
 from fovea.core.types import Delta, GenerationRequest, ModelInfo
 from fovea.engine.cache.embeddings import CacheShares
 from fovea.engine.config import MIB
-from fovea.engine.events import Event, Sink
 from fovea.engine.grammar.compiler import Grammar, GrammarCompiler, explain
-from fovea.engine.job import Job
+from fovea.engine.job import Event, Job, Sink
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixels import Claim

@@ -21,13 +21,14 @@ from fovea.engine.files import check_bounds, check_folder, read_json
 from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
-from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import (
     ORIGINAL_NAME,
+    RECIPES,
     Head,
+    Packer,
     checkpoint_dtype,
     load_weights,
     read_head,

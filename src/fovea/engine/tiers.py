@@ -29,8 +29,7 @@ from fovea import __version__
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import Array, Arrays
 from fovea.engine.cache.embeddings import CacheShares, owner_of_key
-from fovea.engine.cache.host import HostStore
-from fovea.engine.cache.write_queue import WriteQueue
+from fovea.engine.cache.host import HostStore, WriteQueue
 from fovea.engine.config import MIB, OutputSettings
 from fovea.engine.vision.encoding import VisualFeatures
 

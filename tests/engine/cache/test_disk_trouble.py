@@ -65,7 +65,10 @@ def test_a_file_of_another_key_or_version_is_a_miss(
     path_of(folder, "b").parent.mkdir(exist_ok=True)
     shutil.copy(path_of(folder, "a"), path_of(folder, "b"))
     assert arrays_of(store, "b") is None
+    file = path_of(folder, "a")
     monkeypatch.setattr("fovea.engine.cache.disk_files.VERSION", "2")
+    path_of(folder, "a").parent.mkdir(exist_ok=True)
+    shutil.copy(file, path_of(folder, "a"))
     assert arrays_of(store, "a") is None
     assert ["another key" in warnings(caplog)[0], "version" in warnings(caplog)[1]] == [True, True]
 

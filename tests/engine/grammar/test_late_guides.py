@@ -17,12 +17,12 @@ import torch
 from fovea import AnswerFormat, Engine
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.sampling import SamplingParams
-from fovea.engine.events import SampledToken
 from fovea.engine.grammar import guide as module
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.guide import LONGEST_LOOK_S, Ahead, Guide, Guides
 from fovea.engine.grammar.trial import END, byte_vocabulary
+from fovea.engine.job import SampledToken
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult

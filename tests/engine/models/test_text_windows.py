@@ -21,7 +21,7 @@ from fovea.core.types import ChatPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.load import load_model
-from fovea.engine.models.text.registry import decoder_config
+from fovea.engine.models.text import decoder_config
 from fovea.engine.reduce.probe import run_probe
 from fovea.engine.vision.encoding import VisualFeatures
 from tests.engine.models.test_parity import TOKENS, assert_same, chat, picture

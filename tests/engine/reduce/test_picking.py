@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fovea.engine.reduce import dart, dpp
+from fovea.engine.reduce import methods
 from fovea.engine.reduce.methods import reducer
 from tests.support.reduction import BEFORE, reduction_input
 
@@ -20,7 +20,7 @@ Rows = list[list[float]]
 
 
 def kernel_of(embeds: Tensor, query: Tensor | None) -> Tensor:
-    rows = dpp.weighted_rows(embeds, query)
+    rows = methods.weighted_rows(embeds, query)
     return rows @ rows.T
 
 
@@ -94,7 +94,7 @@ def test_the_strongest_token_is_a_pivot() -> None:
     image = reduction_input(5, 8)
     image.embeds[17] *= 10
     assert reducer("dart").reduce(image, 1).index.tolist() == [17]
-    assert int(dart.strength(image.embeds).argmax()) == 17
+    assert int(methods.strength(image.embeds).argmax()) == 17
 
 
 @pytest.mark.parametrize("with_query", [False, True])
@@ -102,7 +102,7 @@ def test_dpp_is_greedy_in_the_determinant(with_query: bool) -> None:
     for seed in range(8):
         image = reduction_input(3, 4, seed, width=20)
         kernel = kernel_of(image.embeds, image.query if with_query else None)
-        assert dpp.choose_greedily(kernel, 7).tolist() == naive_greedy(kernel, 7)
+        assert methods.choose_greedily(kernel, 7).tolist() == naive_greedy(kernel, 7)
 
 
 def test_the_second_token_is_the_best_partner_of_the_first() -> None:
@@ -112,7 +112,7 @@ def test_the_second_token_is_the_best_partner_of_the_first() -> None:
     """
     image = reduction_input(3, 4, width=20)
     kernel = kernel_of(image.embeds, None)
-    first, second = dpp.choose_greedily(kernel, 2).tolist()
+    first, second = methods.choose_greedily(kernel, 2).tolist()
     best = max(
         (pair for pair in itertools.combinations(range(12), 2) if first in pair),
         key=lambda pair: float(torch.det(kernel[list(pair)][:, list(pair)])),
@@ -125,7 +125,7 @@ def test_three_groups_give_one_each() -> None:
     embeds = centres.repeat_interleave(4, 0) + 0.05 * torch.randn(
         12, 16, generator=torch.Generator().manual_seed(0)
     )
-    chosen = dpp.choose_greedily(kernel_of(embeds, None), 3)
+    chosen = methods.choose_greedily(kernel_of(embeds, None), 3)
     assert sorted((chosen // 4).tolist()) == [0, 1, 2]
 
 
@@ -135,7 +135,7 @@ def test_more_tokens_than_the_embedding_is_wide() -> None:
     The square root of this noise made the choice of all further tokens meaningless.
     """
     image = reduction_input(6, 7, width=8)
-    chosen = dpp.choose_greedily(kernel_of(image.embeds, None), 24).tolist()
+    chosen = methods.choose_greedily(kernel_of(image.embeds, None), 24).tolist()
     assert len(set(chosen)) == 24
     rest = [i for i in range(42) if i not in chosen[:8]]
     kernel = kernel_of(image.embeds[rest], None)
@@ -148,10 +148,10 @@ def test_more_tokens_than_the_embedding_is_wide() -> None:
 def test_shares_are_exact_and_within_their_limits(bands: list[tuple[float, int]], fraction: float) -> None:
     weights, limits = zip(*bands, strict=True)
     total, count = int(fraction * sum(limits)), len(limits)
-    shares = dpp.shares(weights, limits, total)
+    shares = methods.shares(weights, limits, total)
     assert sum(shares) == total
     assert all(0 <= share <= limit for share, limit in zip(shares, limits, strict=True))
-    assert dpp.shares([1.0] * count, [1000] * count, 100 * count) == [100] * count
+    assert methods.shares([1.0] * count, [1000] * count, 100 * count) == [100] * count
 
 
 def test_equal_things_at_two_places_are_both_kept() -> None:
@@ -172,15 +172,15 @@ def test_equal_things_at_two_places_are_both_kept() -> None:
 def test_large_images_are_chosen_from_band_by_band(name: str) -> None:
     """Comparing all of 4,096 tokens took five seconds, during which no other request got a token."""
     image = reduction_input(60, 60, width=32)
-    assert dpp.MAX_COMPARED < 60 * 60
+    assert methods.MAX_COMPARED < 60 * 60
     index = reducer(name).reduce(image, 1777).index
     assert len(index.unique()) == 1777
-    per_band = torch.bincount(index // dpp.BAND)
-    assert len(per_band) == -(-3600 // dpp.BAND)
+    per_band = torch.bincount(index // methods.BAND)
+    assert len(per_band) == -(-3600 // methods.BAND)
     if name == "dpp":
-        rows = dpp.weighted_rows(image.embeds[: dpp.BAND], None)
-        places = dpp.cells(image.grid, rows.device)[: dpp.BAND]
-        first = dpp.choose_greedily(dpp.dpp_kernel(rows, places), int(per_band[0]))
+        rows = methods.weighted_rows(image.embeds[: methods.BAND], None)
+        places = methods.cells(image.grid, rows.device)[: methods.BAND]
+        first = methods.choose_greedily(methods.dpp_kernel(rows, places), int(per_band[0]))
         assert index[: per_band[0]].tolist() == sorted(first.tolist())
         assert int(per_band[:-1].max() - per_band[:-1].min()) <= 1
 
@@ -197,7 +197,7 @@ def test_tokens_that_are_relevant_to_the_words_come_first() -> None:
     assert image.query is not None
     near = [3, 20, 41]
     image.embeds[near] = image.query[:3]
-    assert sorted(dpp.relevance(image.embeds, image.query).topk(3).indices.tolist()) == near
+    assert sorted(methods.relevance(image.embeds, image.query).topk(3).indices.tolist()) == near
     assert set(near) <= set(reducer("dpp_query").reduce(image, 6).index.tolist())
 
 

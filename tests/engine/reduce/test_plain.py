@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from fovea.engine.reduce.methods import reducer
-from fovea.engine.reduce.uniform import spread_cells
+from fovea.engine.reduce.methods import reducer, spread_cells
 from tests.support.reduction import reduction_input
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidRequest, Overloaded
-from fovea.engine.events import Event
+from fovea.engine.job import Event
 from fovea.engine.request.admission import (
     ASSUMED_ANSWER_TOKENS,
     Admission,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.events import SampledToken
+from fovea.engine.job import SampledToken
 from fovea.engine.sample import sampler as module
 from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution, draw
 from fovea.engine.sample.sampler import Sampler

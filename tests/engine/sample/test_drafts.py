@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.events import SampledToken
+from fovea.engine.job import SampledToken
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult

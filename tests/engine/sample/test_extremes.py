@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import SamplingParams
-from fovea.engine.events import SampledToken
+from fovea.engine.job import SampledToken
 from fovea.engine.sample import sampler as module
 from fovea.engine.sample.logits import distribution
 from fovea.engine.sample.sampler import LOWEST_LOGPROB, Sampler

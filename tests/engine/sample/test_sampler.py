@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.events import SampledToken
+from fovea.engine.job import SampledToken
 from fovea.engine.sample.logits import NUCLEUS_GUESS, adjust, distribution
 from fovea.engine.sample.sampler import Sampler, SeenTokens
 from fovea.engine.sequence import Sequence

@@ -13,8 +13,7 @@ from fovea.core.errors import EngineError, InvalidRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.config import EngineConfig
-from fovea.engine.events import Event, SampledToken
-from fovea.engine.job import Job, SequenceInputs
+from fovea.engine.job import Event, Job, SampledToken, SequenceInputs
 from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan, Sequence

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import DeadlineExceeded, EngineError, InvalidRequest
-from fovea.engine.events import Event
-from fovea.engine.job import Job
+from fovea.engine.job import Event, Job
 from fovea.engine.step.executor import StepResult
 from tests.engine.step.test_job_board import WORD, Machine
 from tests.support.poison import plain_tokenizer

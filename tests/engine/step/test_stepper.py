@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fovea.engine.events import SampledToken
-from fovea.engine.job import SequenceInputs
+from fovea.engine.job import SampledToken, SequenceInputs
 from fovea.engine.kv.manager import Move
 from fovea.engine.schedule.pace import FEWEST_TOKENS, FIRST_TOKENS, IDLE_STEP_S, BatchRule
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work

@@ -51,7 +51,7 @@ from fovea.engine.cache.disk_files import (
     scan,
     write_file,
 )
-from fovea.engine.cache.write_queue import WriteQueue
+from fovea.engine.cache.host import WriteQueue
 
 ABANDONED_S = 600.0
 """A temporary file of this age in seconds was left by a process that died while it wrote."""

@@ -28,7 +28,7 @@ from fovea.engine.config import CompileModes
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.tiers import fingerprint
 from fovea.engine.vision.built.engines import EncoderEngines, open_engines, read_manifest
-from fovea.engine.vision.built.format import format_named
+from fovea.engine.vision.built.formats import format_named
 from fovea.engine.vision.built.manifest import FORMATS, NAME, Grid, Manifest, Site
 from fovea.kernels.base import Kernels
 from fovea.kernels.choose import secure_torch_cache

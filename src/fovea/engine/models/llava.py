@@ -1,22 +1,32 @@
-"""LLaVA-1.5 (arXiv 2310.03744): CLIP features of one square image, two linear maps, a Llama decoder.
+"""LLaVA-1.5 (arXiv 2310.03744), and its successors with tiles: LLaVA-NeXT and LLaVA-OneVision (2408.03326).
 
-`TiledLlava` is the base of its successors with tiles, LLaVA-NeXT and LLaVA-OneVision.
+CLIP or SigLIP features, two linear maps, and a Llama or Qwen decoder. LLaVA-OneVision resamples features if
+an image has too many patches.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import clip_tower, siglip_tower
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.encoding import (
+    Slices,
+    Tiler,
+    VisualFeatures,
+    VisualShape,
+    apply_by_rows,
+    as_projector,
+)
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.vit import VisionTransformer, ViTConfig
 from fovea.planner.shape import Tower
@@ -171,3 +181,35 @@ def feature_taps(layer: int | list[int], depth: int) -> tuple[int, ...]:
     if not taps or not all(0 <= tap <= depth for tap in taps):
         raise UnsupportedModel(f"vision_feature_layer {layer} with {depth} layers")
     return taps
+
+
+class LlavaNext(TiledLlava):
+    """LLaVA-NeXT, which keeps all patches of all tiles."""
+
+    def tiler(self) -> Tiler:
+        return self
+
+
+RESAMPLE_ABOVE = 1.1
+"""A picture is resampled if its side is more than this many times the allowed one."""
+
+
+class LlavaOnevision(TiledLlava):
+    """LLaVA-OneVision. The setting `vision_aspect_ratio`, anyres_max_N, allows the patches of N tiles."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        prefix, _, number = str(config.vision_aspect_ratio).rpartition("_")
+        if prefix != "anyres_max" or not number.isdigit():
+            raise UnsupportedModel(
+                f"vision_aspect_ratio {config.vision_aspect_ratio!r}; accepted: anyres_max_N"
+            )
+        self.max_tiles = int(number)
+
+    def shrink(self, picture: Tensor) -> Tensor:
+        rows, columns = picture.shape[1:]
+        ratio = math.sqrt(rows * columns / (self.max_tiles * self.side**2))
+        if ratio <= RESAMPLE_ABOVE:
+            return picture
+        size = [int(rows // ratio), int(columns // ratio)]
+        return functional.interpolate(picture[None], size, mode="bilinear")[0]

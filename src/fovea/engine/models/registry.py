@@ -108,7 +108,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "llava_next",
         "LLaVA-NeXT",
-        "llava_next",
+        "llava",
         "LlavaNext",
         "llava-hf/llama3-llava-next-8b-hf",
         "CLIP, tiles",
@@ -117,7 +117,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "llava_onevision",
         "LLaVA-OneVision",
-        "llava_onevision",
+        "llava",
         "LlavaOnevision",
         "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
         "SigLIP, tiles",

@@ -1,27 +1,318 @@
-"""Finds the function that implements a method. Its file is imported on first use."""
+"""The methods of token reduction that work on the encoder's output. Two are baselines for all others.
+
+Each takes a `ReductionInput` and the number of tokens to keep, and returns `ReducedTokens`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from types import MappingProxyType
 
+import torch
+from torch import Tensor
+
 from fovea.core.errors import EngineError
-from fovea.engine.reduce.base import Reducer
+from fovea.engine.reduce.base import (
+    ReducedTokens,
+    ReduceFunction,
+    Reducer,
+    ReductionInput,
+    merge_tokens,
+    pick_tokens,
+    top_indices,
+    unit_rows,
+)
+from fovea.engine.vision.encoding import cuts
 from fovea.engine.visual_budget.methods import find_method
 
-_FUNCTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
+
+def choose_uniform(image: ReductionInput, keep: int) -> ReducedTokens:
+    return pick_tokens(image, torch.tensor(spread_cells(*image.grid, keep), device=image.embeds.device))
+
+
+def spread_cells(rows: int, columns: int, keep: int) -> list[int]:
+    """Choose `keep` cells of a grid: some rows at equal distances, and in each row cells at equal distances.
+
+    The number of rows is chosen so that both distances are about equal. If `keep` is not a multiple of it,
+    some rows have one cell more. Returns the numbers of the cells in raster order.
+    """
+    lines = round(math.sqrt(keep * rows / columns))
+    lines = min(rows, keep, max(lines, -(-keep // columns)))
+    cells = []
+    for line in range(lines):
+        row = (2 * line + 1) * rows // (2 * lines)
+        count = (line + 1) * keep // lines - line * keep // lines
+        cells += [row * columns + (2 * place + 1) * columns // (2 * count) for place in range(count)]
+    return cells
+
+
+def choose_random(image: ReductionInput, keep: int) -> ReducedTokens:
+    """Draw with Python's generator: it hashes the seed with SHA-512, so all machines draw the same tokens."""
+    numbers = Random(f"visual tokens {image.seed}").sample(range(image.count), keep)
+    return pick_tokens(image, torch.tensor(numbers, device=image.embeds.device))
+
+
+PIVOTS = 4
+"""Number of pivots of the image, and of the words."""
+
+
+def choose_dart(image: ReductionInput, keep: int) -> ReducedTokens:
+    return pick_tokens(image, choose_distinct(image.embeds, strength(image.embeds), image.embeds[:0], keep))
+
+
+def choose_dart_with_query(image: ReductionInput, keep: int) -> ReducedTokens:
+    words = image.embeds[:0] if image.query is None else image.query
+    pivots = words[top_indices(strength(words), PIVOTS)]
+    return pick_tokens(image, choose_distinct(image.embeds, strength(image.embeds), pivots, keep))
+
+
+def choose_dart_in_decoder(image: ReductionInput, keep: int) -> ReducedTokens:
+    """The variant `dart_k`. The words are the tokens after the image."""
+    probe = image.probe
+    assert probe is not None
+    end = probe.start + image.count
+    norms = strength(probe.keys)
+    words = probe.hidden[end:][top_indices(norms[end:], PIVOTS)]
+    rows = slice(probe.start, end)
+    return pick_tokens(image, choose_distinct(probe.hidden[rows], norms[rows], words, keep))
+
+
+def strength(rows: Tensor) -> Tensor:
+    """L1 norms (N,) of rows (N, ...)."""
+    return rows.float().flatten(1).abs().sum(1)
+
+
+def choose_distinct(states: Tensor, norms: Tensor, words: Tensor, keep: int) -> Tensor:
+    """Choose `keep` of N tokens and return their numbers.
+
+    states: (N, D), compared by cosine.
+    norms: (N,), strength of the tokens.
+    words: (P, D), pivots in addition to those of the image.
+    """
+    first = top_indices(norms, min(PIVOTS, keep))
+    unit = unit_rows(states)
+    cosines = torch.cat((unit[first], unit_rows(words))) @ unit.T
+    cosines[:, first] = torch.inf
+    choices, pivots, left = [first], len(cosines), keep - len(first)
+    for number, row in enumerate(cosines):
+        quota = left // pivots + (number < left % pivots)
+        choice = row.argsort(stable=True)[:quota]
+        cosines[:, choice] = torch.inf
+        choices.append(choice)
+    return torch.cat(choices)
+
+
+MAX_COMPARED, BAND = 1536, 512
+"""Largest number of tokens that are all compared with each other, and tokens per band if there are more."""
+DISTANCE = 2.0
+"""Standard deviation of P, in cells: tokens much farther apart than this do not count as similar."""
+NOISE = 1e-5
+"""Residuals below this share of the largest token count as rounding noise of float32."""
+
+
+def choose_dpp(image: ReductionInput, keep: int) -> ReducedTokens:
+    return pick_tokens(image, _choose(image, None, keep))
+
+
+def choose_dpp_with_query(image: ReductionInput, keep: int) -> ReducedTokens:
+    return pick_tokens(image, _choose(image, image.query, keep))
+
+
+def relevance(embeds: Tensor, query: Tensor) -> Tensor:
+    """Mean cosine of each token with the words, scaled to [0, 1]; (N,), all 1 if the cosines are equal.
+
+    The paper's code inverts the sign, which is right for CLIP's patches. In the decoder's own input space,
+    similar things have high cosines.
+    """
+    cosines = (unit_rows(embeds) @ unit_rows(query).T).mean(1)
+    low, high = cosines.min(), cosines.max()
+    return (cosines - low) / (high - low) if high > low else torch.ones_like(cosines)
+
+
+def _choose(image: ReductionInput, query: Tensor | None, keep: int) -> Tensor:
+    rows = weighted_rows(image.embeds, query)
+    places = cells(image.grid, rows.device)
+    return choose_by_bands(NOISE + rows.norm(dim=1), keep, lambda band: dpp_kernel(rows[band], places[band]))
+
+
+def dpp_kernel(rows: Tensor, places: Tensor) -> Tensor:
+    """Kernel L, (N, N), of weighted rows (N, D) at places (N, 2), in cells."""
+    return rows @ rows.T * torch.exp(-torch.cdist(places, places).square() / (2 * DISTANCE**2))
+
+
+def cells(grid: tuple[int, int], device: torch.device) -> Tensor:
+    """Row and column of each token, (N, 2).
+
+    A grid of one row means that no places are known. Then all tokens get the same place, so that distances do
+    not count.
+    """
+    rows, columns = (torch.arange(count, device=device, dtype=torch.float32) for count in grid)
+    return torch.cartesian_prod(rows, columns if grid[0] > 1 else torch.zeros_like(columns))
+
+
+def weighted_rows(embeds: Tensor, query: Tensor | None) -> Tensor:
+    """Rows whose products are L without P, (N, D) float32: of length 1, or as long as their relevance."""
+    rows = unit_rows(embeds)
+    if query is not None and len(query):
+        rows = rows * relevance(embeds, query)[:, None]
+    return rows
+
+
+def choose_by_bands(weights: Tensor, keep: int, kernel: Callable[[slice], Tensor]) -> Tensor:
+    """Choose `keep` of N tokens and return their numbers.
+
+    Up to MAX_COMPARED tokens, `choose_greedily` runs once over all of them. With more tokens, it runs once
+    per band of BAND consecutive tokens, and each band keeps a number of tokens in proportion to its weights.
+    So time and memory grow linearly with the image. This matters because the step computes nothing else
+    meanwhile: without bands, an image of 16,384 tokens took minutes.
+
+    weights: (N,), all above 0.
+    kernel: returns L of a range of tokens.
+    """
+    count = len(weights)
+    if count <= MAX_COMPARED:
+        return choose_greedily(kernel(slice(0, count)), keep)
+    bands = list(cuts(count, BAND))
+    sizes = [band.stop - band.start for band in bands]
+    quotas = shares([float(weights[band].sum()) for band in bands], sizes, keep)
+    choices = [
+        band.start + choose_greedily(kernel(band), quota)
+        for band, quota in zip(bands, quotas, strict=True)
+        if quota
+    ]
+    return torch.cat(choices)
+
+
+def shares(weights: Sequence[float], limits: Sequence[int], total: int) -> list[int]:
+    """Divide `total` among bands in proportion to their weights, without exceeding their limits.
+
+    weights: one per band, all above 0.
+    limits: largest share of each band.
+    total: at most the sum of `limits`.
+    """
+    quotas = [0] * len(weights)
+    while left := total - sum(quotas):
+        open_ = [number for number, limit in enumerate(limits) if quotas[number] < limit]
+        whole = sum(weights[number] for number in open_)
+        ideal = {number: left * weights[number] / whole for number in open_}
+        for number in open_:
+            quotas[number] += min(int(ideal[number]), limits[number] - quotas[number])
+        if total - sum(quotas) == left:  # every ideal share is below one: the largest fractions get one each
+            for number in sorted(open_, key=lambda number: -ideal[number])[:left]:
+                quotas[number] += 1
+    return quotas
+
+
+def choose_greedily(kernel: Tensor, keep: int) -> Tensor:
+    """Choose `keep` of N tokens by their kernel (N, N). Returns their numbers in the order of the choice."""
+    whole = kernel.diagonal()
+    left = whole.clone()
+    noise = NOISE * (float(left.max()) or 1.0)
+    factors = kernel.new_empty((keep, len(kernel)))
+    chosen: list[int] = []
+    first = 0
+    for step in range(keep):
+        number = int(left.argmax())
+        if float(left[number]) <= noise:
+            left = whole.clone()
+            left[chosen] = -torch.inf
+            number, first = int(left.argmax()), step
+        before, residual = factors[first:step], max(float(left[number]), noise)
+        factor = torch.sub(kernel[number], before[:, number] @ before, out=factors[step])
+        factor *= residual**-0.5
+        left.addcmul_(factor, factor, value=-1)
+        left[number] = -torch.inf
+        chosen.append(number)
+    return torch.tensor(chosen, device=kernel.device)
+
+
+CONTEXTUAL = 10, 64
+"""Number of contextual tokens, and the number of kept tokens that contain them."""
+
+
+def choose_visionzip(image: ReductionInput, keep: int) -> ReducedTokens:
+    assert image.attention is not None
+    assert image.keys is not None
+    contextual = keep * CONTEXTUAL[0] // CONTEXTUAL[1]
+    stays = torch.zeros(image.count, dtype=torch.bool, device=image.embeds.device)
+    stays[top_indices(image.attention, keep - contextual)] = True
+    rest = (~stays).nonzero()[:, 0]
+    if contextual:
+        targets = rest[torch.arange(contextual, device=rest.device) * (len(rest) // contextual)]
+        stays[targets] = True
+    index = stays.nonzero()[:, 0]
+    members = torch.full((image.count,), -1, device=index.device)
+    members[index] = torch.arange(keep, device=index.device)
+    if contextual:
+        keys = unit_rows(image.keys)
+        others = (members < 0).nonzero()[:, 0]
+        nearest = (keys[others] @ keys[targets].T).argmax(1)
+        members[others] = members[targets][nearest]
+    return merge_tokens(image, index, members)
+
+
+MERGE_SHARE = 1 / 8
+"""Largest share of the tokens that one round merges."""
+
+
+def choose_tome(image: ReductionInput, keep: int) -> ReducedTokens:
+    sums, count = image.embeds.float(), image.count
+    index = members = torch.arange(count, device=sums.device)
+    while count > keep:
+        cosines, nearest = nearest_pairs(sums)
+        removed = top_indices(cosines, min(count - keep, max(1, int(count * MERGE_SHARE))))
+        new_rows, stays = merge_pairs(count, removed, nearest)
+        # Sums replace means here: they have the same direction, and a cosine does not depend on the length.
+        sums = sums.new_zeros((int(stays.sum()), sums.shape[1])).index_add_(0, new_rows, sums)
+        index, members, count = index[stays], new_rows[members], len(sums)
+    return merge_tokens(image, index, members)
+
+
+def nearest_pairs(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Pair each row of the first side (0, 2, 4...) with the nearest row of the second side (1, 3, 5...).
+
+    Returns the cosine of each pair, and the number of its second row within the second side.
+    """
+    unit = unit_rows(rows)
+    cosines, nearest = (unit[::2] @ unit[1::2].T).max(1)
+    return cosines, nearest
+
+
+def merge_pairs(count: int, removed: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
+    """Renumber `count` rows after some of the first side are merged into their nearest of the second.
+
+    removed: numbers, within the first side, of the rows that are merged away.
+    nearest: as from `nearest_pairs`.
+
+    Returns the new row of each old row, (count,), and a mask of the rows that stay, (count,) bool.
+    """
+    targets = torch.arange(count, device=removed.device)
+    stays = torch.ones_like(targets, dtype=torch.bool)
+    stays[2 * removed] = False
+    rows = stays.cumsum(0) - 1
+    targets[2 * removed] = 2 * nearest[removed] + 1
+    return rows[targets], stays
+
+
+def choose_fastv(image: ReductionInput, keep: int) -> ReducedTokens:
+    assert image.probe is not None
+    return pick_tokens(image, top_indices(image.probe.scores, keep))
+
+
+_FUNCTIONS: Mapping[str, ReduceFunction] = MappingProxyType(
     {
-        "uniform": ("uniform", "choose"),
-        "random": ("random", "choose"),
-        "dart": ("dart", "choose"),
-        "dart_query": ("dart", "choose_with_query"),
-        "dart_k": ("dart", "choose_in_decoder"),
-        "dpp": ("dpp", "choose"),
-        "dpp_query": ("dpp", "choose_with_query"),
-        "visionzip": ("visionzip", "choose"),
-        "tome": ("tome", "choose"),
-        "fastv": ("fastv", "choose"),
+        "uniform": choose_uniform,
+        "random": choose_random,
+        "dart": choose_dart,
+        "dart_query": choose_dart_with_query,
+        "dart_k": choose_dart_in_decoder,
+        "dpp": choose_dpp,
+        "dpp_query": choose_dpp_with_query,
+        "visionzip": choose_visionzip,
+        "tome": choose_tome,
+        "fastv": choose_fastv,
     }
 )
 
@@ -34,5 +325,4 @@ def reducer(name: str) -> Reducer:
     known = find_method(name)
     if known.kind != "encoder":
         raise EngineError(f"{name} works before the encoder, so it does not reduce encoded tokens")
-    module, function = _FUNCTIONS[name]
-    return Reducer(known, getattr(import_module(f"fovea.engine.reduce.{module}"), function))
+    return Reducer(known, _FUNCTIONS[name])

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fovea.engine.cache.embeddings import RegionCache
 from fovea.engine.reduce.base import unit_rows
-from fovea.engine.reduce.dpp import cells, choose_by_bands, dpp_kernel
+from fovea.engine.reduce.methods import cells, choose_by_bands, dpp_kernel
 from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, cuts, slice_rows
 from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage, Reduction

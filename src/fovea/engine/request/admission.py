@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.engine.config import ScheduleSettings
-from fovea.engine.events import Event, Sink
+from fovea.engine.job import Event, Sink
 from fovea.engine.schedule.first_tokens import Expectation, FirstTokens
 from fovea.engine.sequence import Sequence
 

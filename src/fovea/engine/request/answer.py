@@ -16,7 +16,7 @@ from fovea.core.measure import stage
 from fovea.core.media import ImageUse, RelevanceRecord
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Delta, PromptLogprobs, TokenLogprob, Usage
-from fovea.engine.events import Event, PromptToken, Reading, SampledToken
+from fovea.engine.job import Event, PromptToken, Reading, SampledToken
 from fovea.engine.request.detokenize import TextStream
 from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer

@@ -19,8 +19,7 @@ from fovea.core.measure import stage
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, GenerationRequest, ModelInfo, Prompt, TextPrompt
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.events import Sink
-from fovea.engine.job import Job, PixelSource, SequenceInputs
+from fovea.engine.job import Job, PixelSource, SequenceInputs, Sink
 from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.pixels import Claim, PixelPool, PixelStore, PixelTask
 from fovea.engine.request.prompt import PromptBuilder

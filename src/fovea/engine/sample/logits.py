@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB, SamplingParams
-from fovea.engine.events import PromptToken
+from fovea.engine.job import PromptToken
 from fovea.engine.schedule.plan import Work
 
 NUCLEUS_GUESS = 1024

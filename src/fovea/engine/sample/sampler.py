@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB
-from fovea.engine.events import SampledToken
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
+from fovea.engine.job import SampledToken
 from fovea.engine.sample.logits import (
     adjust,
     choose,

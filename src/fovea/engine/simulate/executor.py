@@ -24,8 +24,7 @@ from fovea.core.sampling import SamplingParams
 from fovea.core.settings import check_settings, setting
 from fovea.core.trace import geometric
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.events import SampledToken
-from fovea.engine.job import SequenceInputs
+from fovea.engine.job import SampledToken, SequenceInputs
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, composition_of
 from fovea.engine.sequence import Sequence

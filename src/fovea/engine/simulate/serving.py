@@ -31,9 +31,8 @@ from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
-from fovea.engine.events import Event
 from fovea.engine.files import read_json
-from fovea.engine.job import Job
+from fovea.engine.job import Event, Job
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.prepare import build_jobs, check_lengths, to_sequence

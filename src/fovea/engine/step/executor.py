@@ -10,8 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from fovea.engine.events import PromptToken, SampledToken
-from fovea.engine.job import SequenceInputs
+from fovea.engine.job import PromptToken, SampledToken, SequenceInputs
 from fovea.engine.schedule.plan import EncodeJob, StepPlan
 from fovea.engine.sequence import Sequence
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence as Seq
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import FinishReason
-from fovea.engine.events import Event, Reading, SampledToken, Sink
-from fovea.engine.job import Job
+from fovea.engine.job import Event, Job, Reading, SampledToken, Sink
 from fovea.engine.request.answer import public_error
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Sequence, Status

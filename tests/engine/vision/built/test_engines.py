@@ -19,9 +19,9 @@ from fovea.core.media import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.compile import describe_site
-from fovea.engine.vision.built import build as building
-from fovea.engine.vision.built.build import Builder, largest_difference
-from fovea.engine.vision.built.format import RunSegment
+from fovea.engine.vision.built import engines as building
+from fovea.engine.vision.built.engines import Builder, largest_difference
+from fovea.engine.vision.built.formats import RunSegment
 from fovea.engine.vision.built.manifest import NAME, Manifest
 from fovea.engine.vision.processor.base import ProcessedImage
 from tests.support.checkpoints import write
@@ -61,7 +61,7 @@ class Eager:
 def eager(monkeypatch: pytest.MonkeyPatch) -> Eager:
     """Replaces the format "aot", so that the tests of everything around it need no compiler."""
     format = Eager()
-    monkeypatch.setattr("fovea.engine.vision.built.aot.FORMAT", format)
+    monkeypatch.setattr("fovea.engine.vision.built.formats.AOT", format)
     return format
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fovea.core.errors import ConfigError, EngineError
-from fovea.engine.vision.built.format import format_named
+from fovea.engine.vision.built.formats import format_named
 from fovea.engine.vision.built.manifest import FORMATS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -50,7 +50,7 @@ def test_a_device_that_a_format_does_not_support(monkeypatch: pytest.MonkeyPatch
         format_named("tensorrt").check(CPU)
     with pytest.raises(ConfigError, match="onnx runs only on CPUs here, the device is cuda"):
         format_named("onnx").check(CUDA)
-    monkeypatch.setattr("fovea.engine.vision.built.aot.compiler", list)
+    monkeypatch.setattr("fovea.engine.vision.built.formats.compiler", list)
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
         format_named("aot").check(CPU)
     format_named("aot").check(CUDA)
@@ -110,7 +110,7 @@ def _tensorrt(*, parses: bool = True, builds: bytes | None = b"engine") -> Any:
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fovea.engine.vision.built.tensorrt.export", lambda segment, x, path: path.write_bytes(b"graph")
+        "fovea.engine.vision.built.formats.export", lambda segment, x, path: path.write_bytes(b"graph")
     )
 
 

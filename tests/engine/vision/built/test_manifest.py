@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fovea.engine.vision.built.build import _replacing
+from fovea.engine.vision.built.engines import _replacing
 from fovea.engine.vision.built.manifest import NAME, BuiltGrid, Manifest, Site, UnusableEngine, checksum
 
 HERE = Site("a" * 40, "float32", "cpu", ("avx2", "avx512f", "fma"), {"torch": "2.13.0", "onnx": "1.0"})

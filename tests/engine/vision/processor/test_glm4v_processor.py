@@ -17,7 +17,7 @@ from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImagePr
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
-from fovea.engine.vision.processor.glm4v import scaling_resize
+from fovea.engine.vision.processor.qwen import scaling_resize
 
 PUBLISHED: dict[str, Any] = {
     "size": {"shortest_edge": 12544, "longest_edge": 9633792},

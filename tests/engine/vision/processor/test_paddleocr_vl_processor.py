@@ -20,7 +20,7 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.media import PixelBudget
 from fovea.engine.vision.processor import build
-from fovea.engine.vision.processor.paddleocr_vl import enlarging_resize
+from fovea.engine.vision.processor.qwen import enlarging_resize
 
 PUBLISHED: dict[str, Any] = {
     "do_convert_rgb": True,

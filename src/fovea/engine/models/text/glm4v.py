@@ -10,8 +10,8 @@ from typing import Any
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig
 from fovea.engine.layers.mixers import mrope_axes
+from fovea.engine.models.text import Renames
 from fovea.engine.models.text.parts import rotary
-from fovea.engine.models.text.registry import Renames
 
 # In GLM, post_attention_layernorm is the norm before the MLP. It is renamed first, so that the norm after
 # attention can get its name.

@@ -6,8 +6,8 @@ from typing import Any
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig, Mixer, ShortConv
+from fovea.engine.models.text import Renames
 from fovea.engine.models.text.parts import head_dim, rotary
-from fovea.engine.models.text.registry import Renames
 
 RENAMES: Renames = (
     (r"^(decoder\.layers\.\d+)\.operator_norm\.", r"\1.input_layernorm."),

@@ -242,7 +242,7 @@ class ImageProcessor(Protocol):
         ...
 
 
-def begins_with_attention(model: Mapping[str, Any]) -> bool:
+def begins_with_attention(model: Config) -> bool:
     """Whether the decoder's first two layers attend to all tokens. model: config.json."""
     text = model.get("text_config")
     kinds = text.get("layer_types") if isinstance(text, Mapping) else None

@@ -8,9 +8,7 @@ Source: "DeepSeek-OCR 2: Visual Causal Flow" (arXiv 2601.20552).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from PIL.Image import Resampling
 
@@ -33,7 +31,7 @@ from fovea.engine.vision.processor.pixels import (
     read_filter,
     resize,
 )
-from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, read_bounds
 
 MARKER = "<image>"
@@ -136,9 +134,7 @@ def _fit_inside(height: int, width: int, edge: int) -> tuple[int, int]:
     return round(height * scale), round(width * scale)
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> DeepseekOcr2Processor:
+def build(preprocessor: Config, model: Config, processor: Config) -> DeepseekOcr2Processor:
     settings = Settings(preprocessor)
     settings.processor_type(("DeepseekOcr2ImageProcessor",), "DeepseekOcr2ImageProcessor")
     vision = section(model, "vision_config")

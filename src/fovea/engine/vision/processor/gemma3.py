@@ -6,9 +6,7 @@ parts of very wide or high images, is off in all published settings, and not sup
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from PIL.Image import Resampling
 
@@ -22,7 +20,7 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
 )
 from fovea.engine.vision.processor.pixels import HALF, Fit, Palette, picture
-from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import expect_dimensions, expect_fixed, read_bounds
 
 _TYPES = ("Gemma3ImageProcessor",)
@@ -70,9 +68,7 @@ class Gemma3Processor:
         return ProcessedImage(image.identity, plan, arrays)
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> Gemma3Processor:
+def build(preprocessor: Config, model: Config, processor: Config) -> Gemma3Processor:
     settings = Settings(preprocessor)
     settings.processor_type(_TYPES, _TYPES[0])
     fit = Fit.read(settings, Size(height=224, width=224), None, Resampling.BILINEAR)

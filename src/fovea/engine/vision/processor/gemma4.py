@@ -7,9 +7,7 @@ more of them than the budget. The model was trained with the budgets `BUDGETS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from PIL.Image import Resampling
 
@@ -17,7 +15,7 @@ from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.pixels import Bytes, Palette, Values, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, expect_equal, section
 from fovea.engine.vision.processor.sizes import (
     Bounds,
     expect_area,
@@ -196,9 +194,7 @@ class Gemma4Processor:
         return height, width
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> Gemma4Processor:
+def build(preprocessor: Config, model: Config, processor: Config) -> Gemma4Processor:
     settings = Settings(preprocessor)
     settings.processor_type(_TYPES, _TYPES[0])
     vision = section(model, "vision_config")
@@ -227,7 +223,7 @@ def build(
     return result
 
 
-def _shape(settings: Settings, vision: Mapping[str, Any], name: str, default: int) -> int:
+def _shape(settings: Settings, vision: Config, name: str, default: int) -> int:
     """The side of a patch or of a token, which must be equal to the encoder's."""
     known = vision.get(name)
     value = settings.count(

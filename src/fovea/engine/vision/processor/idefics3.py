@@ -8,9 +8,8 @@ models" (arXiv:2408.12637), section 2.2; SmolVLM (arXiv:2504.05299).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL.Image import Resampling
@@ -25,7 +24,7 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
 )
 from fovea.engine.vision.processor.pixels import HALF, Palette, cut_tiles, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, Size, Tower, expect_equal
+from fovea.engine.vision.processor.settings import Config, Settings, Size, Tower, expect_equal
 from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds
 
 _TYPES = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
@@ -176,9 +175,7 @@ class Idefics3Processor:
         return f"{split}<fake_token_around_image><global-img>{run}<fake_token_around_image>"
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> Idefics3Processor:
+def build(preprocessor: Config, model: Config, processor: Config) -> Idefics3Processor:
     settings = Settings(preprocessor)
     settings.processor_type(_TYPES, _TYPES[0])
     size = settings.size("size", Size(longest_edge=4 * 364), square=settings.flag("default_to_square", True))
@@ -199,7 +196,7 @@ def build(
     return Idefics3Processor(palette, resample, size if resizes else None, tile, splits, tokens, marker)
 
 
-def _tile_tokens(tile: int, model: Mapping[str, Any], processor: Mapping[str, Any]) -> int:
+def _tile_tokens(tile: int, model: Config, processor: Config) -> int:
     """Visual tokens of a tile.
 
     The connector's pixel shuffle merges scale_factor**2 patches into one token.

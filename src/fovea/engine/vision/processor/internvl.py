@@ -2,17 +2,18 @@
 
 The picture is stretched over the grid of tiles whose aspect is nearest to its own. Every tile, and the view
 of the whole picture after them, becomes the same number of tokens. Source: "How Far Are We to GPT-4V?"
-(arXiv:2404.16821), section 3.3. This file reads the settings of checkpoints for transformers;
-`internvl_chat` reads those of the original layout.
+(arXiv:2404.16821), section 3.3.
+
+`build` reads the settings of checkpoints for transformers, `build_chat` those of the original layout
+(`internvl_chat`). The original code reads the tiling from config.json. It does not read
+preprocessor_config.json, which describes a CLIP processor for single tiles; that file is only checked here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from PIL.Image import Resampling
 
@@ -34,7 +35,7 @@ from fovea.engine.vision.processor.pixels import (
     read_filter,
     resize,
 )
-from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds
 
 MOST_TILES = 1024
@@ -154,9 +155,7 @@ class InternVLProcessor:
         return min(least, most), most
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> InternVLProcessor:
+def build(preprocessor: Config, model: Config, processor: Config) -> InternVLProcessor:
     settings = Settings(preprocessor)
     settings.processor_type(("GotOcr2ImageProcessor",), "GotOcr2ImageProcessor")
     size = settings.size("size", Size(height=384, width=384))
@@ -189,7 +188,7 @@ def read_tile_limits(settings: Settings, least_name: str, most_name: str, defaul
     return least, most
 
 
-def tokens_per_tile(tile: int, model: Mapping[str, Any]) -> int:
+def tokens_per_tile(tile: int, model: Config) -> int:
     """Visual tokens of a tile: the encoder's patches, of which 1 / downsample_ratio**2 become one token.
 
     tile: edge of a tile in pixels, which must be the size of the encoder's input.
@@ -222,7 +221,7 @@ def merge_factor(ratio: object, side: int) -> int:
     )
 
 
-def _edge(vision: Mapping[str, Any], name: str, default: int) -> int:
+def _edge(vision: Config, name: str, default: int) -> int:
     """An edge in pixels, which newer configs write twice: [height, width]. Raises CheckpointError."""
     value = vision.get(name, default)
     edges = set(value) if isinstance(value, list | tuple) else {value}
@@ -232,3 +231,38 @@ def _edge(vision: Mapping[str, Any], name: str, default: int) -> int:
             f"vision_config.{name} is {value!r}; accepted: a positive integer, or two equal ones", param=name
         )
     return edge
+
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def build_chat(preprocessor: Config, model: Config, processor: Config) -> InternVLProcessor:
+    """Build the processor. model: config.json as `engine.models.internvl_chat` translates it."""
+    tiling = Settings(model, "config.json")
+    least, most = read_tile_limits(tiling, "min_dynamic_patch", "max_dynamic_patch", 6)
+    if not tiling.flag("dynamic_image_size", False):
+        least = most = 1
+    whole = tiling.flag("use_thumbnail", False)
+    settings = Settings(preprocessor)
+    settings.processor_type(("CLIPImageProcessor",), "CLIPImageProcessor")
+    size = settings.size("size", Size(height=448, width=448))
+    crop = settings.size("crop_size", size)
+    edge = _square(size)
+    if not edge or _square(crop) != edge:
+        raise settings.error("size", (size, crop), "one edge for size and crop_size")
+    # A tile has this size already, so neither of these changes it.
+    settings.flag("do_resize", True)
+    settings.flag("do_center_crop", True)
+    palette = Palette.read(settings, IMAGENET_MEAN, IMAGENET_STD)
+    resample = read_filter(settings, Resampling.BICUBIC)
+    settings.close()
+    return InternVLProcessor(palette, resample, edge, least, most, whole, tokens_per_tile(edge, model))
+
+
+def _square(size: Size | None) -> int:
+    """The edge of a square size, which old files name shortest_edge; 0: it is no square."""
+    if size is None:
+        return 0
+    height, width = size.fixed_size or (size.shortest_edge, size.shortest_edge)
+    return height if height and height == width else 0

@@ -11,9 +11,7 @@ tenth in pictures that become much smaller. A few in ten thousand differ by two.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from PIL.Image import Resampling
 
@@ -30,7 +28,7 @@ from fovea.engine.vision.processor.pixels import (
     read_filter,
     resize,
 )
-from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import (
     LEVEL_TOKENS,
     Bounds,
@@ -228,9 +226,7 @@ def _resize(source: Bytes, height: int, width: int, resample: Resampling) -> Byt
     return resize(resize(source, len(source), width, resample), height, width, resample)
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> Lfm2VLProcessor:
+def build(preprocessor: Config, model: Config, processor: Config) -> Lfm2VLProcessor:
     settings = Settings(preprocessor)
     settings.processor_type(_TYPES, _TYPES[0])
     patch, merge = settings.count("encoder_patch_size", 16), settings.count("downsample_factor", 2)

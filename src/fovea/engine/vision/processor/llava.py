@@ -5,15 +5,13 @@ Source: "Improved Baselines with Visual Instruction Tuning" (arXiv:2310.03744).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.pixels import CLIP_MEAN, CLIP_STD, HALF, Fit, Palette, picture
-from fovea.engine.vision.processor.settings import Settings, Size, Tower, expect_equal
+from fovea.engine.vision.processor.settings import Config, Settings, Size, Tower, expect_equal
 from fovea.engine.vision.processor.sizes import expect_dimensions, expect_fixed, read_bounds
 
 _TYPES = ("LlavaImageProcessor", "CLIPImageProcessor", "SiglipImageProcessor")
@@ -69,9 +67,7 @@ class LlavaProcessor:
         return ProcessedImage(image.identity, plan, arrays)
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> LlavaProcessor:
+def build(preprocessor: Config, model: Config, processor: Config) -> LlavaProcessor:
     settings = Settings(preprocessor)
     kind = settings.processor_type(_TYPES, _TYPES[0])
     siglip = kind == "SiglipImageProcessor"

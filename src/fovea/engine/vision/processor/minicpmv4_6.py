@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL.Image import Resampling
@@ -26,7 +25,7 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
 )
 from fovea.engine.vision.processor.pixels import HALF, Bytes, Palette, Values, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, expect_equal, section
 from fovea.engine.vision.processor.sizes import (
     Bounds,
     expect_dimensions,
@@ -242,9 +241,7 @@ def _cut(canvas: Bytes, rows: int, columns: int) -> list[Bytes]:
     return [part for band in np.split(canvas, rows) for part in np.split(band, columns, axis=1)]
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> MiniCPMProcessor:
+def build(preprocessor: Config, model: Config, processor: Config) -> MiniCPMProcessor:
     settings = Settings(preprocessor)
     settings.processor_type(("MiniCPMV4_6ImageProcessor",), "MiniCPMV4_6ImageProcessor")
     patch, mode = settings.count("patch_size", 14), settings.raw("downsample_mode") or "16x"

@@ -9,10 +9,8 @@ the decoder reads the encoder's output through cross-attention. Source: "The Lla
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from PIL.Image import Resampling
@@ -27,7 +25,7 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
 )
 from fovea.engine.vision.processor.pixels import HALF, Palette, cut_tiles, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds
 
 MARKER = "<|image|>"
@@ -173,9 +171,7 @@ class MllamaProcessor:
         return least, most
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> MllamaProcessor:
+def build(preprocessor: Config, model: Config, processor: Config) -> MllamaProcessor:
     settings = Settings(preprocessor)
     settings.processor_type(("MllamaImageProcessor",), "MllamaImageProcessor")
     size = settings.size("size", Size(height=224, width=224))

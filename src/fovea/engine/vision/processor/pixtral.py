@@ -2,15 +2,16 @@
 
 An image that is larger is made smaller. Then each edge is rounded up, to whole patches or to whole squares of
 patches that become one token. Source: Pixtral 12B (arXiv:2410.07073), section 2.2.
+
+LightOnOCR has no text between the rows of visual tokens.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from PIL.Image import Resampling
 
@@ -18,7 +19,7 @@ from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.pixels import Bytes, Palette, Values, picture, read_filter, resize
-from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import (
     LEVEL_TOKENS,
     Bounds,
@@ -199,9 +200,7 @@ class PixtralProcessor:
         return height, width
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> PixtralProcessor:
+def build(preprocessor: Config, model: Config, processor: Config) -> PixtralProcessor:
     settings = Settings(preprocessor)
     patch, merge = read_shape(settings, model, processor)
     # The setting `patch_size` has no effect: the model's own class resizes to whole visual tokens.
@@ -237,7 +236,7 @@ def read_processor(
     return PixtralProcessor(palette, resample, limit if resizes else None, step, patch, merge, *texts)
 
 
-def read_shape(settings: Settings, model: Mapping[str, Any], processor: Mapping[str, Any]) -> tuple[int, int]:
+def read_shape(settings: Settings, model: Config, processor: Config) -> tuple[int, int]:
     """The sides of a patch in pixels, and of the square that becomes a token in patches.
 
     The model's config has them. If processor_config.json has them, too, they must be equal. Raises
@@ -252,3 +251,24 @@ def read_shape(settings: Settings, model: Mapping[str, Any], processor: Mapping[
         sides.append(settings.positive(name, next(x for x in (own, known, default) if x is not None)))
         expect_equal(name, sides[-1], known)
     return sides[0], sides[1]
+
+
+def build_lighton_ocr(preprocessor: Config, model: Config, processor: Config) -> PixtralProcessor:
+    settings = Settings(preprocessor)
+    patch, merge = read_shape(settings, model, processor)
+    marker = str(processor.get("image_token") or "<|image_pad|>")
+    return read_processor(settings, _step(settings, patch * merge), patch, merge, (marker, "", ""))
+
+
+def _step(settings: Settings, factor: int) -> int:
+    """The setting `patch_size`: the edges of a resized picture are multiples of it.
+
+    If it is smaller than the side of a visual token, patches beyond the last whole token become no token.
+
+    factor: side in pixels of the square that becomes one visual token.
+    """
+    size = settings.size("patch_size", Size(height=16, width=16))
+    edges = None if size is None else size.fixed_size
+    if edges is None or edges[0] != edges[1] or edges[0] > factor:
+        raise settings.error("patch_size", size, f"one integer, or equal height and width, up to {factor}")
+    return edges[0]

@@ -1,13 +1,13 @@
-"""The image processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: any resolution, rounded to whole merge windows.
+"""The image processor of Qwen-VL, GLM-4V and PaddleOCR-VL: any resolution, in whole merge windows.
 
-Source: Qwen2-VL (arXiv:2409.12191), section 2.1, "naive dynamic resolution".
+Source: Qwen2-VL (arXiv:2409.12191), section 2.1, "naive dynamic resolution". The others have another rule for
+small pictures. GLM-4.1V (arXiv:2507.01006, section 2) and GLM-4.6V-Flash have limits for all frames together.
+PaddleOCR-VL (arXiv:2510.14528, section 2.2) has no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL.Image import Resampling
@@ -24,7 +24,7 @@ from fovea.engine.vision.processor.base import (
 )
 from fovea.engine.vision.processor.pixels import Bytes, Palette, Values, picture, read_filter, resize
 from fovea.engine.vision.processor.regions import AnySizeRegions
-from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import (
     LEVEL_TOKENS,
     Bounds,
@@ -183,6 +183,32 @@ class ProcessorClass:
     frames: int | None = None
     volume: bool = False
 
+    def build(self, preprocessor: Config, model: Config, processor: Config) -> QwenProcessor:
+        """Build the processor of a family from a checkpoint's files, see `processor.build`."""
+        settings = Settings(preprocessor)
+        settings.processor_type(self.types, self.types[0])
+        vision = section(model, "vision_config")
+        frames = _frames(settings, vision, self.frames)
+        low, high = _own_limits(settings, self.size, frames if self.volume else 1)
+        patch = _shape(settings, "patch_size", vision, "patch_size", 14)
+        result = QwenProcessor(
+            palette=Palette.read(settings),
+            resample=read_filter(settings, Resampling.BICUBIC),
+            resizes=settings.flag("do_resize", True),
+            min_pixels=low,
+            max_pixels=high,
+            patch=patch,
+            merge=_shape(settings, "merge_size", vision, "spatial_merge_size", 2),
+            frames=frames,
+            marker=str(processor.get("image_token") or self.marker),
+            rule=self.rule,
+            decoder_probe=begins_with_attention(model),
+        )
+        settings.close()
+        if high < result.factor**2:
+            raise settings.error("max_pixels", high, f"at least {result.factor**2}, the pixels of one token")
+        return result
+
 
 QWEN = ProcessorClass(
     types=("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor"),
@@ -192,45 +218,7 @@ QWEN = ProcessorClass(
 )
 
 
-def build(
-    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> QwenProcessor:
-    return build_class(QWEN, preprocessor, model, processor)
-
-
-def build_class(
-    kind: ProcessorClass,
-    preprocessor: Mapping[str, Any],
-    model: Mapping[str, Any],
-    processor: Mapping[str, Any],
-) -> QwenProcessor:
-    """Build the processor of a family from a checkpoint's files, see `registry.build`."""
-    settings = Settings(preprocessor)
-    settings.processor_type(kind.types, kind.types[0])
-    vision = section(model, "vision_config")
-    frames = _frames(settings, vision, kind.frames)
-    low, high = _own_limits(settings, kind.size, frames if kind.volume else 1)
-    patch = _shape(settings, "patch_size", vision, "patch_size", 14)
-    result = QwenProcessor(
-        palette=Palette.read(settings),
-        resample=read_filter(settings, Resampling.BICUBIC),
-        resizes=settings.flag("do_resize", True),
-        min_pixels=low,
-        max_pixels=high,
-        patch=patch,
-        merge=_shape(settings, "merge_size", vision, "spatial_merge_size", 2),
-        frames=frames,
-        marker=str(processor.get("image_token") or kind.marker),
-        rule=kind.rule,
-        decoder_probe=begins_with_attention(model),
-    )
-    settings.close()
-    if high < result.factor**2:
-        raise settings.error("max_pixels", high, f"at least {result.factor**2}, the pixels of one token")
-    return result
-
-
-def _frames(settings: Settings, vision: Mapping[str, Any], only: int | None) -> int:
+def _frames(settings: Settings, vision: Config, only: int | None) -> int:
     if only is None:
         return _shape(settings, "temporal_patch_size", vision, "temporal_patch_size", 2)
     frames = settings.count("temporal_patch_size", only)
@@ -260,7 +248,7 @@ def _own_limits(settings: Settings, default: Size, counted: int) -> tuple[int, i
     return low // counted, high // counted
 
 
-def _shape(settings: Settings, name: str, vision: Mapping[str, Any], theirs: str, default: int) -> int:
+def _shape(settings: Settings, name: str, vision: Config, theirs: str, default: int) -> int:
     """A patch or merge size, which must be equal to the encoder's.
 
     If the processor's file lacks it, it is the encoder's.
@@ -273,3 +261,55 @@ def _shape(settings: Settings, name: str, vision: Mapping[str, Any], theirs: str
     )
     expect_equal(name, value, known)
     return value
+
+
+def scaling_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """(height, width) as `smart_resize` computes it for a picture whose edges are at least `factor`.
+
+    A smaller picture is first scaled until both of its edges are, with fractions cut off. The order of the
+    floating-point operations must not change: the reference is GLM's own implementation.
+
+    Raises InvalidImage for an image without pixels or more elongated than 200:1.
+    """
+    expect_dimensions(width, height, aspect=True)
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    return smart_resize(height, width, factor, min_pixels, max_pixels)
+
+
+GLM4V = ProcessorClass(
+    types=("Glm4vImageProcessor", "Glm46VImageProcessor"),
+    size=Size(shortest_edge=112 * 112, longest_edge=28 * 28 * 15000),
+    marker="<|image|>",
+    rule=scaling_resize,
+    volume=True,
+)
+
+
+def enlarging_resize(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """(height, width) as `smart_resize` computes it for a picture whose edges are at least `factor`.
+
+    A smaller picture counts with the size at which its shorter edge is `factor`. The rounding and the order
+    of the two steps must not change: the reference is PaddleOCR-VL's own implementation.
+
+    Raises InvalidImage for an image without pixels or more elongated than 200:1.
+    """
+    expect_dimensions(width, height, aspect=True)
+    if height < factor:
+        height, width = factor, round(width * factor / height)
+    if width < factor:
+        height, width = round(height * factor / width), factor
+    return smart_resize(height, width, factor, min_pixels, max_pixels)
+
+
+PADDLEOCR_VL = ProcessorClass(
+    types=("PaddleOCRVLImageProcessor",),
+    size=Size(shortest_edge=384 * 384, longest_edge=1536 * 1536),
+    marker="<|IMAGE_PLACEHOLDER|>",
+    rule=enlarging_resize,
+    frames=1,
+)
+"""The configuration of the published tower has a temporal patch size of 2, which its code does not use."""

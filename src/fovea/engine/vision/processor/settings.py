@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 
 from fovea.core.errors import CheckpointError, UnsupportedModel
 
+Config = Mapping[str, Any]
+"""The content of a JSON file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -108,7 +111,7 @@ class Settings:
     type.
     """
 
-    def __init__(self, source: Mapping[str, Any], where: str = FILE) -> None:
+    def __init__(self, source: Config, where: str = FILE) -> None:
         self._source = source
         self._where = where
         self._read: set[str] = set()
@@ -217,7 +220,7 @@ class Settings:
         return CheckpointError(f"{self._where}: {name} is {value!r}; accepted: {accepted}", param=name)
 
 
-def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def section(config: Config, name: str) -> Config:
     """A nested part of a config; empty if it is absent or null. Raises CheckpointError for another type."""
     value = config.get(name)
     if value is None:
@@ -250,7 +253,7 @@ same tower, but no text between the rows of visual tokens.
 """
 
 
-def stated_type(content: Mapping[str, Any]) -> str:
+def stated_type(content: Config) -> str:
     """Return the model_type of a config.json; "" if it has none. `architectures` overrides `model_type`."""
     names = content.get("architectures")
     for name in names if isinstance(names, list) else ():
@@ -289,8 +292,8 @@ class Tower:
     @classmethod
     def read(
         cls,
-        model: Mapping[str, Any],
-        processor: Mapping[str, Any],
+        model: Config,
+        processor: Config,
         image_size: int,
         patch_size: int,
         strategy: str,
@@ -328,7 +331,7 @@ class Tower:
         return patches + self.extra_rows - self.drops_first
 
 
-def _extra(kind: str, processor: Mapping[str, Any]) -> int:
+def _extra(kind: str, processor: Config) -> int:
     name = "num_additional_image_tokens"
     extra = processor.get(name)
     if extra is None:
@@ -342,7 +345,7 @@ def _extra(kind: str, processor: Mapping[str, Any]) -> int:
     return extra
 
 
-def _drops_first(model: Mapping[str, Any], processor: Mapping[str, Any], strategy: str) -> bool:
+def _drops_first(model: Config, processor: Config, strategy: str) -> bool:
     name = "vision_feature_select_strategy"
     theirs = model.get(name) or strategy
     ours = processor.get(name) or theirs

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ from fovea.core.errors import CheckpointError, EngineError, InvalidRequest
 from fovea.core.media import FRAMES_PER_SECOND, MAX_PRUNING, Video, VideoBudget
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import CLIP_MEAN, CLIP_STD, HALF, Bytes, Palette, read_filter
-from fovea.engine.vision.processor.settings import Settings, Size, expect_equal, section
+from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import expect_dimensions, patch_coordinates, smart_resize, trim
 from fovea.kernels.native.pictures import Order
 
@@ -387,10 +386,10 @@ SHARE = {False: 128_000, True: 768}
 
 def build_videos(
     model_type: str,
-    video_config: Mapping[str, Any],
-    preprocessor: Mapping[str, Any],
-    model: Mapping[str, Any],
-    processor: Mapping[str, Any],
+    video_config: Config,
+    preprocessor: Config,
+    model: Config,
+    processor: Config,
 ) -> QwenVideos | None:
     """Build the video processor; None for architectures without video.
 
@@ -449,7 +448,7 @@ def _rule(settings: Settings, group_frames: int, even: bool) -> SamplingRule:
     return SamplingRule(fps, least, most, group_frames, even)
 
 
-def _seconds(vision: Mapping[str, Any], model_type: str) -> float:
+def _seconds(vision: Config, model_type: str) -> float:
     """Positions in time per second of video. Only Qwen2.5-VL has them; 0 for the others."""
     return float(vision.get("tokens_per_second") or 4) if model_type == "qwen2_5_vl" else 0.0
 

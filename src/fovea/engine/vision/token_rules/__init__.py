@@ -19,8 +19,8 @@ from fovea.core.media import Detail, PixelBudget
 from fovea.core.names import BUNDLED, bundled_model, canonical, spellings
 from fovea.core.protocols import VisualTokenRule
 from fovea.engine.files import read_json
+from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
-from fovea.engine.vision.processor.registry import build
 from fovea.engine.vision.processor.settings import section, stated_type
 from fovea.media.token_rules import RULES
 
