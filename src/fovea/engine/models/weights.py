@@ -32,8 +32,7 @@ from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, FusedTensor, TensorEntry, assign
 from fovea.kernels.base import Kernels
-from fovea.kernels.fp8 import FP8
-from fovea.kernels.quantize import INT4, INT8, Format
+from fovea.kernels.quantize import FP8, INT4, INT8, Format
 
 
 @dataclass(frozen=True, slots=True)

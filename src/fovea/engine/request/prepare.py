@@ -26,7 +26,7 @@ from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.request.work_queue import EXPENSIVE
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import Sequence as Seq
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def build_jobs(
 
 def to_sequence(
     request: GenerationRequest, prompt: PreparedPrompt, max_tokens: int, arrival: float, choice: int = 0
-) -> Sequence:
+) -> Seq:
     """Return the sequence of one choice of a request. The arguments are those of `build_jobs`."""
-    return Sequence(
+    return Seq(
         id=f"{request.id}:{choice}",
         prompt_ids=prompt.ids,
         sampling=request.sampling,

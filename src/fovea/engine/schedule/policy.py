@@ -13,8 +13,8 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from fovea.core.types import Client
-from fovea.engine.sequence import Sequence
 from fovea.engine.sequence import Sequence as Request
+from fovea.engine.sequence import Sequence as Seq
 
 SHORT = 4
 """A prompt is short beside one of this many times its length."""
@@ -53,12 +53,12 @@ class Turns:
         self._charged[client[:1]] += tokens
         self._charged[client] += tokens
 
-    def order(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
+    def order(self, sequences: Iterable[Seq]) -> Iterator[Seq]:
         """Yield the sequences in turn; those of one client stay in their order.
 
         Charges made between two yields change the order at once.
         """
-        keys: dict[tuple[str, ...], dict[Client, deque[Sequence]]] = {}
+        keys: dict[tuple[str, ...], dict[Client, deque[Seq]]] = {}
         for seq in sequences:
             keys.setdefault(seq.client[:1], {}).setdefault(seq.client, deque()).append(seq)
         taken: Counter[tuple[str, ...]] = Counter()
@@ -77,19 +77,19 @@ class Turns:
                 del keys[key]
 
 
-def may_pass(seq: Sequence, waiting: Iterable[Sequence], most: int) -> bool:
+def may_pass(seq: Seq, waiting: Iterable[Seq], most: int) -> bool:
     """Whether the sequence may join: no sequence that arrived earlier has been passed `most` times."""
     return not any(other.times_passed >= most for other in waiting if _passes(seq, other))
 
 
-def count_passes(seq: Sequence, waiting: Iterable[Sequence]) -> None:
+def count_passes(seq: Seq, waiting: Iterable[Seq]) -> None:
     """Note that the sequence joins before those of the waiting ones that arrived earlier."""
     for other in waiting:
         if _passes(seq, other):
             other.times_passed += 1
 
 
-def _passes(seq: Sequence, other: Sequence) -> bool:
+def _passes(seq: Seq, other: Seq) -> bool:
     """Whether `seq` would pass `other`, which arrived earlier.
 
     A sequence that only wants its images encoded takes no place in a step, so it cannot be passed.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError, EngineError
-from fovea.kernels.compile_caches import secure_torch_cache
+from fovea.kernels.choose import secure_torch_cache
 from fovea.kernels.native.build import compiler
 
 RunSegment = Callable[[Tensor], tuple[Tensor, ...]]
