@@ -1,7 +1,6 @@
 """Says whether a checkpoint would load, and what is missing, without reading its weights.
 
-It uses the steps of loading, with a model on torch's meta device, so its weights take no memory. Every
-step
+It uses the steps of loading, with a model on torch's meta device, so its weights take no memory. Every step
 reports its errors. The next step is done all the same, unless it needs the result.
 """
 

@@ -1,10 +1,8 @@
 """All settings of the engine, by subject; they are frozen after construction. It must not import torch.
 
 Each setting is declared once, in the class of its subject, with type, default, range and help
-(`core.settings`).
-Python code reads `config.kv.block_size`; flags, environment variables, TOML files and `EngineConfig.of`
-use
-the flat name `block_size`.
+(`core.settings`). Python code reads `config.kv.block_size`; flags, environment variables, TOML files and
+`EngineConfig.of` use the flat name `block_size`.
 """
 
 from __future__ import annotations

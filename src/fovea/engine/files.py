@@ -1,7 +1,6 @@
 """Reads the files of a checkpoint. Anybody may have made them, so links, sizes and numbers are checked.
 
-A model is built from the numbers in config.json before any weight is read. Without bounds, a billion
-layers
+A model is built from the numbers in config.json before any weight is read. Without bounds, a billion layers
 would be built one by one, and a wrong type would end in a bare TypeError.
 """
 

@@ -2,22 +2,23 @@
 
 It must not import transformers.
 
-The demand follows from the model's shape, not from a measurement of the stage. A multiply and an add are
-two
-operations. Activations, norms and position tables are left out of the bytes; this makes the bounds lower,
-so
+The demand follows from the model's shape, not from a measurement of the stage. A multiply and an add are two
+operations. Activations, norms and position tables are left out of the bytes; this makes the bounds lower, so
 they stay lower bounds.
 
     linear map (n, k), T rows        2 T n k operations; its weight once per step, as packed or quantized
-    attention, P pairs per layer     4 heads head_dim P operations: scores, and the sum over values KV, per
-    token                    2 layers kv_heads head_dim itemsize bytes: written once by each row, and read
-    once per step for each position of each sequence head, S rows that sample         2 S vocabulary hidden
-    operations; the table once per step sampling                         4 vocabulary bytes per row: float32
-    logits encoder, an image of P patches   2 P (parameters of its linear maps) + 4 hidden (pairs of all
-    blocks) operations; its weights once projector, M merged rows         2 M (parameters) operations; its
-    weights once fetch, a data URL                its base64 text and the bytes that come of it image decode
-    the file, and 3 bytes per pixel resize                           3 bytes per pixel of source and of every
-    result patchify                         3 bytes per pixel, and the values that the encoder gets
+    attention, P pairs per layer     4 heads head_dim P operations: scores, and the sum over values
+    KV, per token                    2 layers kv_heads head_dim itemsize bytes: written once by each row, and
+                                     read once per step for each position of each sequence
+    head, S rows that sample         2 S vocabulary hidden operations; the table once per step
+    sampling                         4 vocabulary bytes per row: float32 logits
+    encoder, an image of P patches   2 P (parameters of its linear maps) + 4 hidden (pairs of all blocks)
+                                     operations; its weights once
+    projector, M merged rows         2 M (parameters) operations; its weights once
+    fetch, a data URL                its base64 text and the bytes that come of it
+    image decode                     the file, and 3 bytes per pixel
+    resize                           3 bytes per pixel of source and of every result
+    patchify                         3 bytes per pixel, and the values that the encoder gets
 
 The other stages (schedule, tokenize, detokenize, server, client) are limited neither by memory nor by
 arithmetic, so they have no lower bound.

@@ -1,13 +1,11 @@
 """Tiers of encoder outputs below the device's memory: host memory, then disk.
 
-add_encoded(key, features)    after encoding: the disk tier stores a copy, which outlives the process
+    add_encoded(key, features)    after encoding: the disk tier stores a copy, which outlives the process
     add_evicted(key, features)    after eviction from device memory: the host tier stores a copy
     get(key, rows)                while a request is prepared: a copy from the fastest tier that has it
 
-The first two only enqueue and never wait, so the engine's thread may call them. One thread per tier makes
-the
-copies. `find` and `get` also find outputs that are still in a queue. `get` copies, so only worker threads
-may
+The first two only enqueue and never wait, so the engine's thread may call them. One thread per tier makes the
+copies. `find` and `get` also find outputs that are still in a queue. `get` copies, so only worker threads may
 call it.
 """
 
@@ -39,6 +37,11 @@ STAGING_BYTES = 16 << 20
 
 class HostLink:
     """Copies features to host memory and back. Thread-safe; makes one copy at a time.
+
+    On CUDA, bytes pass through a small pinned buffer in a stream of their own, so the engine's stream
+    never waits for them. The calling thread does wait, so it must not be the engine's thread. In host
+    memory, features are stored in plain memory: pinned memory is allocated in powers of two, so a limit
+    in bytes would not hold. On a CPU the same two copies are made.
 
     device: the device whose features are copied.
     staging_bytes: size of the pinned buffer.

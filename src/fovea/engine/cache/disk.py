@@ -1,25 +1,19 @@
 """A store of encoder outputs on disk. It survives a restart, and several processes may share one folder.
 
-A key must contain everything that decides the value: picture, processor settings, the encoder's weights,
-the
+A key must contain everything that decides the value: picture, processor settings, the encoder's weights, the
 tenant's salt. Then all values of one key are equal. No error of the disk is raised to a caller: a damaged
 file is a miss, and if the folder cannot be used, the store turns itself off and every read is a miss.
 
-A `DiskFolder` is the folder itself: its size, and the eviction of files. It raises OSError; `DiskStore`
-does
+A `DiskFolder` is the folder itself: its size, and the eviction of files. It raises OSError; `DiskStore` does
 not.
 
 Processes that share a folder do not communicate, and there is no lock file, which a killed process could
-leave behind. Three properties of the file system make that safe. A rename makes a whole file visible at
-once.
-A file is read through a descriptor that stays valid if the file is removed. And any process may remove
-any
+leave behind. Three properties of the file system make that safe. A rename makes a whole file visible at once.
+A file is read through a descriptor that stays valid if the file is removed. And any process may remove any
 file, because a miss recomputes.
 
-Each process knows the size of the folder from its latest scan, plus its own writes since then. It scans
-the
-folder again before it has written a sixteenth of the capacity, when by its count no room is left, and
-every
+Each process knows the size of the folder from its latest scan, plus its own writes since then. It scans the
+folder again before it has written a sixteenth of the capacity, when by its count no room is left, and every
 few minutes.
 """
 

@@ -1,19 +1,14 @@
 """Files of the disk cache: named tensors as raw bytes, their file format, and their names.
 
-The name of a cache file is 40 hex digits and a suffix, in the sub-folder of the first two digits.
-Everything
+The name of a cache file is 40 hex digits and a suffix, in the sub-folder of the first two digits. Everything
 else is foreign, also links and folders with such names: it is neither counted nor changed.
 
-The format is safetensors: eight bytes with the header's length, a JSON header, then the data without
-gaps.
-Any safetensors reader can open such a file. The safetensors package does not write it, because its
-interface
-for raw bytes needs memory addresses and differs between the versions that are accepted. No part of a file
-is
+The format is safetensors: eight bytes with the header's length, a JSON header, then the data without gaps.
+Any safetensors reader can open such a file. The safetensors package does not write it, because its interface
+for raw bytes needs memory addresses and differs between the versions that are accepted. No part of a file is
 ever executed.
 
-The first field of the header is a checksum over all other bytes of the file, at a fixed offset. So a file
-is
+The first field of the header is a checksum over all other bytes of the file, at a fixed offset. So a file is
 verified before any part of it is parsed. Tensors with wide elements come first, and the data begins at a
 multiple of eight bytes, so that every tensor can be viewed in place.
 """

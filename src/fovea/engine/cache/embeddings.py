@@ -29,7 +29,12 @@ def owner_of_key(key: str, _: object = None) -> str:
 
 
 class CacheShares:
-    """The shares of all clients that have less than the whole. Thread-safe."""
+    """The shares of all clients that have less than the whole. Thread-safe.
+
+    A request brings its client's share. The client is the first part of the request's cache salt, with
+    which every key of these caches begins. Requests whose caches are not separated by client bring a
+    share of 1.
+    """
 
     def __init__(self) -> None:
         self._shares: dict[str, float] = {}
@@ -253,7 +258,13 @@ class _Region(Generic[Value]):
 
 
 class RegionCache(LedgerStore[str, _Region[Value]]):
-    """Regions by name. Values are opaque. Not thread-safe."""
+    """Regions by name. Values are opaque. Not thread-safe.
+
+    A region is named by its pixels, the shape at which it was encoded and, if the tower depends on it,
+    its place in the image. Its relevance is accumulated over the questions so far: the latest one counts
+    in full, and every earlier one half as much as the next one. So regions that are relevant for many
+    questions stay longest.
+    """
 
     def __init__(
         self, capacity: int, *, ttl_s: float | None = None, clock: Callable[[], float] = time.time

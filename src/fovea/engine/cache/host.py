@@ -31,7 +31,13 @@ Item = TypeVar("Item", bound=Sized)
 
 
 class WriteQueue(Generic[Item]):
-    """Calls `write(key, value)` for every submitted value, in its own thread. Thread-safe."""
+    """Calls `write(key, value)` for every submitted value, in its own thread. Thread-safe.
+
+    It is bounded in bytes, and has only the newest value of each key.
+
+    `pending_value` finds a value while it waits and while it is being written. So a reader can find a
+    value at any time between memory and disk.
+    """
 
     def __init__(
         self,

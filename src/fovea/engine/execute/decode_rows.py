@@ -1,15 +1,13 @@
 """Steps that only decode: their inputs as arrays that stay from step to step, and batches of fixed sizes.
 
 From step to step most rows of a batch are the same sequences, one token longer. So block tables are not
-written again: a row gets an entry when its sequence gets a block. Everything else follows from the places
-of
+written again: a row gets an entry when its sequence gets a block. Everything else follows from the places of
 the tokens, by a few operations on all rows at once. When sequences join or leave, the rows of the others
 move.
 
 Batches of fixed sizes are recorded once as CUDA graphs and replayed with one launch.
-`schedule.decode_batches` defines the layout of the inputs. A batch without a graph runs the same launches
-on the
-same memory one by one, on any device. This is how the padding is tested without a GPU.
+`schedule.decode_batches` defines the layout of the inputs. A batch without a graph runs the same launches on
+the same memory one by one, on any device. This is how the padding is tested without a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Turns step plans into tensors. No other module does this.
 
-The runner owns the data that the scheduler only counts: the KV tensor, the pixels that wait for the
-encoder,
+The runner owns the data that the scheduler only counts: the KV tensor, the pixels that wait for the encoder,
 the positions of each prompt. It does not decide which sequence goes next.
 """
 

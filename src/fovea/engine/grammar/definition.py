@@ -1,11 +1,9 @@
 """Turns the form of an answer into a grammar of the library, and explains what the library refuses.
 
-JSON Schemas are changed first, so that the library allows no answer that is not valid, or they are
-refused.
+JSON Schemas are changed first, so that the library allows no answer that is not valid, or they are refused.
 The library refuses most keywords that it cannot follow. This module is for the rest, which were found by
 comparing random answers with another library (`tests/fuzz/targets/answer_format.py`). The library knows
-numbers only as floats, and reads those with many digits imprecisely. It leaves out control characters
-that it
+numbers only as floats, and reads those with many digits imprecisely. It leaves out control characters that it
 cannot write, and writes others in place of them. Some formats and some bounds of numbers allow too much.
 """
 

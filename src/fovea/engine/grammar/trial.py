@@ -8,7 +8,7 @@ cannot be stopped, a process can. So a form is compiled in the engine only after
                 <---  sends the result  <----------- the result, or nothing if it was killed
 
 The helper has a vocabulary of single bytes: what a compilation costs hardly depends on the vocabulary.
-That of the model is loaded here, too (`load_vocabulary`).
+The vocabulary of the model is loaded here, too (`load_vocabulary`).
 """
 
 from __future__ import annotations

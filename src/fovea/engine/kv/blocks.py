@@ -7,21 +7,16 @@ A block is in exactly one of three states:
     blank      ref = 0, has no name         can only be taken
 
 The first rows of a block can have names of their own (see `publish_part`), and be found by these in every
-state. Releasing a block keeps its names. It puts a block with a name at the tail of the free queue, and
-one
-without at the head. Taking the block at the head of the queue removes its names. So every free block
-serves
+state. Releasing a block keeps its names. It puts a block with a name at the tail of the free queue, and one
+without at the head. Taking the block at the head of the queue removes its names. So every free block serves
 as cache until its memory is needed, and a block is evicted only when a sequence takes it.
 
-Blocks that hold a part of an image are counted separately: a follow-up question reuses them, and images
-fill
+Blocks that hold a part of an image are counted separately: a follow-up question reuses them, and images fill
 the pool with them.
 
-Layers with a sliding window have a pool of their own (`WindowBlocks`). Blocks of image prefixes that a
-pool
-evicts may be saved to slots of host memory (`HostBlocks`). This module holds integers only; the runner
-owns the
-tensors.
+Layers with a sliding window have a pool of their own (`WindowBlocks`). Blocks of image prefixes that a pool
+evicts may be saved to slots of host memory (`HostBlocks`). This module holds integers only; the runner owns
+the tensors.
 """
 
 from __future__ import annotations
@@ -231,6 +226,13 @@ GONE = -1
 class WindowBlocks:
     """The window tables of all admitted sequences, and the prefixes that they share. Not thread-safe.
 
+    Layers with a window have a pool of their own. A sequence's table has an entry for every block of its
+    tokens, like the table of the layers that see all tokens. But entries of blocks behind the window are
+    GONE.
+
+    A cached prefix can be reused if two things are cached: its blocks of all other layers, and the window
+    blocks that the next token sees.
+
     pool: the blocks.
     window: tokens that a token sees, itself included.
     returned: blocks that sequences gave back because they lay behind the window.
@@ -351,6 +353,9 @@ class _Entry:
 
 class HostBlocks:
     """The account of host memory slots: at most `slots` blocks; the least recently used is evicted first.
+
+    Device memory is small and expensive, and a follow-up question reuses the KV of an image. Blocks of
+    text alone are not saved: computing them again takes about as long as a copy.
 
     Locked slots are not evicted.
     size: number of slots.

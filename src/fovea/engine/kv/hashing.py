@@ -1,10 +1,8 @@
 """Names (hashes) of prefixes: of whole blocks, and of the first rows of a block.
 
-A block's name is the SHA-256 of its parent's name, its token ids and the key of every image it touches.
-So
+A block's name is the SHA-256 of its parent's name, its token ids and the key of every image it touches. So
 two blocks have the same name exactly when everything that their KV depends on is the same. All image
-placeholders have the same token id; two images differ only in their keys. A key contains the image's
-content
+placeholders have the same token id; two images differ only in their keys. A key contains the image's content
 hash and the processor settings.
 """
 

@@ -1,21 +1,17 @@
 """Block tables of sequences: which blocks of a prefix are cached, which a step needs, and which are released.
 
-Only full blocks are shared, and a full block is never written again: the last block, which a sequence
-still
-writes, is always its own. Where an image ends inside a block, the rows up to the end of the image have a
-name
-of their own. A later sequence with another question copies these rows, so an image is computed once, up
-to
+Only full blocks are shared, and a full block is never written again: the last block, which a sequence still
+writes, is always its own. Where an image ends inside a block, the rows up to the end of the image have a name
+of their own. A later sequence with another question copies these rows, so an image is computed once, up to
 its last token.
 
 Blocks of image prefixes that the pool evicts are saved to host memory if a slot is available there, and
 loaded when a sequence needs them again. The copies, saves and loads of a step are a list of moves. Their
 order matters: the runner carries them out one after the other.
 
-For models with layers that keep a state, a prefix can be reused only up to a place where a state was
-saved
-(`states`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own, of
-which a sequence holds only those that it still sees (`WindowBlocks`).
+For models with layers that keep a state, a prefix can be reused only up to a place where a state was saved
+(`states`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own, of which
+a sequence holds only those that it still sees (`WindowBlocks`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """States of sequences, for models with layers whose memory is a state of fixed size: slots and checkpoints.
 
-A running sequence has one slot, which every step overwrites. The other slots hold checkpoints: copies of
-a
-state after a certain prefix, by the name of that prefix. A later sequence that begins with the same
-tokens
+A running sequence has one slot, which every step overwrites. The other slots hold checkpoints: copies of a
+state after a certain prefix, by the name of that prefix. A later sequence that begins with the same tokens
 continues from there, as it does from KV blocks. A checkpoint whose slot is needed is evicted, the least
 recently used first. This module holds integers only; the runner owns the tensors.
 
 KV has rows for every token, so a sequence can continue after any prefix whose blocks are cached. A state
-contains no earlier state: a sequence can continue only after prefixes for which a copy was saved. These
-end
-at the end of each image, before the last token of a prompt (a repeated prompt computes that token again,
-a
+contains no earlier state: a sequence can continue only after prefixes for which a copy was saved. These end
+at the end of each image, before the last token of a prompt (a repeated prompt computes that token again, a
 follow-up continues from there), at multiples of `StateSlots.spacing`, and where a sequence ended or was
 preempted.
 """

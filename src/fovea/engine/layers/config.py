@@ -1,10 +1,9 @@
 """The parts of decoders, and the shape of a decoder as a list of them, with the memory that its layers need.
 
-Each layer has a mixer, a feed-forward block and norms. A mixer is the part of a layer in which tokens of
-one sequence exchange information. `Attention` reads keys
-and values of earlier tokens, all of them or those in a window. `GatedDelta` and `ShortConv` read a state
-of
-fixed size instead. The values are those of the checkpoint's configuration.
+Each layer has a mixer, a feed-forward block and norms. A mixer is the part of a layer in which tokens of one
+sequence exchange information. `Attention` reads keys and values of earlier tokens, all of them or those in a
+window. `GatedDelta` and `ShortConv` read a state of fixed size instead. The values are those of the
+checkpoint's configuration.
 """
 
 from __future__ import annotations

@@ -32,7 +32,11 @@ from fovea.kernels.torch_kernels import PLAIN
 
 
 class PerLayerEmbeddings(nn.Module):
-    """The table of all layers' embeddings, and the map from input embeddings to as many numbers."""
+    """The table of all layers' embeddings, and the map from input embeddings to as many numbers.
+
+    A table holds one embedding per token and layer. A normalised linear map of the row's input embedding
+    is added to it.
+    """
 
     def __init__(self, hidden: int, layers: int, config: PerLayer, eps: float) -> None:
         super().__init__()
@@ -110,6 +114,9 @@ class CrossAttentionMixer(nn.Module):
 
 class CrossLayer(nn.Module):
     """A layer with cross-attention. Learned gates scale the outputs of attention and MLP by their tanh.
+
+    The states lie outside of the prompt. Their keys and values do not depend on the text, so they are
+    computed once, with the image. Rows that see no image pass such a layer unchanged.
 
     place: number of the layer among those with cross-attention.
     """

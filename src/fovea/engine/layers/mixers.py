@@ -1,9 +1,7 @@
 """The mixers of decoder layers: attention over paged KV, Gated DeltaNet, short convolutions.
 
-A mixer works in three parts. `project` computes what each row contributes. `mix` lets the rows of a
-sequence
-exchange information, through memory. `output` maps back to the width between layers and adds the
-residual.
+A mixer works in three parts. `project` computes what each row contributes. `mix` lets the rows of a sequence
+exchange information, through memory. `output` maps back to the width between layers and adds the residual.
 Only `mix` depends on other rows. Each mixer's attribute names are those of the checkpoints.
 """
 
@@ -25,6 +23,10 @@ from fovea.kernels.torch_kernels import PLAIN
 
 def mrope_axes(sections: Sequence[int], *, interleaved: bool) -> list[int]:
     """Coordinate (0 time, 1 height, 2 width) of each of the sum(sections) frequencies.
+
+    M-RoPE gives each rotary frequency one of three coordinates (time, height, width). Qwen2-VL and
+    Qwen2.5-VL divide the frequencies into three runs; Qwen3-VL assigns them alternately. `mrope_axes`
+    writes both layouts as one index per frequency, so that the code after it is the same for both.
 
     sections: number of frequencies of each coordinate.
     interleaved: Qwen3-VL's layout instead of three runs.

@@ -32,7 +32,7 @@ TIED_HEAD_PACK_SHARE = 0.15
 def value_tensor(array: NDArray[Any]) -> Tensor:
     """The numbers of a processor's array as a tensor, without a copy.
 
-    uint16 are the bits of bfloat16, see `palette.Values`.
+    uint16 are the bits of bfloat16, see `pixels.Values`.
     """
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
@@ -44,9 +44,9 @@ class VisionLanguageModel(nn.Module, ABC):
     image_token_id: token id of the visual tokens of images in a prompt.
     video_token_id: token id of the visual tokens of videos; None: the model takes no videos.
     merge: patches per side of a visual token if positions are three-dimensional (M-RoPE), else None.
-    ignored: regular expressions of canonical checkpoint names (`names.canonical`) that this model does not
+    ignored: regular expressions of canonical checkpoint names (`targets.canonical`) that this model does not
         load.
-    renames: further changes of names, see `names.canonical`.
+    renames: further changes of names, see `targets.canonical`.
     """
 
     ignored: tuple[str, ...] = ()

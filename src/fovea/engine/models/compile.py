@@ -1,10 +1,8 @@
 """Compiled parts of a model: torch.compile for what surrounds attention, and built encoders.
 
 Attention itself is not compiled: it reads tables that change with every step, and its kernels are torch's
-best already. Layers name the methods to compile in the attribute `rowwise`. All layers of a class share
-the
-code that is compiled for the first of them. So a method is compiled once per class for any number of
-rows,
+best already. Layers name the methods to compile in the attribute `rowwise`. All layers of a class share the
+code that is compiled for the first of them. So a method is compiled once per class for any number of rows,
 and once more for a single row.
 
 Built encoders come from `fovea build`. They are found, checked for whether they fit, and installed.

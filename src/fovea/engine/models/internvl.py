@@ -1,7 +1,7 @@
 """InternVL (arXiv 2404.16821, 2412.05271, 2504.10479): tiles through InternViT, pixel shuffle, Qwen or Llama.
 
 The same classes load both layouts of checkpoints: that of transformers, and the original one
-(`internvl_chat`), in which queries, keys and values are one tensor.
+(model_type `internvl_chat`), in which queries, keys and values are one tensor.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ _NOT_PASSED_ON = ("architectures", "model_type", "auto_map", "attn_implementatio
 
 def chat_config(content: Mapping[str, Any], folder: Path) -> Any:
     """Return the configuration of transformers for a config.json.
+
+    transformers has no class for it, and the code that comes with these checkpoints is never run. Their
+    settings are translated to transformers' `InternVLConfig`, which describes the same model. Names of
+    tensors are translated in `targets`; settings of the tiling stay as they are, for the image processor.
 
     folder: the checkpoint, whose tokenizer tells the ids of tokens.
 

@@ -1,13 +1,12 @@
 """Assigns the tensors of a checkpoint to the tensors of a model, by their names, shapes and types alone.
 
-Usually a tensor of a file is a tensor of the model. But a file may hold several of the model's tensors as
-one
+Usually a tensor of a file is a tensor of the model. But a file may hold several of the model's tensors as one
 (`FusedTensor`), and it may hold the experts of a layer one by one, which are one tensor in the model.
 `weights` carries an assignment out; `check` reports its problems without reading weights.
 
 Names are made canonical first. Different generations save the same model under different names: with and
-without a leading `model.`, the
-decoder as `language_model.model` or `text_model`, the tower inside a `vision_model`.
+without a leading `model.`, the decoder as `language_model.model` or `text_model`, the tower inside a
+`vision_model`.
 """
 
 from __future__ import annotations
@@ -215,7 +214,7 @@ def assign(
     files: name and tensors of each file.
     targets: canonical name and shape of every tensor that a checkpoint must contain.
     ignored: regular expressions of canonical names that are skipped.
-    renames: regular expressions and replacements, see `names.canonical`.
+    renames: regular expressions and replacements, see `canonical`.
     fused: tensors of the files that may hold the rows of several targets, by canonical name.
     """
     unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]

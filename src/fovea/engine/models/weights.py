@@ -1,11 +1,9 @@
 """Reads safetensors files directly into the model's own storage.
 
-No tensor is in memory twice: each is read from its place in the file into the rows of its parameter. Only
-if
+No tensor is in memory twice: each is read from its place in the file into the rows of its parameter. Only if
 the type, the device or the layout differs does a tensor pass through a buffer of its own size.
 
-`read_head` reads the relevance head of a checkpoint: weights from `training/relevance.py`, as arrays by
-name.
+`read_head` reads the relevance head of a checkpoint: weights from `training/relevance.py`, as arrays by name.
 
 A recipe says which weights are quantized, and to which format; its packer does that while they are read.
 """
@@ -134,6 +132,9 @@ OLD_NAME = "relevance.safetensors"
 
 def read_head(folder: Path, width: int | None = None) -> Head | None:
     """Read the head of the checkpoint in `folder`. Returns None if there is none.
+
+    Its file is in a folder of its own inside the checkpoint's folder. Other programs read every
+    *.safetensors file of a checkpoint's folder as weights of the model, so no other tensors may be there.
 
     width: values per word embedding of the model; None: any.
     Raises CheckpointError.

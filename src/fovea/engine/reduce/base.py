@@ -37,8 +37,8 @@ class ReductionInput:
     grid: (rows, columns) of that grid; rows * columns == N.
     seed: identifies the image. A method's random choices depend on it and on nothing else.
     query: (Q, D), the user's words as input embeddings of the decoder. A query of no words counts as None.
-    attention: (N,), attention that each token received in the encoder; see `taps`.
-    keys: (N, K), keys of the tokens in the encoder's attention; see `taps`.
+    attention: (N,), attention that each token received in the encoder; see `encoder_taps`.
+    keys: (N, K), keys of the tokens in the encoder's attention; see `encoder_taps`.
     probe: states of the prompt in the decoder.
 
     Raises EngineError if a field does not have one row per cell of the grid.

@@ -59,6 +59,21 @@ PIVOTS = 4
 
 
 def choose_dart(image: ReductionInput, keep: int) -> ReducedTokens:
+    """DART (arXiv 2502.11494): keep a few strong tokens and those least similar to them; drop duplicates.
+
+    The pivots are the strongest tokens of the image, then those of the words, strongest first. Each pivot
+    in turn selects the same number of the remaining tokens, those with the lowest cosine to it. The paper
+    keeps pivots + 8 * floor(...) tokens and states no order of the pivots. Here the order is fixed, and
+    the first pivots select one token more if the number does not divide, so that the count is exact.
+
+    There are three variants:
+
+    dart_k      the paper's. It works on the hidden states and keys after the decoder's second layer. The
+                kept tokens are then computed again from the first layer on, so that the KV of every layer
+                holds the same tokens.
+    dart        works on the decoder's input embeddings and needs no layer.
+    dart_query  like dart, with pivots among the user's words as well.
+    """
     return pick_tokens(image, choose_distinct(image.embeds, strength(image.embeds), image.embeds[:0], keep))
 
 
@@ -113,6 +128,21 @@ NOISE = 1e-5
 
 
 def choose_dpp(image: ReductionInput, keep: int) -> ReducedTokens:
+    """CDPruner (arXiv 2506.10967): keep tokens that differ from each other and are relevant to a query.
+
+    This is a determinantal point process (DPP) with the kernel L = diag(r) (S * P) diag(r). S holds the
+    cosines between tokens. r is the relevance of each token to the words, or 1 without words. P is an
+    addition to the paper: a Gaussian of the distance between two tokens. Because of it, equal things at
+    two places both count. The set with the largest determinant is searched greedily, one token at a time
+    (arXiv 1709.05135): the next token is the one with the largest residual d2, which is the share of it
+    that the chosen tokens do not explain.
+
+        j = argmax d2;   e = (L_j - C^T c_j) / sqrt(d2_j);   d2 -= e^2;   e is the next row of C
+
+    Step t reads t rows of C, so choosing k of N tokens takes O(N k^2) time and k x N floats. There are at
+    most as many independent tokens as the embedding has dimensions. When the chosen tokens explain all
+    others, the residuals are noise; from then on tokens are chosen as if none were chosen yet.
+    """
     return pick_tokens(image, _choose(image, None, keep))
 
 
@@ -233,6 +263,13 @@ CONTEXTUAL = 10, 64
 
 
 def choose_visionzip(image: ReductionInput, keep: int) -> ReducedTokens:
+    """VisionZip (arXiv 2412.04467): keep the tokens that the encoder attends to, and merge the rest.
+
+    54 of 64 kept tokens are dominant: those that received the most attention. The other kept tokens are
+    contextual, and are spread evenly over the rest. Each remaining token is merged into the contextual
+    token with the nearest key. A contextual token becomes the mean of itself and all tokens merged into
+    it. (The paper's code instead adds the mean of the others to it, which about doubles its length.)
+    """
     assert image.attention is not None
     assert image.keys is not None
     contextual = keep * CONTEXTUAL[0] // CONTEXTUAL[1]
@@ -258,6 +295,16 @@ MERGE_SHARE = 1 / 8
 
 
 def choose_tome(image: ReductionInput, keep: int) -> ReducedTokens:
+    """ToMe (arXiv 2210.09461) on the encoder's output: merge similar tokens until the wanted number is left.
+
+    Every round divides the tokens alternately into two sides. Each token of the first side is paired with
+    the nearest token of the second, by cosine, and the nearest of these pairs are merged. A merged token
+    is the mean of all tokens that went into it, and has the place of the pair's second token.
+
+    The paper merges inside the encoder, by the keys of its attention, which also saves the encoder's
+    time. Here the embeddings are compared. A round merges at most an eighth of the tokens, so that no
+    dissimilar pairs are merged early.
+    """
     sums, count = image.embeds.float(), image.count
     index = members = torch.arange(count, device=sums.device)
     while count > keep:
@@ -297,6 +344,15 @@ def merge_pairs(count: int, removed: Tensor, nearest: Tensor) -> tuple[Tensor, T
 
 
 def choose_fastv(image: ReductionInput, keep: int) -> ReducedTokens:
+    """FastV (arXiv 2403.06764): keep the tokens to which the prompt's last token attends most.
+
+    The paper drops tokens between two layers. Here the layers before that run only for the choice
+    (`run_probe`). The kept tokens are then computed again from the first layer on, so that the KV
+    of every layer holds the same tokens. For the scores, one query row is recomputed.
+
+    FastV is known to lose text: in early layers the last row prefers late tokens, and printed text covers
+    more tokens than it ranks high.
+    """
     assert image.probe is not None
     return pick_tokens(image, top_indices(image.probe.scores, keep))
 

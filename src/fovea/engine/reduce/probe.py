@@ -1,20 +1,16 @@
 """Attention and keys inside encoder and decoder, for the methods that choose visual tokens by them.
 
 `encoder_taps` reads the tower. There is no class token, and most blocks of Qwen2.5-VL attend only inside
-windows. So the attention is taken
-from the last block in which all patches of a frame attend to each other. The tower runs again up to that
-block, which costs about as much as encoding the image. The encoder's output does not change.
+windows. So the attention is taken from the last block in which all patches of a frame attend to each other.
+The tower runs again up to that block, which costs about as much as encoding the image. The encoder's output
+does not change.
 
-`run_probe` reads the decoder. In their papers, FastV and DART drop tokens between two decoder layers.
-Then the layers before hold KV of all
-tokens and the layers after only of some, so a block of the KV cache would hold different tokens in
-different
-layers. Here a prompt first runs through the first layers for the choice alone. Then the kept tokens run
-through all layers from the first on. So a block holds the same tokens in every layer, a follow-up request
-can
-reuse it, and even the first layers do not depend on dropped tokens. The price is one more run of the
-first
-layers.
+`run_probe` reads the decoder. In their papers, FastV and DART drop tokens between two decoder layers. Then
+the layers before hold KV of all tokens and the layers after only of some, so a block of the KV cache would
+hold different tokens in different layers. Here a prompt first runs through the first layers for the choice
+alone. Then the kept tokens run through all layers from the first on. So a block holds the same tokens in
+every layer, a follow-up request can reuse it, and even the first layers do not depend on dropped tokens. The
+price is one more run of the first layers.
 """
 
 from __future__ import annotations

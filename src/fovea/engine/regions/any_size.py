@@ -1,14 +1,11 @@
 """Encodes an image as views: one of the whole image at low resolution, and regions at their own resolutions.
 
 It is for vision encoders that take pictures of any size. The view of the whole image is encoded first,
-because the coupling with the question is computed from it. Then the regions are chosen, and those that
-are
-not in the region cache are encoded, in batches of one shape. If a batch leaves room in a slice, it also
-gets
+because the coupling with the question is computed from it. Then the regions are chosen, and those that are
+not in the region cache are encoded, in batches of one shape. If a batch leaves room in a slice, it also gets
 views of that shape of images that come next. These are then in the cache when their turn comes.
 
-A piece is a view of an image with its pixels and its name in the region cache. `RelevanceModel` has
-tensions,
+A piece is a view of an image with its pixels and its name in the region cache. `RelevanceModel` has tensions,
 the coupling of question and image, and the latest realizations, to explain answers and to reuse layouts.
 """
 

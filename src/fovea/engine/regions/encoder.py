@@ -30,7 +30,11 @@ from fovea.relevance.policy import Tiling, attend_tiles, kept_tokens, needed_til
 
 
 class TileRegionEncoder:
-    """Encodes images region by region, for models with tiles: a region is a tile."""
+    """Encodes images region by region, for models with tiles: a region is a tile.
+
+    The whole is encoded first, because the coupling with the question is computed from it. Tiles of which
+    no token is kept are not encoded.
+    """
 
     def __init__(self, model: Tiler, relevance: RelevanceModel) -> None:
         self._model = model

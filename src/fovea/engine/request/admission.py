@@ -1,7 +1,6 @@
 """Admission of requests, by the choices in flight and by the KV that these may come to use.
 
-A request is counted twice: by its number of choices when it arrives, and by its tokens of KV as soon as
-these
+A request is counted twice: by its number of choices when it arrives, and by its tokens of KV as soon as these
 are known, for which the headers of its images suffice. Both are given back when the request ends, for any
 reason.
 
@@ -203,6 +202,14 @@ PROBE = 32
 
 class FirstTokenGate:
     """Decides whether a request enters, by its expected first token. Thread-safe.
+
+    Without it, a queue that is too long makes every request late. Whoever is refused at once can ask
+    elsewhere, or later.
+
+    Expectations are learnt from requests that entered. An expectation that is wrong, for example after a
+    stall, could refuse all requests of a kind, and nothing would correct it. So after PROBE refusals in a
+    row, one such request enters, unless its first token is expected late even without the margin of
+    experience.
 
     attempts: steps down in the detail of images that are tried one after the other until the first token is
         in time.

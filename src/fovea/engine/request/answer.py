@@ -26,7 +26,12 @@ log = logging.getLogger("fovea.engine")
 
 
 class AnswerReader:
-    """The reader of one answer. seconds: time spent on reading."""
+    """The reader of one answer. seconds: time spent on reading.
+
+    The receiver of the answer reads its tokens: in a server its event loop, otherwise the thread that
+    called the engine. So the engine's thread can begin the next step. Only an answer with stop strings is
+    read in the engine's thread, because its text decides in which step it ends.
+    """
 
     def __init__(self, tokenizer: ChatTokenizer, sampling: SamplingParams, before: Seq[int] = ()) -> None:
         """before: tokens of another text, which the answer follows, see `TextStream`."""

@@ -24,6 +24,11 @@ _NEVER = "(?!)"
 class ControlTokens:
     """The added tokens of a tokenizer that only the chat template may write.
 
+    A control token written by the chat template begins or ends a turn. If the same characters in a
+    message did so, too, a user could forge a turn of the system. So the template's own control tokens are
+    *sealed*: each is replaced by a form of private-use characters that contains 128 random bits. In a
+    sealed text, only a sealed form is a control token; the plain characters of one are text.
+
     These are its special tokens, `marker_ids` (the tokens of images and videos), `eos_ids`, and other added
     tokens that the template writes (Qwen's <think>). The last kind is ordinary text of the model's own
     answers, so messages of the assistant may contain it: `answer_words`.
@@ -181,7 +186,12 @@ class SealedTokenizer:
 
 
 def sealed_copy(backend: Any, controls: ControlTokens) -> Any:
-    """Return the copy, or None, with a warning in the log, if the ids of its control tokens differ."""
+    """Return the copy, or None, with a warning in the log, if the ids of its control tokens differ.
+
+    Every rule of the tokenizer stays: normalisation, merges, whitespace beside added tokens, start
+    tokens. Only the names of the control tokens change, so the plain characters of one are tokenized as
+    any other text.
+    """
     from tokenizers import Tokenizer
 
     content = json.loads(backend.to_str())

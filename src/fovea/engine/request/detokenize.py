@@ -1,12 +1,10 @@
 """Turns tokens into text one by one, and holds back half characters and parts of stop strings.
 
-A byte-level token may contain part of a character. `decode` writes that part as replacement characters at
-the
+A byte-level token may contain part of a character. `decode` writes that part as replacement characters at the
 end. They are held back until the following tokens complete the character, but not beyond MOST_INCOMPLETE
 tokens or the end of the answer. Everything before them is emitted.
 
-Decoding starts a few tokens back, because some tokenizers write a token differently at the start of a
-text.
+Decoding starts a few tokens back, because some tokenizers write a token differently at the start of a text.
 """
 
 from __future__ import annotations

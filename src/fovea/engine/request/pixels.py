@@ -110,6 +110,16 @@ class PixelStats:
 class PixelPool:
     """Room for claims and for a cache of pixels without a claim. Thread-safe.
 
+    A request claims the bytes of its pixels before they are computed, and releases the claim with its
+    first token. Pixels without a claim may stay in the cache until a claim needs the room; the least
+    recently used ones leave first. So a claim waits for other claims, but never for the cache. The
+    ceiling is on claims and cache together. A request that claims nothing, such as text or known images,
+    never waits.
+
+    Claims are granted in the order of arrival, quick ones and slow ones apart. Slow ones are those of
+    videos and of images that take long to decode, so that the room stays claimed for long. They may fill
+    a part of the room only: a small image never waits for forty large ones.
+
     capacity: ceiling of claims and cache together, in bytes. A larger claim is granted only when nothing else
         is claimed.
     """
@@ -364,6 +374,11 @@ def _future_of(pixels: ProcessedImage) -> Future[ProcessedImage]:
 
 class PixelStore:
     """Registry of pixel tasks: one per image for all requests, and the threads that run them.
+
+    Processed pixels are several times larger than the image they come from. A request claims them before
+    they are computed, and until its first token: by then the encoder has read them, or a cached output
+    has made them unnecessary. After that they belong to the cache of the pool. Pixels that the cache
+    has lost are computed again when they are needed.
 
     Videos have threads of their own: decoding one takes seconds, and images must not wait for it.
 

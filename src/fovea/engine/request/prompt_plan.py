@@ -1,7 +1,6 @@
 """A prepared prompt: its token ids, and the images, videos and frames that are encoded for it.
 
-A planned video has groups of frames, each encoded by itself, and is decoded once for all of them.
-Requests
+A planned video has groups of frames, each encoded by itself, and is decoded once for all of them. Requests
 share it as a clip.
 """
 
@@ -187,6 +186,9 @@ CELL_BYTES = 40
 
 class Clips:
     """Registry of clips, and cache of the cells that pruning keeps. Thread-safe.
+
+    Pruning has to decode the frames to find the cells that it keeps. The result is small and is cached
+    (LRU), so another question about the video decodes nothing if the encoder outputs are cached, too.
 
     cache_bytes: ceiling of the cache, in bytes of Python objects.
     """

@@ -1,17 +1,13 @@
 """Chooses one token per row. Greedy rows share one argmax; the others draw with a random stream of their own.
 
-A sequence with drafts has several rows, and gets the tokens up to the first that differs from its draft,
-this
+A sequence with drafts has several rows, and gets the tokens up to the first that differs from its draft, this
 one included.
 
-A sequence with a grammar only gets tokens that the grammar allows. Tokens that the grammar leaves no
-choice
-about become its next drafts, so that one step computes all of them. If its guide is late, its logits or
-its
+A sequence with a grammar only gets tokens that the grammar allows. Tokens that the grammar leaves no choice
+about become its next drafts, so that one step computes all of them. If its guide is late, its logits or its
 token are held back, and it gets the token between two later steps (`Sampler.late`).
 
-The random stream of a sequence depends only on the request's seed and the number of the choice, and
-number k
+The random stream of a sequence depends only on the request's seed and the number of the choice, and number k
 of the stream belongs to token k of the answer. So a seed gives the same text alone, in a batch, after a
 preemption, and after a step that failed and was tried again.
 """

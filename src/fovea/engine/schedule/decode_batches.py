@@ -1,13 +1,11 @@
 """Batches of decodes: padded to a few sizes for CUDA graphs, and rows that share a prefix.
 
 A replay repeats the recorded launches on the same memory. The inputs that change from step to step (ids,
-positions, block tables) are integers. All of them are in one buffer, so one copy brings them to the
-device.
+positions, block tables) are integers. All of them are in one buffer, so one copy brings them to the device.
 Rows after the last sequence are padding: they compute a token that is not used, and they read and write a
 scrap block.
 
-Rows whose block tables hold the same block at the same place share all tokens before it, because a full
-block
+Rows whose block tables hold the same block at the same place share all tokens before it, because a full block
 has one content. One read of these blocks serves all of them.
 """
 

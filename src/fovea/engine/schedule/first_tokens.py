@@ -2,14 +2,12 @@
 
     expected = one step + max(work / share, turns + own work / share)
 
-The work is the cost (`lod_cost`) of the new request and of those that are served before it. The share is
-the part of each second that the pace leaves for prompts and images: all of it while nothing decodes. The
-turns are the time until a place becomes free if no further sequence may run now; else 0.
+The work is the cost (`LodCost`) of the new request and of those that are served before it. The share is the
+part of each second that the pace leaves for prompts and images: all of it while nothing decodes. The turns
+are the time until a place becomes free if no further sequence may run now; else 0.
 
-Requests that arrive later may change all of that, and steps scatter. So the ratio of actual to expected
-times
-is measured, for requests with and without images to encode. The expected time, multiplied by the quantile
-of
+Requests that arrive later may change all of that, and steps scatter. So the ratio of actual to expected times
+is measured, for requests with and without images to encode. The expected time, multiplied by the quantile of
 that ratio at the asked percentile, has to be within the target. A request that finds the engine idle is
 always accepted if its own work alone is within the target: nothing would make a later try better.
 """
@@ -90,6 +88,11 @@ def total(costs: Iterable[LodCost]) -> LodCost:
 
 class LodCosts:
     """Tells the costs of requests, by the predictions that the engine has learnt.
+
+    Tokens are no measure of it: an image of 1024 visual tokens may take forty times as long as a question
+    in the encoder, and nothing if it is cached. The cost counts only what remains to be computed.
+    Requests that wait for the same image share its part, so the cost keeps the parts of images apart, by
+    their keys.
 
     times, images: predict durations.
     encoded: tells whether the encoder output of an image is in the cache, by its key.

@@ -1,15 +1,12 @@
 """The pace: how much a step may do beside its decodes, so that running streams keep their rhythm.
 
 The budget of a step is time. Its decodes alone take a predicted time (`step_times`). A step that also
-computes part of a prompt or encodes part of an image may last `pace` times as long, or as long as the
-target
+computes part of a prompt or encodes part of an image may last `pace` times as long, or as long as the target
 for gaps allows. The rest of that time goes to prompts, or half of it while an image is being encoded. The
 encoder gets the time that prompts leave, because it can stop after any slice.
 
-With a target the bound is not the target itself: durations scatter, and half of the steps that are
-predicted
-to take exactly the target take longer. The predicted time, multiplied by a measured margin, has to fit
-into
+With a target the bound is not the target itself: durations scatter, and half of the steps that are predicted
+to take exactly the target take longer. The predicted time, multiplied by a measured margin, has to fit into
 the target. The margin is the ratio that the percentage of steps in `target_percentile` does not exceed.
 
 If the smallest chunk or slice does not fit beside the decodes, prompts and images advance only in as many
@@ -20,8 +17,7 @@ When many requests wait for their first token and few streams decode, the bound 
 number of waiting requests beyond the first. To delay one stream for the sake of seven requests does less
 harm, and afterwards all of them decode in a batch at about the cost of one. A target still holds.
 
-Without decodes no stream waits for a token. Such a step is still limited, so that new requests are
-scheduled
+Without decodes no stream waits for a token. Such a step is still limited, so that new requests are scheduled
 soon.
 
 `BatchRule` and `DecodeBound` limit the number of sequences that run at once, for the same target.

@@ -1,10 +1,8 @@
 """Expected durations of steps and of encoded images, learnt while the engine runs.
 
-One estimate serves the pace, the bound on the batch, and admission. A step's duration is a linear
-function of
+One estimate serves the pace, the bound on the batch, and admission. A step's duration is a linear function of
 its composition (the formula of `planner.cost`). It includes the time from the end of the last step to the
-start of this one, because a client waits for both between two tokens. It does not include the encoder,
-whose
+start of this one, because a client waits for both between two tokens. It does not include the encoder, whose
 time is bounded by the clock (`execute.encode_queue`).
 
 `OnlineFit` learns the costs, `Margin` by which factor durations exceed their predictions.
@@ -51,6 +49,20 @@ class Costs(Protocol):
 
 class OnlineFit:
     """Costs of several amounts, learnt from measured durations. It costs some microseconds per measurement.
+
+        seconds = amounts[0] * costs[0] + amounts[1] * costs[1] + ...
+
+    After each measurement the costs move towards the least squares of relative errors over the latest
+    measurements. Three things make that safe on a running engine:
+
+    - A measurement counts as at most MOST_EXCESS times what was expected. One stall of the machine thus has
+      little weight, while a machine that has become slower is followed within some tens of measurements.
+    - Each cost is damped towards its present value. A cost that the latest measurements say nothing about,
+      such as that of prompts while only decodes run, stays as it is.
+    - Before the first measurement only the proportions of the costs are assumed. It sets their common scale.
+
+    Method: weighted least squares with exponential forgetting, solved by coordinate descent with a bound
+    at zero. One pass over the amounts of a measurement is made per measurement.
 
     costs: seconds per unit of each amount; not below 0.
     measured: whether there was a measurement. Before it, the costs have no scale.
@@ -132,6 +144,12 @@ class Scatter(Protocol):
 
 class Margin:
     """The factor that turns a prediction into a bound that a given percentage of durations keeps.
+
+    The ratio of measured to predicted seconds is kept for the latest WINDOW predictions. A prediction,
+    multiplied by the quantile at a percentile, is exceeded by the remaining share, whatever the
+    distribution of the errors is, as long as the next error is like the latest ones. The quantile is
+    taken one rank higher than usual, as split conformal prediction does (Lei, G'Sell, Rinaldo,
+    Tibshirani, Wasserman, 2018), which makes this exact for small windows, too.
 
     One thread observes; others may read the factor meanwhile.
 
@@ -246,7 +264,10 @@ IMAGE_MEMORY = 100
 
 
 class ImageTimes:
-    """Predicts the seconds of the encoder for an image."""
+    """Predicts the seconds of the encoder for an image.
+
+    seconds = image_s + v * visual_s + v^2 * visual_pair_s          (v rows of encoder output)
+    """
 
     def __init__(self, costs: Costs | None = None) -> None:
         """costs: known ones, for simulations; None: they are learnt."""

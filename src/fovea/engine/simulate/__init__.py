@@ -1,9 +1,7 @@
 """The engine without a model: the real scheduler over steps whose duration a formula tells.
 
-- `cost`: duration of a step. `benchmarks/fit_cost.py` fits it to a real engine.
-- `trace`: requests of a trace as sequences.
-- `executor`: carries out plans without a model.
+- `executor`: carries out plans without a model, on a virtual clock or in real time.
+- `assemble`: puts the scheduler, the caches and an executor together.
 - `run`: serves a trace on a virtual clock; `report` is the result.
-- `serving`: an engine client in real time, for servers; `filler` and `bundled` give it answers and prompts.
-- `settings`: which engine settings a simulation uses.
+- `serving`: an engine client in real time, for servers.
 """

@@ -71,7 +71,7 @@ DRAWS = 20_000
 
 
 class KnownCosts:
-    """Costs that do not change. It implements `schedule.online_fit.Costs`."""
+    """Costs that do not change. It implements `schedule.step_times.Costs`."""
 
     measured = True
 
@@ -87,7 +87,7 @@ class KnownCosts:
 
 @dataclass(frozen=True, slots=True)
 class KnownScatter:
-    """The percentile of the disturbances. It implements `schedule.margin.Scatter`."""
+    """The percentile of the disturbances. It implements `schedule.step_times.Scatter`."""
 
     percentile: float
     factor: float

@@ -1,9 +1,7 @@
 """Executors without a model: durations come from a cost model, and tokens from a function.
 
-`CostExecutor` runs on a virtual clock, `RealtimeExecutor` in real time, with filler answers. `Noise`
-disturbs
-durations, so that a control can be tested as on a real machine. `recorded_steps` records the steps of a
-real
+`CostExecutor` runs on a virtual clock, `RealtimeExecutor` in real time, with filler answers. `Noise` disturbs
+durations, so that a control can be tested as on a real machine. `recorded_steps` records the steps of a real
 engine, so that a cost model can be fitted to them.
 """
 

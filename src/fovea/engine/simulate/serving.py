@@ -1,13 +1,10 @@
 """An engine client without a model: real prompts, filler answers, and simulated latencies in real time.
 
-Servers, gateways and clients can be tested against it. The loop, the scheduler, admission, queues,
-caches,
-deadlines and cancellation are those of the real engine; only the executor is a cost model, so the tokens
-mean
+Servers, gateways and clients can be tested against it. The loop, the scheduler, admission, queues, caches,
+deadlines and cancellation are those of the real engine; only the executor is a cost model, so the tokens mean
 nothing.
 
-Prompts are made with the bundled model's tokenizer, template and image plans, without torch and
-transformers.
+Prompts are made with the bundled model's tokenizer, template and image plans, without torch and transformers.
 """
 
 from __future__ import annotations
@@ -58,7 +55,10 @@ FOLDER = bundled_model()
 
 
 class PlainTokenizer:
-    """A tokenizer with the interface of transformers, read from tokenizer.json and tokenizer_config.json."""
+    """A tokenizer with the interface of transformers, read from tokenizer.json and tokenizer_config.json.
+
+    It has the part of their interface that `ChatTokenizer` uses.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,7 +1,6 @@
 """The jobs inside the engine, and the events that go to their clients: tokens, errors, ends, timings.
 
-Waking an event loop costs a system call. One call per row would be a large part of a step's host work. So
-the
+Waking an event loop costs a system call. One call per row would be a large part of a step's host work. So the
 events of a step wait here until all of them are there, and each event loop is woken once.
 """
 

@@ -3,13 +3,10 @@
 Everything that touches the scheduler or the model happens in this thread, so neither needs a lock. Other
 threads put commands into the inbox and get events through sinks.
 
-An error ends as few requests as possible. An error in one image or one token ends its own request. An
-error
-of a whole step ends the one request that causes it: the step's sequences are tried again in smaller
-groups
+An error ends as few requests as possible. An error in one image or one token ends its own request. An error
+of a whole step ends the one request that causes it: the step's sequences are tried again in smaller groups
 until it is found (`Suspects`). If steps keep failing, a trivial sequence of the loop's own is tried
-(`probe_job`). If that fails, too, the device is dead. Only this, and an error in the loop itself, ends
-all
+(`probe_job`). If that fails, too, the device is dead. Only this, and an error in the loop itself, ends all
 requests, and `alive` becomes false.
 """
 

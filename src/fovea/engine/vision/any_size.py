@@ -1,11 +1,9 @@
 """The interface of vision towers that take pictures of any size, and what their blocks have in common.
 
-Such a tower has rotary positions in two dimensions: half of the angles turn with a patch's row, half with
-its
+Such a tower has rotary positions in two dimensions: half of the angles turn with a patch's row, half with its
 column. Patches come in merge order: those that become one visual token are neighbours in the list.
 
-Some of these towers also have learned positions, which `PositionTable` interpolates to each picture's
-grid.
+Some of these towers also have learned positions, which `PositionTable` interpolates to each picture's grid.
 """
 
 from __future__ import annotations
@@ -312,6 +310,8 @@ At = NDArray[np.float32] | None
 @dataclass(frozen=True, slots=True)
 class FullAttention:
     """Positions of patches and passes through the blocks.
+
+    Such a tower has learned positions, which are interpolated to each picture's grid, and rotary ones.
 
     table: how the table of learned positions is read.
     merge: patches per side of a visual token.

@@ -95,7 +95,12 @@ class Mark(Protocol):
 
 
 class EncoderStream(Protocol):
-    """The stream in which an encoder's slices run."""
+    """The stream in which an encoder's slices run.
+
+    A mark is a point in the stream between two slices. The output of a slice may be read as soon as the
+    mark after it is done. On a CPU a mark is done when it is set. This way the callers need no code of
+    their own for each device.
+    """
 
     def activate(self) -> AbstractContextManager[object]:
         """Return a context. Work that is launched inside it runs in this stream."""
@@ -193,7 +198,12 @@ class ProjectorCall(NamedTuple):
 
 
 class ProjectorTimer:
-    """The calls of a projector in the slices of one encoder stream."""
+    """The calls of a projector in the slices of one encoder stream.
+
+    The projector is called deep inside an encoder's generator. So the queue that runs the slices makes a
+    timer current, and `as_projector` sets a mark before and after every call: a look at the clock on a CPU,
+    an event on CUDA, about two per image.
+    """
 
     def __init__(self, stream: EncoderStream) -> None:
         self._stream = stream

@@ -1,9 +1,7 @@
 """The vision tower of Gemma 4: pictures of any aspect, positions in two dimensions, averages of squares.
 
-A patch has a learned position for its column and one for its row, and rotary positions whose first half
-turns
-with the column. Patches are held row by row. Every image is encoded alone, so the attention needs no
-mask.
+A patch has a learned position for its column and one for its row, and rotary positions whose first half turns
+with the column. Patches are held row by row. Every image is encoded alone, so the attention needs no mask.
 """
 
 from __future__ import annotations

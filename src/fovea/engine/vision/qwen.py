@@ -4,8 +4,7 @@ They take images of any resolution, have rotary positions, and merge 2x2 patches
 
 One class implements all three. They differ in three things: the norm and MLP of the blocks; windowed
 attention in most blocks (Qwen2.5); and learned positions in addition to the rotary ones, with DeepStack
-(Qwen3), which passes the output of some blocks to the first decoder layers. Every image is encoded alone,
-so
+(Qwen3), which passes the output of some blocks to the first decoder layers. Every image is encoded alone, so
 its tokens do not depend on what else the same step computes.
 
 `StaticQwen` cuts a tower into segments: runs of blocks for one grid. All shapes are fixed, so they can be

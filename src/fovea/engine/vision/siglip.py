@@ -41,6 +41,10 @@ from fovea.planner.shape import Tower
 class NaViT(nn.Module):
     """The tower without its projector. Its attribute names are those of the checkpoints.
 
+    Its layers are those of `vit`. Learned positions are interpolated to each picture's grid, and rotary
+    positions turn queries and keys in addition. Patches come in merge order, so that the projector joins
+    neighbours.
+
     config: shape of embeddings and layers; `image_size` sets the size of the table of learned positions.
     merge: patches per side of a visual token.
     theta: base of the rotary frequencies.
@@ -159,7 +163,12 @@ class _Embeddings(nn.Module):
 
 
 class NaflexTower(nn.Module):
-    """The vision tower. Its attribute names are those of the checkpoints."""
+    """The vision tower. Its attribute names are those of the checkpoints.
+
+    The positions are a table for a square grid. For a picture it is resampled to the picture's own grid
+    of patches, with an antialiased bilinear filter. Every picture is encoded alone, so there is no
+    padding.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -248,8 +257,15 @@ class WindowMerger(nn.Module):
 class MergingViT(nn.Module):
     """The tower. Its attribute names are those of the checkpoints.
 
-    config: shape of embeddings and layers; `image_size` sets the size of the table of positions.
-    merge_after: number of layers before the merge, at least 1; None: the tower has no merge.
+    The layers are those of `vit`. The layers after the merge compute a quarter of the rows. Pictures have any
+    size; each patch takes the entry of the square table of positions at its fraction of the picture (NaViT,
+    arXiv 2307.06304).
+
+    Patches come in nested order (`nested_coordinates`): the four patches of a square are neighbours in the
+    list, and so are the four squares that the projector merges next. So no merge has to move a row.
+
+    config: shape of embeddings and layers; `image_size` sets the size of the table of positions. merge_after:
+    number of layers before the merge, at least 1; None: the tower has no merge.
     """
 
     def __init__(self, config: ViTConfig, merge_after: int | None) -> None:

@@ -160,7 +160,7 @@ class Layer(nn.Module):
         return qkv.view(x.shape[0], 3 * self.self_attn.heads, -1)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows x, rotated, for towers with rotary positions (`navit`)."""
+        """Queries, keys and values of rows x, rotated, for towers with rotary positions (`siglip.NaViT`)."""
         return self.self_attn.kernels.rotate(self.project(x), 2 * self.self_attn.heads, cos, sin)
 
     def after(self, mixed: Tensor, x: Tensor) -> Tensor:

@@ -2,11 +2,9 @@
 
 The request names method and number; if it does not, the configuration does.
 
-The number follows from shape and ratio alone, so a prompt's length is known before any pixel is read.
-There
+The number follows from shape and ratio alone, so a prompt's length is known before any pixel is read. There
 are two exceptions, in which the pixels decide: relevance without a number, and images that share a budget
-(`views`). Everything that changes which tokens an image has (method, number, for some methods the
-question)
+(`views`). Everything that changes which tokens an image has (method, number, for some methods the question)
 is part of the image's key, and so of the key of its KV.
 """
 
@@ -50,6 +48,10 @@ def share_budget(
     processor: ResizingProcessor, images: Sequence[SharingImage], question: str, total: int
 ) -> list[VisualPlan]:
     """Return a plan for each image: at most `total` tokens together, and at least one token each.
+
+    Some images are encoded closely, the others as glances. Each image keeps its own plan, or gets a
+    smaller plan of the same processor with the key of that plan. So an image that keeps its plan has the
+    same cache entries as in any other request.
 
     Images that the user named last are encoded closely first, then those whose content fits the question
     best. CPU-bound, some milliseconds per image.

@@ -13,7 +13,7 @@ RENAMES = ((r"^(decoder\.layers\.\d+\.mlp)\.shared_experts\.", r"\1.shared_exper
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
-    """See `registry.decoder_config`."""
+    """See `text.decoder_config`."""
     size, bias = head_dim(text), bool(text.attention_bias)
     attention = Attention(
         heads=text.num_attention_heads,

@@ -38,7 +38,7 @@ They have none unless `use_sliding_window` is set.
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
-    """See `registry.decoder_config`."""
+    """See `text.decoder_config`."""
     qkv_bias, qk_norm, mrope = KINDS[text.model_type]
     use_bias = bool(getattr(text, "use_bias", False))
     attention_bias = use_bias or bool(getattr(text, "attention_bias", False))

@@ -12,7 +12,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
-    """See `registry.decoder_config`."""
+    """See `text.decoder_config`."""
     size, bias = head_dim(text), bool(text.attention_bias)
     if text.attn_logit_softcapping is not None:
         raise UnsupportedModel("attn_logit_softcapping is set; supported: null")

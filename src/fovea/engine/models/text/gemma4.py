@@ -53,7 +53,7 @@ def unused(text: Any) -> tuple[str, ...]:
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
-    """See `registry.decoder_config`."""
+    """See `text.decoder_config`."""
     unknown = sorted(set(text.layer_types) - set(KINDS))
     if unknown:
         raise UnsupportedModel(f"gemma4 with layers of type {unknown}; supported: {', '.join(KINDS)}")

@@ -25,7 +25,7 @@ SECTIONS = (8, 12, 12)
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
-    """See `registry.decoder_config`."""
+    """See `text.decoder_config`."""
     size = text.hidden_size // text.num_attention_heads
     sections = text.rope_parameters.get("mrope_section") or SECTIONS
     axes = tuple(mrope_axes(sections, interleaved=False))

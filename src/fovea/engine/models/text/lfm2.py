@@ -22,7 +22,7 @@ RENAMES: Renames = (
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
-    """See `registry.decoder_config`."""
+    """See `text.decoder_config`."""
     size = head_dim(text)
     attention = Attention(
         heads=text.num_attention_heads,

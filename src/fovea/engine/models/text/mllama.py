@@ -13,7 +13,7 @@ EXTRA_EMBEDDINGS = 8
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
-    """See `registry.decoder_config`."""
+    """See `text.decoder_config`."""
     cross = set(text.cross_attention_layers)
     if not cross or not cross < set(range(text.num_hidden_layers)):
         raise UnsupportedModel(

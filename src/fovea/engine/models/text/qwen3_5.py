@@ -14,7 +14,7 @@ SECTIONS = (11, 11, 10)
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
-    """See `registry.decoder_config`."""
+    """See `text.decoder_config`."""
     size, bias = head_dim(text), bool(text.attention_bias)
     attention = Attention(
         heads=text.num_attention_heads,

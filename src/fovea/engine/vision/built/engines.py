@@ -1,7 +1,6 @@
 """The built encoders that a running engine uses: one per grid. The eager encoder encodes all other grids.
 
-Which of the two encodes an image depends on its grid alone, never on load, so that equal images have
-equal
+Which of the two encodes an image depends on its grid alone, never on load, so that equal images have equal
 tokens.
 
 `Builder` builds a folder of them. Every segment is written, read back and run. The result of each encoder is

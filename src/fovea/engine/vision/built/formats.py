@@ -76,7 +76,11 @@ class _InputWeights(nn.Module):
 
 
 class Aot:
-    """The format "aot"; see `Format`."""
+    """The format "aot"; see `Format`.
+
+    The model's own weights are inputs of the compiled code. So a file is two megabytes of code, all
+    segments of one shape share it, and no weight is in memory twice.
+    """
 
     suffix = ".pt2"
     packages: tuple[str, ...] = ("torch",)
@@ -120,7 +124,10 @@ OPSET = 20
 
 
 class Onnx:
-    """The format "onnx"; see `Format`."""
+    """The format "onnx"; see `Format`.
+
+    The files hold their weights and run on every machine that has onnxruntime.
+    """
 
     suffix = ".onnx"
     packages: tuple[str, ...] = ("torch", "onnx", "onnxscript", "onnxruntime")
@@ -180,7 +187,10 @@ ONNX = Onnx()
 
 
 class TensorRt:
-    """The format "tensorrt"; see `Format`."""
+    """The format "tensorrt"; see `Format`.
+
+    An engine holds its weights and runs only on the GPU and with the TensorRT release that built it.
+    """
 
     suffix = ".engine"
     packages: tuple[str, ...] = ("torch", "onnx", "onnxscript", "tensorrt")

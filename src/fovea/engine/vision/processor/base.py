@@ -114,7 +114,7 @@ class ProcessedImage:
     identity: identity of the source `Image`.
     arrays: arrays by name:
         "pixel_values", normalised, in the encoder's type: float32, float16, or uint16, which are the bits of
-            bfloat16 (`palette.Values`):
+            bfloat16 (`pixels.Values`):
             Qwen, PaddleOCR-VL, GLM-4V: (patches, channels * patch * patch), patches in merge-window order; of
                 videos (patches, channels * frames * patch * patch).
             LFM2-VL, MiniCPM-V: (1, patches, channels * patch * patch), the view of the whole image.
@@ -124,7 +124,7 @@ class ProcessedImage:
             others: (tiles, channels, height, width). Llama 3.2 Vision: without tiles of padding.
         "tiles", of that type, (tiles, patches, channels * patch * patch): LFM2-VL, MiniCPM-V; only images in
             tiles have it. The patches of MiniCPM-V, here and in "pixel_values", come in the order of
-            `merging_vit`.
+            `siglip.MergingViT`.
             DeepSeek-OCR 2: (tiles, channels, height, width).
         "grid_thw", int64 (1, 3): Qwen, PaddleOCR-VL, GLM-4V; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.

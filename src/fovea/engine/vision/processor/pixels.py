@@ -1,8 +1,7 @@
 """Operations on pictures of bytes, (height, width, 3): resize, crop, pad, cut into tiles, normalise.
 
-Resizing is done by the C++ kernels, or by Pillow where they cannot run. Both return the same bytes. A
-palette turns
-bytes into the numbers that an encoder was trained on, in the encoder's own type.
+Resizing is done by the C++ kernels, or by Pillow where they cannot run. Both return the same bytes. A palette
+turns bytes into the numbers that an encoder was trained on, in the encoder's own type.
 """
 
 from __future__ import annotations

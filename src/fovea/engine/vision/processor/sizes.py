@@ -1,8 +1,7 @@
 """Sizes and grids: a client's PixelBudget as bounds, sizes in whole merge windows, and the order of patches.
 
-This is arithmetic without pixels and weights. Patches arrive in merge order: the `merge` x `merge`
-patches that become one visual token are neighbours in
-the list.
+This is arithmetic without pixels and weights. Patches arrive in merge order: the `merge` x `merge` patches
+that become one visual token are neighbours in the list.
 """
 
 from __future__ import annotations

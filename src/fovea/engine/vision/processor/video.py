@@ -1,9 +1,7 @@
 """Plans and prepares videos for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
-Frames are sampled, resized to one size, and put into groups; a group has the frames of one temporal
-patch. A
-group is encoded like an image of two different frames, because in Qwen's towers no patch attends to
-another
+Frames are sampled, resized to one size, and put into groups; a group has the frames of one temporal patch. A
+group is encoded like an image of two different frames, because in Qwen's towers no patch attends to another
 group. So a group is the unit of encoding and caching. In the prompt, a video is a run of groups, and the
 model knows their times from:
 
@@ -11,8 +9,7 @@ model knows their times from:
     Qwen2.5-VL  positions in proportion to seconds    (arXiv 2502.13923)
     Qwen3-VL    the text "<1.5 seconds>" before each  (transformers' Qwen3VLProcessor)
 
-`SamplingRule` chooses the frames, `moving_cells` the tokens that pruning keeps, and `build_videos` reads
-the
+`SamplingRule` chooses the frames, `moving_cells` the tokens that pruning keeps, and `build_videos` reads the
 settings of a checkpoint.
 """
 
@@ -55,6 +52,12 @@ def first_cells(groups: int, cells: int, count: int) -> KeptCells:
 def moving_cells(frames: Iterable[NDArray[np.uint8]], group_frames: int, cell: int, count: int) -> KeptCells:
     """The `count` cells whose pixels change most, and all of the first group.
 
+    Source: "Efficient Video Sampling" (arXiv 2510.14624). The score of a cell is the change of its pixels
+    since the previous frame. The first group is kept whole. The cells with the highest scores of the
+    whole clip take the remaining tokens. Unlike in that paper, the number of tokens follows from shape
+    and rate alone, so a request's cost is known before a frame is decoded; the pixels only decide which
+    cells remain. The remaining tokens keep their true positions.
+
     Among cells of equal change, an earlier group comes first, then a higher row, then a column further left.
     The scores are integers, so equal frames always keep equal cells.
 
@@ -91,6 +94,9 @@ MAX_FRAMES = 4096
 @dataclass(frozen=True, slots=True)
 class SamplingRule:
     """How a model samples the frames of a video.
+
+    The rule is the model's own, with the client's numbers if the request has any. Both rules choose
+    exactly the frames that transformers' video processors choose for these numbers (`sample_frames`).
 
     fps: sampled frames per second of video.
     min_frames, max_frames: bounds on the number of sampled frames.

@@ -1,7 +1,6 @@
 """Counts of visual tokens by the rules of known models, without a checkpoint. It must not import torch.
 
-A rule counts with the image processor of a model. known.json has the settings of published models that
-decide
+A rule counts with the image processor of a model. known.json has the settings of published models that decide
 the number of tokens; `tools/known_models.py` writes it from the facts of `tests/published`.
 """
 
