@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -9,265 +10,175 @@ from typing import Any
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 
+VIDEO_CLASSES = ("qwen_vl.QwenVL",)
+"""Classes whose models take videos."""
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A supported architecture.
 
+    implementation: file of this folder and class that implement it.
     model_type: as in config.json.
     name: the name for people, as in docs/models.md.
-    module, attribute: file of this folder and class that implement it.
     example: a checkpoint on the hub.
     vision, text: short descriptions of the vision tower and the decoder.
-    videos: whether it takes videos.
     tower: model_type of vision_config that tells the architecture from others of its model_type; "": any
         other.
     """
 
+    implementation: str
     model_type: str
     name: str
-    module: str
-    attribute: str
     example: str
     vision: str
     text: str
-    videos: bool = False
     tower: str = ""
 
+    @property
+    def videos(self) -> bool:
+        """Whether it takes videos."""
+        return self.implementation in VIDEO_CLASSES
 
-ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture(
-        "qwen3_5",
-        "Qwen3.5",
-        "qwen_vl",
-        "QwenVL",
-        "Qwen/Qwen3.5-9B",
-        "any resolution",
-        "Gated DeltaNet and attention, M-RoPE",
-        videos=True,
+
+_BY_CLASS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "qwen_vl.QwenVL": (
+        ("qwen3_5", "Qwen3.5", "Qwen/Qwen3.5-9B", "any resolution", "Gated DeltaNet and attention, M-RoPE"),
+        ("qwen3_5_moe", "Qwen3.5-MoE", "Qwen/Qwen3.6-35B-A3B", "any resolution", "as Qwen3.5, with experts"),
+        (
+            "qwen3_vl",
+            "Qwen3-VL",
+            "Qwen/Qwen3-VL-4B-Instruct",
+            "any resolution, DeepStack",
+            "Qwen3, interleaved M-RoPE",
+        ),
+        (
+            "qwen3_vl_moe",
+            "Qwen3-VL-MoE",
+            "Qwen/Qwen3-VL-30B-A3B-Instruct",
+            "any resolution, DeepStack",
+            "Qwen3 with experts, M-RoPE",
+        ),
+        (
+            "qwen2_5_vl",
+            "Qwen2.5-VL",
+            "Qwen/Qwen2.5-VL-3B-Instruct",
+            "any resolution, windowed attention",
+            "Qwen2, M-RoPE",
+        ),
+        ("qwen2_vl", "Qwen2-VL", "Qwen/Qwen2-VL-2B-Instruct", "any resolution", "Qwen2, M-RoPE"),
     ),
-    Architecture(
-        "qwen3_5_moe",
-        "Qwen3.5-MoE",
-        "qwen_vl",
-        "QwenVL",
-        "Qwen/Qwen3.6-35B-A3B",
-        "any resolution",
-        "as Qwen3.5, with experts",
-        videos=True,
+    "llava.Llava": (("llava", "LLaVA-1.5", "llava-hf/llava-1.5-7b-hf", "CLIP, fixed resolution", "Llama"),),
+    "llava.LlavaNext": (
+        (
+            "llava_next",
+            "LLaVA-NeXT",
+            "llava-hf/llama3-llava-next-8b-hf",
+            "CLIP, tiles",
+            "Llama, Qwen2 or Mistral",
+        ),
     ),
-    Architecture(
-        "qwen3_vl",
-        "Qwen3-VL",
-        "qwen_vl",
-        "QwenVL",
-        "Qwen/Qwen3-VL-4B-Instruct",
-        "any resolution, DeepStack",
-        "Qwen3, interleaved M-RoPE",
-        videos=True,
+    "llava.LlavaOnevision": (
+        (
+            "llava_onevision",
+            "LLaVA-OneVision",
+            "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
+            "SigLIP, tiles",
+            "Qwen2",
+        ),
     ),
-    Architecture(
-        "qwen3_vl_moe",
-        "Qwen3-VL-MoE",
-        "qwen_vl",
-        "QwenVL",
-        "Qwen/Qwen3-VL-30B-A3B-Instruct",
-        "any resolution, DeepStack",
-        "Qwen3 with experts, M-RoPE",
-        videos=True,
+    "idefics3.Idefics3": (
+        ("idefics3", "Idefics3", "HuggingFaceM4/Idefics3-8B-Llama3", "SigLIP, tiles, pixel shuffle", "Llama"),
+        (
+            "smolvlm",
+            "SmolVLM",
+            "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+            "SigLIP, tiles, pixel shuffle",
+            "Llama",
+        ),
     ),
-    Architecture(
-        "qwen2_5_vl",
-        "Qwen2.5-VL",
-        "qwen_vl",
-        "QwenVL",
-        "Qwen/Qwen2.5-VL-3B-Instruct",
-        "any resolution, windowed attention",
-        "Qwen2, M-RoPE",
-        videos=True,
+    "gemma4.Gemma4": (
+        ("gemma4", "Gemma 4", "google/gemma-4-E2B-it", "any aspect, averaged", "Gemma 4: sliding windows"),
     ),
-    Architecture(
-        "qwen2_vl",
-        "Qwen2-VL",
-        "qwen_vl",
-        "QwenVL",
-        "Qwen/Qwen2-VL-2B-Instruct",
-        "any resolution",
-        "Qwen2, M-RoPE",
-        videos=True,
+    "mllama.Mllama": (
+        (
+            "mllama",
+            "Llama 3.2 Vision",
+            "meta-llama/Llama-3.2-11B-Vision-Instruct",
+            "own tower, tiles on a canvas",
+            "Llama, cross-attention",
+        ),
     ),
-    Architecture(
-        "llava",
-        "LLaVA-1.5",
-        "llava",
-        "Llava",
-        "llava-hf/llava-1.5-7b-hf",
-        "CLIP, fixed resolution",
-        "Llama",
+    "lfm2_vl.Lfm2VL": (
+        (
+            "lfm2_vl",
+            "LFM2-VL",
+            "LiquidAI/LFM2-VL-450M",
+            "SigLIP 2, tiles",
+            "LFM2: convolutions and attention",
+        ),
     ),
-    Architecture(
-        "llava_next",
-        "LLaVA-NeXT",
-        "llava",
-        "LlavaNext",
-        "llava-hf/llama3-llava-next-8b-hf",
-        "CLIP, tiles",
-        "Llama, Qwen2 or Mistral",
+    "gemma3.Gemma3": (
+        ("gemma3", "Gemma 3", "google/gemma-3-4b-it", "SigLIP, fixed resolution", "Gemma 3: sliding windows"),
     ),
-    Architecture(
-        "llava_onevision",
-        "LLaVA-OneVision",
-        "llava",
-        "LlavaOnevision",
-        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
-        "SigLIP, tiles",
-        "Qwen2",
+    "pixtral.Pixtral": (
+        (
+            "mistral3",
+            "Mistral 3, Ministral 3",
+            "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+            "Pixtral: any resolution",
+            "Mistral or Ministral 3",
+        ),
+        (
+            "llava",
+            "Pixtral",
+            "mistral-community/pixtral-12b",
+            "Pixtral: any resolution",
+            "Mistral",
+            "pixtral",
+        ),
+        ("lighton_ocr", "LightOnOCR", "lightonai/LightOnOCR-1B-1025", "Pixtral: any resolution", "Qwen3"),
     ),
-    Architecture(
-        "idefics3",
-        "Idefics3",
-        "idefics3",
-        "Idefics3",
-        "HuggingFaceM4/Idefics3-8B-Llama3",
-        "SigLIP, tiles, pixel shuffle",
-        "Llama",
+    "paddleocr_vl.PaddleOCRVL": (
+        (
+            "paddleocr_vl",
+            "PaddleOCR-VL",
+            "PaddlePaddle/PaddleOCR-VL",
+            "SigLIP, any resolution",
+            "ERNIE-4.5, M-RoPE",
+        ),
     ),
-    Architecture(
-        "smolvlm",
-        "SmolVLM",
-        "idefics3",
-        "Idefics3",
-        "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
-        "SigLIP, tiles, pixel shuffle",
-        "Llama",
+    "glm4v.Glm4v": (
+        ("glm4v", "GLM-4.1V", "zai-org/GLM-4.1V-9B-Thinking", "any resolution", "GLM-4, M-RoPE"),
+        ("glm46v", "GLM-4.6V-Flash", "zai-org/GLM-4.6V-Flash", "as GLM-4.1V", "GLM-4, M-RoPE"),
     ),
-    Architecture(
-        "gemma4",
-        "Gemma 4",
-        "gemma4",
-        "Gemma4",
-        "google/gemma-4-E2B-it",
-        "any aspect, averaged",
-        "Gemma 4: sliding windows",
+    "internvl.InternVL": (
+        ("internvl", "InternVL", "OpenGVLab/InternVL3-1B-hf", "InternViT, tiles", "Qwen2, Qwen3 or Llama"),
+        (
+            "internvl_chat",
+            "InternVL (original)",
+            "OpenGVLab/InternVL3-1B",
+            "InternViT, tiles",
+            "Qwen2, Qwen3, Llama or InternLM2",
+        ),
     ),
-    Architecture(
-        "mllama",
-        "Llama 3.2 Vision",
-        "mllama",
-        "Mllama",
-        "meta-llama/Llama-3.2-11B-Vision-Instruct",
-        "own tower, tiles on a canvas",
-        "Llama, cross-attention",
+    "minicpmv4_6.MiniCPMV4_6": (
+        ("minicpmv4_6", "MiniCPM-V 4.6", "openbmb/MiniCPM-V-4.6", "SigLIP, tiles of any shape", "Qwen3.5"),
     ),
-    Architecture(
-        "lfm2_vl",
-        "LFM2-VL",
-        "lfm2_vl",
-        "Lfm2VL",
-        "LiquidAI/LFM2-VL-450M",
-        "SigLIP 2, tiles",
-        "LFM2: convolutions and attention",
+    "deepseek_ocr2.DeepseekOcr2": (
+        (
+            "deepseek_ocr2",
+            "DeepSeek-OCR 2",
+            "deepseek-community/DeepSeek-OCR-2",
+            "SAM and queries, tiles",
+            "DeepSeek: shared experts",
+        ),
     ),
-    Architecture(
-        "gemma3",
-        "Gemma 3",
-        "gemma3",
-        "Gemma3",
-        "google/gemma-3-4b-it",
-        "SigLIP, fixed resolution",
-        "Gemma 3: sliding windows",
-    ),
-    Architecture(
-        "mistral3",
-        "Mistral 3, Ministral 3",
-        "pixtral",
-        "Pixtral",
-        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
-        "Pixtral: any resolution",
-        "Mistral or Ministral 3",
-    ),
-    Architecture(
-        "llava",
-        "Pixtral",
-        "pixtral",
-        "Pixtral",
-        "mistral-community/pixtral-12b",
-        "Pixtral: any resolution",
-        "Mistral",
-        tower="pixtral",
-    ),
-    Architecture(
-        "lighton_ocr",
-        "LightOnOCR",
-        "pixtral",
-        "Pixtral",
-        "lightonai/LightOnOCR-1B-1025",
-        "Pixtral: any resolution",
-        "Qwen3",
-    ),
-    Architecture(
-        "paddleocr_vl",
-        "PaddleOCR-VL",
-        "paddleocr_vl",
-        "PaddleOCRVL",
-        "PaddlePaddle/PaddleOCR-VL",
-        "SigLIP, any resolution",
-        "ERNIE-4.5, M-RoPE",
-    ),
-    Architecture(
-        "glm4v",
-        "GLM-4.1V",
-        "glm4v",
-        "Glm4v",
-        "zai-org/GLM-4.1V-9B-Thinking",
-        "any resolution",
-        "GLM-4, M-RoPE",
-    ),
-    Architecture(
-        "glm46v",
-        "GLM-4.6V-Flash",
-        "glm4v",
-        "Glm4v",
-        "zai-org/GLM-4.6V-Flash",
-        "as GLM-4.1V",
-        "GLM-4, M-RoPE",
-    ),
-    Architecture(
-        "internvl",
-        "InternVL",
-        "internvl",
-        "InternVL",
-        "OpenGVLab/InternVL3-1B-hf",
-        "InternViT, tiles",
-        "Qwen2, Qwen3 or Llama",
-    ),
-    Architecture(
-        "internvl_chat",
-        "InternVL (original)",
-        "internvl",
-        "InternVL",
-        "OpenGVLab/InternVL3-1B",
-        "InternViT, tiles",
-        "Qwen2, Qwen3, Llama or InternLM2",
-    ),
-    Architecture(
-        "minicpmv4_6",
-        "MiniCPM-V 4.6",
-        "minicpmv4_6",
-        "MiniCPMV4_6",
-        "openbmb/MiniCPM-V-4.6",
-        "SigLIP, tiles of any shape",
-        "Qwen3.5",
-    ),
-    Architecture(
-        "deepseek_ocr2",
-        "DeepSeek-OCR 2",
-        "deepseek_ocr2",
-        "DeepseekOcr2",
-        "deepseek-community/DeepSeek-OCR-2",
-        "SAM and queries, tiles",
-        "DeepSeek: shared experts",
-    ),
+}
+"""The architectures that each class implements: see the fields of `Architecture`, from the second on."""
+
+ARCHITECTURES = tuple(
+    Architecture(implementation, *row) for implementation, rows in _BY_CLASS.items() for row in rows
 )
 
 
@@ -299,7 +210,6 @@ def video_model_names() -> str:
 
 def build(config: Any) -> VisionLanguageModel:
     """Build a model with uninitialised weights from a transformers configuration. Raises UnsupportedModel."""
-    entry = architecture_of(config)
-    module = import_module(f"fovea.engine.models.{entry.module}")
-    model: VisionLanguageModel = getattr(module, entry.attribute)(config)
+    file, _, name = architecture_of(config).implementation.partition(".")
+    model: VisionLanguageModel = getattr(import_module(f"fovea.engine.models.{file}"), name)(config)
     return model

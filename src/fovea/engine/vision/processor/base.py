@@ -96,6 +96,17 @@ class VisualPlan:
         """Rows of encoder output."""
         return self.states or self.tokens
 
+    def check(self, image: Image) -> None:
+        """Raise EngineError if this is the plan of an image of other dimensions.
+
+        The arrays would not fit the number of tokens in the prompt.
+        """
+        if (image.width, image.height) != (self.width, self.height):
+            raise EngineError(
+                f"an image of {image.width}x{image.height} pixels has the plan of an image of "
+                f"{self.width}x{self.height}"
+            )
+
     def text_at(self, place: int) -> str:
         """The text of the image at a place among the images of a prompt, from 0."""
         return self.number.format(place) + self.text
@@ -247,23 +258,3 @@ def begins_with_attention(model: Config) -> bool:
     text = model.get("text_config")
     kinds = text.get("layer_types") if isinstance(text, Mapping) else None
     return not kinds or set(kinds[:2]) == {"full_attention"}
-
-
-def expect_planned(image: Image, plan: VisualPlan) -> None:
-    """Raise EngineError if the plan is for an image of other dimensions.
-
-    The arrays would not fit the number of tokens in the prompt.
-    """
-    if (image.width, image.height) != (plan.width, plan.height):
-        raise EngineError(
-            f"an image of {image.width}x{image.height} pixels has the plan of an image of "
-            f"{plan.width}x{plan.height}"
-        )
-
-
-def image_sizes(image: Image) -> NDArray[np.int64]:
-    """The array "image_sizes", (1, 2): (height, width) of the source image.
-
-    The model needs it to cut the padding off its features.
-    """
-    return np.array([[image.height, image.width]], dtype=np.int64)

@@ -9,6 +9,7 @@ Source: "DeepSeek-OCR 2: Visual Causal Flow" (arXiv 2601.20552).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from PIL.Image import Resampling
 
@@ -18,7 +19,6 @@ from fovea.engine.vision.processor.base import (
     Capabilities,
     ProcessedImage,
     VisualPlan,
-    expect_planned,
 )
 from fovea.engine.vision.processor.internvl import MOST_TILES, Grid, grids_of, nearest_grid
 from fovea.engine.vision.processor.pixels import (
@@ -63,6 +63,8 @@ class DeepseekOcr2Processor:
     least, most: the model's own limits of the number of tiles.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
     palette: Palette
     resample: Resampling
     border: Color
@@ -70,10 +72,6 @@ class DeepseekOcr2Processor:
     tile: int
     least: int
     most: int
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read_bounds(budget)
@@ -91,7 +89,7 @@ class DeepseekOcr2Processor:
         return VisualPlan(width, height, tokens, grid, MARKER * tokens, key, (view, *canvas))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         view, *canvas = (resize(picture(image), *size, self.resample) for size in plan.sizes)
         edge = max(plan.sizes[0])
         arrays = {"pixel_values": self.palette.tiles([center_on_canvas(view, edge, edge, self.border)])}

@@ -17,7 +17,6 @@ from fovea.engine.vision.processor.base import (
     ProcessedImage,
     VisualPlan,
     begins_with_attention,
-    expect_planned,
 )
 from fovea.engine.vision.processor.pixels import HALF, Fit, Palette, picture
 from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
@@ -63,7 +62,7 @@ class Gemma3Processor:
         return VisualPlan(width, height, self.tokens, grid, text, key, (size,), around=_AROUND)
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         arrays = {"pixel_values": self.palette.tiles([self.fit.apply(picture(image))])}
         return ProcessedImage(image.identity, plan, arrays)
 

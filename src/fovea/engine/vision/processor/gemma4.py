@@ -110,7 +110,7 @@ class Gemma4Processor:
         return self._planned(plan.width, plan.height, self._fit(plan.height, plan.width, max(1, most)))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         ((height, width),) = plan.sizes
         pixels = resize(picture(image), height, width, self.resample)
         return ProcessedImage(image.identity, plan, {"pixel_values": self.patches(pixels)})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from PIL.Image import Resampling
@@ -21,7 +22,6 @@ from fovea.engine.vision.processor.base import (
     Capabilities,
     ProcessedImage,
     VisualPlan,
-    expect_planned,
 )
 from fovea.engine.vision.processor.pixels import HALF, Palette, cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Config, Settings, Size, Tower, expect_equal
@@ -83,6 +83,8 @@ class Idefics3Processor:
     marker: text of one visual token.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities(droppable=False)
+
     palette: Palette
     resample: Resampling
     size: Size | None
@@ -90,10 +92,6 @@ class Idefics3Processor:
     splits: bool
     tile_tokens: int
     marker: str
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(droppable=False)
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read_bounds(budget)
@@ -115,7 +113,7 @@ class Idefics3Processor:
 
         There are two resizes, not one: the models were trained on pictures that were resampled twice.
         """
-        expect_planned(image, plan)
+        plan.check(image)
         canvas = picture(image)
         for height, width in plan.sizes:
             canvas = resize(canvas, height, width, self.resample)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from PIL.Image import Resampling
 
@@ -24,7 +25,6 @@ from fovea.engine.vision.processor.base import (
     Capabilities,
     ProcessedImage,
     VisualPlan,
-    expect_planned,
 )
 from fovea.engine.vision.processor.pixels import (
     CLIP_MEAN,
@@ -96,6 +96,8 @@ class InternVLProcessor:
     tile_tokens: visual tokens per tile.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
     palette: Palette
     resample: Resampling
     tile: int
@@ -103,10 +105,6 @@ class InternVLProcessor:
     most: int
     whole: bool
     tile_tokens: int
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         limits = self._limits(read_bounds(budget))
@@ -124,7 +122,7 @@ class InternVLProcessor:
         return VisualPlan(width, height, tokens, grid, text, key, (size,), around=(_BEGIN, _END))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         source = picture(image)
         tiles = cut_tiles(resize(source, *plan.sizes[0], self.resample), self.tile)
         if len(tiles) > 1 and plan.grid[0]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from PIL.Image import Resampling
 
@@ -106,6 +107,8 @@ class Lfm2VLProcessor:
     marker: text of one visual token.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities(droppable=False)
+
     palette: Palette
     resample: Resampling
     patch: int
@@ -124,10 +127,6 @@ class Lfm2VLProcessor:
         """Side in pixels of the square that becomes one visual token."""
         return self.patch * self.merge
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(droppable=False)
-
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read_bounds(budget)
         expect_dimensions(width, height, aspect=True)
@@ -145,7 +144,7 @@ class Lfm2VLProcessor:
         return VisualPlan(width, height, tokens, (1, rows, columns), text, key, sizes)
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         source = picture(image)
         resized = [_resize(source, *size, self.resample) for size in plan.sizes]
         arrays: dict[str, Values] = {}

@@ -6,6 +6,7 @@ Source: "Improved Baselines with Visual Instruction Tuning" (arXiv:2310.03744).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
@@ -34,6 +35,8 @@ class LlavaProcessor:
     marker: text of one visual token.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
     palette: Palette
     fit: Fit
     background: tuple[int, int, int] | None
@@ -42,10 +45,6 @@ class LlavaProcessor:
     patch: int
     tokens: int
     marker: str
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         expect_fixed(read_bounds(budget), self.height * self.width, "this architecture (LLaVA-1.5)")
@@ -61,7 +60,7 @@ class LlavaProcessor:
         return VisualPlan(width, height, self.tokens, grid, self.marker * self.tokens, key, (resized,))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         pixels = self.fit.apply(picture(image), border=self.background)
         arrays = {"pixel_values": self.palette.tiles([pixels])}
         return ProcessedImage(image.identity, plan, arrays)

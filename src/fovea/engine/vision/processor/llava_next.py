@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, size_without_border
 from fovea.engine.vision.processor.base import (
-    Arrays,
     Capabilities,
     ProcessedImage,
     VisualPlan,
-    expect_planned,
-    image_sizes,
 )
 from fovea.engine.vision.processor.regions import TileRegions
 from fovea.engine.vision.processor.settings import Config, Settings, Size, Tower, expect_equal
@@ -60,10 +57,21 @@ class LlavaNextProcessor:
         return VisualPlan(width, height, tokens, grid, self.marker * tokens, key, (layout.inner,))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
-        tiles = self.anyres.tiles(image, Layout(plan.sizes[0], plan.grid[1], plan.grid[2]))
-        arrays: Arrays = {"pixel_values": tiles, "image_sizes": image_sizes(image)}
-        return ProcessedImage(image.identity, plan, arrays)
+        return process_tiles(self.anyres, image, plan)
+
+
+def process_tiles(anyres: Anyres, image: Image, plan: VisualPlan) -> ProcessedImage:
+    """Prepare an image in tiles, or the view of the whole image alone.
+
+    The model needs the size of the source image to cut the padding off its features.
+    """
+    plan.check(image)
+    if plan.grid[1]:
+        tiles = anyres.tiles(image, Layout(plan.sizes[0], plan.grid[1], plan.grid[2]))
+    else:
+        tiles = anyres.whole_view(image)
+    arrays = {"pixel_values": tiles, "image_sizes": np.array([[image.height, image.width]], dtype=np.int64)}
+    return ProcessedImage(image.identity, plan, arrays)
 
 
 def build(preprocessor: Config, model: Config, processor: Config) -> LlavaNextProcessor:
@@ -127,13 +135,7 @@ class LlavaOnevisionProcessor:
         return VisualPlan(width, height, tokens, grid, self.marker * tokens, key, (layout.inner,))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
-        if plan.grid[1]:
-            tiles = self.anyres.tiles(image, Layout(plan.sizes[0], plan.grid[1], plan.grid[2]))
-        else:
-            tiles = self.anyres.whole_view(image)
-        arrays: Arrays = {"pixel_values": tiles, "image_sizes": image_sizes(image)}
-        return ProcessedImage(image.identity, plan, arrays)
+        return process_tiles(self.anyres, image, plan)
 
     def _plan_whole_view(self, width: int, height: int, budget: PixelBudget, tokens: int) -> VisualPlan:
         edge = self.anyres.edge

@@ -22,7 +22,6 @@ from fovea.engine.vision.processor.base import (
     ProcessedImage,
     VisualPlan,
     begins_with_attention,
-    expect_planned,
 )
 from fovea.engine.vision.processor.pixels import HALF, Bytes, Palette, Values, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Config, Settings, expect_equal, section
@@ -161,7 +160,7 @@ class MiniCPMProcessor:
         return VisualPlan(width, height, tokens, (1, rows, columns), text, key, sizes, number=number)
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         view, *canvas = (resize(picture(image), *size, self.resample) for size in plan.sizes)
         arrays = {"pixel_values": self._prepare([view])}
         if canvas:

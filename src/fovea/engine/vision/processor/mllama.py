@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from PIL.Image import Resampling
@@ -22,7 +23,6 @@ from fovea.engine.vision.processor.base import (
     Capabilities,
     ProcessedImage,
     VisualPlan,
-    expect_planned,
 )
 from fovea.engine.vision.processor.pixels import HALF, Palette, cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
@@ -102,15 +102,13 @@ class MllamaProcessor:
     tile_states: rows of encoder output per tile: its patches and a class token.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities(droppable=False)
+
     palette: Palette
     resample: Resampling
     tile: int
     most: int
     tile_states: int
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(droppable=False)
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read_bounds(budget)
@@ -139,7 +137,7 @@ class MllamaProcessor:
         )
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         _, rows, columns = plan.grid
         height, width = plan.sizes[0]
         canvas = np.zeros((rows * self.tile, columns * self.tile, 3), np.uint8)

@@ -97,7 +97,7 @@ class PixtralProcessor:
         return self._planned(plan.width, plan.height, size)
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         ((height, width),) = plan.sizes
         pixels = resize(picture(image), height, width, self.resample)
         return ProcessedImage(image.identity, plan, {"pixel_values": self.patches(pixels)})

@@ -20,7 +20,6 @@ from fovea.engine.vision.processor.base import (
     ProcessedImage,
     VisualPlan,
     begins_with_attention,
-    expect_planned,
 )
 from fovea.engine.vision.processor.pixels import Bytes, Palette, Values, picture, read_filter, resize
 from fovea.engine.vision.processor.regions import AnySizeRegions
@@ -106,7 +105,7 @@ class QwenProcessor:
         return self.plan(plan.width, plan.height, PixelBudget(budget.detail, max_pixels=pixels))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         ((height, width),) = plan.sizes
         pixels = resize(picture(image), height, width, self.resample)
         grid = np.array([plan.grid], dtype=np.int64)

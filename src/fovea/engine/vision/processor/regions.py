@@ -17,7 +17,7 @@ from PIL.Image import Resampling
 
 from fovea.core.media import Image
 from fovea.engine.vision.processor.anyres import Anyres, size_without_border
-from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.settings import Tower
 from fovea.relevance.attending import entropy_total
@@ -59,7 +59,7 @@ class AnySizeRegions:
     fewest_tokens: int = 1
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         ((height, width),) = plan.sizes
         pixels = np.ascontiguousarray(resize(picture(image), height, width, self.processor.resample))
         arrays = {"rgb": pixels, **survey_arrays(pixels, self.processor.factor)}
@@ -106,7 +106,7 @@ class TileRegions:
         return self.tower.rows(self.tower.side**2) + 1
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        expect_planned(image, plan)
+        plan.check(image)
         assert plan.reduction is not None
         tiles = tiling(plan, self.tower.side, plan.reduction.full_tokens)
         cell = self.anyres.edge // tiles.side
