@@ -137,7 +137,7 @@ def restart(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
                 ttft(engine, prompt(question="Hello."))
                 seconds.append(ttft(engine, prompt(part(81, 448))))
                 encoded = engine.stats()["images_encoded"]
-                engine._slower.flush(30)
+                engine.parts.slower.flush(30)
     return {
         "restart: images encoded": encoded,
         "restart: first token, against the first time": seconds[1] / seconds[0],

@@ -94,7 +94,7 @@ class Fovea:
         )
 
     def ids(self, prompt: ChatPrompt) -> list[int]:
-        return self.engine._preparer.builder.build(prompt).ids
+        return self.engine.parts.preparer.builder.build(prompt).ids
 
     def run(self, prompts: list[ChatPrompt], tokens: int) -> tuple[float, list[float], list[float]]:
         """Run requests at once.

@@ -49,7 +49,7 @@ def test_the_prompt_of_a_question_about_an_image_is_scored(crossing: Path) -> No
     """Places of images have no log probability, as for other models."""
     with engine(crossing) as machine:
         done = machine.generate(QUESTION, **GREEDY, prompt_logprobs=2)
-        ids = machine._preparer.builder.build(QUESTION).ids
+        ids = machine.parts.preparer.builder.build(QUESTION).ids
         image = machine.runner.model.image_token_id
         assert image >= machine.info.vocab_size
         entries = list(zip(ids, done.prompt_logprobs, strict=True))
@@ -100,7 +100,7 @@ def test_outputs_of_two_cross_layers_survive_host_memory_and_disk(deep: Path, tm
     with Engine.from_pretrained(str(deep), **stored, embed_host_mib=8) as machine:
         for _ in range(2):
             assert machine.generate(question, **GREEDY).token_ids == expected
-            assert machine._slower.flush(10)
+            assert machine.parts.slower.flush(10)
         assert machine.stats()["images_encoded"] == 2
         assert_idle(machine)
     with Engine.from_pretrained(str(deep), **stored) as machine:

@@ -31,7 +31,7 @@ PROMPTS = [
 
 def lose_something(machine: Engine, rng: random.Random) -> None:
     """Drop cache entries on the engine's thread, between two steps: block names, encoder outputs, or both."""
-    embeddings, pool, slower = machine._embeddings, machine._kv.pool, machine._slower
+    embeddings, pool, slower = machine.parts.embeddings, machine.parts.kv.pool, machine.parts.slower
     kind = rng.random()
     known = [span.key for job in machine.loop.board.jobs.values() for span in job.seq.spans]
     if kind < 0.4 and len(embeddings):
@@ -43,15 +43,15 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
     elif kind < 0.7:
         slower.clear(rng.choice(["host", "disk"]))
     elif kind < 0.75:
-        machine._preparer.pixel_pool.clear()
+        machine.parts.preparer.pixel_pool.clear()
     elif kind < 0.85:
         pool.forget_all()
     elif kind < 0.9:
-        machine._kv.host.forget_all()
-    elif kind < 0.98 and machine._kv.states is not None:
-        machine._kv.states.slots.forget_all()
-    elif kind < 0.98 and machine._kv.window is not None:
-        machine._kv.window.pool.forget_all()
+        machine.parts.kv.host.forget_all()
+    elif kind < 0.98 and machine.parts.kv.states is not None:
+        machine.parts.kv.states.slots.forget_all()
+    elif kind < 0.98 and machine.parts.kv.window is not None:
+        machine.parts.kv.window.pool.forget_all()
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -120,8 +120,8 @@ def test_answers_are_the_same_when_entries_are_lost_during_a_run(
             found = list(pool.map(lambda i: machine.generate(PROMPTS[i], **GREEDY).token_ids, order))
         assert found == [truth[i] for i in order]
         assert_idle(machine)
-        assert machine._slower.flush(10)
-        machine._slower.check_integrity()
+        assert machine.parts.slower.flush(10)
+        machine.parts.slower.check_integrity()
 
 
 def test_a_follow_up_reads_its_image_from_host_memory(qwen: Path) -> None:

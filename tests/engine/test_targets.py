@@ -26,7 +26,7 @@ def slow_engine(target_s: float, **settings: object) -> Iterator[Engine]:
     with engine(BUNDLED, target_ttft_ms=10**6, **settings) as machine:
         machine.generate(ask("Hello", picture(20, 224, 224)), max_tokens=3, temperature=0)
         slow_down(machine)
-        machine._intake.gate._target_s = 0.0 if settings.get("when_late") == "wait" else target_s
+        machine.parts.intake.gate.target_s = 0.0 if settings.get("when_late") == "wait" else target_s
         yield machine
         assert_idle(machine)
 
@@ -64,7 +64,7 @@ def test_a_late_request_loses_detail_if_that_is_enough_and_says_so() -> None:
     with slow_engine(10.0**6, when_late="degrade") as machine:
         full = machine.generate(ask("Read it.", LARGE), max_tokens=2).images[0]
         slow_down(machine)
-        machine._intake.gate._target_s = 0.9 * full.tokens
+        machine.parts.intake.gate.target_s = 0.9 * full.tokens
         stream = running(machine)
         less = machine.generate(ask("Read it!", picture(4, 448, 448)), max_tokens=2).images[0]
         assert less.tokens < full.tokens
@@ -81,7 +81,7 @@ def test_images_that_are_encoded_already_are_in_time() -> None:
     with slow_engine(10.0**6) as machine:
         machine.generate(ask("Read it.", LARGE), max_tokens=2)
         slow_down(machine)
-        machine._intake.gate._target_s = 20.0
+        machine.parts.intake.gate.target_s = 20.0
         stream = running(machine)
         assert machine.generate(ask("And what else?", LARGE), max_tokens=2).token_ids
         stream.close()  # type: ignore[attr-defined]

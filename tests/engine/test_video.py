@@ -66,7 +66,7 @@ def prompt(video: Video, budget: VideoBudget | None = None, text: str = "what mo
 
 
 def build(engine: Engine, video: Video, budget: VideoBudget | None = None, **options: Any) -> Any:
-    return engine._preparer.builder.build(prompt(video, budget), **options)
+    return engine.parts.preparer.builder.build(prompt(video, budget), **options)
 
 
 def test_paths_bytes_and_frames(engine: Engine, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_features_of_a_pruned_group_are_rows_of_the_whole(engine: Engine) -> Non
     video, _ = counted(5)
     from fovea.engine.request.prompt_plan import process
 
-    processor = engine._preparer._pixels._processor
+    processor = engine.parts.preparer.builder.processor
     model = engine.runner.model
     whole = {p.key: model.encode(process(p, processor)) for p in build(engine, video).planned_inputs}
     for part in build(engine, video, VideoBudget(pruning_rate=0.6)).planned_inputs:
@@ -193,7 +193,7 @@ async def test_tokens_of_a_pruned_video_are_those_of_its_prompt(engine: Engine) 
 
 def test_an_outline_is_as_long_as_the_prompt(engine: Engine) -> None:
     video, source = counted(33, count=12)
-    builder = engine._preparer.builder
+    builder = engine.parts.preparer.builder
     outline = builder.outline(prompt(video, VideoBudget(pruning_rate=0.7)))
     assert (len(outline.unsettled_videos), list(outline.planned_inputs), source.readings) == (1, [], [])
     settled = builder.settle(outline)
@@ -260,7 +260,7 @@ def test_invalid_budgets(engine: Engine, budget: VideoBudget, says: str) -> None
 
 
 def test_text_may_not_contain_the_marker(engine: Engine) -> None:
-    builder = engine._preparer.builder
+    builder = engine.parts.preparer.builder
     with pytest.raises(InvalidRequest, match=r"1 video markers '<\|video_pad\|>' for 0 videos"):
         builder.build(TextPrompt("say <|video_pad|>"))
     token = engine.runner.model.video_token_id

@@ -41,7 +41,7 @@ def test_tokens_equal_those_on_the_cpu_and_transformers(architecture: str, tmp_p
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8))
     options: dict[str, Any] = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
     with Engine.from_pretrained(str(folder), dtype="float32", **ON_CPU) as engine:
-        ids = engine._preparer.builder.build(engine.request("what is it?", [image]).prompt).ids
+        ids = engine.parts.preparer.builder.build(engine.request("what is it?", [image]).prompt).ids
         on_cpu = engine.generate("what is it?", [image], logprobs=True, top_logprobs=5, **options)
     with gpu.engine_of(folder, dtype="float32", kernels=kernels) as engine:
         first, second = (engine.generate("what is it?", [image], **options).token_ids[0] for _ in range(2))
@@ -122,7 +122,7 @@ def test_slower_tiers_return_encoder_outputs_that_the_gpu_evicted(tmp_path: Path
         folder, embed_cache_mib=0, embed_host_mib=16, embed_disk_dir=str(tmp_path / "disk"), **settings
     ) as engine:
         first = [engine.generate("what?", [image], **options).token_ids for image in images]
-        assert engine._slower.flush(30)
+        assert engine.parts.slower.flush(30)
         assert [engine.generate("what?", [image], **options).token_ids for image in images] == first
         engine.clear_caches("host")
         assert [engine.generate("what?", [image], **options).token_ids for image in images] == first

@@ -79,7 +79,7 @@ def test_every_family_is_as_exact_as_transformers(architecture: str, tmp_path: P
     image = Image.fromarray(noise)
     with gpu.engine_of(folder, dtype="bfloat16") as engine:
         prompt = engine.request("what is it? tell me about the red circle", [image]).prompt
-        ids = engine._preparer.builder.build(prompt).ids
+        ids = engine.parts.preparer.builder.build(prompt).ids
         ours = prompt_logits(engine, prompt)
     reference = Reference(folder)
     exact = reference_logits(reference, ids, image, torch.float32)

@@ -65,12 +65,12 @@ def patchy_page(seed: int = 0, width: int = 640, height: int = 960) -> Image:
 
 
 def prepared_prompt(machine: Engine, prompt: ChatPrompt, salt: str = "") -> PreparedPrompt:
-    return machine._preparer.builder.build(prompt, salt)
+    return machine.parts.preparer.builder.build(prompt, salt)
 
 
 def features_of(machine: Engine, span: ImageSpan) -> VisualFeatures:
     """The features that the decoder got, from the cache; the image must have been used recently."""
-    return machine._embeddings.get(span.key)
+    return machine.parts.embeddings.get(span.key)
 
 
 def grid_of(span: ImageSpan, merge: int = 2) -> tuple[int, int]:

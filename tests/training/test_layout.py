@@ -33,7 +33,7 @@ def engine() -> Iterator[Engine]:
 
 def engine_pixels(engine: Engine, prepared: Any) -> NDArray[np.float32]:
     """The pixels of all images of a prompt, (patches, frames, channels, values)."""
-    processor = engine._preparer._pixels._processor
+    processor = engine.parts.preparer.builder.processor
     pixels = [process(planned, processor).arrays["pixel_values"] for planned in prepared.planned_inputs]
     pixels = [rows if rows.shape[1] == 2 * 3 * 256 else in_time(rows) for rows in pixels]
     return np.concatenate(pixels).reshape(-1, 3, 2, 256).swapaxes(1, 2)
@@ -43,7 +43,7 @@ def assert_equal(
     engine: Engine, training: SimpleNamespace, prompt: ChatPrompt, sequence: Any, pictures: Any
 ) -> None:
     """Compare the engine's prompt with a training sequence. pictures: its images or groups of frames."""
-    prepared = engine._preparer.builder.build(prompt)
+    prepared = engine.parts.preparer.builder.build(prompt)
     length = len(prepared.ids)
     assert sequence.tokens[:length] == prepared.ids
     assert engine.tokenizer.decode(sequence.tokens[length:]).startswith(TURN.answer)

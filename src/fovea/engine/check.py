@@ -52,6 +52,60 @@ from fovea.engine.vision.processor.video import QwenVideos
 from fovea.planner.shape import ModelShape
 
 T = TypeVar("T")
+PART = "weights"
+MOST_GROUPS = 40
+"""Most findings about tensors; the rest are counted."""
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A number between dots, such as that of a layer."""
+_PLURAL = {
+    "unknown": "are not part of this architecture",
+    "missing": "are missing",
+    "repeated": "are there a second time",
+}
+WIDTH, HEIGHT = 1024, 768
+"""Pixels of the image that is planned."""
+SECONDS = 60.0
+"""Longest time for the tokenizer and the template, which are programs of the checkpoint's author."""
+Processors = tuple[ImageProcessor, QwenVideos | None]
+"""The processor of images, and the planner of videos if the model takes videos."""
+INDEX = "model.safetensors.index.json"
+HEAD = "relevance.safetensors"
+CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
+"""Files that the configuration is read from. Original InternVL checkpoints need the ids of tokens."""
+
+
+def check_checkpoint(name: str, revision: str = "") -> Report:
+    """Say whether a checkpoint would load, and what is missing. No weight is read, and nothing is downloaded.
+
+    name: a folder, the bundled model, or a hub id whose files are in the local cache.
+    revision: see `load.resolve`.
+
+    Raises CheckpointError or ConfigError if there is no such folder. Everything else is in the report.
+    """
+    folder = resolve(name, revision, download=False)
+    report = Report(name, folder)
+    refused = _check_files(folder, report)
+    config = None
+    if not any(path.name in CONFIG_FILES for path in refused):
+        config = report.attempt("config", lambda: read_config(folder))
+    stored = report.attempt("weights", lambda: read_stored(folder, report, refused))
+    if stored is not None:
+        _state_files(folder, stored, report)
+    if config is None:
+        report.skip("model", "tensors, images and prompt: config.json, or a file read with it, is faulty")
+        return report
+    model = report.attempt("model", lambda: _check_model(folder, config, stored, report))
+    if model is not None and not any(path.name == HEAD for path in refused):
+        width = model.decoder.config.hidden
+        report.attempt("relevance", lambda: read_head(folder, width))
+    # Libraries open these files themselves. So the check ends here if one of them must not be opened.
+    if unsafe := [path.name for path in refused if path.suffix != WEIGHTS]:
+        report.skip("prompt", f"images and prompt: {', '.join(unsafe[:3])} must not be opened")
+        return report
+    report.attempt("generation", lambda: default_sampling(folder))
+    processors = check_processors(folder, config, report)
+    check_prompt(folder, config, model, processors, report)
+    return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +181,6 @@ class Report:
             **lists,
             "facts": self.facts,
         }
-
-
-PART = "weights"
-MOST_GROUPS = 40
-"""Most findings about tensors; the rest are counted."""
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A number between dots, such as that of a layer."""
-_PLURAL = {
-    "unknown": "are not part of this architecture",
-    "missing": "are missing",
-    "repeated": "are there a second time",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +276,6 @@ def _describe(kind: str, pattern: str, text: str, group: Sequence[Problem]) -> s
     numbers = [int(_NUMBER.findall(problem.name)[0][:9]) for problem in group if _NUMBER.search(problem.name)]
     span = f", N from {min(numbers)} to {max(numbers)}" if numbers else ""
     return f"{len(group)} tensors {pattern[:300]!r}{span} {what}"
-
-
-WIDTH, HEIGHT = 1024, 768
-"""Pixels of the image that is planned."""
-SECONDS = 60.0
-"""Longest time for the tokenizer and the template, which are programs of the checkpoint's author."""
-
-
-Processors = tuple[ImageProcessor, QwenVideos | None]
-"""The processor of images, and the planner of videos if the model takes videos."""
 
 
 def check_processors(folder: Path, config: Any, report: Report) -> Processors | None:
@@ -350,46 +382,6 @@ def _check_ids(folder: Path, tokenizer: ChatTokenizer, model: VisionLanguageMode
             f"no token ends an answer: eos_token_id is {ends[:5]}, and the model has {choices} tokens; "
             "answers end at max_tokens",
         )
-
-
-INDEX = "model.safetensors.index.json"
-HEAD = "relevance.safetensors"
-CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
-"""Files that the configuration is read from. Original InternVL checkpoints need the ids of tokens."""
-
-
-def check_checkpoint(name: str, revision: str = "") -> Report:
-    """Say whether a checkpoint would load, and what is missing. No weight is read, and nothing is downloaded.
-
-    name: a folder, the bundled model, or a hub id whose files are in the local cache.
-    revision: see `load.resolve`.
-
-    Raises CheckpointError or ConfigError if there is no such folder. Everything else is in the report.
-    """
-    folder = resolve(name, revision, download=False)
-    report = Report(name, folder)
-    refused = _check_files(folder, report)
-    config = None
-    if not any(path.name in CONFIG_FILES for path in refused):
-        config = report.attempt("config", lambda: read_config(folder))
-    stored = report.attempt("weights", lambda: read_stored(folder, report, refused))
-    if stored is not None:
-        _state_files(folder, stored, report)
-    if config is None:
-        report.skip("model", "tensors, images and prompt: config.json, or a file read with it, is faulty")
-        return report
-    model = report.attempt("model", lambda: _check_model(folder, config, stored, report))
-    if model is not None and not any(path.name == HEAD for path in refused):
-        width = model.decoder.config.hidden
-        report.attempt("relevance", lambda: read_head(folder, width))
-    # Libraries open these files themselves. So the check ends here if one of them must not be opened.
-    if unsafe := [path.name for path in refused if path.suffix != WEIGHTS]:
-        report.skip("prompt", f"images and prompt: {', '.join(unsafe[:3])} must not be opened")
-        return report
-    report.attempt("generation", lambda: default_sampling(folder))
-    processors = check_processors(folder, config, report)
-    check_prompt(folder, config, model, processors, report)
-    return report
 
 
 def _check_files(folder: Path, report: Report) -> list[Path]:

@@ -44,7 +44,8 @@ class Engine:
 
     config: the engine's settings.
     tokenizer: the checkpoint's tokenizer and chat template.
-    scheduler, loop, runner: parts of the engine, for tests and measurements.
+    scheduler, loop, runner: the main components.
+    parts: all components, for tests and measurements.
     """
 
     def __init__(
@@ -64,11 +65,8 @@ class Engine:
         assembly = assemble(loaded, self.config, detail_policy)
         self.tokenizer = loaded.tokenizer
         self.scheduler, self.loop, self.runner = assembly.scheduler, assembly.loop, assembly.runner
-        self._assembly = assembly
+        self.parts = assembly
         self._info = assembly.info
-        self._regions = assembly.regions
-        self._embeddings, self._slower, self._kv = assembly.embeddings, assembly.slower, assembly.kv
-        self._preparer, self._admission, self._intake = assembly.preparer, assembly.admission, assembly.intake
         self._prepare_pool = WorkQueue(PREPARE_THREADS, "fovea-prepare", most_expensive=1)
         self._draining = False
         self.loop.start()
@@ -174,7 +172,7 @@ class Engine:
 
         Raises InvalidRequest or PromptTooLong.
         """
-        return self._preparer.builder.outline(prompt, "", self._info.max_context)
+        return self.parts.preparer.builder.outline(prompt, "", self._info.max_context)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """Return the token ids of the whole prompt, with a placeholder for each visual token.
@@ -185,10 +183,10 @@ class Engine:
         the engine has stopped.
         """
         outline = await self._prepare_pool.run(partial(self.outline, prompt), text_cost(prompt))
-        claim = self._preparer.claim_frames(outline)
+        claim = self.parts.preparer.claim_frames(outline)
         try:
             await wait_for_shared(claim.granted)
-            settled = self._preparer.settle(outline)
+            settled = self.parts.preparer.settle(outline)
             await wait_for_shared(settled)
         finally:
             claim.release()
@@ -212,22 +210,22 @@ class Engine:
 
         def clear() -> None:
             if "kv" in chosen:
-                self._kv.forget_all()
+                self.parts.kv.forget_all()
             if "encoder" in chosen:
-                self._embeddings.clear()
+                self.parts.embeddings.clear()
             if "regions" in chosen:
-                self._regions.clear()
+                self.parts.regions.clear()
 
         self.loop.call(clear)
-        self._slower.clear(*chosen)
+        self.parts.slower.clear(*chosen)
         if "pixels" in chosen:
-            self._preparer.pixel_pool.clear()
+            self.parts.preparer.pixel_pool.clear()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block and encoder output is accounted for."""
         self.loop.call(self.scheduler.check_integrity)
-        if self._regions is not None:
-            self.loop.call(self._regions.check_integrity)
+        if self.parts.regions is not None:
+            self.loop.call(self.parts.regions.check_integrity)
 
     def stats(self) -> Mapping[str, float]:
         """Return the current value of every metric, by its name in `observe.table`.
@@ -235,13 +233,13 @@ class Engine:
         Names that end in `_bytes` are in bytes, in `_seconds` in seconds, in `_tokens` in tokens; the others
         are plain numbers.
         """
-        return engine_stats(self._assembly)
+        return engine_stats(self.parts)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, wait up to `drain_s` seconds for running ones, abort the rest, and stop."""
         self._draining = True
         drain_end = time.monotonic() + drain_s
-        while self._admission.in_flight and time.monotonic() < drain_end:
+        while self.parts.admission.in_flight and time.monotonic() < drain_end:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.shutdown)
 
@@ -249,9 +247,9 @@ class Engine:
         """Stop at once. Running requests are aborted."""
         self._draining = True
         self.loop.close()
-        self._preparer.close()
-        self._intake.grammars.close()
-        self._slower.close()
+        self.parts.preparer.close()
+        self.parts.intake.grammars.close()
+        self.parts.slower.close()
         self._prepare_pool.close()
 
     def __enter__(self) -> Engine:
@@ -282,8 +280,8 @@ class Engine:
         """
         if self._draining:
             raise Unavailable("the server is shutting down")
-        self._admission.check(choices, reserved)
+        self.parts.admission.check(choices, reserved)
 
     def _visit(self, request: GenerationRequest, sink: Sink) -> Visit:
         self.check_room(request.sampling.n)
-        return self._intake.visit(request, sink)
+        return self.parts.intake.visit(request, sink)

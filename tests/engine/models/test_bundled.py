@@ -72,7 +72,7 @@ def answer(engine: Engine, sample: Sample) -> tuple[list[int], Completion]:
     request = engine.request(
         sample.turns[0].question, sample.images, temperature=0, max_tokens=TOKENS, ignore_eos=True
     )
-    ids = engine._preparer.builder.build(request.prompt).ids
+    ids = engine.parts.preparer.builder.build(request.prompt).ids
     return ids, engine.generate(request.prompt, sampling=request.sampling)
 
 
@@ -125,7 +125,7 @@ def test_log_probabilities_of_a_prompt_with_images(
         request = engine.request(
             sample.turns[0].question, sample.images, temperature=0, max_tokens=1, prompt_logprobs=0
         )
-        ids = list(engine._preparer.builder.build(request.prompt).ids)
+        ids = list(engine.parts.preparer.builder.build(request.prompt).ids)
         scored = engine.generate(request.prompt, sampling=request.sampling).prompt_logprobs
     rows = torch.log_softmax(reference.logits(ids[:1], list(sample.images), ids[1:]), -1)
     theirs = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

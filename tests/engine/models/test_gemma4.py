@@ -44,7 +44,7 @@ def test_an_image_of_more_tokens_than_the_window(pair: tuple[Engine, Reference])
     engine, reference = pair
     image = picture(231, 190)
     prompt = chat(("user", [image], "what is it?"))
-    ids = engine._preparer.builder.build(prompt).ids
+    ids = engine.parts.preparer.builder.build(prompt).ids
     assert list(ids).count(reference.image_token) > 24
     assert_same(engine, reference, prompt, [image])
 
@@ -58,7 +58,7 @@ def test_log_probabilities_agree(pair: tuple[Engine, Reference]) -> None:
     engine, reference = pair
     image = picture(120, 75, 5)
     prompt = chat(("user", [image], "Describe the picture, please."))
-    ids = engine._preparer.builder.build(prompt).ids
+    ids = engine.parts.preparer.builder.build(prompt).ids
     done = engine.generate(prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=True)
     rows = reference.logits(ids, [image], list(done.token_ids[0])).log_softmax(-1)
     for row, entry in zip(rows, done.logprobs[0], strict=True):
@@ -76,7 +76,7 @@ def test_layers_without_own_keys_compute_only_rows_that_are_read(tmp_path: Path)
         layer.register_forward_pre_hook(lambda _, args, counts=counts: counts.append(len(args[0])))
     with Engine(loaded, config) as engine:
         prompt = chat(("user", [], "the red circle is left of the blue square " * 3))
-        length = len(engine._preparer.builder.build(prompt).ids)
+        length = len(engine.parts.preparer.builder.build(prompt).ids)
         engine.generate(prompt, temperature=0, max_tokens=3, ignore_eos=True)
     assert length > 2 * 16
     assert sum(rows[0]) == length + 2

@@ -114,7 +114,7 @@ def test_other_rotations_are_those_of_transformers(
     prompt = ask("what is it?", to_image(image))
     with Engine.from_pretrained(str(other), **SETTINGS) as engine:
         answer = engine.generate(prompt, **GREEDY, logprobs=True)
-        ids = engine._preparer.builder.build(prompt).ids
+        ids = engine.parts.preparer.builder.build(prompt).ids
     tokens = list(answer.token_ids[0])
     rows = Reference(other).logits(ids, [image], tokens).log_softmax(-1)
     for row, entry in zip(rows, answer.logprobs[0], strict=True):
@@ -147,10 +147,10 @@ def test_what_cannot_be_computed_is_refused(
 
 def test_the_prompt_has_one_marker_per_token_between_the_marks_of_an_image(folder: Path) -> None:
     with Engine.from_pretrained(str(folder), **SETTINGS) as engine:
-        builder = engine._preparer.builder
+        builder = engine.parts.preparer.builder
         ids = builder.build(ask("what is it?", picture(1, 90, 120))).ids
-        text = builder._tokenizer.decode(ids, skip_special_tokens=False)
-        tokens = builder._processor.plan(90, 120, PixelBudget()).tokens
+        text = builder.tokenizer.decode(ids, skip_special_tokens=False)
+        tokens = builder.processor.plan(90, 120, PixelBudget()).tokens
         marks = "<|begin_of_image|>" + "<|image|>" * tokens + "<|end_of_image|>"
         assert text == f"[gMASK]<sop><|user|>\n{marks}what is it?<|assistant|>\n"
 
@@ -180,7 +180,7 @@ def test_reasoning(folder: Path, end: str, setting: str, reasons: bool, thinking
     source += "{% if add_generation_prompt %}" + end + "{% endif %}"
     with Engine.from_pretrained(str(folder), **SETTINGS, reasoning=setting, chat_template=source) as engine:
         assert engine.info.reasons is reasons
-        assert engine._preparer.builder.build(ask("what is it?")).thinking is thinking
+        assert engine.parts.preparer.builder.build(ask("what is it?")).thinking is thinking
 
 
 def test_int8_in_bfloat16_answers(folder: Path) -> None:

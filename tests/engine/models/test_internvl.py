@@ -78,7 +78,7 @@ def same_as_transformers(folder: Path) -> None:
     with Engine.from_pretrained(str(folder), **SETTINGS) as engine:
         prompt = ask("what is it?", image)
         ours = engine.generate(prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=True)
-        ids = engine._preparer.builder.build(prompt).ids
+        ids = engine.parts.preparer.builder.build(prompt).ids
     reference, images = Reference(folder), [as_pil(image)]
     tokens = list(ours.token_ids[0])
     rows = reference.logits(ids, images, tokens).log_softmax(-1)
@@ -173,9 +173,9 @@ def test_prompts(copy: Path, template: str | None) -> None:
     turns = ((ImagePart(picture(1, 50, 50)), TextPart("hi <image> <IMG_CONTEXT>")), (TextPart("well"),))
     messages = [Message(role, parts) for role, parts in zip(("user", "assistant"), turns, strict=True)]
     with Engine.from_pretrained(str(copy), **SETTINGS) as engine:
-        builder = engine._preparer.builder
+        builder = engine.parts.preparer.builder
         prepared = builder.build(ChatPrompt(tuple(messages)))
-        text = builder._tokenizer.decode(prepared.ids, skip_special_tokens=False)
+        text = builder.tokenizer.decode(prepared.ids, skip_special_tokens=False)
         assert text == (
             f"<|im_start|>user\n{IMAGE_TEXT}hi <image> <IMG_CONTEXT><|im_end|>\n"
             "<|im_start|>assistant\nwell<|im_end|>\n<|im_start|>assistant\n"
@@ -317,7 +317,7 @@ def test_fewer_visual_tokens(original: Path, method: str) -> None:
     budget = PixelBudget(visual=VisualTokens(method, keep=0.5))
     prompt = ask("what is it?", picture(3, 150, 70), budget=budget)
     with Engine.from_pretrained(str(original), **SETTINGS) as engine:
-        plain = engine._preparer.builder.build(ask("what is it?", picture(3, 150, 70)))
+        plain = engine.parts.preparer.builder.build(ask("what is it?", picture(3, 150, 70)))
         done = engine.generate(prompt, temperature=0, max_tokens=4, ignore_eos=True)
         assert plain.image_tokens == 12  # two tiles and the whole picture, of 4 tokens each
         assert (done.usage.image, done.usage.prompt) == (6, len(plain.ids) - 6)

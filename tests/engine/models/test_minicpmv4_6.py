@@ -182,8 +182,8 @@ def test_the_cpu_kernels_compute_the_published_widths() -> None:
 
 def prompt_text(folder: Path, prompt: ChatPrompt) -> str:
     with Engine.from_pretrained(str(folder), **SETTINGS) as engine:
-        builder = engine._preparer.builder
-        text: str = builder._tokenizer.decode(builder.build(prompt).ids, skip_special_tokens=False)
+        builder = engine.parts.preparer.builder
+        text: str = builder.tokenizer.decode(builder.build(prompt).ids, skip_special_tokens=False)
         return text
 
 
@@ -212,7 +212,7 @@ def test_a_prompt_numbers_its_images_over_all_turns(folder: Path) -> None:
 def test_the_number_of_an_image_does_not_make_it_another_image(folder: Path) -> None:
     """The encoder's output is shared by all places of an image in prompts."""
     with Engine.from_pretrained(str(folder), **SETTINGS) as engine:
-        build_prompt = engine._preparer.builder.build
+        build_prompt = engine.parts.preparer.builder.build
         first, second = (
             build_prompt(ask("?", picture(1), picture(2))),
             build_prompt(ask("?", picture(2), picture(1))),
@@ -223,8 +223,8 @@ def test_the_number_of_an_image_does_not_make_it_another_image(folder: Path) -> 
 
 def test_marks_of_images_in_the_users_text_are_text(folder: Path) -> None:
     with Engine.from_pretrained(str(folder), **SETTINGS) as engine:
-        builder = engine._preparer.builder
-        special = builder._tokenizer.encode("<image_id></image_id><slice>")
+        builder = engine.parts.preparer.builder
+        special = builder.tokenizer.encode("<image_id></image_id><slice>")
         assert len(special) == 3
         assert not set(special) & set(builder.build(ask("<image_id>7</image_id><slice>")).ids)
 

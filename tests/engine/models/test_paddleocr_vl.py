@@ -126,10 +126,10 @@ def test_every_layout_is_the_same_model(folder: Path, tmp_path: Path, change: Ca
 
 def test_the_prompt_has_placeholders_between_the_marks_of_an_image(folder: Path) -> None:
     with Engine.from_pretrained(str(folder), **SETTINGS) as engine:
-        builder = engine._preparer.builder
+        builder = engine.parts.preparer.builder
         ids = builder.build(ask("OCR:", picture(1, 90, 120))).ids
-        text = builder._tokenizer.decode(ids, skip_special_tokens=False)
-        tokens = builder._processor.plan(90, 120, PixelBudget()).tokens
+        text = builder.tokenizer.decode(ids, skip_special_tokens=False)
+        tokens = builder.processor.plan(90, 120, PixelBudget()).tokens
         placeholders = "<|IMAGE_PLACEHOLDER|>" * tokens
         assert text == (
             f"<|begin_of_sentence|>User: <|IMAGE_START|>{placeholders}<|IMAGE_END|>OCR:\nAssistant: "

@@ -68,7 +68,7 @@ def assert_same(engine: Engine, reference: Reference, prompt: ChatPrompt, images
 
     The default run asks transformers once, for the logits before every token.
     """
-    ids = engine._preparer.builder.build(prompt).ids
+    ids = engine.parts.preparer.builder.build(prompt).ids
     ours = list(engine.generate(prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True).token_ids[0])
     if not is_thorough() and reference.image_token not in ours:
         rows = reference.logits(ids, images, ours)
@@ -132,7 +132,7 @@ def test_logits_agree(pair: tuple[Engine, Reference]) -> None:
         prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=True, top_logprobs=5
     )
     rows = reference.logits(
-        engine._preparer.builder.build(prompt).ids, [image], list(answer.token_ids[0])
+        engine.parts.preparer.builder.build(prompt).ids, [image], list(answer.token_ids[0])
     ).log_softmax(-1)
     for row, entry in zip(rows, answer.logprobs[0], strict=True):
         assert float(row[entry.id]) == pytest.approx(entry.logprob, abs=1e-3)

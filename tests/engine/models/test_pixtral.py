@@ -56,7 +56,7 @@ def edit_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def ids_and_answer(folder: Path, prompt: ChatPrompt, **settings: Any) -> tuple[list[int], list[int]]:
     options = {"dtype": "float32", "kv_cache_mib": 16, "threads": 1, **settings}
     with Engine.from_pretrained(str(folder), **options) as engine:
-        ids = engine._preparer.builder.build(prompt).ids
+        ids = engine.parts.preparer.builder.build(prompt).ids
         return ids, list(engine.generate(prompt, **ANSWER).token_ids[0])
 
 

@@ -71,7 +71,7 @@ def logprobs_agree(engine: Engine, reference: Reference, prompt: ChatPrompt, ima
     done = engine.generate(
         prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=True, top_logprobs=5
     )
-    ids = engine._preparer.builder.build(prompt).ids
+    ids = engine.parts.preparer.builder.build(prompt).ids
     assert len(ids) > 2 * WINDOW
     rows = reference.logits(ids, images, list(done.token_ids[0])).log_softmax(-1)
     for row, entry in zip(rows, done.logprobs[0], strict=True):
@@ -115,7 +115,7 @@ def test_batches_chunks_and_preemption_change_no_answer(architecture: str, tmp_p
 
     with load(folder, prefix_cache=False, max_running=1) as alone:
         truth = [answer(alone, prompt) for prompt in prompts] * 2
-        longest = max(len(alone._preparer.builder.build(prompt).ids) for prompt in prompts)
+        longest = max(len(alone.parts.preparer.builder.build(prompt).ids) for prompt in prompts)
     assert len(set(truth)) == len(prompts)
     small = {"block_size": 4, "kv_blocks": longest // 2 + 4, "max_step_tokens": 13, "kv_cache_mib": 0}
     for settings in ({}, small):

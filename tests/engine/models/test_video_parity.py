@@ -56,7 +56,7 @@ def chat(video: Video, text: str = "what moved?", budget: VideoBudget | None = N
 
 
 def pixels_of(prepared: PreparedPrompt, engine: Engine) -> np.ndarray:
-    processor = engine._preparer._pixels._processor
+    processor = engine.parts.preparer.builder.processor
     images = [process(planned, processor) for planned in prepared.planned_inputs]
     return np.concatenate([image.arrays["pixel_values"] for image in images])
 
@@ -72,7 +72,7 @@ def test_one_video(pair: tuple[Engine, Reference], shape: tuple[int, int, int, f
     engine, reference = pair
     count, width, height, fps = shape
     video = video_of_images([from_pil(frame) for frame in noise(count, width, height)], fps)
-    prepared = engine._preparer.builder.build(chat(video))
+    prepared = engine.parts.preparer.builder.build(chat(video))
     grid, (planned,) = whole_grid(prepared), prepared.videos
     pixels = pixels_of(prepared, engine)
 
@@ -116,9 +116,9 @@ def test_a_video_beside_an_image(pair: tuple[Engine, Reference]) -> None:
     video = video_of_images([from_pil(frame) for frame in noise(4, 80, 60)])
     parts = (VideoPart(video), TextPart("and"), ImagePart(to_image(picture)), TextPart("which?"))
     prompt = ChatPrompt((Message("user", parts),))
-    prepared = engine._preparer.builder.build(prompt)
+    prepared = engine.parts.preparer.builder.build(prompt)
     clips, image = prepared.videos[0].groups, prepared.images[0]
-    processor = engine._preparer._pixels._processor
+    processor = engine.parts.preparer.builder.processor
     pixels = np.concatenate([process(group, processor).arrays["pixel_values"] for group in clips])
     inputs = oracle.inputs(reference, prepared.ids, pixels, whole_grid(prepared), seconds=1.0)
     still = reference.inputs(prepared.ids, [picture])

@@ -78,13 +78,13 @@ def realize(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realizat
     """The planned image and its realization, after an answer."""
     machine.generate(prompt, **GREEDY)
     (planned,) = prepared_prompt(machine, prompt).images
-    realization = machine._intake.find_realization(planned.key)
+    realization = machine.parts.intake.find_realization(planned.key)
     assert realization is not None
     return planned, realization
 
 
 def pixels(machine: Engine, planned: PlannedImage) -> ProcessedImage:
-    return process(planned, machine._preparer._pixels._processor)
+    return process(planned, machine.parts.preparer.builder.processor)
 
 
 def equal_regions(realization: Realization) -> list[Region]:
@@ -181,7 +181,7 @@ def test_a_native_region_is_a_picture_of_its_own(checkpoint: Checkpoints) -> Non
         decoder = Decoder(checkpoint(architecture))
         with engine(checkpoint(architecture)) as machine:
             planned, realization = realize(machine, QUESTION)
-            image, processor = pixels(machine, planned), machine._preparer._pixels._processor
+            image, processor = pixels(machine, planned), machine.parts.preparer.builder.processor
             assert isinstance(processor, QwenProcessor)
             view = next(view for view in realization.allocation.layout.views[1:] if view.native)
             patches = torch.from_numpy(in_time(processor.patches(cut_out(image, view, processor.factor))))
@@ -213,7 +213,7 @@ def test_learned_positions_are_those_of_the_true_place(
         image, model = pixels(machine, planned), machine.runner.model
         assert isinstance(model, QwenVL)
         rows, columns = realization.relevance.shape
-        processor = machine._preparer._pixels._processor
+        processor = machine.parts.preparer.builder.processor
         assert isinstance(processor, QwenProcessor)
         native = [(region, (region.rows, region.columns)) for region in equal_regions(realization)]
         monkeypatch.setattr(Block, "slices", record)

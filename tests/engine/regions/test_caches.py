@@ -85,7 +85,7 @@ def test_a_second_question_encodes_only_new_views(machine: Engine, bare: Engine,
     assert after["region_cache_hits"] > 0
     assert encoded_views < views
     machine.clear_caches("kv")
-    machine.loop.call(machine._embeddings.clear)
+    machine.loop.call(machine.parts.embeddings.clear)
     passes.clear()
     assert generate(machine, second).token_ids == truth[1]
     assert passes == []
@@ -268,12 +268,12 @@ def test_slower_tiers_keep_the_places_of_tokens(
     none = {"embed_cache_mib": 0, "region_cache_mib": 0, "prefix_cache": False}
     with engine(checkpoint("qwen3_vl"), **none, **tier_settings) as machine:
         first = [generate(machine, prompt).token_ids for prompt in prompts]
-        assert machine._slower.flush(10)
+        assert machine.parts.slower.flush(10)
         passes.clear()
         assert [generate(machine, prompt).token_ids for prompt in prompts] == first
         assert passes == []
         assert machine.stats()[f"embed_{tier}_hits"] >= 2
-        machine._slower.check_integrity()
+        machine.parts.slower.check_integrity()
         assert_idle(machine)
 
 
@@ -286,7 +286,7 @@ def test_outputs_age_from_when_they_were_encoded(machine: Engine) -> None:
     generate(machine, prompt)
     (span,) = prepared_prompt(machine, prompt).spans
     assert features_of(machine, span).created_at == whole.created_at
-    entry = machine._embeddings._ledger.entry(span.key)
+    entry = machine.parts.embeddings._ledger.entry(span.key)
     assert entry is not None
     assert entry.created == whole.created_at
 
@@ -328,7 +328,7 @@ def test_entries_are_lost_during_a_run(
     truth = answers_alone(folder)
     rng = random.Random(seed)
     with engine(folder, **settings) as machine:
-        step, regions = machine.loop._step, machine._regions
+        step, regions = machine.loop._step, machine.parts.regions
         assert regions is not None
 
         def step_and_lose() -> None:
@@ -343,7 +343,7 @@ def test_entries_are_lost_during_a_run(
             answers = list(pool.map(lambda i: generate(machine, MIXED[i]).token_ids, order))
         assert answers == [truth[i] for i in order]
         assert_idle(machine)
-        assert machine._slower.flush(10)
+        assert machine.parts.slower.flush(10)
 
 
 def test_concurrent_requests_do_not_affect_each_other(checkpoint: Checkpoints) -> None:

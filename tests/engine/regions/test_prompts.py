@@ -91,7 +91,7 @@ def assert_as_transformers(pair: Pair, prompt: ChatPrompt) -> tuple[PreparedProm
 
 def their_features(pair: Pair, image: Image) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """transformers' visual tokens of the whole image, and their DeepStack levels."""
-    processor = pair.engine._preparer._pixels._processor
+    processor = pair.engine.parts.preparer.builder.processor
     ((planned,),) = [prepared_prompt(pair.engine, ask("?", image)).images]
     processed = processor.process(image, planned.plan)
     pixels = in_time(processed.arrays["pixel_values"], processor.frames)

@@ -40,12 +40,12 @@ def _page(width: int, height: int) -> PIL.Image.Image:
 
 def _encode(machine: Engine, page: PIL.Image.Image, wish: VisualTokens | None) -> VisualFeatures:
     """The output of the engine's encoder for the image. wish: None: all tokens."""
-    preparer = machine._preparer
+    preparer = machine.parts.preparer
     prompt = machine.request(QUESTION, [page], budget=PixelBudget(visual=wish), max_tokens=1).prompt
     [planned] = preparer.builder.outline(prompt).images
     from fovea.engine.request.prompt_plan import process
 
-    processed = process(planned, preparer._pixels._processor)
+    processed = process(planned, preparer.builder.processor)
     return run_to_end(machine.runner._encoder._encode(processed, lambda: iter(())))
 
 

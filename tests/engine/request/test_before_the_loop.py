@@ -81,7 +81,7 @@ async def test_a_deadline_runs_while_pixels_are_computed(engine: Engine, stuck: 
 
 async def test_text_does_not_wait_for_room_that_images_wait_for(engine: Engine) -> None:
     """Once, a text request, which claims nothing, had to queue with the image requests."""
-    pool = engine._preparer.pixel_pool
+    pool = engine.parts.preparer.pixel_pool
     claim = pool.claim([], pool.capacity)
     images = asyncio.create_task(answer(engine, [picture(64)]))
     await asyncio.sleep(0.05)
@@ -93,7 +93,7 @@ async def test_text_does_not_wait_for_room_that_images_wait_for(engine: Engine) 
 
 def test_a_deadline_runs_in_threads_that_wait_for_room(engine: Engine) -> None:
     """Once, `generate` checked its timeout only when the claim was granted."""
-    pool = engine._preparer.pixel_pool
+    pool = engine.parts.preparer.pixel_pool
     claim = pool.claim([], pool.capacity)
     with pytest.raises(DeadlineExceeded):
         engine.generate("what?", [picture(96)], timeout=0.05)

@@ -154,7 +154,7 @@ async def test_leaving_frees_everything() -> None:
         stats = engine.stats()
         assert stats["requests_running"] == stats["requests_waiting"] == stats["kv_blocks_used"] == 0
         engine.scheduler.check_integrity()
-        assert engine._admission.in_flight == 0
+        assert engine.admission.in_flight == 0
         assert not len(engine.filler)
     await engine.close()
 
@@ -214,7 +214,7 @@ async def test_a_request_still_in_preparation_does_not_enter_a_closed_engine() -
     engine = SimulatedEngine(EngineConfig(), SLOW)
     late = asyncio.create_task(whole(engine, ask(max_tokens=1000)))
     await asyncio.sleep(0)
-    assert engine._admission.in_flight == 1
+    assert engine.admission.in_flight == 1
     assert not engine.loop.board.jobs
     await engine.close()
     with pytest.raises(Unavailable):
@@ -318,7 +318,7 @@ async def test_a_client_that_does_not_read_gives_its_place_back(engine: Simulate
     stream = engine.stream(ask(max_tokens=5))
     await anext(stream)
     async with asyncio.timeout(20):
-        while engine._admission.in_flight:
+        while engine.admission.in_flight:
             await asyncio.sleep(0.001)
     assert [delta.finish_reason async for delta in stream][-1] == "length"
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from fovea.core.errors import EngineError
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.step.loop import FATAL_FAILURES, PROBE, DeadDevice
-from fovea.engine.step.stepper import Step, Suspects
+from fovea.engine.step.stepper import FailureSearch, Step
 from tests.support.brains import answer, scheduler, sequence
 from tests.support.poison import SECRET, PoisonedLoop
 from tests.support.thorough import examples
@@ -32,7 +32,7 @@ def guilty_in(plan: StepPlan, names: set[str]) -> bool:
 
 
 def test_one_guilty_sequence_among_many_is_found_in_few_steps() -> None:
-    suspects, names, fails = Suspects(), [f"s{i:02}" for i in range(64)], 0
+    suspects, names, fails = FailureSearch(), [f"s{i:02}" for i in range(64)], 0
     group, steps = frozenset(names), 0
     while True:
         steps += 1
@@ -50,7 +50,7 @@ def test_one_guilty_sequence_among_many_is_found_in_few_steps() -> None:
 
 
 def test_a_group_ends_when_none_of_its_sequences_can_be_in_a_step() -> None:
-    suspects = Suspects()
+    suspects = FailureSearch()
     assert suspects.fail(["a", "b", "c", "d"]) is None
     assert suspects.group == {"a", "b"}
     suspects.clear({"a"})
@@ -124,7 +124,7 @@ def test_the_guilty_end_and_the_innocent_get_their_answers(
         else:
             assert error is None
             assert seq.output_ids == answer(seq)
-    assert engine.loop.stepper.suspects.group is None or not brain.running
+    assert engine.loop.stepper.failure_search.group is None or not brain.running
     assert brain.kv.pool.used == 0
 
 

@@ -36,7 +36,7 @@ def answer(engine: Engine, prompt: ChatPrompt, **settings: Any) -> str:
 
 
 def flush(engine: Engine) -> None:
-    assert engine._slower.flush(10)
+    assert engine.parts.slower.flush(10)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
@@ -57,7 +57,7 @@ def test_another_type_or_another_salt_is_another_image(tmp_path: Path) -> None:
     with tiny(tmp_path, dtype="float32") as first:
         answer(first, prompt())
         flush(first)
-        first.loop.call(first._embeddings.clear)
+        first.loop.call(first.parts.embeddings.clear)
         answer(first, prompt(), cache_salt="tenant")
         assert first.stats()["images_encoded"] == 2
         flush(first)
@@ -108,8 +108,8 @@ def test_an_output_that_does_not_fit_the_plan_is_a_miss(tmp_path: Path) -> None:
         expected = answer(first, prompt())
         flush(first)
     with tiny(tmp_path) as second:
-        assert second._slower._disk is not None
-        disk = second._slower._disk.tier
+        assert second.parts.slower._disk is not None
+        disk = second.parts.slower._disk.tier
         get = disk.get
 
         def short(key: str) -> VisualFeatures | None:
@@ -137,9 +137,9 @@ def test_outputs_read_for_waiting_requests_stay_below_the_ceiling(qwen: Path, tm
         step, sizes = second.loop._step, [0]
 
         def recording_step() -> None:
-            sizes.append(second._embeddings.bytes)
+            sizes.append(second.parts.embeddings.bytes)
             step()
-            sizes.append(second._embeddings.bytes)
+            sizes.append(second.parts.embeddings.bytes)
 
         second.loop._step = recording_step  # type: ignore[method-assign]
         with ThreadPoolExecutor(len(prompts)) as pool, all_at_once(second, len(prompts)):
@@ -155,7 +155,7 @@ def test_a_request_drops_outputs_from_disk_after_its_first_token(qwen: Path, tmp
     with engine(qwen, embed_disk_dir=str(tmp_path)) as machine:
         machine.generate(question, max_tokens=1)
         flush(machine)
-        machine.loop.call(machine._embeddings.clear)
+        machine.loop.call(machine.parts.embeddings.clear)
         running = machine.iterate(machine.request(question, max_tokens=50, ignore_eos=True))
         next(running)
         assert [job.inputs.features for job in machine.loop.board.jobs.values()] == [{}]

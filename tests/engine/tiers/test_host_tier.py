@@ -89,7 +89,7 @@ def test_an_evicted_output_is_read_and_not_encoded(qwen: Path, tmp_path: Path, t
     prompts = [ask("what is it?", picture(seed)) for seed in range(3)]
     with engine(qwen, embed_cache_mib=0, prefix_cache=False, **settings) as machine:
         first = [machine.generate(prompt, **GREEDY).token_ids for prompt in prompts]
-        assert machine._slower.flush(10)
+        assert machine.parts.slower.flush(10)
         stats = machine.stats()
         assert (stats["images_encoded"], stats[f"embed_{tier}_entries"]) == (3, 3)
         assert [machine.generate(prompt, **GREEDY).token_ids for prompt in prompts] == first
@@ -100,7 +100,7 @@ def test_an_evicted_output_is_read_and_not_encoded(qwen: Path, tmp_path: Path, t
             3,
         )
         assert 0 < stats[f"embed_{tier}_bytes"] <= stats[f"embed_{tier}_capacity_bytes"]
-        machine._slower.check_integrity()
+        machine.parts.slower.check_integrity()
         machine.clear_caches(tier)  # type: ignore[arg-type]
         assert machine.stats()[f"embed_{tier}_bytes"] == 0
         assert machine.generate(prompts[0], **GREEDY).token_ids == first[0]
@@ -114,7 +114,7 @@ def test_host_memory_answers_before_the_disk(qwen: Path, tmp_path: Path) -> None
     with engine(qwen, embed_cache_mib=0, prefix_cache=False, **both) as machine:
         for _ in range(2):
             machine.generate(prompt, **GREEDY)
-            assert machine._slower.flush(10)
+            assert machine.parts.slower.flush(10)
         stats = machine.stats()
         assert (stats["embed_host_hits"], stats["embed_disk_hits"], stats["images_encoded"]) == (1, 0, 1)
         machine.clear_caches("host")
@@ -130,12 +130,12 @@ def test_an_expired_output_is_encoded_again(
     with engine(qwen, prefix_cache=False, **tiers) as machine:
         machine.generate(prompt, **GREEDY)
         machine.generate(prompt, **GREEDY)
-        assert machine._slower.flush(10)
+        assert machine.parts.slower.flush(10)
         assert machine.stats()["images_encoded"] == 1
         age = 61.0
-        real = machine._embeddings._ledger._clock
-        folder = machine._slower._disk.tier._store._folder  # type: ignore[union-attr]
-        for clocked in (machine._embeddings._ledger, folder):
+        real = machine.parts.embeddings._ledger._clock
+        folder = machine.parts.slower._disk.tier._store._folder  # type: ignore[union-attr]
+        for clocked in (machine.parts.embeddings._ledger, folder):
             monkeypatch.setattr(clocked, "_clock", lambda: real() + age)
         machine.generate(prompt, **GREEDY)
         stats = machine.stats()

@@ -17,41 +17,6 @@ from typing import Generic, TypeVar
 
 from fovea.core.ledger import Ledger, LedgerStore
 
-
-def owner_of_salt(salt: str) -> str:
-    """Return the client to whom a cache salt belongs."""
-    return salt.partition(":")[0]
-
-
-def owner_of_key(key: str, _: object = None) -> str:
-    """Return the client to whom an entry belongs, by the entry's key."""
-    return owner_of_salt(key.partition("\x00")[0])
-
-
-class CacheShares:
-    """The shares of all clients that have less than the whole. Thread-safe.
-
-    A request brings its client's share. The client is the first part of the request's cache salt, with
-    which every key of these caches begins. Requests whose caches are not separated by client bring a
-    share of 1.
-    """
-
-    def __init__(self) -> None:
-        self._shares: dict[str, float] = {}
-
-    def note(self, salt: str, share: float) -> None:
-        """Remember a client's share. salt: of its request. share: from 0 to 1."""
-        owner = owner_of_salt(salt)
-        if share < 1:
-            self._shares[owner] = share
-        else:
-            self._shares.pop(owner, None)
-
-    def share_of(self, owner: str) -> float:
-        """Return the part of each cache that a client's entries may fill."""
-        return self._shares.get(owner, 1.0)
-
-
 Value = TypeVar("Value")
 
 
@@ -323,3 +288,37 @@ class RegionCache(LedgerStore[str, _Region[Value]]):
         self._ledger.check_integrity("the region cache")
         if self.bytes > self.capacity:
             raise RuntimeError(f"{self.bytes} bytes of regions are stored, and {self.capacity} are allowed")
+
+
+def owner_of_salt(salt: str) -> str:
+    """Return the client that a cache salt belongs to."""
+    return salt.partition(":")[0]
+
+
+def owner_of_key(key: str, _: object = None) -> str:
+    """Return the client that an entry belongs to, by the entry's key."""
+    return owner_of_salt(key.partition("\x00")[0])
+
+
+class CacheShares:
+    """The shares of all clients that have less than the whole. Thread-safe.
+
+    A request brings its client's share. The client is the first part of the request's cache salt, with
+    which every key of these caches begins. Requests whose caches are not separated by client bring a
+    share of 1.
+    """
+
+    def __init__(self) -> None:
+        self._shares: dict[str, float] = {}
+
+    def note(self, salt: str, share: float) -> None:
+        """Remember a client's share. salt: of its request. share: from 0 to 1."""
+        owner = owner_of_salt(salt)
+        if share < 1:
+            self._shares[owner] = share
+        else:
+            self._shares.pop(owner, None)
+
+    def share_of(self, owner: str) -> float:
+        """Return the part of each cache that a client's entries may fill."""
+        return self._shares.get(owner, 1.0)

@@ -27,7 +27,7 @@ from fovea.kernels.attention import AttentionPlan, Decodes, Shares
 
 Array = NDArray[np.int64]
 ROOM = 64
-"""Blocks for which tables have room beyond the longest context when they are made anew."""
+"""Blocks for which tables have room beyond the longest context when they are made again."""
 
 
 class DecodeInputs(NamedTuple):

@@ -40,70 +40,6 @@ from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures,
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.attention import AttentionPlan
 
-
-def forward_stage(work: Seq[Work]) -> AbstractContextManager[None]:
-    """Return the stage of a step: "decode step", "prefill", or "mixed step" if it has both.
-
-    Its notes are: rows, the tokens computed; keys, the positions whose KV is read, counted once per sequence;
-    pairs, the pairs of a query and a key that it attends to.
-    """
-    if active_recorder() is None:
-        return NO_SPAN
-    decodes = sum(item.seq.decoding for item in work)
-    name = "decode step" if decodes == len(work) else "mixed step" if decodes else "prefill"
-    return stage(
-        name,
-        rows=sum(item.count for item in work),
-        keys=sum(item.stop for item in work),
-        pairs=sum(item.count * (item.start + 1 + item.stop) // 2 for item in work),
-    )
-
-
-@dataclass(slots=True)
-class PromptArrays:
-    """The prompt of one sequence.
-
-    ids: (P,) token ids.
-    positions: (3, P) with M-RoPE, else (P,).
-    delta: offset from the index of a token after the prompt to its position.
-    visual: (P,) number of visual tokens up to and including each index; empty without images.
-    inputs: pixel sources and restored features.
-    positioned: starts of the spans of reduced images whose tokens have their own positions.
-    """
-
-    ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    delta: int
-    visual: NDArray[np.int64]
-    inputs: SequenceInputs
-    positioned: set[int] = field(default_factory=set)
-
-    def ids_of(self, item: Work) -> NDArray[np.int64]:
-        """Token ids of a step's work, (count,)."""
-        if item.stop <= len(self.ids):
-            return self.ids[item.start : item.stop]
-        return np.asarray(item.seq.tokens(item.start, item.stop), dtype=np.int64)
-
-    def positions_of(self, item: Work) -> NDArray[np.int64]:
-        """Positions of a step's work, (3, count) with M-RoPE, else (count,)."""
-        length = len(self.ids)
-        known = self.positions[..., item.start : min(item.stop, length)]
-        if item.stop <= length:
-            return known
-        later = np.arange(max(item.start, length), item.stop) + self.delta
-        if known.ndim == 2:
-            later = np.broadcast_to(later, (3, len(later)))
-        return np.concatenate((known, later), axis=-1)
-
-    def place(self, span: ImageSpan, features: VisualFeatures) -> None:
-        """Give the tokens of a reduced image their own positions, once its encoder output tells them."""
-        if not span.full_tokens or span.start in self.positioned:
-            return
-        assert features.places is not None
-        place(self.positions, span, features.places.cpu().numpy().astype(np.int64))
-        self.positioned.add(span.start)
-
-
 Visual = tuple[Tensor | None, Tensor | None, list[Tensor]]
 """The visual rows of a step, their embeddings, and DeepStack's additions for these rows."""
 NO_VISUAL: Visual = None, None, []
@@ -397,3 +333,66 @@ class Runner:
         levels = len(parts[0][0].deepstack)
         deepstack = [torch.cat([f.deepstack[level][where] for f, where in parts]) for level in range(levels)]
         return index, embeds, deepstack
+
+
+def forward_stage(work: Seq[Work]) -> AbstractContextManager[None]:
+    """Return the stage of a step: "decode step", "prefill", or "mixed step" if it has both.
+
+    Its notes are: rows, the tokens computed; keys, the positions whose KV is read, counted once per sequence;
+    pairs, the pairs of a query and a key that it attends to.
+    """
+    if active_recorder() is None:
+        return NO_SPAN
+    decodes = sum(item.seq.decoding for item in work)
+    name = "decode step" if decodes == len(work) else "mixed step" if decodes else "prefill"
+    return stage(
+        name,
+        rows=sum(item.count for item in work),
+        keys=sum(item.stop for item in work),
+        pairs=sum(item.count * (item.start + 1 + item.stop) // 2 for item in work),
+    )
+
+
+@dataclass(slots=True)
+class PromptArrays:
+    """The prompt of one sequence.
+
+    ids: (P,) token ids.
+    positions: (3, P) with M-RoPE, else (P,).
+    delta: offset from the index of a token after the prompt to its position.
+    visual: (P,) number of visual tokens up to and including each index; empty without images.
+    inputs: pixel sources and restored features.
+    positioned: starts of the spans of reduced images whose tokens have their own positions.
+    """
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    delta: int
+    visual: NDArray[np.int64]
+    inputs: SequenceInputs
+    positioned: set[int] = field(default_factory=set)
+
+    def ids_of(self, item: Work) -> NDArray[np.int64]:
+        """Token ids of a step's work, (count,)."""
+        if item.stop <= len(self.ids):
+            return self.ids[item.start : item.stop]
+        return np.asarray(item.seq.tokens(item.start, item.stop), dtype=np.int64)
+
+    def positions_of(self, item: Work) -> NDArray[np.int64]:
+        """Positions of a step's work, (3, count) with M-RoPE, else (count,)."""
+        length = len(self.ids)
+        known = self.positions[..., item.start : min(item.stop, length)]
+        if item.stop <= length:
+            return known
+        later = np.arange(max(item.start, length), item.stop) + self.delta
+        if known.ndim == 2:
+            later = np.broadcast_to(later, (3, len(later)))
+        return np.concatenate((known, later), axis=-1)
+
+    def place(self, span: ImageSpan, features: VisualFeatures) -> None:
+        """Give the tokens of a reduced image their own positions, once its encoder output tells them."""
+        if not span.full_tokens or span.start in self.positioned:
+            return
+        assert features.places is not None
+        place(self.positions, span, features.places.cpu().numpy().astype(np.int64))
+        self.positioned.add(span.start)

@@ -52,6 +52,53 @@ _WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f]"
 _CODE = r"[pPxuU]\{[^}]*\}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[pP]."
 _PIECE = re.compile(rf"\\(?:{_CODE}|.)|\[\^?\]?|.", re.DOTALL)
 _CHARACTER = re.compile(r"\\[pPxuUav]|[\x00-\x1f\x7f]")
+MAX_GBNF = 16 * 1024
+"""Longest grammar in GBNF, in characters. It is translated in Python, which stops the other threads."""
+MAX_SEARCH = 64
+"""Most parts of a refused schema that are compiled to find the one that is to blame."""
+LONGEST_REASON = 300
+INITIAL_FUEL, STEP_FUEL, STEP_ITEMS, GRAMMAR_SIZE = 1_000_000, 200_000, 50_000, 100_000
+"""Limits of a grammar: work of its compilation and of one mask, in the library's units, and its symbols."""
+ROW_ITEMS, LEXER_STATES = 10_000, 20_000
+"""Limits of an answer: alternatives at one place (an optional property has eight), and states of its strings.
+A state takes one or two KB. The library's own limits are 2,000, which 260 optional properties exceed, and
+250,000.
+"""
+REWORDED = {
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
+        "oneOf is supported only if no value can fit two of its schemas; use anyOf"
+    )
+}
+_PLACE = re.compile(r"^at \d+\(\d+\): (?:invalid regex .*?\(in regex\): )?", re.DOTALL)
+_EMPTY = re.compile(r"(?:Unsatisfiable schema: )?Regex is empty: .*", re.DOTALL)
+_CITATION = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)
+
+
+def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
+    """Compile the form of an answer.
+
+    Raises InvalidRequest that says what is not supported; for a schema also where, as a JSON pointer.
+    """
+    if form.kind == "calls":
+        return _compile_calls(form, vocabulary)
+    schema = json.loads(form.definition) if form.kind == "json" else None
+    if schema is None:
+        grammar = _text_grammar(form)
+    else:
+        check_schema(schema)
+        grammar = (
+            _one_line_grammar(schema) if form.whitespace is None else _json_grammar(schema, form.whitespace)
+        )
+    matcher = _compile(grammar, vocabulary)
+    error = matcher.get_error()
+    if not error:
+        return matcher
+    place = ""
+    if schema is not None:
+        error = _compile(_json_grammar(schema, form.whitespace or ""), vocabulary).get_error() or error
+        where = _blame(schema, error, vocabulary)
+        place = f" at {where}" if where else ""
+    raise InvalidRequest(f"{form.kind}{place}: {explain_error(error, form.kind)}", code="unsupported_format")
 
 
 def check_schema(schema: dict[str, Any]) -> None:
@@ -273,55 +320,6 @@ def _is_written(value: float) -> bool:
     """Whether the library writes a number of the schema as one that readers take for an equal one."""
     exact = Decimal(repr(value))
     return _is_read(exact) and (abs(exact) <= LARGEST_INTEGER or exact == Decimal(value))
-
-
-MAX_GBNF = 16 * 1024
-"""Longest grammar in GBNF, in characters. It is translated in Python, which stops the other threads."""
-MAX_SEARCH = 64
-"""Most parts of a refused schema that are compiled to find the one that is to blame."""
-LONGEST_REASON = 300
-INITIAL_FUEL, STEP_FUEL, STEP_ITEMS, GRAMMAR_SIZE = 1_000_000, 200_000, 50_000, 100_000
-"""Limits of a grammar: work of its compilation and of one mask, in the library's units, and its symbols."""
-ROW_ITEMS, LEXER_STATES = 10_000, 20_000
-"""Limits of an answer: alternatives at one place (an optional property has eight), and states of its strings.
-A state takes one or two KB. The library's own limits are 2,000, which 260 optional properties exceed, and
-250,000.
-"""
-REWORDED = {
-    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
-        "oneOf is supported only if no value can fit two of its schemas; use anyOf"
-    )
-}
-_PLACE = re.compile(r"^at \d+\(\d+\): (?:invalid regex .*?\(in regex\): )?", re.DOTALL)
-_EMPTY = re.compile(r"(?:Unsatisfiable schema: )?Regex is empty: .*", re.DOTALL)
-_CITATION = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)
-
-
-def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
-    """Compile the form of an answer.
-
-    Raises InvalidRequest that says what is not supported; for a schema also where, as a JSON pointer.
-    """
-    if form.kind == "calls":
-        return _compile_calls(form, vocabulary)
-    schema = json.loads(form.definition) if form.kind == "json" else None
-    if schema is None:
-        grammar = _text_grammar(form)
-    else:
-        check_schema(schema)
-        grammar = (
-            _one_line_grammar(schema) if form.whitespace is None else _json_grammar(schema, form.whitespace)
-        )
-    matcher = _compile(grammar, vocabulary)
-    error = matcher.get_error()
-    if not error:
-        return matcher
-    place = ""
-    if schema is not None:
-        error = _compile(_json_grammar(schema, form.whitespace or ""), vocabulary).get_error() or error
-        where = _blame(schema, error, vocabulary)
-        place = f" at {where}" if where else ""
-    raise InvalidRequest(f"{form.kind}{place}: {explain_error(error, form.kind)}", code="unsupported_format")
 
 
 def _compile_calls(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:

@@ -37,6 +37,81 @@ if TYPE_CHECKING:
 Encode = Callable[[str], list[int]]
 MOST_TEXTS, LONGEST_TEXT = 4096, 256
 """Number and length in characters of the texts whose tokens are remembered: forced texts come again."""
+CPU_S = 0.2
+"""Most processor time of an attempt in seconds. It does not count while other processes run."""
+MEMORY = 512 * 1024 * 1024
+"""Most memory of an attempt beyond that of the helper, in bytes."""
+ANSWER_S = 10.0
+"""Longest time until the helper answers. Beyond it, the helper is restarted."""
+END = 256
+
+
+class Trial:
+    """The helper process, seen from the engine. For one thread. It is started on first use."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, form: AnswerFormat) -> None:
+        """Compile a form in a process of its own.
+
+        Raises InvalidRequest if it is not supported or costs too much, Unavailable if no process can be
+        started.
+        """
+        line = json.dumps(asdict(form)).encode() + b"\n"
+        try:
+            try:
+                answer = self._ask(line)
+            except EOFError:
+                answer = self._ask(line)  # the helper had ended, for whatever reason
+        except (OSError, EOFError) as error:
+            self.close()
+            raise Unavailable(f"answer formats cannot be checked: {error}", scope="request") from error
+        if answer is None:
+            raise InvalidRequest(
+                f"{form.kind}: it takes more than {CPU_S:g} seconds or {MEMORY >> 20} MiB to compile",
+                code="unsupported_format",
+            )
+        if "error" in answer:
+            raise InvalidRequest(answer["error"], code="unsupported_format")
+
+    def close(self) -> None:
+        """Stop the helper. A later check starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # an attempt may be at work, too
+            process.communicate()
+
+    def _ask(self, job: bytes) -> dict[str, str] | None:
+        """Return the helper's answer; None: the attempt was killed.
+
+        Raises EOFError if the helper ended, or did not answer in time.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "fovea.engine.grammar.trial"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONPATH": os.pathsep.join(sys.path), "RAYON_NUM_THREADS": "1"},
+                cwd="/",  # whose modules are imported, so not the folder in which the server was started
+                start_new_session=True,  # Ctrl-C in a terminal is for the server
+            )
+        source, sink = self._process.stdout, self._process.stdin
+        assert source is not None
+        assert sink is not None
+        sink.write(job)
+        sink.flush()
+        answered = select.poll()  # select.select takes no descriptors from 1024 on
+        answered.register(source, select.POLLIN)
+        line = source.readline() if answered.poll(1000 * ANSWER_S) else b""
+        if not line:
+            self.close()
+            raise EOFError("the process that tries them does not answer")
+        answer: dict[str, str] | None = json.loads(line)
+        return answer
 
 
 class GrammarTokenizer(Protocol):
@@ -190,83 +265,6 @@ class PlainTokens:
         if self._encode is None:
             return list(text if isinstance(text, bytes) else text.encode())
         return self._encode(text if isinstance(text, str) else text.decode())
-
-
-CPU_S = 0.2
-"""Most processor time of an attempt in seconds. It does not count while other processes run."""
-MEMORY = 512 * 1024 * 1024
-"""Most memory of an attempt beyond that of the helper, in bytes."""
-ANSWER_S = 10.0
-"""Longest time until the helper answers. Beyond it, the helper is restarted."""
-END = 256
-
-
-class Trial:
-    """The helper process, seen from the engine. For one thread. It is started on first use."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def check(self, form: AnswerFormat) -> None:
-        """Compile a form in a process of its own.
-
-        Raises InvalidRequest if it is not supported or costs too much, Unavailable if no process can be
-        started.
-        """
-        line = json.dumps(asdict(form)).encode() + b"\n"
-        try:
-            try:
-                answer = self._ask(line)
-            except EOFError:
-                answer = self._ask(line)  # the helper had ended, for whatever reason
-        except (OSError, EOFError) as error:
-            self.close()
-            raise Unavailable(f"answer formats cannot be checked: {error}", scope="request") from error
-        if answer is None:
-            raise InvalidRequest(
-                f"{form.kind}: it takes more than {CPU_S:g} seconds or {MEMORY >> 20} MiB to compile",
-                code="unsupported_format",
-            )
-        if "error" in answer:
-            raise InvalidRequest(answer["error"], code="unsupported_format")
-
-    def close(self) -> None:
-        """Stop the helper. A later check starts another."""
-        process, self._process = self._process, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # an attempt may be at work, too
-            process.communicate()
-
-    def _ask(self, job: bytes) -> dict[str, str] | None:
-        """Return the helper's answer; None: the attempt was killed.
-
-        Raises EOFError if the helper ended, or did not answer in time.
-        """
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fovea.engine.grammar.trial"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={"PYTHONPATH": os.pathsep.join(sys.path), "RAYON_NUM_THREADS": "1"},
-                cwd="/",  # whose modules are imported, so not the folder in which the server was started
-                start_new_session=True,  # Ctrl-C in a terminal is for the server
-            )
-        source, sink = self._process.stdout, self._process.stdin
-        assert source is not None
-        assert sink is not None
-        sink.write(job)
-        sink.flush()
-        answered = select.poll()  # select.select takes no descriptors from 1024 on
-        answered.register(source, select.POLLIN)
-        line = source.readline() if answered.poll(1000 * ANSWER_S) else b""
-        if not line:
-            self.close()
-            raise EOFError("the process that tries them does not answer")
-        answer: dict[str, str] | None = json.loads(line)
-        return answer
 
 
 def serve(source: IO[bytes], sink: IO[bytes]) -> None:

@@ -24,48 +24,6 @@ from fovea.engine.kv.hashing import PrefixNames
 from fovea.engine.kv.states import Checkpoints, StateSlots
 from fovea.engine.sequence import Sequence, StateWork
 
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The longest prefix of a sequence whose KV is available, in the pool or in host memory.
-
-    blocks: numbers of the cached blocks, from the start of the sequence on.
-    pending: id of the sequence that is computing or loading the next block now; None if there is none.
-    part: ("copy", block, rows) or ("load", slot, rows), whose first rows are the next rows of the sequence.
-    slots: numbers of the host slots that hold the blocks after `blocks`.
-    window_part: (block, rows) like `part`, in the pool of layers with a sliding window.
-    state: name of the checkpoint of the state after this prefix; None: there is none, or the model has no
-        states.
-    """
-
-    blocks: tuple[int, ...]
-    pending: str | None = None
-    part: tuple[Literal["copy", "load"], int, int] | None = None
-    slots: tuple[int, ...] = ()
-    window_part: tuple[int, int] | None = None
-    state: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A copy of the first `rows` rows of one KV block.
-
-    kind: "copy" from block to block, "save" from a block to a host slot, "load" from a host slot to a block.
-    source: number of the block or slot to read.
-    target: number of the block or slot to write.
-    rows: how many rows are copied, from the first on.
-    owner: id of the sequence that needs the rows; empty for saves.
-    windowed: the blocks are those of layers with a sliding window.
-    """
-
-    kind: Literal["copy", "save", "load"]
-    source: int
-    target: int
-    rows: int
-    owner: str = ""
-    windowed: bool = False
-
-
 Part = tuple[Literal["copy", "load"], int, int]
 """The source of the first rows of a block, see `PrefixMatch.part`."""
 
@@ -464,3 +422,44 @@ class KVManager:
         expected = {(name, owner) for owner, names in self._expected.items() for name in names}
         if expected != set(self._pending.items()):
             raise RuntimeError("the names expected from each sequence and the pending prefixes do not agree")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest prefix of a sequence whose KV is available, in the pool or in host memory.
+
+    blocks: numbers of the cached blocks, from the start of the sequence on.
+    pending: id of the sequence that is computing or loading the next block now; None if there is none.
+    part: ("copy", block, rows) or ("load", slot, rows), whose first rows are the next rows of the sequence.
+    slots: numbers of the host slots that hold the blocks after `blocks`.
+    window_part: (block, rows) like `part`, in the pool of layers with a sliding window.
+    state: name of the checkpoint of the state after this prefix; None: there is none, or the model has no
+        states.
+    """
+
+    blocks: tuple[int, ...]
+    pending: str | None = None
+    part: tuple[Literal["copy", "load"], int, int] | None = None
+    slots: tuple[int, ...] = ()
+    window_part: tuple[int, int] | None = None
+    state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A copy of the first `rows` rows of one KV block.
+
+    kind: "copy" from block to block, "save" from a block to a host slot, "load" from a host slot to a block.
+    source: number of the block or slot to read.
+    target: number of the block or slot to write.
+    rows: how many rows are copied, from the first on.
+    owner: id of the sequence that needs the rows; empty for saves.
+    windowed: the blocks are those of layers with a sliding window.
+    """
+
+    kind: Literal["copy", "save", "load"]
+    source: int
+    target: int
+    rows: int
+    owner: str = ""
+    windowed: bool = False

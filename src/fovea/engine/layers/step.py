@@ -16,6 +16,39 @@ States = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """Everything that layers read beside their rows.
+
+    angles: for each of the decoder's rotary positions cos and sin, (T, 1, rotated numbers) float32.
+    plan: the work of the step.
+    memory: keys, values and states.
+    query_scale: (T, 1, 1), scale of each row's queries; None: 1 for all rows.
+    per_layer: (T, layers, width), per-layer embeddings of each row; None: the decoder has none.
+    images: the rows that see image states, in order; other rows see none.
+    """
+
+    angles: tuple[tuple[Tensor, Tensor], ...]
+    plan: DecoderPlan
+    memory: DecoderMemory
+    query_scale: Tensor | None = None
+    per_layer: Tensor | None = None
+    images: tuple[ImageRows, ...] = ()
+
+    def of_read_rows(self, rows: Tensor) -> Step:
+        """Return the input of layers that compute only some rows.
+
+        rows: numbers of these rows, those that `plan.read` was made for.
+        """
+        return replace(
+            self,
+            angles=tuple((cos[rows], sin[rows]) for cos, sin in self.angles),
+            plan=DecoderPlan(self.plan.read),
+            query_scale=None if self.query_scale is None else self.query_scale[rows],
+            per_layer=None if self.per_layer is None else self.per_layer[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderMemory:
     """Keys, values and states of all sequences.
 
@@ -109,36 +142,3 @@ class ImageRows:
     rows: Tensor
     plan: AttentionPlan
     keys_values: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Everything that layers read beside their rows.
-
-    angles: for each of the decoder's rotary positions cos and sin, (T, 1, rotated numbers) float32.
-    plan: the work of the step.
-    memory: keys, values and states.
-    query_scale: (T, 1, 1), scale of each row's queries; None: 1 for all rows.
-    per_layer: (T, layers, width), per-layer embeddings of each row; None: the decoder has none.
-    images: the rows that see image states, in order; other rows see none.
-    """
-
-    angles: tuple[tuple[Tensor, Tensor], ...]
-    plan: DecoderPlan
-    memory: DecoderMemory
-    query_scale: Tensor | None = None
-    per_layer: Tensor | None = None
-    images: tuple[ImageRows, ...] = ()
-
-    def of_read_rows(self, rows: Tensor) -> Step:
-        """Return the input of layers that compute only some rows.
-
-        rows: numbers of these rows, those that `plan.read` was made for.
-        """
-        return replace(
-            self,
-            angles=tuple((cos[rows], sin[rows]) for cos, sin in self.angles),
-            plan=DecoderPlan(self.plan.read),
-            query_scale=None if self.query_scale is None else self.query_scale[rows],
-            per_layer=None if self.per_layer is None else self.per_layer[rows],
-        )

@@ -33,6 +33,9 @@ from fovea.kernels.choose import secure_torch_cache
 from fovea.kernels.native.build import compiler
 
 Rowwise = Callable[..., Tensor]
+log = logging.getLogger("fovea.engine")
+ENGINES_FOLDER = "fovea-engines"
+"""Name of the folder of built encoders beside a checkpoint's files."""
 
 
 def check_compile(modes: CompileModes, kernels: Kernels, quantization: str) -> None:
@@ -90,11 +93,6 @@ def _compile(method: Rowwise, mode: str, device: torch.device) -> Rowwise:
         return fast(*rows).clone()
 
     return apply
-
-
-log = logging.getLogger("fovea.engine")
-ENGINES_FOLDER = "fovea-engines"
-"""Name of the folder of built encoders beside a checkpoint's files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,63 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^model\.(embed_tokens|layers|norm)\.", r"decoder.\1."),
     )
 )
-
 ALWAYS_IGNORED = (r"\.inv_freq$", r"\.position_ids$")
 """Regular expressions of canonical names that no model loads."""
+NOTHING_FUSED: Mapping[str, FusedTensor] = MappingProxyType({})
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types of tensors that are loaded, by the file format's names."""
+_EXPERT = re.compile(r"^(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight$", re.ASCII)
+_LONGEST_NAME = 300
+Shape = tuple[int, ...]
+Kind = Literal["unknown", "missing", "repeated", "dtype", "shape"]
+
+
+def assign(
+    files: Iterable[tuple[str, Sequence[TensorEntry]]],
+    targets: Mapping[str, Shape],
+    ignored: Iterable[str] = (),
+    renames: Iterable[tuple[str, str]] = (),
+    fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
+) -> Assignment:
+    """Decide for every tensor of the files which targets it fills.
+
+    files: name and tensors of each file.
+    targets: canonical name and shape of every tensor that a checkpoint must contain.
+    ignored: regular expressions of canonical names that are skipped.
+    renames: regular expressions and replacements, see `canonical`.
+    fused: tensors of the files that may hold the rows of several targets, by canonical name.
+    """
+    unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
+    rules = [(re.compile(pattern), replacement) for pattern, replacement in renames]
+    table = _Table(targets)
+    fills: list[Fill] = []
+    problems: list[Problem] = []
+    skipped: list[TensorEntry] = []
+    for number, (file, entries) in enumerate(files):
+        for entry in entries:
+            name = canonical(entry.name, rules)
+            whole = fused.get(name)
+            parts = [name] if whole is None else [part for part, _ in whole.parts]
+            if any(table.is_taken(part) for part in parts):
+                problems.append(Problem("repeated", entry.name, "is there a second time", file))
+                continue
+            found = [table.find(part) for part in parts]
+            pieces = tuple(piece for piece in found if piece is not None)
+            if len(pieces) < len(parts):
+                if any(pattern.search(name) for pattern in unneeded):
+                    skipped.append(entry)
+                else:
+                    problems.append(Problem("unknown", entry.name, "is not part of this architecture", file))
+                continue
+            table.take(parts, pieces)
+            expected = pieces[0].shape if whole is None else (whole.rows, *pieces[0].shape[1:])
+            problem = _mismatch(entry, expected, file)
+            if problem is None:
+                fills.append(Fill(number, entry, pieces, whole, _is_transposed(entry, expected)))
+            else:
+                problems.append(problem)
+    problems += [Problem("missing", name, "is missing") for name in table.incomplete]
+    return Assignment(tuple(fills), tuple(problems), tuple(skipped))
 
 
 def canonical(name: str, renames: Iterable[tuple[re.Pattern[str], str]] = ()) -> str:
@@ -97,16 +151,6 @@ class FusedTensor:
         for name, size in self.parts:
             yield name, groups[:, row : row + size].reshape(-1, *shape)
             row += size
-
-
-NOTHING_FUSED: Mapping[str, FusedTensor] = MappingProxyType({})
-FLOATS = ("F64", "F32", "F16", "BF16")
-"""Types of tensors that are loaded, by the file format's names."""
-_EXPERT = re.compile(r"^(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight$", re.ASCII)
-_LONGEST_NAME = 300
-
-Shape = tuple[int, ...]
-Kind = Literal["unknown", "missing", "repeated", "dtype", "shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,54 +244,6 @@ class Assignment:
     def missing(self) -> list[str]:
         """Canonical names of the targets that no file fills, or not completely."""
         return [problem.name for problem in self.problems if problem.kind == "missing"]
-
-
-def assign(
-    files: Iterable[tuple[str, Sequence[TensorEntry]]],
-    targets: Mapping[str, Shape],
-    ignored: Iterable[str] = (),
-    renames: Iterable[tuple[str, str]] = (),
-    fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
-) -> Assignment:
-    """Decide for every tensor of the files which targets it fills.
-
-    files: name and tensors of each file.
-    targets: canonical name and shape of every tensor that a checkpoint must contain.
-    ignored: regular expressions of canonical names that are skipped.
-    renames: regular expressions and replacements, see `canonical`.
-    fused: tensors of the files that may hold the rows of several targets, by canonical name.
-    """
-    unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
-    rules = [(re.compile(pattern), replacement) for pattern, replacement in renames]
-    table = _Table(targets)
-    fills: list[Fill] = []
-    problems: list[Problem] = []
-    skipped: list[TensorEntry] = []
-    for number, (file, entries) in enumerate(files):
-        for entry in entries:
-            name = canonical(entry.name, rules)
-            whole = fused.get(name)
-            parts = [name] if whole is None else [part for part, _ in whole.parts]
-            if any(table.is_taken(part) for part in parts):
-                problems.append(Problem("repeated", entry.name, "is there a second time", file))
-                continue
-            found = [table.find(part) for part in parts]
-            pieces = tuple(piece for piece in found if piece is not None)
-            if len(pieces) < len(parts):
-                if any(pattern.search(name) for pattern in unneeded):
-                    skipped.append(entry)
-                else:
-                    problems.append(Problem("unknown", entry.name, "is not part of this architecture", file))
-                continue
-            table.take(parts, pieces)
-            expected = pieces[0].shape if whole is None else (whole.rows, *pieces[0].shape[1:])
-            problem = _mismatch(entry, expected, file)
-            if problem is None:
-                fills.append(Fill(number, entry, pieces, whole, _is_transposed(entry, expected)))
-            else:
-                problems.append(problem)
-    problems += [Problem("missing", name, "is missing") for name in table.incomplete]
-    return Assignment(tuple(fills), tuple(problems), tuple(skipped))
 
 
 class _Table:

@@ -32,6 +32,70 @@ from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, FusedTe
 from fovea.kernels.base import Kernels
 from fovea.kernels.quantize import FP8, INT4, INT8, Format
 
+Head = dict[str, NDArray[np.float32]]
+PATH = Path("fovea") / "relevance.safetensors"
+"""Path of the head, relative to the checkpoint's folder."""
+LAYERS = ("image", "words", "query", "hidden", "coupling")
+"""Layers that every head has; others are those of its optional networks."""
+MOST_BYTES = 64 << 20
+"""Largest file of a head, in bytes; heads have less than one MiB."""
+OLD_NAME = "relevance.safetensors"
+"""File name of the head in older versions, beside the weights. It is still read, but never as weights."""
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+ORIGINAL_NAME = "consolidated"
+"""Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
+MAX_HEADER = 100 * 1024 * 1024
+"""Largest header of a safetensors file that is read, in bytes."""
+
+
+def load_weights(
+    files: Iterable[Path],
+    targets: Iterator[tuple[str, Tensor]],
+    ignored: Iterable[str] = (),
+    on_filled: Callable[[str], None] = lambda name: None,
+    renames: Iterable[tuple[str, str]] = (),
+    fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
+) -> int:
+    """Fill every target from the files, and return the number of bytes read.
+
+    All headers are read first, so that a checkpoint that does not fit is refused before its weights are read.
+
+    targets: canonical name and storage of every tensor.
+    ignored, renames, fused: see `targets.assign`.
+    on_filled: called with each target's name when its tensor is loaded; it may use the storage for something
+        else.
+
+    Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
+    float.
+    """
+    paths, storage = list(files), dict(targets)
+    headers = [read_entries(path) for path in paths]
+    named = [(str(path), entries) for path, (entries, _) in zip(paths, headers, strict=True)]
+    shapes = {name: tuple(tensor.shape) for name, tensor in storage.items()}
+    assignment = assign(named, shapes, ignored, renames, fused)
+    expect_complete(assignment)
+    missing = Counter(piece.target for fill in assignment.fills for piece in fill.pieces)
+    total = 0
+    for number, fills in groupby(assignment.fills, key=lambda fill: fill.file):
+        path, begin = paths[number], headers[number][1]
+        with path.open("rb") as file:
+            for fill in fills:
+                views = [piece.of(storage[piece.target]) for piece in fill.pieces]
+                _fill(views, fill, _Source(file, begin, path))
+                del views  # a target that is filled must be free to give its memory back
+                total += fill.entry.stop - fill.entry.start
+                for piece in fill.pieces:
+                    missing[piece.target] -= 1
+                    if not missing[piece.target]:
+                        del storage[piece.target]
+                        on_filled(piece.target)
+    return total
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -119,17 +183,6 @@ class Packer:
         layer.pack(self._kernels, self._formats[layer])
 
 
-Head = dict[str, NDArray[np.float32]]
-PATH = Path("fovea") / "relevance.safetensors"
-"""Path of the head, relative to the checkpoint's folder."""
-LAYERS = ("image", "words", "query", "hidden", "coupling")
-"""Layers that every head has; others are those of its optional networks."""
-MOST_BYTES = 64 << 20
-"""Largest file of a head, in bytes; heads have less than one MiB."""
-OLD_NAME = "relevance.safetensors"
-"""File name of the head in older versions, beside the weights. It is still read, but never as weights."""
-
-
 def read_head(folder: Path, width: int | None = None) -> Head | None:
     """Read the head of the checkpoint in `folder`. Returns None if there is none.
 
@@ -189,18 +242,6 @@ def head_digest(head: Mapping[str, NDArray[np.float32]] | None) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
-ORIGINAL_NAME = "consolidated"
-"""Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
-MAX_HEADER = 100 * 1024 * 1024
-"""Largest header of a safetensors file that is read, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,50 +344,6 @@ def _entry(name: str, item: dict[str, Any]) -> TensorEntry:
     if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
         raise ValueError(f"tensor {name!r} has no usable type, shape or place")
     return TensorEntry(name, dtype, tuple(shape), start, stop)
-
-
-def load_weights(
-    files: Iterable[Path],
-    targets: Iterator[tuple[str, Tensor]],
-    ignored: Iterable[str] = (),
-    on_filled: Callable[[str], None] = lambda name: None,
-    renames: Iterable[tuple[str, str]] = (),
-    fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
-) -> int:
-    """Fill every target from the files, and return the number of bytes read.
-
-    All headers are read first, so that a checkpoint that does not fit is refused before its weights are read.
-
-    targets: canonical name and storage of every tensor.
-    ignored, renames, fused: see `targets.assign`.
-    on_filled: called with each target's name when its tensor is loaded; it may use the storage for something
-        else.
-
-    Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
-    float.
-    """
-    paths, storage = list(files), dict(targets)
-    headers = [read_entries(path) for path in paths]
-    named = [(str(path), entries) for path, (entries, _) in zip(paths, headers, strict=True)]
-    shapes = {name: tuple(tensor.shape) for name, tensor in storage.items()}
-    assignment = assign(named, shapes, ignored, renames, fused)
-    expect_complete(assignment)
-    missing = Counter(piece.target for fill in assignment.fills for piece in fill.pieces)
-    total = 0
-    for number, fills in groupby(assignment.fills, key=lambda fill: fill.file):
-        path, begin = paths[number], headers[number][1]
-        with path.open("rb") as file:
-            for fill in fills:
-                views = [piece.of(storage[piece.target]) for piece in fill.pieces]
-                _fill(views, fill, _Source(file, begin, path))
-                del views  # a target that is filled must be free to give its memory back
-                total += fill.entry.stop - fill.entry.start
-                for piece in fill.pieces:
-                    missing[piece.target] -= 1
-                    if not missing[piece.target]:
-                        del storage[piece.target]
-                        on_filled(piece.target)
-    return total
 
 
 def expect_complete(assignment: Assignment) -> None:

@@ -27,6 +27,30 @@ from fovea.engine.reduce.base import (
 from fovea.engine.vision.encoding import cuts
 from fovea.engine.visual_budget.methods import find_method
 
+PIVOTS = 4
+"""Number of pivots of the image, and of the words."""
+MAX_COMPARED, BAND = 1536, 512
+"""Largest number of tokens that are all compared with each other, and tokens per band if there are more."""
+DISTANCE = 2.0
+"""Standard deviation of P, in cells: tokens much farther apart than this do not count as similar."""
+NOISE = 1e-5
+"""Residuals below this share of the largest token count as rounding noise of float32."""
+CONTEXTUAL = 10, 64
+"""Number of contextual tokens, and the number of kept tokens that contain them."""
+MERGE_SHARE = 1 / 8
+"""Largest share of the tokens that one round merges."""
+
+
+def reducer(name: str) -> Reducer:
+    """Return the implementation of a method.
+
+    Raises InvalidRequest for an unknown method, EngineError for one that does not reduce encoded tokens.
+    """
+    known = find_method(name)
+    if known.kind != "encoder":
+        raise EngineError(f"{name} works before the encoder, so it does not reduce encoded tokens")
+    return Reducer(known, _FUNCTIONS[name])
+
 
 def choose_uniform(image: ReductionInput, keep: int) -> ReducedTokens:
     return pick_tokens(image, torch.tensor(spread_cells(*image.grid, keep), device=image.embeds.device))
@@ -52,10 +76,6 @@ def choose_random(image: ReductionInput, keep: int) -> ReducedTokens:
     """Draw with Python's generator: it hashes the seed with SHA-512, so all machines draw the same tokens."""
     numbers = Random(f"visual tokens {image.seed}").sample(range(image.count), keep)
     return pick_tokens(image, torch.tensor(numbers, device=image.embeds.device))
-
-
-PIVOTS = 4
-"""Number of pivots of the image, and of the words."""
 
 
 def choose_dart(image: ReductionInput, keep: int) -> ReducedTokens:
@@ -117,14 +137,6 @@ def choose_distinct(states: Tensor, norms: Tensor, words: Tensor, keep: int) -> 
         cosines[:, choice] = torch.inf
         choices.append(choice)
     return torch.cat(choices)
-
-
-MAX_COMPARED, BAND = 1536, 512
-"""Largest number of tokens that are all compared with each other, and tokens per band if there are more."""
-DISTANCE = 2.0
-"""Standard deviation of P, in cells: tokens much farther apart than this do not count as similar."""
-NOISE = 1e-5
-"""Residuals below this share of the largest token count as rounding noise of float32."""
 
 
 def choose_dpp(image: ReductionInput, keep: int) -> ReducedTokens:
@@ -258,10 +270,6 @@ def choose_greedily(kernel: Tensor, keep: int) -> Tensor:
     return torch.tensor(chosen, device=kernel.device)
 
 
-CONTEXTUAL = 10, 64
-"""Number of contextual tokens, and the number of kept tokens that contain them."""
-
-
 def choose_visionzip(image: ReductionInput, keep: int) -> ReducedTokens:
     """VisionZip (arXiv 2412.04467): keep the tokens that the encoder attends to, and merge the rest.
 
@@ -288,10 +296,6 @@ def choose_visionzip(image: ReductionInput, keep: int) -> ReducedTokens:
         nearest = (keys[others] @ keys[targets].T).argmax(1)
         members[others] = members[targets][nearest]
     return merge_tokens(image, index, members)
-
-
-MERGE_SHARE = 1 / 8
-"""Largest share of the tokens that one round merges."""
 
 
 def choose_tome(image: ReductionInput, keep: int) -> ReducedTokens:
@@ -371,14 +375,3 @@ _FUNCTIONS: Mapping[str, ReduceFunction] = MappingProxyType(
         "fastv": choose_fastv,
     }
 )
-
-
-def reducer(name: str) -> Reducer:
-    """Return the implementation of a method.
-
-    Raises InvalidRequest for an unknown method, EngineError for one that does not reduce encoded tokens.
-    """
-    known = find_method(name)
-    if known.kind != "encoder":
-        raise EngineError(f"{name} works before the encoder, so it does not reduce encoded tokens")
-    return Reducer(known, _FUNCTIONS[name])

@@ -38,63 +38,10 @@ from fovea.kernels.attention import AttentionPlan, Chunk
 
 QUERY_ROWS = 512
 """Queries whose attention is computed at once."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Taps:
-    """Attention and keys of visual tokens, in raster order and float32.
-
-    attention: (N,), attention that a token's patches received, mean over the patches. For a patch it is the
-        mean over heads and over all queries of the frame, so that the patches of a frame sum to 1.
-    keys: (N, head_dim), mean over heads and over a token's patches. They are not rotated, so that tokens that
-        look similar have similar keys, whatever their places.
-    """
-
-    attention: Tensor
-    keys: Tensor
-
-
-@torch.inference_mode()
-def encoder_taps(tower: AnySizeTower, patches: Tensor, grid: tuple[int, int, int]) -> Taps:
-    """Compute the taps of one image. patches, grid: as for `AnySizeTower.slices`."""
-    tapped = tower.tap(patches, grid)
-    frames = zip(tapped.query.chunk(grid[0]), tapped.key.chunk(grid[0]), strict=True)
-    by_patch = torch.cat([_tower_attention(query, key) for query, key in frames])
-    # Whatever the tower's order of tokens is, the patches of a token are neighbours.
-    attention, keys = (
-        rows.view(-1, tower.merge**2, *rows.shape[1:]).mean(1) for rows in (by_patch, tapped.plain_key)
-    )
-    if tapped.back is not None:
-        attention, keys = attention[tapped.back], keys[tapped.back]
-    return Taps(attention, keys)
-
-
-def _tower_attention(query: Tensor, key: Tensor) -> Tensor:
-    """Mean attention that each key of one frame receives from all queries, over all heads, (T,) float32.
-
-    It is computed for some rows of one head at a time, since the whole table of a large image does not fit
-    into memory.
-
-    query, key: (T, heads, d).
-    """
-    count, heads, dim = query.shape
-    total = torch.zeros(count, device=query.device)
-    for head in range(heads):
-        keys = key[:, head].float().T * dim**-0.5
-        for rows in cuts(count, QUERY_ROWS):
-            total += (query[rows, head].float() @ keys).softmax(-1).sum(0)
-    return total / (count * heads)
-
-
 LAYERS = 2
 """Number of layers of a probe."""
 BLOCK = 16
 """Tokens per block of the probe's own KV."""
-
-
-def probe_modules(model: VisionLanguageModel) -> list[nn.Module]:
-    """Decoder modules that decide which visual tokens are kept: embedding table and layers of a probe."""
-    return [model.decoder.embed_tokens, *islice(model.decoder.layers, LAYERS)]
 
 
 @torch.inference_mode()
@@ -140,6 +87,57 @@ def run_probe(
     keys = kv.flatten(0, 1)[:length, 0]
     scores = _decoder_attention(layer, last, kv, keys, step)[start : start + count]
     return Probe(decoder.norm(x), keys, scores, start)
+
+
+@torch.inference_mode()
+def encoder_taps(tower: AnySizeTower, patches: Tensor, grid: tuple[int, int, int]) -> Taps:
+    """Compute the taps of one image. patches, grid: as for `AnySizeTower.slices`."""
+    tapped = tower.tap(patches, grid)
+    frames = zip(tapped.query.chunk(grid[0]), tapped.key.chunk(grid[0]), strict=True)
+    by_patch = torch.cat([_tower_attention(query, key) for query, key in frames])
+    # Whatever the tower's order of tokens is, the patches of a token are neighbours.
+    attention, keys = (
+        rows.view(-1, tower.merge**2, *rows.shape[1:]).mean(1) for rows in (by_patch, tapped.plain_key)
+    )
+    if tapped.back is not None:
+        attention, keys = attention[tapped.back], keys[tapped.back]
+    return Taps(attention, keys)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taps:
+    """Attention and keys of visual tokens, in raster order and float32.
+
+    attention: (N,), attention that a token's patches received, mean over the patches. For a patch it is the
+        mean over heads and over all queries of the frame, so that the patches of a frame sum to 1.
+    keys: (N, head_dim), mean over heads and over a token's patches. They are not rotated, so that tokens that
+        look similar have similar keys, whatever their places.
+    """
+
+    attention: Tensor
+    keys: Tensor
+
+
+def _tower_attention(query: Tensor, key: Tensor) -> Tensor:
+    """Mean attention that each key of one frame receives from all queries, over all heads, (T,) float32.
+
+    It is computed for some rows of one head at a time, since the whole table of a large image does not fit
+    into memory.
+
+    query, key: (T, heads, d).
+    """
+    count, heads, dim = query.shape
+    total = torch.zeros(count, device=query.device)
+    for head in range(heads):
+        keys = key[:, head].float().T * dim**-0.5
+        for rows in cuts(count, QUERY_ROWS):
+            total += (query[rows, head].float() @ keys).softmax(-1).sum(0)
+    return total / (count * heads)
+
+
+def probe_modules(model: VisionLanguageModel) -> list[nn.Module]:
+    """Decoder modules that decide which visual tokens are kept: embedding table and layers of a probe."""
+    return [model.decoder.embed_tokens, *islice(model.decoder.layers, LAYERS)]
 
 
 def _memory(decoder: Decoder, blocks: int, x: Tensor) -> DecoderMemory:

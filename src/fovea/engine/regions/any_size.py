@@ -135,97 +135,6 @@ class RelevanceModel:
 Pixels = NDArray[np.uint8]
 MAX_NAMES = 8192
 """Names of so many recent views are remembered, so that their pixels are not needed to compute them again."""
-
-
-@dataclass(slots=True, eq=False)
-class Piece:
-    """A view of an image, with its pixels and its name in the region cache.
-
-    grid: rows and columns of the image's full grid, in tokens.
-    relevance: relevance of the view's region, in [0, 1].
-    name: key in the region cache.
-    pixels: the view's pixels, (height, width, 3); None: not cut out yet.
-    """
-
-    image: ProcessedImage
-    grid: Shape
-    view: View
-    relevance: float
-    name: str
-    pixels: Pixels | None
-
-
-class Cutter:
-    """Cuts views out of images and names them. Not thread-safe."""
-
-    def __init__(self, processor: AnySizeProcessor, *, crop_invariant: bool) -> None:
-        """crop_invariant: whether a crop's output is independent of its place in the image, in this tower."""
-        self._processor = processor
-        self._crop_invariant = crop_invariant
-        self._names: OrderedDict[tuple[str, object, Shape], str] = OrderedDict()
-
-    def piece(self, image: ProcessedImage, grid: Shape, view: View, relevance: float) -> Piece:
-        """Make the piece of a view.
-
-        The name depends on the pixels, and on the place if the tower's output does. Names are remembered, so
-        a further question about an image needs no pixels.
-
-        grid: rows and columns of the image's full grid, in tokens.
-        relevance: relevance of the view's region, in [0, 1].
-        """
-        assert image.plan.reduction is not None
-        name, pixels = self.cached_name(image, view), None
-        if name is None:
-            pixels = self._cut(image, view)
-            name = self._make_name(pixels, grid, view, image.plan.reduction.salt)
-            if len(self._names) >= MAX_NAMES:
-                self._names.popitem(last=False)
-            self._names[image.plan.reduction.whole_key, view.region, view.shape] = name
-        return Piece(image, grid, view, relevance, name, pixels)
-
-    def cached_name(self, image: ProcessedImage, view: View) -> str | None:
-        """A view's name if it is remembered, else None."""
-        assert image.plan.reduction is not None
-        key = image.plan.reduction.whole_key, view.region, view.shape
-        name = self._names.get(key)
-        if name is not None:
-            self._names.move_to_end(key)
-        return name
-
-    def cut(self, piece: Piece) -> Pixels:
-        """The piece's pixels, (height, width, 3). They are cut out at the first call."""
-        if piece.pixels is None:
-            piece.pixels = self._cut(piece.image, piece.view)
-        return piece.pixels
-
-    def patches(self, piece: Piece) -> NDArray[Any]:
-        """The tower's input of a piece, (patches, values)."""
-        return self._processor.patches(self.cut(piece))
-
-    def _cut(self, image: ProcessedImage, view: View) -> Pixels:
-        side, region = self._processor.factor, view.region
-        part = image.arrays["rgb"][
-            region.row * side : (region.row + region.rows) * side,
-            region.column * side : (region.column + region.columns) * side,
-        ]
-        part = np.ascontiguousarray(part)
-        if view.native:
-            return part
-        size = view.shape[0] * side, view.shape[1] * side
-        return resize(part, *size, self._processor.resample)
-
-    def _make_name(self, pixels: Pixels, grid: Shape, view: View, salt: str) -> str:
-        """Return the name of a view in the region cache.
-
-        The salt is part of the name, so no tenant finds another's regions. So is the place, for towers with
-        learned positions.
-        """
-        digest = hashlib.sha256(salt.encode() + b"\x00")
-        digest.update(pixels.data)
-        place = "" if self._crop_invariant else f"{view.region} of {grid}"
-        return f"{digest.hexdigest()} {view.shape} {place}"
-
-
 Array = NDArray[np.float32]
 LOOKAHEAD_IMAGES = 4
 """At most so many of the next images are examined for views that fill up a batch.
@@ -234,20 +143,6 @@ Each takes some milliseconds.
 """
 MAX_BATCH_PATCHES = 4096
 """Most patches in one pass of the tower, so that a batch of views needs no more memory than a large image."""
-
-
-@dataclass(frozen=True, slots=True)
-class _SurveyedImage:
-    """An image with its survey, its tensions and its first view, before anything is encoded.
-
-    first: the view of the whole image.
-    """
-
-    image: ProcessedImage
-    reduction: Reduction
-    survey: Survey
-    tensions: Tensions
-    first: View
 
 
 class AnySizeRegionEncoder:
@@ -414,6 +309,195 @@ class AnySizeRegionEncoder:
         else:
             pieces = self._region_pieces(surveyed, self._realize(surveyed, first), shape)
         return [piece for piece in pieces if self.regions.peek(piece.name) is None]
+
+
+class RelevanceModel:
+    """Chooses the views of an image by relevance, with one model's word embeddings and head.
+
+    For one thread, except `recent_realization`.
+    """
+
+    def __init__(self, words: WordEmbeddings, head: Mapping[str, FloatArray] | None = None) -> None:
+        """words: gives the embeddings of the question's token ids.
+
+        head: weights of the relevance head trained for this model, by name; None: there is none.
+        """
+        self._embed = words
+        self._head = head
+        self._balancer = Balancer(head)
+        self._realizations: OrderedDict[str, Realization] = OrderedDict()
+
+    def tensions(self, survey: Survey, reduction: Reduction, total: int) -> Tensions:
+        """The tensions for an image, from question, survey and load; no encoder output is needed.
+
+        total: tokens to be chosen.
+        """
+        words = self._word_embeddings(reduction) if self._balancer.learns_tensions else None
+        pooled = None if words is None else coupling.normalize(words).mean(0)
+        tensions = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
+        return tensions.under(reduction.load)
+
+    def realize(
+        self,
+        survey: Survey,
+        reduction: Reduction,
+        total: int,
+        tensions: Tensions,
+        participatory: Map,
+        choose: Chooser,
+    ) -> Realization:
+        """Decide which views of an image are encoded, and remember the decision under the reduction's key.
+
+        total: tokens to be chosen.
+        participatory: from `couple`.
+        choose: lays out the image.
+        """
+        realization = realize(
+            survey, participatory, total, tensions=tensions, balancer=self._balancer, choose=choose
+        )
+        self._remember(reduction.key, realization)
+        return realization
+
+    def couple(self, survey: Survey, reduction: Reduction, shape: Shape, embeds: Tensor) -> Map:
+        """The coupling of each cell to the question, (rows, columns).
+
+        shape, embeds: a view of the whole image, and its features (tokens, D); they are used if there are
+            words.
+        """
+        words = self._word_embeddings(reduction)
+        if words is None:
+            return survey.keyword_map(reduction.question)
+        features = embeds.float().cpu().numpy()
+        if self._head is None:
+            keywords = survey.keyword_map(reduction.question)
+            return coupling.couple_without_head(features, words, shape, keywords)
+        return coupling.resample(coupling.couple(self._head, features, words), shape, survey.grid)
+
+    def recent_realization(self, key: str) -> Realization | None:
+        """The realization of the image with this key, if it is remembered. Thread-safe."""
+        return self._realizations.get(key)
+
+    def reuse_realization(self, key: str) -> Realization | None:
+        """Return the realization with this key, if it is remembered, and make it the most recent one."""
+        realization = self._realizations.get(key)
+        if realization is not None:
+            self._remember(key, realization)
+        return realization
+
+    def _word_embeddings(self, reduction: Reduction) -> FloatArray | None:
+        if not reduction.word_ids:
+            return None
+        rows: FloatArray = self._embed(reduction.word_ids).float().cpu().numpy()
+        return rows
+
+    def _remember(self, key: str, realization: Realization) -> None:
+        self._realizations[key] = realization
+        self._realizations.move_to_end(key)
+        while len(self._realizations) > MAX_REALIZATIONS:
+            self._realizations.popitem(last=False)
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A view of an image, with its pixels and its name in the region cache.
+
+    grid: rows and columns of the image's full grid, in tokens.
+    relevance: relevance of the view's region, in [0, 1].
+    name: key in the region cache.
+    pixels: the view's pixels, (height, width, 3); None: not cut out yet.
+    """
+
+    image: ProcessedImage
+    grid: Shape
+    view: View
+    relevance: float
+    name: str
+    pixels: Pixels | None
+
+
+class Cutter:
+    """Cuts views out of images and names them. Not thread-safe."""
+
+    def __init__(self, processor: AnySizeProcessor, *, crop_invariant: bool) -> None:
+        """crop_invariant: whether a crop's output is independent of its place in the image, in this tower."""
+        self._processor = processor
+        self._crop_invariant = crop_invariant
+        self._names: OrderedDict[tuple[str, object, Shape], str] = OrderedDict()
+
+    def piece(self, image: ProcessedImage, grid: Shape, view: View, relevance: float) -> Piece:
+        """Make the piece of a view.
+
+        The name depends on the pixels, and on the place if the tower's output does. Names are remembered, so
+        a further question about an image needs no pixels.
+
+        grid: rows and columns of the image's full grid, in tokens.
+        relevance: relevance of the view's region, in [0, 1].
+        """
+        assert image.plan.reduction is not None
+        name, pixels = self.cached_name(image, view), None
+        if name is None:
+            pixels = self._cut(image, view)
+            name = self._make_name(pixels, grid, view, image.plan.reduction.salt)
+            if len(self._names) >= MAX_NAMES:
+                self._names.popitem(last=False)
+            self._names[image.plan.reduction.whole_key, view.region, view.shape] = name
+        return Piece(image, grid, view, relevance, name, pixels)
+
+    def cached_name(self, image: ProcessedImage, view: View) -> str | None:
+        """A view's name if it is remembered, else None."""
+        assert image.plan.reduction is not None
+        key = image.plan.reduction.whole_key, view.region, view.shape
+        name = self._names.get(key)
+        if name is not None:
+            self._names.move_to_end(key)
+        return name
+
+    def cut(self, piece: Piece) -> Pixels:
+        """The piece's pixels, (height, width, 3). They are cut out at the first call."""
+        if piece.pixels is None:
+            piece.pixels = self._cut(piece.image, piece.view)
+        return piece.pixels
+
+    def patches(self, piece: Piece) -> NDArray[Any]:
+        """The tower's input of a piece, (patches, values)."""
+        return self._processor.patches(self.cut(piece))
+
+    def _cut(self, image: ProcessedImage, view: View) -> Pixels:
+        side, region = self._processor.factor, view.region
+        part = image.arrays["rgb"][
+            region.row * side : (region.row + region.rows) * side,
+            region.column * side : (region.column + region.columns) * side,
+        ]
+        part = np.ascontiguousarray(part)
+        if view.native:
+            return part
+        size = view.shape[0] * side, view.shape[1] * side
+        return resize(part, *size, self._processor.resample)
+
+    def _make_name(self, pixels: Pixels, grid: Shape, view: View, salt: str) -> str:
+        """Return the name of a view in the region cache.
+
+        The salt is part of the name, so no tenant finds another's regions. So is the place, for towers with
+        learned positions.
+        """
+        digest = hashlib.sha256(salt.encode() + b"\x00")
+        digest.update(pixels.data)
+        place = "" if self._crop_invariant else f"{view.region} of {grid}"
+        return f"{digest.hexdigest()} {view.shape} {place}"
+
+
+@dataclass(frozen=True, slots=True)
+class _SurveyedImage:
+    """An image with its survey, its tensions and its first view, before anything is encoded.
+
+    first: the view of the whole image.
+    """
+
+    image: ProcessedImage
+    reduction: Reduction
+    survey: Survey
+    tensions: Tensions
+    first: View
 
 
 def attend_with_diversity(

@@ -215,6 +215,7 @@ class FirstTokenGate:
         in time.
     refused: number of requests that were refused because their first token would have been late.
     degraded: number of requests that entered with less detail for that reason.
+    target_s: the target in seconds; 0: none.
     """
 
     def __init__(self, first_tokens: FirstTokens, settings: ScheduleSettings) -> None:
@@ -224,7 +225,7 @@ class FirstTokenGate:
         self._first_tokens = first_tokens
         self._lock = threading.Lock()
         self._in_a_row: Counter[bool] = Counter()
-        self._target_s = 0.0 if settings.when_late == "wait" else settings.target_ttft_ms / 1000
+        self.target_s = 0.0 if settings.when_late == "wait" else settings.target_ttft_ms / 1000
 
     def expect(self, seq: Sequence) -> Expectation:
         """Predict the first token of a sequence that only describes the request."""
@@ -232,7 +233,7 @@ class FirstTokenGate:
 
     def late(self, seq: Sequence, expected: Expectation) -> bool:
         """Whether the first token would be late. Requests that only encode have none."""
-        return not seq.encode_only and expected.late(self._target_s)
+        return not seq.encode_only and expected.late(self.target_s)
 
     def enter(self, seq: Sequence, expected: Expectation, steps_down: int) -> None:
         """Count a request until its first token or its end.
@@ -241,13 +242,13 @@ class FirstTokenGate:
         Raises Overloaded, with the figures, if the first token would be late.
         """
         if self.late(seq, expected) and not self._probes(expected):
-            over = expected.seconds * expected.factor - self._target_s
+            over = expected.seconds * expected.factor - self.target_s
             raise Overloaded(
-                f"the first token would be later than the target of {self._target_s:g} s: {expected.reason}",
+                f"the first token would be later than the target of {self.target_s:g} s: {expected.reason}",
                 retry_after=float(max(1, math.ceil(over))),
                 # Ready requests are served first. If even they would be late, everyone is.
                 scope="engine"
-                if expected.cost.ready and expected.ahead.seconds > self._target_s
+                if expected.cost.ready and expected.ahead.seconds > self.target_s
                 else "request",
             )
         with self._lock:
@@ -259,7 +260,7 @@ class FirstTokenGate:
         """Count a refusal; or return that the request enters after all, so that its kind can be measured."""
         ready = expected.cost.ready
         with self._lock:
-            if self._in_a_row[ready] >= PROBE and (expected.idle or expected.seconds <= self._target_s):
+            if self._in_a_row[ready] >= PROBE and (expected.idle or expected.seconds <= self.target_s):
                 return True
             self._in_a_row[ready] += 1
             self.refused += 1

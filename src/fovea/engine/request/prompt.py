@@ -53,9 +53,9 @@ class PromptBuilder:
         relevance_digest: str = "",
         special_tokens_in_text: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._seals_messages = not special_tokens_in_text
-        self._processor = processor
+        self.processor = processor
         self._video_models = video_models
         self.detail = detail or DetailRule(FullDetail())
         self._visual_budget = VisualBudget(processor, tokenizer.encode, visual, relevance_digest)
@@ -107,11 +107,11 @@ class PromptBuilder:
             self._check_videos(parts)
             if prompt.visual is not None:
                 self._visual_budget.check_wish(prompt.visual)
-            render = self._tokenizer.render_sealed if self._seals_messages else self._tokenizer.render
+            render = self.tokenizer.render_sealed if self._seals_messages else self.tokenizer.render
             text = render(prompt.messages, prompt.template)
         else:
             text, parts = prompt.text, list(prompt.images)
-        if limit is not None and self._tokenizer.fewest_tokens(text) > limit:
+        if limit is not None and self.tokenizer.fewest_tokens(text) > limit:
             raise PromptTooLong(
                 f"the text has {len(text)} characters, more than the context of {limit} tokens can hold",
                 param="messages",
@@ -141,7 +141,7 @@ class PromptBuilder:
         self, text: str, images: Sequence[PlannedImage], videos: Sequence[PlannedVideo], what: str
     ) -> PreparedPrompt:
         seals = what == "messages" and self._seals_messages
-        sealed = seals and self._tokenizer.is_sealed(text)
+        sealed = seals and self.tokenizer.is_sealed(text)
         markers = self._sealed_markers if sealed else self._markers
         # Texts and markers in turn: every odd segment is a marker.
         segments = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
@@ -157,8 +157,8 @@ class PromptBuilder:
                 video = next(next_videos)
                 content = video.plan.text
                 order.append(video)
-            segments[at] = self._tokenizer.seal(content) if sealed else content
-        encode = self._tokenizer.encode_sealed if seals else self._tokenizer.encode
+            segments[at] = self.tokenizer.seal(content) if sealed else content
+        encode = self.tokenizer.encode_sealed if seals else self.tokenizer.encode
         ids, positions = self._encode("".join(segments), encode, markers)
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
@@ -168,11 +168,11 @@ class PromptBuilder:
             tuple(images),
             tuple(videos),
             (text, what),
-            what == "messages" and self._tokenizer.ends_thinking(text),
+            what == "messages" and self.tokenizer.ends_thinking(text),
         )
 
     def _from_ids(self, prompt: TokenPrompt) -> PreparedPrompt:
-        size = self._tokenizer.vocab_size
+        size = self.tokenizer.vocab_size
         if not prompt.ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         wrong = [i for i in prompt.ids if not 0 <= i < size]
@@ -221,7 +221,7 @@ class PromptBuilder:
     def _plan(self, index: int, part: ImagePart, count: int) -> VisualPlan:
         """Return the plan of an image with all of its tokens."""
         try:
-            return self._processor.plan(part.image.width, part.image.height, part.budget, images=count)
+            return self.processor.plan(part.image.width, part.image.height, part.budget, images=count)
         except InvalidImage as error:
             raise error.at(index) from error
 

@@ -38,110 +38,8 @@ from fovea.planner.cost import Composition
 
 FEWEST_TOKENS = 16
 """The smallest chunk: below it, the fixed cost of a step dominates."""
-
-
-class PromptTime(NamedTuple):
-    """Seconds for the prompts of a step.
-
-    seconds: sum of the seconds of all chunks.
-    times: tells the seconds of a chunk.
-    forced: the first chunk has FEWEST_TOKENS even if they take longer, so that prompts advance.
-    """
-
-    seconds: float
-    times: StepTimes
-    forced: bool = True
-
-
-class PromptRoom:
-    """The rest of the room while the step is planned.
-
-    tokens: tokens of prompts that can still be computed.
-    """
-
-    def __init__(self, tokens: int, time: PromptTime | None = None) -> None:
-        """tokens: most tokens of prompts. time: bounds their seconds; None: tokens are the only bound."""
-        self.tokens = tokens
-        self._time = time
-        self._seconds = math.inf if time is None else time.seconds
-        self._fewest = FEWEST_TOKENS if time is not None and time.forced else 0
-        self._reserved, self._before = (0, 0.0), 0.0
-
-    def reserve_half(self) -> bool:
-        """Set half of the room aside. Returns False, and sets nothing aside, if half holds no chunk."""
-        seconds = 0.0 if self._seconds == math.inf else self._seconds / 2
-        fitting = self._time.times.prompt_tokens(0, seconds) if self._time and seconds else math.inf
-        if min(fitting, self.tokens // 2) < FEWEST_TOKENS:
-            return False
-        self._reserved = self.tokens // 2, seconds
-        self.tokens -= self._reserved[0]
-        self._seconds -= seconds
-        self._before = self._seconds
-        return True
-
-    def return_half(self, *, short: bool) -> None:
-        """Give back what was set aside.
-
-        short: the step shall end soon, because a client waits for its first token. So only as much time is
-            left as was taken since `reserve_half`, and that of the smallest chunk.
-        """
-        taken = self._before - self._seconds
-        self.tokens += self._reserved[0]
-        self._seconds += self._reserved[1]
-        if short and self._time is not None and self._time.forced and self._seconds < math.inf:
-            self._seconds = min(self._seconds, taken)
-            self._fewest = FEWEST_TOKENS
-
-    def most(self, start: int, wanted: int) -> int:
-        """Return the most tokens that a sequence may compute; fewer than FEWEST_TOKENS only at its end.
-
-        start: number of its computed tokens. wanted: number of its missing ones, at least 1.
-        """
-        if self._time is None or self._seconds == math.inf:
-            return max(0, self.tokens)  # a whole image may have taken more than there was
-        fitting = max(self._time.times.prompt_tokens(start, self._seconds), self._fewest)
-        return int(max(0, min(self.tokens, fitting))) if fitting >= min(wanted, FEWEST_TOKENS) else 0
-
-    def take(self, start: int, count: int) -> None:
-        """Take the room of a chunk. start: computed tokens of its sequence. count: tokens of the chunk."""
-        self.tokens -= count
-        self._fewest = max(0, self._fewest - count)
-        if self._time is not None:
-            self._seconds -= self._time.times.prompt_s(start, count)
-
-
 LOWEST = -10.0
 """Lowest credit, so that after a bad minute of the machine only the next steps have to make up for it."""
-
-
-class LateSteps:
-    """A credit of late steps: a percentile of 95 earns one of them every 20 steps.
-
-    It is spent by steps that take longer than the target for whatever reason. At most one late step is saved
-    up, so late steps never follow each other.
-
-    steps, late: number of steps with decodes since the start, and how many of them were late.
-    """
-
-    def __init__(self, percentile: float) -> None:
-        """percentile: percentage of steps that should keep the target."""
-        self.steps = 0
-        self.late = 0
-        self._share = 1 - percentile / 100
-        self._credit = 0.0
-
-    @property
-    def may_be_late(self) -> bool:
-        """Whether the next step may be late."""
-        return self._credit >= 1
-
-    def observe(self, late: bool) -> None:
-        """Record a step with decodes. late: whether it took longer than the target."""
-        self.steps += 1
-        self.late += late
-        self._credit = max(LOWEST, min(1.0, self._credit + self._share - late))
-
-
 IDLE_STEP_S = 0.2
 """Longest step without decodes, in seconds; twice that for prompts: short chunks take longer in all."""
 FIRST_TOKENS = 128
@@ -152,6 +50,16 @@ CROWDING = 0.5
 """Exponent below 1: the bound grows more slowly than the number of waiting requests."""
 LATE_STEP = 2.0
 """Length of a step that may be late, as a multiple of the target."""
+WINDOW = 10
+"""Number of latest steps whose mean `BatchRule` uses."""
+HIGH, LOW = 1.2, 0.8
+"""Shares of the target: `BatchRule` shrinks above HIGH and grows below LOW."""
+CHANGE = 2
+"""Number of sequences that `BatchRule` adds or removes at once."""
+MOST_GROWTH = 128
+"""Most tokens by which a context is expected to grow on average; limits of answers are often far off."""
+SAMPLE = 8
+"""Number of waiting sequences whose mean length stands for those that join next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,16 +159,102 @@ class Pace:
         return max(0.0, allowance.factor * (allowance.seconds - tokens))
 
 
-WINDOW = 10
-"""Number of latest steps whose mean `BatchRule` uses."""
-HIGH, LOW = 1.2, 0.8
-"""Shares of the target: `BatchRule` shrinks above HIGH and grows below LOW."""
-CHANGE = 2
-"""Number of sequences that `BatchRule` adds or removes at once."""
-MOST_GROWTH = 128
-"""Most tokens by which a context is expected to grow on average; limits of answers are often far off."""
-SAMPLE = 8
-"""Number of waiting sequences whose mean length stands for those that join next."""
+class PromptTime(NamedTuple):
+    """Seconds for the prompts of a step.
+
+    seconds: sum of the seconds of all chunks.
+    times: tells the seconds of a chunk.
+    forced: the first chunk has FEWEST_TOKENS even if they take longer, so that prompts advance.
+    """
+
+    seconds: float
+    times: StepTimes
+    forced: bool = True
+
+
+class PromptRoom:
+    """The rest of the room while the step is planned.
+
+    tokens: tokens of prompts that can still be computed.
+    """
+
+    def __init__(self, tokens: int, time: PromptTime | None = None) -> None:
+        """tokens: most tokens of prompts. time: bounds their seconds; None: tokens are the only bound."""
+        self.tokens = tokens
+        self._time = time
+        self._seconds = math.inf if time is None else time.seconds
+        self._fewest = FEWEST_TOKENS if time is not None and time.forced else 0
+        self._reserved, self._before = (0, 0.0), 0.0
+
+    def reserve_half(self) -> bool:
+        """Set half of the room aside. Returns False, and sets nothing aside, if half holds no chunk."""
+        seconds = 0.0 if self._seconds == math.inf else self._seconds / 2
+        fitting = self._time.times.prompt_tokens(0, seconds) if self._time and seconds else math.inf
+        if min(fitting, self.tokens // 2) < FEWEST_TOKENS:
+            return False
+        self._reserved = self.tokens // 2, seconds
+        self.tokens -= self._reserved[0]
+        self._seconds -= seconds
+        self._before = self._seconds
+        return True
+
+    def return_half(self, *, short: bool) -> None:
+        """Give back what was set aside.
+
+        short: the step shall end soon, because a client waits for its first token. So only as much time is
+            left as was taken since `reserve_half`, and that of the smallest chunk.
+        """
+        taken = self._before - self._seconds
+        self.tokens += self._reserved[0]
+        self._seconds += self._reserved[1]
+        if short and self._time is not None and self._time.forced and self._seconds < math.inf:
+            self._seconds = min(self._seconds, taken)
+            self._fewest = FEWEST_TOKENS
+
+    def most(self, start: int, wanted: int) -> int:
+        """Return the most tokens that a sequence may compute; fewer than FEWEST_TOKENS only at its end.
+
+        start: number of its computed tokens. wanted: number of its missing ones, at least 1.
+        """
+        if self._time is None or self._seconds == math.inf:
+            return max(0, self.tokens)  # a whole image may have taken more than there was
+        fitting = max(self._time.times.prompt_tokens(start, self._seconds), self._fewest)
+        return int(max(0, min(self.tokens, fitting))) if fitting >= min(wanted, FEWEST_TOKENS) else 0
+
+    def take(self, start: int, count: int) -> None:
+        """Take the room of a chunk. start: computed tokens of its sequence. count: tokens of the chunk."""
+        self.tokens -= count
+        self._fewest = max(0, self._fewest - count)
+        if self._time is not None:
+            self._seconds -= self._time.times.prompt_s(start, count)
+
+
+class LateSteps:
+    """A credit of late steps: a percentile of 95 earns one of them every 20 steps.
+
+    It is spent by steps that take longer than the target for whatever reason. At most one late step is saved
+    up, so late steps never follow each other.
+
+    steps, late: number of steps with decodes since the start, and how many of them were late.
+    """
+
+    def __init__(self, percentile: float) -> None:
+        """percentile: percentage of steps that should keep the target."""
+        self.steps = 0
+        self.late = 0
+        self._share = 1 - percentile / 100
+        self._credit = 0.0
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether the next step may be late."""
+        return self._credit >= 1
+
+    def observe(self, late: bool) -> None:
+        """Record a step with decodes. late: whether it took longer than the target."""
+        self.steps += 1
+        self.late += late
+        self._credit = max(LOWEST, min(1.0, self._credit + self._share - late))
 
 
 class BatchControl(Protocol):

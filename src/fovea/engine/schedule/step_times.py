@@ -27,6 +27,105 @@ DAMPING = 1.0
 """Weight of the present value of a cost: that of as many measurements that consist of this cost alone."""
 LARGEST_WEIGHT = 1e100
 """The sums are scaled down when the weight of a new measurement has grown to this number."""
+WINDOW = 256
+"""Number of latest ratios."""
+STEP_PROPORTIONS = (10.0, 2.0, 0.01, 1.0, 10.0, 0.001)
+"""Costs of a step, a decode, a token of its context, a token of a prompt, a chunk and a pair, relative to
+each other, before the first measurement. Later nothing depends on them.
+"""
+FIRST_MARGIN = 1.25
+"""Factor between prediction and bound before the first measurement."""
+IMAGE_PROPORTIONS = (1.0, 1.0, 0.002)
+"""Costs of an image, of a row and of a pair of rows, relative to each other, before the first image."""
+IMAGE_MEMORY = 100
+"""Number of images after which an older one has lost two thirds of its weight."""
+
+
+class StepTimes:
+    """Predicts durations of steps, and the bound that a percentage of them keeps.
+
+    margin: factor from prediction to bound. Only steps with decodes count, because others delay no stream.
+    """
+
+    def __init__(
+        self, percentile: float = 95, costs: Costs | None = None, margin: Scatter | None = None
+    ) -> None:
+        """Create predictions.
+
+        percentile: percentage of the steps with decodes that should keep the bound.
+        costs, margin: known ones, for simulations; None: they are learnt.
+        """
+        self.margin: Scatter = margin or Margin(percentile, first=FIRST_MARGIN)
+        self._fit: Costs = costs or OnlineFit(STEP_PROPORTIONS)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there was a measurement. Before it, predictions have no scale."""
+        return self._fit.measured
+
+    def seconds(self, composition: Composition) -> float:
+        """Return the expected seconds of a step; 0 for a step without tokens."""
+        return self._fit.predict(composition.amounts) if composition else 0.0
+
+    def prompt_s(self, start: int, count: int) -> float:
+        """Return the expected seconds that a chunk adds to a step.
+
+        start: number of tokens of the sequence that are computed already.
+        count: tokens of the chunk.
+        """
+        _, _, _, token, chunk, pair = self._fit.costs
+        return chunk + count * token + pairs_of(start, count) * pair
+
+    def prompt_tokens(self, start: int, seconds: float) -> float:
+        """Return the number of tokens of the longest chunk that adds at most these seconds; may be infinite.
+
+        start: number of tokens of the sequence that are computed already.
+        """
+        _, _, _, token, chunk, pair = self._fit.costs
+        rest = seconds - chunk
+        if rest <= 0:
+            return 0
+        # count * token + (count * start + count * (count + 1) / 2) * pair = rest, solved for count
+        linear, square = token + (start + 0.5) * pair, pair / 2
+        if not linear:
+            return math.inf
+        return math.floor(2 * rest / (linear + math.sqrt(linear * linear + 4 * square * rest)))
+
+    @property
+    def chunk_s(self) -> float:
+        """Expected fixed seconds of a chunk."""
+        return self._fit.costs[4]
+
+    def decode_s(self, context: float) -> float:
+        """Return the expected seconds that one more decode adds. context: tokens that it attends to."""
+        return self._fit.costs[1] + context * self._fit.costs[2]
+
+    def observe(self, composition: Composition, seconds: float) -> None:
+        """Learn from a step. seconds: its duration without the encoder, with the time since the last step."""
+        if not composition:
+            return
+        if composition.decodes and self.measured:
+            self.margin.observe(self.seconds(composition), seconds)
+        self._fit.observe(composition.amounts, seconds)
+
+
+class ImageTimes:
+    """Predicts the seconds of the encoder for an image.
+
+    seconds = image_s + v * visual_s + v^2 * visual_pair_s          (v rows of encoder output)
+    """
+
+    def __init__(self, costs: Costs | None = None) -> None:
+        """costs: known ones, for simulations; None: they are learnt."""
+        self._fit: Costs = costs or OnlineFit(IMAGE_PROPORTIONS, IMAGE_MEMORY)
+
+    def seconds(self, rows: int) -> float:
+        """Return the expected seconds for an image with these rows; 0 before the first image."""
+        return self._fit.predict((1, rows, rows * rows)) if self._fit.measured else 0.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from an encoded image. seconds: time of the encoder."""
+        self._fit.observe((1, rows, rows * rows), seconds)
 
 
 class Costs(Protocol):
@@ -124,10 +223,6 @@ class OnlineFit:
         return max(0.0, (self._goals[place] - others + damping * cost) / (line[place] + damping))
 
 
-WINDOW = 256
-"""Number of latest ratios."""
-
-
 class Scatter(Protocol):
     """The factor from an expected duration to a percentile of it."""
 
@@ -179,104 +274,3 @@ class Margin:
         count = len(self._sorted)
         rank = math.ceil((count + 1) * self.percentile / 100)
         self.factor = self._sorted[min(rank, count) - 1]
-
-
-STEP_PROPORTIONS = (10.0, 2.0, 0.01, 1.0, 10.0, 0.001)
-"""Costs of a step, a decode, a token of its context, a token of a prompt, a chunk and a pair, relative to
-each other, before the first measurement. Later nothing depends on them.
-"""
-FIRST_MARGIN = 1.25
-"""Factor between prediction and bound before the first measurement."""
-
-
-class StepTimes:
-    """Predicts durations of steps, and the bound that a percentage of them keeps.
-
-    margin: factor from prediction to bound. Only steps with decodes count, because others delay no stream.
-    """
-
-    def __init__(
-        self, percentile: float = 95, costs: Costs | None = None, margin: Scatter | None = None
-    ) -> None:
-        """Create predictions.
-
-        percentile: percentage of the steps with decodes that should keep the bound.
-        costs, margin: known ones, for simulations; None: they are learnt.
-        """
-        self.margin: Scatter = margin or Margin(percentile, first=FIRST_MARGIN)
-        self._fit: Costs = costs or OnlineFit(STEP_PROPORTIONS)
-
-    @property
-    def measured(self) -> bool:
-        """Whether there was a measurement. Before it, predictions have no scale."""
-        return self._fit.measured
-
-    def seconds(self, composition: Composition) -> float:
-        """Return the expected seconds of a step; 0 for a step without tokens."""
-        return self._fit.predict(composition.amounts) if composition else 0.0
-
-    def prompt_s(self, start: int, count: int) -> float:
-        """Return the expected seconds that a chunk adds to a step.
-
-        start: number of tokens of the sequence that are computed already.
-        count: tokens of the chunk.
-        """
-        _, _, _, token, chunk, pair = self._fit.costs
-        return chunk + count * token + pairs_of(start, count) * pair
-
-    def prompt_tokens(self, start: int, seconds: float) -> float:
-        """Return the number of tokens of the longest chunk that adds at most these seconds; may be infinite.
-
-        start: number of tokens of the sequence that are computed already.
-        """
-        _, _, _, token, chunk, pair = self._fit.costs
-        rest = seconds - chunk
-        if rest <= 0:
-            return 0
-        # count * token + (count * start + count * (count + 1) / 2) * pair = rest, solved for count
-        linear, square = token + (start + 0.5) * pair, pair / 2
-        if not linear:
-            return math.inf
-        return math.floor(2 * rest / (linear + math.sqrt(linear * linear + 4 * square * rest)))
-
-    @property
-    def chunk_s(self) -> float:
-        """Expected fixed seconds of a chunk."""
-        return self._fit.costs[4]
-
-    def decode_s(self, context: float) -> float:
-        """Return the expected seconds that one more decode adds. context: tokens that it attends to."""
-        return self._fit.costs[1] + context * self._fit.costs[2]
-
-    def observe(self, composition: Composition, seconds: float) -> None:
-        """Learn from a step. seconds: its duration without the encoder, with the time since the last step."""
-        if not composition:
-            return
-        if composition.decodes and self.measured:
-            self.margin.observe(self.seconds(composition), seconds)
-        self._fit.observe(composition.amounts, seconds)
-
-
-IMAGE_PROPORTIONS = (1.0, 1.0, 0.002)
-"""Costs of an image, of a row and of a pair of rows, relative to each other, before the first image."""
-IMAGE_MEMORY = 100
-"""Number of images after which an older one has lost two thirds of its weight."""
-
-
-class ImageTimes:
-    """Predicts the seconds of the encoder for an image.
-
-    seconds = image_s + v * visual_s + v^2 * visual_pair_s          (v rows of encoder output)
-    """
-
-    def __init__(self, costs: Costs | None = None) -> None:
-        """costs: known ones, for simulations; None: they are learnt."""
-        self._fit: Costs = costs or OnlineFit(IMAGE_PROPORTIONS, IMAGE_MEMORY)
-
-    def seconds(self, rows: int) -> float:
-        """Return the expected seconds for an image with these rows; 0 before the first image."""
-        return self._fit.predict((1, rows, rows * rows)) if self._fit.measured else 0.0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """Learn from an encoded image. seconds: time of the encoder."""
-        self._fit.observe((1, rows, rows * rows), seconds)

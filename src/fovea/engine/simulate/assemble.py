@@ -58,16 +58,53 @@ SERVER_SETTINGS = TRACE_SETTINGS | {
     "when_full",
 }
 """Settings that `fovea serve --simulate` uses, which also plans real images and refuses requests."""
+DRAWS = 20_000
+"""Number of disturbances from which their percentile is taken."""
+KV_CACHE_MIB = 1024
+"""Size of the KV pool if the configuration derives it from free memory, which a simulation does not have."""
+
+
+def simulated_stepper(
+    config: EngineConfig,
+    cost: CostModel,
+    executor: Callable[[EmbeddingCache[None]], Executor],
+    *,
+    policy: Policy | None = None,
+    control: BatchControl | None = None,
+    oracle: Oracle | None = None,
+    learnt: Stepper | None = None,
+) -> Stepper:
+    """Return a stepper over an executor without a model.
+
+    executor: returns an executor that fills the given encoder-output cache.
+    policy, control: None: those of the configuration.
+    oracle: knows the costs in advance; None: they are learnt, as in the engine.
+    learnt: a stepper that has run already, whose predictions of durations are taken over; None: none are.
+    """
+    kv = config.kv
+    embeddings: EmbeddingCache[None] = EmbeddingCache(config.outputs.embed_cache_mib * MIB)
+    blocks = BlockPool(pool_tokens(config, cost) // kv.block_size)
+    manager = KVManager(blocks, kv.block_size, share_prefixes=kv.prefix_cache, ttl_s=kv.kv_ttl_s)
+    scheduler = Scheduler(
+        config.schedule, manager, embeddings, visual_token_bytes=cost.visual_token_bytes, policy=policy
+    )
+    times, image_times = (learnt.times, learnt.image_times) if learnt else (None, None)
+    if oracle:
+        times, image_times = oracle.times(cost, config.schedule.target_percentile), oracle.images(cost)
+    return Stepper(
+        scheduler,
+        executor(embeddings),
+        control,
+        times=times,
+        image_times=image_times,
+        first_factor=oracle.first_factor if oracle else None,
+    )
 
 
 def not_simulated(simulated: Iterable[str]) -> tuple[str, ...]:
     """Return the engine settings that are not among `simulated`, in order of declaration."""
     known = frozenset(simulated)
     return tuple(entry.name for entry in settings_of(EngineConfig) if entry.name not in known)
-
-
-DRAWS = 20_000
-"""Number of disturbances from which their percentile is taken."""
 
 
 class KnownCosts:
@@ -125,47 +162,6 @@ class Oracle:
     def images(self, cost: CostModel) -> ImageTimes:
         """Return predictions of the encoder that need no measurement."""
         return ImageTimes(KnownCosts(cost.image_s, cost.visual_s, cost.visual_pair_s))
-
-
-KV_CACHE_MIB = 1024
-"""Size of the KV pool if the configuration derives it from free memory, which a simulation does not have."""
-
-
-def simulated_stepper(
-    config: EngineConfig,
-    cost: CostModel,
-    executor: Callable[[EmbeddingCache[None]], Executor],
-    *,
-    policy: Policy | None = None,
-    control: BatchControl | None = None,
-    oracle: Oracle | None = None,
-    learnt: Stepper | None = None,
-) -> Stepper:
-    """Return a stepper over an executor without a model.
-
-    executor: returns an executor that fills the given encoder-output cache.
-    policy, control: None: those of the configuration.
-    oracle: knows the costs in advance; None: they are learnt, as in the engine.
-    learnt: a stepper that has run already, whose predictions of durations are taken over; None: none are.
-    """
-    kv = config.kv
-    embeddings: EmbeddingCache[None] = EmbeddingCache(config.outputs.embed_cache_mib * MIB)
-    blocks = BlockPool(pool_tokens(config, cost) // kv.block_size)
-    manager = KVManager(blocks, kv.block_size, share_prefixes=kv.prefix_cache, ttl_s=kv.kv_ttl_s)
-    scheduler = Scheduler(
-        config.schedule, manager, embeddings, visual_token_bytes=cost.visual_token_bytes, policy=policy
-    )
-    times, image_times = (learnt.times, learnt.image_times) if learnt else (None, None)
-    if oracle:
-        times, image_times = oracle.times(cost, config.schedule.target_percentile), oracle.images(cost)
-    return Stepper(
-        scheduler,
-        executor(embeddings),
-        control,
-        times=times,
-        image_times=image_times,
-        first_factor=oracle.first_factor if oracle else None,
-    )
 
 
 def pool_tokens(config: EngineConfig, cost: CostModel) -> int:

@@ -31,57 +31,14 @@ from fovea.engine.step.loop import EngineLoop
 from fovea.planner.cost import CostModel
 from fovea.planner.fit import ImageSample, StepSample
 
-
-@dataclass(frozen=True, slots=True)
-class NoiseSettings:
-    """Size of the disturbances. Raises ConfigError for a value out of range."""
-
-    noise: float = setting(
-        0.0,
-        "Spread of the durations of steps and slices: standard deviation of their logarithm.",
-        low=0,
-        high=2,
-    )
-    stalls: float = setting(0.0, "Share of steps and slices that stall.", low=0, high=1)
-    stall_factor: float = setting(5.0, "A stall takes this multiple of the time.", low=1, high=1000)
-    noise_seed: int = setting(0, "The same seed gives the same disturbances.", low=0, high=2**31)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-
-class Noise:
-    """Disturbs durations: each is multiplied by a log-normal factor with median 1, and a few are stalls."""
-
-    def __init__(self, settings: NoiseSettings) -> None:
-        self._settings = settings
-        self._random = Random(f"noise {settings.noise_seed}")
-
-    def disturb(self, seconds: float) -> float:
-        """Return the disturbed duration of something that takes `seconds` seconds by the cost model."""
-        settings = self._settings
-        factor = math.exp(self._random.gauss(0.0, settings.noise)) if settings.noise else 1.0
-        if settings.stalls and self._random.random() < settings.stalls:
-            factor *= settings.stall_factor
-        return seconds * factor
-
-
 SLICE_DECAY = 0.95
 """A slice is expected to take as long as the slowest recent one, as in `execute.encode_queue`."""
-
-
-@dataclass(slots=True)
-class _Encoding:
-    """A partly encoded image.
-
-    holders: ids of the sequences that wait for it.
-    slices: number of its equal slices.
-    left: how many of them remain.
-    """
-
-    holders: tuple[str, ...]
-    slices: int
-    left: int
+MEAN_TOKENS = 64
+"""Mean length of an answer whose request names no length."""
+LAG_S = 0.05
+"""Largest delay that later steps make up for. Sleeping is exact to milliseconds only, and steps may be
+shorter.
+"""
 
 
 class CostExecutor:
@@ -165,8 +122,90 @@ class CostExecutor:
         )
 
 
-MEAN_TOKENS = 64
-"""Mean length of an answer whose request names no length."""
+class RealtimeExecutor:
+    """A `CostExecutor` whose `execute` returns when the step would be over."""
+
+    def __init__(self, executor: CostExecutor, filler: Filler) -> None:
+        self._executor = executor
+        self._filler = filler
+        self._due = time.monotonic()
+
+    @property
+    def encoding(self) -> bool:
+        return self._executor.encoding
+
+    @property
+    def slice_s(self) -> float:
+        return self._executor.slice_s
+
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
+        if not len(self._filler):  # the engine was idle, so there is no delay to make up for
+            self._due = time.monotonic()
+        self._filler.add(seq, inputs.choice)
+        return self._executor.add(seq, inputs)
+
+    def remove(self, seq: Sequence) -> None:
+        self._filler.remove(seq)
+        self._executor.remove(seq)
+
+    def late(self) -> None:
+        return None
+
+    def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
+        result = self._executor.execute(plan, encode_s)
+        # A step begins at the due end of the last one, however long Python took in between.
+        seconds = (result.seconds or 0.0) + self._executor.cost.between_s
+        self._due = max(self._due, time.monotonic() - LAG_S) + seconds
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSettings:
+    """Size of the disturbances. Raises ConfigError for a value out of range."""
+
+    noise: float = setting(
+        0.0,
+        "Spread of the durations of steps and slices: standard deviation of their logarithm.",
+        low=0,
+        high=2,
+    )
+    stalls: float = setting(0.0, "Share of steps and slices that stall.", low=0, high=1)
+    stall_factor: float = setting(5.0, "A stall takes this multiple of the time.", low=1, high=1000)
+    noise_seed: int = setting(0, "The same seed gives the same disturbances.", low=0, high=2**31)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+class Noise:
+    """Disturbs durations: each is multiplied by a log-normal factor with median 1, and a few are stalls."""
+
+    def __init__(self, settings: NoiseSettings) -> None:
+        self._settings = settings
+        self._random = Random(f"noise {settings.noise_seed}")
+
+    def disturb(self, seconds: float) -> float:
+        """Return the disturbed duration of something that takes `seconds` seconds by the cost model."""
+        settings = self._settings
+        factor = math.exp(self._random.gauss(0.0, settings.noise)) if settings.noise else 1.0
+        if settings.stalls and self._random.random() < settings.stalls:
+            factor *= settings.stall_factor
+        return seconds * factor
+
+
+@dataclass(slots=True)
+class _Encoding:
+    """A partly encoded image.
+
+    holders: ids of the sequences that wait for it.
+    slices: number of its equal slices.
+    left: how many of them remain.
+    """
+
+    holders: tuple[str, ...]
+    slices: int
+    left: int
 
 
 class Filler:
@@ -207,50 +246,6 @@ def _length(seed: int, sampling: SamplingParams) -> int:
     if sampling.max_tokens is not None:
         return sampling.max_tokens
     return max(1, sampling.min_tokens, geometric(Random(seed), MEAN_TOKENS))
-
-
-LAG_S = 0.05
-"""Largest delay that later steps make up for. Sleeping is exact to milliseconds only, and steps may be
-shorter.
-"""
-
-
-class RealtimeExecutor:
-    """A `CostExecutor` whose `execute` returns when the step would be over."""
-
-    def __init__(self, executor: CostExecutor, filler: Filler) -> None:
-        self._executor = executor
-        self._filler = filler
-        self._due = time.monotonic()
-
-    @property
-    def encoding(self) -> bool:
-        return self._executor.encoding
-
-    @property
-    def slice_s(self) -> float:
-        return self._executor.slice_s
-
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
-        if not len(self._filler):  # the engine was idle, so there is no delay to make up for
-            self._due = time.monotonic()
-        self._filler.add(seq, inputs.choice)
-        return self._executor.add(seq, inputs)
-
-    def remove(self, seq: Sequence) -> None:
-        self._filler.remove(seq)
-        self._executor.remove(seq)
-
-    def late(self) -> None:
-        return None
-
-    def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
-        result = self._executor.execute(plan, encode_s)
-        # A step begins at the due end of the last one, however long Python took in between.
-        seconds = (result.seconds or 0.0) + self._executor.cost.between_s
-        self._due = max(self._due, time.monotonic() - LAG_S) + seconds
-        time.sleep(max(0.0, self._due - time.monotonic()))
-        return result
 
 
 @dataclass(slots=True)

@@ -30,74 +30,10 @@ from fovea.planner.cost import CostModel
 IMAGE_ID = -1
 """The token that stands for an image; text has other ids."""
 SAMPLING = SamplingParams(temperature=0.0)
-
-
-def to_sequence(
-    request: TraceRequest,
-    number: int,
-    before: Sequence | None = None,
-    arrival: float | None = None,
-    steps_down: int = 0,
-) -> Sequence:
-    """Return a sequence with the request's system prompt, images and text, in this order.
-
-    number: number of the request in its trace. It is the sequence's id, and makes its text unique.
-    before: an ended sequence whose prompt and answer come first; None: nothing does.
-    arrival: when the client sent it; None: at `request.at`.
-    steps_down: 1 or 2: images keep a part of their visual tokens, as images do under load.
-    """
-    arrival = request.at if arrival is None else arrival
-    ids, spans = list(range(request.system)), list[ImageSpan]()
-    if before is not None:
-        ids, spans = [*before.prompt_ids, *before.output_ids], list(before.spans)
-    share = (1.0, *SHARES_UNDER_LOAD)[steps_down]
-    for whole, all_tokens in request.images:
-        tokens = max(1, int(share * all_tokens))
-        key = whole if tokens == all_tokens else f"{whole}, {tokens} tokens"
-        spans.append(ImageSpan(len(spans), len(ids), tokens, tokens, key, (1, 2, 2 * tokens)))
-        ids += [IMAGE_ID] * tokens
-    first = (number + 1) << TEXT_BITS
-    ids += range(first, first + request.text)
-    return Sequence(
-        id=str(number),
-        prompt_ids=ids,
-        sampling=SAMPLING,
-        max_tokens=request.output,
-        spans=tuple(spans),
-        arrival=arrival,
-        deadline=None if request.timeout is None else arrival + request.timeout,
-        priority=request.priority,
-    )
-
-
 STALL_S = 0.002
 """Pause of the engine's loop after a step in which nothing could advance."""
 MOST_STALLS = 100_000
 """This many empty steps in a row are a defect of the scheduler and no mere waiting."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The bounds of a good answer.
-
-    ttft_s: seconds to the first token.
-    itl_s: mean seconds per further token.
-    """
-
-    ttft_s: float = 1.0
-    itl_s: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Next:
-    """A request that a client sends after another one.
-
-    number: its number in the trace. Its `at` counts from the end of the other.
-    continues: its prompt begins with the other's prompt and answer.
-    """
-
-    number: int
-    continues: bool = False
 
 
 def simulate(
@@ -168,6 +104,68 @@ def simulated_records(
         run.to_the_end()
         learnt = stepper
     return run.records
+
+
+def to_sequence(
+    request: TraceRequest,
+    number: int,
+    before: Sequence | None = None,
+    arrival: float | None = None,
+    steps_down: int = 0,
+) -> Sequence:
+    """Return a sequence with the request's system prompt, images and text, in this order.
+
+    number: number of the request in its trace. It is the sequence's id, and makes its text unique.
+    before: an ended sequence whose prompt and answer come first; None: nothing does.
+    arrival: when the client sent it; None: at `request.at`.
+    steps_down: 1 or 2: images keep a part of their visual tokens, as images do under load.
+    """
+    arrival = request.at if arrival is None else arrival
+    ids, spans = list(range(request.system)), list[ImageSpan]()
+    if before is not None:
+        ids, spans = [*before.prompt_ids, *before.output_ids], list(before.spans)
+    share = (1.0, *SHARES_UNDER_LOAD)[steps_down]
+    for whole, all_tokens in request.images:
+        tokens = max(1, int(share * all_tokens))
+        key = whole if tokens == all_tokens else f"{whole}, {tokens} tokens"
+        spans.append(ImageSpan(len(spans), len(ids), tokens, tokens, key, (1, 2, 2 * tokens)))
+        ids += [IMAGE_ID] * tokens
+    first = (number + 1) << TEXT_BITS
+    ids += range(first, first + request.text)
+    return Sequence(
+        id=str(number),
+        prompt_ids=ids,
+        sampling=SAMPLING,
+        max_tokens=request.output,
+        spans=tuple(spans),
+        arrival=arrival,
+        deadline=None if request.timeout is None else arrival + request.timeout,
+        priority=request.priority,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of a good answer.
+
+    ttft_s: seconds to the first token.
+    itl_s: mean seconds per further token.
+    """
+
+    ttft_s: float = 1.0
+    itl_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A request that a client sends after another one.
+
+    number: its number in the trace. Its `at` counts from the end of the other.
+    continues: its prompt begins with the other's prompt and answer.
+    """
+
+    number: int
+    continues: bool = False
 
 
 def _at_once(request: TraceRequest) -> float:

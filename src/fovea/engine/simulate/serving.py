@@ -54,6 +54,163 @@ MARK = "\U0010fffc"
 FOLDER = bundled_model()
 
 
+class SimulatedEngine:
+    """An engine client over a cost model. It implements `core.protocols.EngineClient`.
+
+    config: the engine's settings.
+    cost: the cost model.
+    name: the name that clients use.
+    """
+
+    def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
+        self.config = config
+        self.cost = cost
+        visual = parse_visual_tokens(config.visual.visual_tokens)
+        self.tokenizer, self._builder = load_prompt_builder(
+            DetailRule.of(config.visual),
+            visual=visual,
+            special_tokens_in_text=config.model.special_tokens_in_text,
+        )
+        self.filler = Filler(self.tokenizer)
+        stepper = simulated_stepper(config, cost, self._executor)
+        self.scheduler = stepper.scheduler
+        self.loop = EngineLoop(stepper, self.tokenizer)
+        self._info = ModelInfo(
+            name,
+            "simulated",
+            0,
+            "none",
+            "none",
+            context_limit(config, cost),
+            self.tokenizer.vocab_size,
+            int(time.time()),
+            max_running=config.schedule.max_running,
+            tool_format=self.tokenizer.dialect.tools.name if self.tokenizer.dialect.tools else "",
+        )
+        refuse = config.schedule.when_full == "refuse"
+        tokens = pool_tokens(config, cost)
+        self.admission = Admission(config.schedule.room, tokens, cost.kv_token_bytes, refuse=refuse)
+        self._gate = FirstTokenGate(stepper.first_tokens, config.schedule)
+        self._draining = False
+        self.loop.start()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        return "ready" if self.loop.alive and not self._draining else "stopped"
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Yield the deltas of a request. An answer has max_tokens tokens, or about 64 without a limit."""
+        self.check_room(request.sampling.n)
+        form = request.sampling.format
+        if form is not None:
+            raise InvalidRequest(
+                f"{form.param}: a simulated engine writes filler, which follows no format", param=form.param
+            )
+        arrival = time.monotonic()
+        ticket = self.admission.enter(request.sampling.n)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        outbox = self.loop.board.outbox
+        deliver = leave_at_end(ticket, outbox.sink(asyncio.get_running_loop(), events))
+        jobs: list[Job] = []
+        described: Sequence | None = None
+        try:
+            prompt, max_tokens, described = await self._prepare(request, arrival)
+            length = request.sampling.max_tokens or request.usual_tokens
+            ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, length, request.sampling.n))
+            seconds = time.monotonic() - arrival
+            jobs = build_jobs(
+                request, prompt, max_tokens, self.tokenizer, deliver, arrival=arrival, preprocess_s=seconds
+            )
+            self.loop.submit(jobs)
+            answer = AnswerState(request.id, prompt, [job.reader for job in jobs])
+            while not answer.done:
+                yield answer.take(await events.get())
+        finally:
+            ticket.leave()
+            if described is not None:
+                self._gate.leave(described)
+            unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]
+            if unfinished:
+                self.loop.cancel(unfinished)
+
+    def check_room(self, choices: int, reserved: int = 0) -> None:
+        if self.status != "ready":
+            raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
+        self.admission.check(choices, reserved)
+
+    async def detokenize(self, ids: Seq[int]) -> str:
+        return await asyncio.to_thread(detokenize, self.tokenizer, ids)
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        prepared = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
+        return prepared.ids
+
+    def clear_caches(self, *stages: CacheStage) -> None:
+        """Empty the simulated caches, all of them if no stage is named.
+
+        Blocks until the running step is over.
+        """
+        chosen = stages or CACHE_STAGES
+
+        def clear() -> None:
+            if "kv" in chosen:
+                self.scheduler.kv.forget_all()
+            if "encoder" in chosen:
+                self.scheduler.embeddings.clear()
+
+        self.loop.call(clear)
+
+    def stats(self) -> Mapping[str, float]:
+        return {**scheduler_stats(self.scheduler), **loop_stats(self.loop), **self._gate.stats()}
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        self._draining = True
+        drain_end = time.monotonic() + drain_s
+        while self.admission.in_flight and time.monotonic() < drain_end:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(self.loop.close)
+
+    def _executor(self, embeddings: EmbeddingCache[None]) -> Executor:
+        return RealtimeExecutor(CostExecutor(self.cost, embeddings, self.filler.token), self.filler)
+
+    async def _prepare(
+        self, request: GenerationRequest, arrival: float
+    ) -> tuple[PreparedPrompt, int, Sequence]:
+        """Return the prompt, the length limit of its answers, and the sequence that the gate has counted.
+
+        Raises InvalidRequest or PromptTooLong, and Overloaded if its first token would be late.
+        """
+        if request.sampling.logprobs:
+            raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
+        for steps_down in self._gate.attempts:
+            prompt, max_tokens, described, expected = await asyncio.to_thread(
+                self._describe, request, arrival, steps_down
+            )
+            if not prompt.images or not self._gate.late(described, expected):
+                break
+        self._gate.enter(described, expected, steps_down)
+        return prompt, max_tokens, described
+
+    def _describe(
+        self, request: GenerationRequest, arrival: float, steps_down: int
+    ) -> tuple[PreparedPrompt, int, Sequence, Expectation]:
+        """Build the prompt and predict the first token. For a worker thread."""
+        prompt = self._builder.build(
+            request.prompt,
+            request.cache_salt,
+            self._info.max_context,
+            load=self.admission.load,
+            steps_down=steps_down,
+        )
+        max_tokens = check_lengths(prompt, request.sampling, self._info, request.usual_tokens)
+        described = to_sequence(request, prompt, max_tokens, arrival)
+        return prompt, max_tokens, described, self._gate.expect(described)
+
+
 class PlainTokenizer:
     """A tokenizer with the interface of transformers, read from tokenizer.json and tokenizer_config.json.
 
@@ -164,160 +321,3 @@ def load_prompt_builder(
         visual=visual,
         special_tokens_in_text=special_tokens_in_text,
     )
-
-
-class SimulatedEngine:
-    """An engine client over a cost model. It implements `core.protocols.EngineClient`.
-
-    config: the engine's settings.
-    cost: the cost model.
-    name: the name that clients use.
-    """
-
-    def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
-        self.config = config
-        self.cost = cost
-        visual = parse_visual_tokens(config.visual.visual_tokens)
-        self.tokenizer, self._builder = load_prompt_builder(
-            DetailRule.of(config.visual),
-            visual=visual,
-            special_tokens_in_text=config.model.special_tokens_in_text,
-        )
-        self.filler = Filler(self.tokenizer)
-        stepper = simulated_stepper(config, cost, self._executor)
-        self.scheduler = stepper.scheduler
-        self.loop = EngineLoop(stepper, self.tokenizer)
-        self._info = ModelInfo(
-            name,
-            "simulated",
-            0,
-            "none",
-            "none",
-            context_limit(config, cost),
-            self.tokenizer.vocab_size,
-            int(time.time()),
-            max_running=config.schedule.max_running,
-            tool_format=self.tokenizer.dialect.tools.name if self.tokenizer.dialect.tools else "",
-        )
-        refuse = config.schedule.when_full == "refuse"
-        tokens = pool_tokens(config, cost)
-        self._admission = Admission(config.schedule.room, tokens, cost.kv_token_bytes, refuse=refuse)
-        self._gate = FirstTokenGate(stepper.first_tokens, config.schedule)
-        self._draining = False
-        self.loop.start()
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def status(self) -> EngineStatus:
-        return "ready" if self.loop.alive and not self._draining else "stopped"
-
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Yield the deltas of a request. An answer has max_tokens tokens, or about 64 without a limit."""
-        self.check_room(request.sampling.n)
-        form = request.sampling.format
-        if form is not None:
-            raise InvalidRequest(
-                f"{form.param}: a simulated engine writes filler, which follows no format", param=form.param
-            )
-        arrival = time.monotonic()
-        ticket = self._admission.enter(request.sampling.n)
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        outbox = self.loop.board.outbox
-        deliver = leave_at_end(ticket, outbox.sink(asyncio.get_running_loop(), events))
-        jobs: list[Job] = []
-        described: Sequence | None = None
-        try:
-            prompt, max_tokens, described = await self._prepare(request, arrival)
-            length = request.sampling.max_tokens or request.usual_tokens
-            ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, length, request.sampling.n))
-            seconds = time.monotonic() - arrival
-            jobs = build_jobs(
-                request, prompt, max_tokens, self.tokenizer, deliver, arrival=arrival, preprocess_s=seconds
-            )
-            self.loop.submit(jobs)
-            answer = AnswerState(request.id, prompt, [job.reader for job in jobs])
-            while not answer.done:
-                yield answer.take(await events.get())
-        finally:
-            ticket.leave()
-            if described is not None:
-                self._gate.leave(described)
-            unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]
-            if unfinished:
-                self.loop.cancel(unfinished)
-
-    def check_room(self, choices: int, reserved: int = 0) -> None:
-        if self.status != "ready":
-            raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
-        self._admission.check(choices, reserved)
-
-    async def detokenize(self, ids: Seq[int]) -> str:
-        return await asyncio.to_thread(detokenize, self.tokenizer, ids)
-
-    async def tokenize(self, prompt: Prompt) -> list[int]:
-        prepared = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
-        return prepared.ids
-
-    def clear_caches(self, *stages: CacheStage) -> None:
-        """Empty the simulated caches, all of them if no stage is named.
-
-        Blocks until the running step is over.
-        """
-        chosen = stages or CACHE_STAGES
-
-        def clear() -> None:
-            if "kv" in chosen:
-                self.scheduler.kv.forget_all()
-            if "encoder" in chosen:
-                self.scheduler.embeddings.clear()
-
-        self.loop.call(clear)
-
-    def stats(self) -> Mapping[str, float]:
-        return {**scheduler_stats(self.scheduler), **loop_stats(self.loop), **self._gate.stats()}
-
-    async def close(self, drain_s: float = 0.0) -> None:
-        self._draining = True
-        drain_end = time.monotonic() + drain_s
-        while self._admission.in_flight and time.monotonic() < drain_end:
-            await asyncio.sleep(0.02)
-        await asyncio.to_thread(self.loop.close)
-
-    def _executor(self, embeddings: EmbeddingCache[None]) -> Executor:
-        return RealtimeExecutor(CostExecutor(self.cost, embeddings, self.filler.token), self.filler)
-
-    async def _prepare(
-        self, request: GenerationRequest, arrival: float
-    ) -> tuple[PreparedPrompt, int, Sequence]:
-        """Return the prompt, the length limit of its answers, and the sequence that the gate has counted.
-
-        Raises InvalidRequest or PromptTooLong, and Overloaded if its first token would be late.
-        """
-        if request.sampling.logprobs:
-            raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
-        for steps_down in self._gate.attempts:
-            prompt, max_tokens, described, expected = await asyncio.to_thread(
-                self._describe, request, arrival, steps_down
-            )
-            if not prompt.images or not self._gate.late(described, expected):
-                break
-        self._gate.enter(described, expected, steps_down)
-        return prompt, max_tokens, described
-
-    def _describe(
-        self, request: GenerationRequest, arrival: float, steps_down: int
-    ) -> tuple[PreparedPrompt, int, Sequence, Expectation]:
-        """Build the prompt and predict the first token. For a worker thread."""
-        prompt = self._builder.build(
-            request.prompt,
-            request.cache_salt,
-            self._info.max_context,
-            load=self._admission.load,
-            steps_down=steps_down,
-        )
-        max_tokens = check_lengths(prompt, request.sampling, self._info, request.usual_tokens)
-        described = to_sequence(request, prompt, max_tokens, arrival)
-        return prompt, max_tokens, described, self._gate.expect(described)

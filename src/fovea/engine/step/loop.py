@@ -5,7 +5,7 @@ threads put commands into the inbox and get events through sinks.
 
 An error ends as few requests as possible. An error in one image or one token ends its own request. An error
 of a whole step ends the one request that causes it: the step's sequences are tried again in smaller groups
-until it is found (`Suspects`). If steps keep failing, a trivial sequence of the loop's own is tried
+until it is found (`FailureSearch`). If steps keep failing, a trivial sequence of the loop's own is tried
 (`probe_job`). If that fails, too, the device is dead. Only this, and an error in the loop itself, ends all
 requests, and `alive` becomes false.
 """
@@ -34,22 +34,6 @@ from fovea.engine.step.stepper import Step, Stepper
 
 PROBE = "fovea-probe:0"
 """Id of the job's sequence."""
-
-
-def probe_job(tokenizer: ChatTokenizer, arrival: float) -> Job:
-    """Return a job that computes one token after a prompt of one token. No client waits for it.
-
-    arrival: time of arrival on the monotonic clock.
-    """
-    sampling = SamplingParams(temperature=0, max_tokens=1)
-    seq = Sequence(PROBE, [0], sampling, 1, salt=PROBE, arrival=arrival)
-    return Job(seq, SequenceInputs(), _ignore, AnswerReader(tokenizer, sampling))
-
-
-def _ignore(event: Event) -> None:
-    """A sink that nobody reads."""
-
-
 log = logging.getLogger("fovea.engine")
 STALL_S = 0.002
 """Pause after a step in which nothing could advance."""
@@ -57,10 +41,6 @@ CALL_TIMEOUT_S = 60.0
 """Seconds that `EngineLoop.call` waits for its action."""
 FATAL_FAILURES = 10
 """After so many failed steps in a row a probe is computed. If it fails, too, the loop ends."""
-
-
-class DeadDevice(Exception):
-    """Steps fail for every sequence, also for a trivial one."""
 
 
 class EngineLoop:
@@ -241,7 +221,7 @@ class EngineLoop:
         if PROBE not in self.board.jobs:
             arrivals = [seq.arrival for seq in self.stepper.sequences.values()]
             self.board.add([probe_job(self.board.tokenizer, min(arrivals, default=time.monotonic()) - 1)])
-        self.stepper.suspects.try_next(PROBE)
+        self.stepper.failure_search.try_next(PROBE)
 
     def _audit(self) -> None:
         """Check once whenever the engine becomes idle that nothing is held.
@@ -256,3 +236,21 @@ class EngineLoop:
         except RuntimeError:
             self.integrity_errors += 1
             log.exception("the caches do not add up")
+
+
+def probe_job(tokenizer: ChatTokenizer, arrival: float) -> Job:
+    """Return a job that computes one token after a prompt of one token. No client waits for it.
+
+    arrival: time of arrival on the monotonic clock.
+    """
+    sampling = SamplingParams(temperature=0, max_tokens=1)
+    seq = Sequence(PROBE, [0], sampling, 1, salt=PROBE, arrival=arrival)
+    return Job(seq, SequenceInputs(), _ignore, AnswerReader(tokenizer, sampling))
+
+
+def _ignore(event: Event) -> None:
+    """A sink that nobody reads."""
+
+
+class DeadDevice(Exception):
+    """Steps fail for every sequence, also for a trivial one."""

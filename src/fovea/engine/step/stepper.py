@@ -29,81 +29,6 @@ from fovea.engine.step.executor import NO_SLICE, Executor, StepResult
 from fovea.observe.table import DISTRIBUTIONS
 from fovea.planner.cost import Composition
 
-
-class Suspects:
-    """The groups of sequences that are still to be tried, by their ids.
-
-    The error of a whole step does not tell which sequence caused it. So none of them ends yet: the next
-    steps take only half of them, then the other half. A group that fails is halved again, and a sequence
-    that fails alone is to blame. Sequences in a step that succeeds are cleared. With one guilty sequence
-    among n, this takes about 2 * log2(n) steps, and the others lose only that time.
-    """
-
-    def __init__(self) -> None:
-        self._groups: list[list[str]] = []
-
-    @property
-    def group(self) -> frozenset[str] | None:
-        """Ids of the only sequences that the next step may take; None: it may take all."""
-        return frozenset(self._groups[-1]) if self._groups else None
-
-    def try_next(self, sequence_id: str) -> None:
-        """Try one sequence alone in the next steps, before the groups that are waiting."""
-        self._groups.append([sequence_id])
-
-    def fail(self, involved: list[str]) -> str | None:
-        """Note a failed step. Returns the id of the sequence that is to blame; None: that is not known yet.
-
-        involved: ids of the step's sequences, the least suspicious first; they are tried first.
-        """
-        if self._groups:
-            self._groups.pop()
-        if len(involved) < 2:
-            return involved[0] if involved else None
-        half = (len(involved) + 1) // 2
-        self._groups += [involved[half:], involved[:half]]
-        return None
-
-    def clear(self, involved: Collection[str]) -> None:
-        """Note a step that succeeded.
-
-        A group stays until all of its sequences were in such a step. It also ends when none of its sequences
-        can be in a step now, for example because they have ended or wait for memory.
-
-        involved: ids of the step's sequences; empty for a step with nothing to compute.
-        """
-        if not self._groups:
-            return
-        rest = [name for name in self._groups.pop() if name not in involved]
-        if rest and involved:
-            self._groups.append(rest)
-
-
-class StepTallies:
-    """Counts steps by size, and encoded images by the time that they took."""
-
-    def __init__(self) -> None:
-        self._tallies = {name: Tally(name, row.buckets) for name, row in DISTRIBUTIONS.items()}
-
-    def add(self, tokens: int, sequences: int, result: StepResult) -> None:
-        """Count one step.
-
-        tokens: computed tokens. A step that only encoded has none, and is not counted as a step of tokens.
-        sequences: sequences for which they were computed.
-        """
-        if tokens:
-            self._tallies["step_tokens"].add(tokens)
-            self._tallies["step_sequences"].add(sequences)
-        for seconds in result.encoded.values():
-            self._tallies["image_encode_seconds"].add(seconds)
-        for seconds in result.projected.values():
-            self._tallies["image_project_seconds"].add(seconds)
-
-    def stats(self) -> dict[str, float]:
-        """Return the figures of all histograms by the names of `core.tally`."""
-        return {key: value for tally in self._tallies.values() for key, value in tally.stats().items()}
-
-
 log = logging.getLogger("fovea.engine")
 IMPOSSIBLE_STEPS = 100
 """A target is reported as impossible after it was so for this many steps with decodes."""
@@ -140,7 +65,7 @@ class Stepper:
     """Scheduler, pace and batch control over an executor. For one thread.
 
     sequences: all unfinished sequences, by id.
-    suspects: the sequences of a failed step, until the guilty one is found.
+    failure_search: the sequences of a failed step, until the guilty one is found.
     steps, computed_tokens, draft_tokens, accepted_drafts, encoded_images, encode_seconds: counters since the
         start. draft_tokens are the drafts that were computed.
     tallies: histograms of steps and images.
@@ -181,7 +106,7 @@ class Stepper:
         self.first_tokens = FirstTokens(
             scheduler, self.pace, costs, lambda: self._most, config.target_ttft_ms / 1000, first_factor
         )
-        self.suspects = Suspects()
+        self.failure_search = FailureSearch()
         self.steps = 0
         self.computed_tokens = 0
         self.draft_tokens = 0
@@ -237,10 +162,10 @@ class Stepper:
         allowance = self.pace.allow(decodes, streams, len(self.sequences) - decodes.decodes, slice_s)
         room = self.pace.prompt_room(allowance, encoding=encoding)
         self._most = self.batch.allowed(running, self.scheduler.waiting, self.pace.smallest_s(slice_s))
-        plan = self.scheduler.schedule(room, self._most, self.suspects.group)
+        plan = self.scheduler.schedule(room, self._most, self.failure_search.group)
         if not plan:
             self._ended = None
-            self.suspects.clear(())
+            self.failure_search.clear(())
         composition = composition_of(plan)
         encode_s = self.pace.encode_s(allowance, composition)
         late = composition and not allowance.forced and encode_s < self.executor.slice_s
@@ -254,7 +179,7 @@ class Stepper:
 
         seconds: duration of the step.
         """
-        self.suspects.clear(step.involved)
+        self.failure_search.clear(step.involved)
         self._observe(step, result, seconds)
         self.draft_tokens += sum(item.draft for item in step.plan.work if item.seq.drafts)
         self.accepted_drafts += sum(len(picks) - 1 for picks in result.sampled.values())
@@ -335,4 +260,78 @@ class Stepper:
         self.scheduler.abandon(step.plan)
         self._ended = None
         involved = [self.sequences[name] for name in step.involved if name in self.sequences]
-        return self.suspects.fail([seq.id for seq in sorted(involved, key=lambda s: (s.arrival, s.id))])
+        return self.failure_search.fail([seq.id for seq in sorted(involved, key=lambda s: (s.arrival, s.id))])
+
+
+class FailureSearch:
+    """The groups of sequences that are still to be tried, by their ids.
+
+    The error of a whole step does not tell which sequence caused it. So none of them ends yet: the next
+    steps take only half of them, then the other half. A group that fails is halved again, and a sequence
+    that fails alone is to blame. Sequences in a step that succeeds are cleared. With one guilty sequence
+    among n, this takes about 2 * log2(n) steps, and the others lose only that time.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[list[str]] = []
+
+    @property
+    def group(self) -> frozenset[str] | None:
+        """Ids of the only sequences that the next step may take; None: it may take all."""
+        return frozenset(self._groups[-1]) if self._groups else None
+
+    def try_next(self, sequence_id: str) -> None:
+        """Try one sequence alone in the next steps, before the groups that are waiting."""
+        self._groups.append([sequence_id])
+
+    def fail(self, involved: list[str]) -> str | None:
+        """Note a failed step. Returns the id of the sequence that is to blame; None: that is not known yet.
+
+        involved: ids of the step's sequences, the least suspicious first; they are tried first.
+        """
+        if self._groups:
+            self._groups.pop()
+        if len(involved) < 2:
+            return involved[0] if involved else None
+        half = (len(involved) + 1) // 2
+        self._groups += [involved[half:], involved[:half]]
+        return None
+
+    def clear(self, involved: Collection[str]) -> None:
+        """Note a step that succeeded.
+
+        A group stays until all of its sequences were in such a step. It also ends when none of its sequences
+        can be in a step now, for example because they have ended or wait for memory.
+
+        involved: ids of the step's sequences; empty for a step with nothing to compute.
+        """
+        if not self._groups:
+            return
+        rest = [name for name in self._groups.pop() if name not in involved]
+        if rest and involved:
+            self._groups.append(rest)
+
+
+class StepTallies:
+    """Counts steps by size, and encoded images by the time that they took."""
+
+    def __init__(self) -> None:
+        self._tallies = {name: Tally(name, row.buckets) for name, row in DISTRIBUTIONS.items()}
+
+    def add(self, tokens: int, sequences: int, result: StepResult) -> None:
+        """Count one step.
+
+        tokens: computed tokens. A step that only encoded has none, and is not counted as a step of tokens.
+        sequences: sequences for which they were computed.
+        """
+        if tokens:
+            self._tallies["step_tokens"].add(tokens)
+            self._tallies["step_sequences"].add(sequences)
+        for seconds in result.encoded.values():
+            self._tallies["image_encode_seconds"].add(seconds)
+        for seconds in result.projected.values():
+            self._tallies["image_project_seconds"].add(seconds)
+
+    def stats(self) -> dict[str, float]:
+        """Return the figures of all histograms by the names of `core.tally`."""
+        return {key: value for tally in self._tallies.values() for key, value in tally.stats().items()}

@@ -27,6 +27,55 @@ from fovea.planner.shape import Tower
 Weights = NDArray[np.float32]
 KEYS = -0.75
 """Parameter of the bicubic kernel of Keys, as in torch's and PIL's arithmetic on pictures."""
+At = NDArray[np.float32] | None
+"""Places of patches in the whole image, see `AnySizeTower.slices`."""
+
+
+class AnySizeTower(Protocol):
+    """A vision tower, with its projector, that encodes pictures of any size."""
+
+    @property
+    def merge(self) -> int:
+        """Patches per side of a visual token."""
+        ...
+
+    @property
+    def crop_invariant(self) -> bool:
+        """Whether a crop's tokens are independent of its place in the image: no position was learned."""
+        ...
+
+    @property
+    def corners(self) -> bool:
+        """How learned positions lie on an image, see `PositionTable`. Without such positions it is True."""
+        ...
+
+    @property
+    def patch_weight(self) -> Tensor:
+        """The weight of the patch embedding, on the tower's device."""
+        ...
+
+    def slices(
+        self, patches: Tensor, grid: tuple[int, int, int], at: NDArray[np.float32] | None = None
+    ) -> Slices[tuple[Tensor, list[Tensor]]]:
+        """Encode the patches of one image, or of t frames or crops of equal size, one slice at a time.
+
+        Patches attend only to patches of their own frame or crop.
+
+        patches: (t*h*w, values), in merge order.
+        grid: (t, h, w) in patches.
+        at: places of the patches of t crops in the whole image: (t*h*w, 2) fractions in [0, 1], in merge
+            order. None: each of the t is a whole image or frame.
+
+        Returns visual tokens (t*h*w/merge^2, decoder width), and one such tensor for each DeepStack level.
+        """
+        ...
+
+    def tap(self, patches: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
+        """Return the attention inputs of the last block in which all patches of a frame attend to each other.
+
+        patches, grid: as for `slices`. The tower runs up to that block.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,53 +156,6 @@ class TappedAttention:
     key: Tensor
     plain_key: Tensor
     back: Tensor | None = None
-
-
-class AnySizeTower(Protocol):
-    """A vision tower, with its projector, that encodes pictures of any size."""
-
-    @property
-    def merge(self) -> int:
-        """Patches per side of a visual token."""
-        ...
-
-    @property
-    def crop_invariant(self) -> bool:
-        """Whether a crop's tokens are independent of its place in the image: no position was learned."""
-        ...
-
-    @property
-    def corners(self) -> bool:
-        """How learned positions lie on an image, see `PositionTable`. Without such positions it is True."""
-        ...
-
-    @property
-    def patch_weight(self) -> Tensor:
-        """The weight of the patch embedding, on the tower's device."""
-        ...
-
-    def slices(
-        self, patches: Tensor, grid: tuple[int, int, int], at: NDArray[np.float32] | None = None
-    ) -> Slices[tuple[Tensor, list[Tensor]]]:
-        """Encode the patches of one image, or of t frames or crops of equal size, one slice at a time.
-
-        Patches attend only to patches of their own frame or crop.
-
-        patches: (t*h*w, values), in merge order.
-        grid: (t, h, w) in patches.
-        at: places of the patches of t crops in the whole image: (t*h*w, 2) fractions in [0, 1], in merge
-            order. None: each of the t is a whole image or frame.
-
-        Returns visual tokens (t*h*w/merge^2, decoder width), and one such tensor for each DeepStack level.
-        """
-        ...
-
-    def tap(self, patches: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
-        """Return the attention inputs of the last block in which all patches of a frame attend to each other.
-
-        patches, grid: as for `slices`. The tower runs up to that block.
-        """
-        ...
 
 
 class BlockAttention(Protocol):
@@ -301,10 +303,6 @@ class Block(nn.Module):
         """Apply output projection, norm and MLP to attention output `mixed` of rows x, both (T, hidden)."""
         attended = self.attn.proj(mixed, x)
         return self.mlp(self.norm2(attended), attended)  # type: ignore[no-any-return]
-
-
-At = NDArray[np.float32] | None
-"""Places of patches in the whole image, see `AnySizeTower.slices`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows, as_
 from fovea.engine.vision.processor.sizes import window_order
 from fovea.planner.shape import Tower
 
+MAX_GEOMETRIES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class QwenVisionConfig:
@@ -66,105 +68,6 @@ class QwenVisionConfig:
     full: tuple[int, ...] = ()
     positions: int = 0
     deepstack: tuple[int, ...] = ()
-
-
-MAX_GEOMETRIES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Tensors of a tower that depend on the grid alone, in the order in which the tower holds its patches.
-
-    cos, sin: (patches, 1, head_dim) float32, of the rotary positions.
-    order: (tokens,), the number in merge order of each visual token that the tower holds; None: it is merge
-        order.
-    back: the inverse permutation of `order`.
-    full: runs (groups, patches per group) of patches that attend to each other in blocks without windows,
-        counted from the first patch on.
-    windows: such runs in blocks with windows.
-    taps: (patches, 4), the four entries of the learned position table that each patch interpolates.
-    tap_weights: (patches, 4, 1), the weights of these entries.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    order: Tensor | None
-    back: Tensor | None
-    full: tuple[tuple[int, int], ...]
-    windows: tuple[tuple[int, int], ...]
-    taps: Tensor | None
-    tap_weights: Tensor | None
-
-    def runs(self, config: QwenVisionConfig, block: int) -> tuple[tuple[int, int], ...]:
-        """Return the runs of patches that attend to each other in that block."""
-        return self.full if not config.window or block in config.full else self.windows
-
-
-def _mlp(config: QwenVisionConfig) -> nn.Module:
-    if config.generation == "2.5":
-        return GatedMLP(config.hidden, config.intermediate, config.activation, bias=True)
-    names = ("fc1", "fc2") if config.generation == "2" else ("linear_fc1", "linear_fc2")
-    return PlainMLP(config.hidden, config.intermediate, config.activation, names)
-
-
-def _norm(config: QwenVisionConfig, width: int) -> nn.Module:
-    return RMSNorm(width, 1e-6) if config.generation == "2.5" else LayerNorm(width, 1e-6)
-
-
-def _block(config: QwenVisionConfig) -> Block:
-    return Block(config.hidden, config.heads, lambda: _norm(config, config.hidden), _mlp(config))
-
-
-class _Merger2(nn.Module):
-    """Merges the `merge` x `merge` patches of a token, with the attribute names of Qwen2 and Qwen2.5."""
-
-    rowwise = ("forward",)
-
-    def __init__(self, config: QwenVisionConfig) -> None:
-        super().__init__()
-        self.width = config.hidden * config.merge**2
-        self.ln_q = _norm(config, config.hidden)
-        self.mlp = nn.ModuleDict(
-            {
-                "0": Linear(self.width, self.width, bias=True, activation="gelu"),
-                "2": Linear(self.width, config.out_hidden, bias=True),
-            }
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.ln_q(x).view(-1, self.width)
-        return self.mlp["2"](self.mlp["0"](x))  # type: ignore[no-any-return]
-
-
-class _Merger3(nn.Module):
-    """Merges the `merge` x `merge` patches of a token, with the attribute names of Qwen3.
-
-    joined_norm: normalise after the patches are joined, as DeepStack's mergers do, instead of before.
-    """
-
-    rowwise = ("forward",)
-
-    def __init__(self, config: QwenVisionConfig, *, joined_norm: bool) -> None:
-        super().__init__()
-        self.width = config.hidden * config.merge**2
-        self.joined_norm = joined_norm
-        self.norm = LayerNorm(self.width if joined_norm else config.hidden, 1e-6)
-        self.linear_fc1 = Linear(self.width, self.width, bias=True, activation="gelu")
-        self.linear_fc2 = Linear(self.width, config.out_hidden, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x.view(-1, self.width) if self.joined_norm else x).view(-1, self.width)
-        return self.linear_fc2(self.linear_fc1(x))  # type: ignore[no-any-return]
-
-
-class _PatchEmbed(nn.Module):
-    def __init__(self, config: QwenVisionConfig) -> None:
-        super().__init__()
-        kernel = (config.channels, config.temporal, config.patch, config.patch)
-        self.proj = PatchLinear(kernel, config.hidden, bias=config.generation == "3")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x)  # type: ignore[no-any-return]
 
 
 class QwenVisionTower(nn.Module):
@@ -306,6 +209,102 @@ class QwenVisionTower(nn.Module):
             taps,
             weights,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Tensors of a tower that depend on the grid alone, in the order in which the tower holds its patches.
+
+    cos, sin: (patches, 1, head_dim) float32, of the rotary positions.
+    order: (tokens,), the number in merge order of each visual token that the tower holds; None: it is merge
+        order.
+    back: the inverse permutation of `order`.
+    full: runs (groups, patches per group) of patches that attend to each other in blocks without windows,
+        counted from the first patch on.
+    windows: such runs in blocks with windows.
+    taps: (patches, 4), the four entries of the learned position table that each patch interpolates.
+    tap_weights: (patches, 4, 1), the weights of these entries.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    order: Tensor | None
+    back: Tensor | None
+    full: tuple[tuple[int, int], ...]
+    windows: tuple[tuple[int, int], ...]
+    taps: Tensor | None
+    tap_weights: Tensor | None
+
+    def runs(self, config: QwenVisionConfig, block: int) -> tuple[tuple[int, int], ...]:
+        """Return the runs of patches that attend to each other in that block."""
+        return self.full if not config.window or block in config.full else self.windows
+
+
+def _mlp(config: QwenVisionConfig) -> nn.Module:
+    if config.generation == "2.5":
+        return GatedMLP(config.hidden, config.intermediate, config.activation, bias=True)
+    names = ("fc1", "fc2") if config.generation == "2" else ("linear_fc1", "linear_fc2")
+    return PlainMLP(config.hidden, config.intermediate, config.activation, names)
+
+
+def _norm(config: QwenVisionConfig, width: int) -> nn.Module:
+    return RMSNorm(width, 1e-6) if config.generation == "2.5" else LayerNorm(width, 1e-6)
+
+
+def _block(config: QwenVisionConfig) -> Block:
+    return Block(config.hidden, config.heads, lambda: _norm(config, config.hidden), _mlp(config))
+
+
+class _Merger2(nn.Module):
+    """Merges the `merge` x `merge` patches of a token, with the attribute names of Qwen2 and Qwen2.5."""
+
+    rowwise = ("forward",)
+
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        self.width = config.hidden * config.merge**2
+        self.ln_q = _norm(config, config.hidden)
+        self.mlp = nn.ModuleDict(
+            {
+                "0": Linear(self.width, self.width, bias=True, activation="gelu"),
+                "2": Linear(self.width, config.out_hidden, bias=True),
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.ln_q(x).view(-1, self.width)
+        return self.mlp["2"](self.mlp["0"](x))  # type: ignore[no-any-return]
+
+
+class _Merger3(nn.Module):
+    """Merges the `merge` x `merge` patches of a token, with the attribute names of Qwen3.
+
+    joined_norm: normalise after the patches are joined, as DeepStack's mergers do, instead of before.
+    """
+
+    rowwise = ("forward",)
+
+    def __init__(self, config: QwenVisionConfig, *, joined_norm: bool) -> None:
+        super().__init__()
+        self.width = config.hidden * config.merge**2
+        self.joined_norm = joined_norm
+        self.norm = LayerNorm(self.width if joined_norm else config.hidden, 1e-6)
+        self.linear_fc1 = Linear(self.width, self.width, bias=True, activation="gelu")
+        self.linear_fc2 = Linear(self.width, config.out_hidden, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x.view(-1, self.width) if self.joined_norm else x).view(-1, self.width)
+        return self.linear_fc2(self.linear_fc1(x))  # type: ignore[no-any-return]
+
+
+class _PatchEmbed(nn.Module):
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        kernel = (config.channels, config.temporal, config.patch, config.patch)
+        self.proj = PatchLinear(kernel, config.hidden, bias=config.generation == "3")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x)  # type: ignore[no-any-return]
 
 
 class QwenSegment(nn.Module):

@@ -28,84 +28,8 @@ from fovea.engine.vision.processor.regions import survey_coarsely
 from fovea.engine.visual_budget.methods import METHODS, PARAM, Method, keep_count, resolve_preset
 from fovea.relevance.images import GLANCES, Sizes, Turn, allot, last_mentions, rank, score_view
 
-
-@dataclass(frozen=True, slots=True)
-class SharingImage:
-    """One of the images that share a budget.
-
-    plan: the plan with all tokens.
-    budget: the pixel budget that the plan was made with.
-    mention: number of the last turn that names the image; -1: no turn does.
-    """
-
-    image: Image
-    plan: VisualPlan
-    budget: PixelBudget
-    mention: int
-
-
-def share_budget(
-    processor: ResizingProcessor, images: Sequence[SharingImage], question: str, total: int
-) -> list[VisualPlan]:
-    """Return a plan for each image: at most `total` tokens together, and at least one token each.
-
-    Some images are encoded closely, the others as glances. Each image keeps its own plan, or gets a
-    smaller plan of the same processor with the key of that plan. So an image that keeps its plan has the
-    same cache entries as in any other request.
-
-    Images that the user named last are encoded closely first, then those whose content fits the question
-    best. CPU-bound, some milliseconds per image.
-    """
-    scores = [score_view(survey_coarsely(processor, entry.image, entry.plan), question) for entry in images]
-    mentions = [entry.mention for entry in images]
-    order = rank(mentions, scores, [entry.image.identity for entry in images])
-    glances = [
-        tuple(processor.shrink(entry.plan, entry.budget, most) for most in GLANCES) for entry in images
-    ]
-    sizes = [
-        Sizes(entry.plan.tokens, tuple(plan.tokens for plan in plans))
-        for entry, plans in zip(images, glances, strict=True)
-    ]
-    close_count = mentions.count(max(mentions)) if max(mentions) >= 0 else 1
-    allotment = allot(sizes, order, close_count, total)
-    plans = [plans[allotment.glance] for plans in glances]
-    for number, most in allotment.close.items():
-        closer = processor.shrink(images[number].plan, images[number].budget, most)
-        plans[number] = max(plans[number], closer, key=lambda plan: plan.tokens)
-    return plans
-
-
 QUESTION_IDS = 64
 """Methods that use the question read at most so many token ids, from its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """The parts of a request that decide about visual tokens, apart from its images.
-
-    question: the user's text of all turns.
-    salt: the request's cache salt.
-    load: the engine's load, 0 or more.
-    turns: the user's turns.
-    """
-
-    question: str
-    salt: str
-    load: float
-    turns: tuple[Turn, ...] = ()
-
-    def key(self, image: Image, plan: VisualPlan) -> str:
-        """The key of an image with this plan in the encoder-output cache."""
-        return f"{self.salt}\x00{image.identity}\x00{plan.key}"
-
-
-@dataclass(frozen=True, slots=True)
-class ReducedPlan:
-    """A plan with fewer tokens, its cache key, and the name of the method."""
-
-    plan: VisualPlan
-    key: str
-    method: str
 
 
 class VisualBudget:
@@ -296,6 +220,81 @@ class VisualBudget:
         if wish.keep is None and METHODS[wish.method].by_region and regions is not None:
             return min(plan.tokens, regions.own_tokens(image, plan))
         return keep_count(plan.tokens, 0.5 if wish.keep is None else wish.keep)
+
+
+@dataclass(frozen=True, slots=True)
+class SharingImage:
+    """One of the images that share a budget.
+
+    plan: the plan with all tokens.
+    budget: the pixel budget that the plan was made with.
+    mention: number of the last turn that names the image; -1: no turn does.
+    """
+
+    image: Image
+    plan: VisualPlan
+    budget: PixelBudget
+    mention: int
+
+
+def share_budget(
+    processor: ResizingProcessor, images: Sequence[SharingImage], question: str, total: int
+) -> list[VisualPlan]:
+    """Return a plan for each image: at most `total` tokens together, and at least one token each.
+
+    Some images are encoded closely, the others as glances. Each image keeps its own plan, or gets a
+    smaller plan of the same processor with the key of that plan. So an image that keeps its plan has the
+    same cache entries as in any other request.
+
+    Images that the user named last are encoded closely first, then those whose content fits the question
+    best. CPU-bound, some milliseconds per image.
+    """
+    scores = [score_view(survey_coarsely(processor, entry.image, entry.plan), question) for entry in images]
+    mentions = [entry.mention for entry in images]
+    order = rank(mentions, scores, [entry.image.identity for entry in images])
+    glances = [
+        tuple(processor.shrink(entry.plan, entry.budget, most) for most in GLANCES) for entry in images
+    ]
+    sizes = [
+        Sizes(entry.plan.tokens, tuple(plan.tokens for plan in plans))
+        for entry, plans in zip(images, glances, strict=True)
+    ]
+    close_count = mentions.count(max(mentions)) if max(mentions) >= 0 else 1
+    allotment = allot(sizes, order, close_count, total)
+    plans = [plans[allotment.glance] for plans in glances]
+    for number, most in allotment.close.items():
+        closer = processor.shrink(images[number].plan, images[number].budget, most)
+        plans[number] = max(plans[number], closer, key=lambda plan: plan.tokens)
+    return plans
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """The parts of a request that decide about visual tokens, apart from its images.
+
+    question: the user's text of all turns.
+    salt: the request's cache salt.
+    load: the engine's load, 0 or more.
+    turns: the user's turns.
+    """
+
+    question: str
+    salt: str
+    load: float
+    turns: tuple[Turn, ...] = ()
+
+    def key(self, image: Image, plan: VisualPlan) -> str:
+        """The key of an image with this plan in the encoder-output cache."""
+        return f"{self.salt}\x00{image.identity}\x00{plan.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedPlan:
+    """A plan with fewer tokens, its cache key, and the name of the method."""
+
+    plan: VisualPlan
+    key: str
+    method: str
 
 
 def possible_methods(capabilities: Capabilities) -> tuple[str, ...]:

@@ -17,64 +17,9 @@ from fovea.core.errors import CheckpointError, UnsupportedModel
 
 Config = Mapping[str, Any]
 """The content of a JSON file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A target size, of which a checkpoint names some fields.
-
-    All fields are edges in pixels, except for Qwen: there `shortest_edge` and `longest_edge`, or `min_pixels`
-    and `max_pixels`, are areas in pixels.
-    """
-
-    NAMES: ClassVar[tuple[str, ...]] = (
-        "height",
-        "width",
-        "shortest_edge",
-        "longest_edge",
-        "min_pixels",
-        "max_pixels",
-    )
-
-    height: int | None = None
-    width: int | None = None
-    shortest_edge: int | None = None
-    longest_edge: int | None = None
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-
-    @property
-    def fixed_size(self) -> tuple[int, int] | None:
-        """(height, width) if both are named, else None."""
-        return (self.height, self.width) if self.height and self.width else None
-
-    @property
-    def key(self) -> str:
-        """The named fields, as part of a cache key."""
-        return ",".join(f"{name}:{getattr(self, name)}" for name in self.NAMES if getattr(self, name))
-
-
-def with_shortest_edge(height: int, width: int, edge: int, longest: int | None = None) -> tuple[int, int]:
-    """(height, width) of equal aspect; the shorter edge is `edge`, the longer edge at most `longest`.
-
-    Fractions are cut off, not rounded. With a limit, the longer edge is computed from the unrounded shorter
-    one, so that it equals the limit. This is the rule of torchvision's and Hugging Face's resize.
-    """
-    short, long = min(height, width), max(height, width)
-    exact: float = edge
-    if longest is not None and long / short * edge > longest:
-        exact = longest * float(short) / long
-        edge = round(exact)
-    if longest is not None and short == edge:
-        return height, width
-    far = int(exact * long / short)
-    return (edge, far) if height <= width else (far, edge)
-
-
 FILE = "preprocessor_config.json"
 LARGEST = 1 << 40
 """Largest number of pixels that a setting may ask for."""
-
 # Keys that concern how Hugging Face's processor runs. They do not change the pixels.
 _METADATA = frozenset(
     {
@@ -100,6 +45,21 @@ _SHAPES_PIXELS = re.compile(
     r"^(?!video)(do_.*|.*(size|crop|pad(?!ding_side)|resiz|resample|interpol|pixel|mean|std|scale|patch|tile|split|"
     r"pinpoint|convert|edge|thumbnail).*)"
 )
+TYPES_BY_CLASS: Mapping[str, str] = MappingProxyType({"LightOnOCRForConditionalGeneration": "lighton_ocr"})
+"""The model_type of checkpoints whose config.json has another one, by the name of their class.
+
+LightOnOCR was published with the model_type of Mistral 3, before transformers had a class for it. It has the
+same tower, but no text between the rows of visual tokens.
+"""
+# (image_size, patch_size) of towers whose config omits them. Configs store only differences from these
+# defaults.
+_DEFAULTS: Mapping[str, tuple[int, int]] = {
+    "clip_vision_model": (224, 32),
+    "siglip_vision_model": (224, 16),
+    "idefics3_vision": (224, 32),
+    "smolvlm_vision": (224, 32),
+}
+_WITHOUT_CLASS_TOKEN = ("siglip_vision_model", "idefics3_vision", "smolvlm_vision")
 
 
 class Settings:
@@ -220,6 +180,58 @@ class Settings:
         return CheckpointError(f"{self._where}: {name} is {value!r}; accepted: {accepted}", param=name)
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A target size, of which a checkpoint names some fields.
+
+    All fields are edges in pixels, except for Qwen: there `shortest_edge` and `longest_edge`, or `min_pixels`
+    and `max_pixels`, are areas in pixels.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = (
+        "height",
+        "width",
+        "shortest_edge",
+        "longest_edge",
+        "min_pixels",
+        "max_pixels",
+    )
+
+    height: int | None = None
+    width: int | None = None
+    shortest_edge: int | None = None
+    longest_edge: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+    @property
+    def fixed_size(self) -> tuple[int, int] | None:
+        """(height, width) if both are named, else None."""
+        return (self.height, self.width) if self.height and self.width else None
+
+    @property
+    def key(self) -> str:
+        """The named fields, as part of a cache key."""
+        return ",".join(f"{name}:{getattr(self, name)}" for name in self.NAMES if getattr(self, name))
+
+
+def with_shortest_edge(height: int, width: int, edge: int, longest: int | None = None) -> tuple[int, int]:
+    """(height, width) of equal aspect; the shorter edge is `edge`, the longer edge at most `longest`.
+
+    Fractions are cut off, not rounded. With a limit, the longer edge is computed from the unrounded shorter
+    one, so that it equals the limit. This is the rule of torchvision's and Hugging Face's resize.
+    """
+    short, long = min(height, width), max(height, width)
+    exact: float = edge
+    if longest is not None and long / short * edge > longest:
+        exact = longest * float(short) / long
+        edge = round(exact)
+    if longest is not None and short == edge:
+        return height, width
+    far = int(exact * long / short)
+    return (edge, far) if height <= width else (far, edge)
+
+
 def section(config: Config, name: str) -> Config:
     """A nested part of a config; empty if it is absent or null. Raises CheckpointError for another type."""
     value = config.get(name)
@@ -245,14 +257,6 @@ def expect_equal(what: str, ours: int, theirs: object) -> None:
         )
 
 
-TYPES_BY_CLASS: Mapping[str, str] = MappingProxyType({"LightOnOCRForConditionalGeneration": "lighton_ocr"})
-"""The model_type of checkpoints whose config.json has another one, by the name of their class.
-
-LightOnOCR was published with the model_type of Mistral 3, before transformers had a class for it. It has the
-same tower, but no text between the rows of visual tokens.
-"""
-
-
 def stated_type(content: Config) -> str:
     """Return the model_type of a config.json; "" if it has none. `architectures` overrides `model_type`."""
     names = content.get("architectures")
@@ -260,17 +264,6 @@ def stated_type(content: Config) -> str:
         if isinstance(name, str) and name in TYPES_BY_CLASS:
             return TYPES_BY_CLASS[name]
     return str(content.get("model_type", ""))[:100]
-
-
-# (image_size, patch_size) of towers whose config omits them. Configs store only differences from these
-# defaults.
-_DEFAULTS: Mapping[str, tuple[int, int]] = {
-    "clip_vision_model": (224, 32),
-    "siglip_vision_model": (224, 16),
-    "idefics3_vision": (224, 32),
-    "smolvlm_vision": (224, 32),
-}
-_WITHOUT_CLASS_TOKEN = ("siglip_vision_model", "idefics3_vision", "smolvlm_vision")
 
 
 @dataclass(frozen=True, slots=True)

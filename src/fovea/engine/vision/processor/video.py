@@ -34,134 +34,19 @@ from fovea.kernels.native.pictures import Order
 
 KeptCells = tuple[tuple[int, ...], ...]
 """For each group, the cells of its merged grid that are kept, ascending."""
-
-
-def kept_count(groups: int, cells: int, rate: float) -> int:
-    """Number of tokens that a clip keeps: at least one whole group; all tokens at rate 0."""
-    return max(cells, int(groups * cells * (1 - rate))) if rate else groups * cells
-
-
-def first_cells(groups: int, cells: int, count: int) -> KeptCells:
-    """The first `count` cells of a clip.
-
-    They stand for the cells that will remain in a prompt until the frames are decoded.
-    """
-    return tuple(tuple(range(max(0, min(cells, count - group * cells)))) for group in range(groups))
-
-
-def moving_cells(frames: Iterable[NDArray[np.uint8]], group_frames: int, cell: int, count: int) -> KeptCells:
-    """The `count` cells whose pixels change most, and all of the first group.
-
-    Source: "Efficient Video Sampling" (arXiv 2510.14624). The score of a cell is the change of its pixels
-    since the previous frame. The first group is kept whole. The cells with the highest scores of the
-    whole clip take the remaining tokens. Unlike in that paper, the number of tokens follows from shape
-    and rate alone, so a request's cost is known before a frame is decoded; the pixels only decide which
-    cells remain. The remaining tokens keep their true positions.
-
-    Among cells of equal change, an earlier group comes first, then a higher row, then a column further left.
-    The scores are integers, so equal frames always keep equal cells.
-
-    frames: (height, width, 3) each; both sides are multiples of `cell`.
-    group_frames: frames per group.
-    cell: side of a cell, in pixels.
-    """
-    before: NDArray[np.int16] | None = None
-    scores: list[NDArray[np.int64]] = []
-    for index, frame in enumerate(frames):
-        now = frame.astype(np.int16)
-        down, across = now.shape[0] // cell, now.shape[1] // cell
-        if before is None:
-            change = np.zeros((down, across), np.int64)
-        else:
-            difference = np.abs(now - before).reshape(down, cell, across, cell * 3)
-            change = difference.sum(axis=(1, 3), dtype=np.int64)
-        before = now
-        if index % group_frames:
-            scores[-1] += change.ravel()
-        else:
-            scores.append(change.ravel())
-    table = np.stack(scores)
-    table[0] = np.iinfo(np.int64).max
-    best = np.zeros(table.size, bool)
-    best[np.argsort(-table.ravel(), kind="stable")[:count]] = True
-    return tuple(tuple(np.flatnonzero(row).tolist()) for row in best.reshape(table.shape))
-
-
 MAX_FPS = 240.0
 MAX_FRAMES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRule:
-    """How a model samples the frames of a video.
-
-    The rule is the model's own, with the client's numbers if the request has any. Both rules choose
-    exactly the frames that transformers' video processors choose for these numbers (`sample_frames`).
-
-    fps: sampled frames per second of video.
-    min_frames, max_frames: bounds on the number of sampled frames.
-    group_frames: frames of a temporal patch.
-    even: true: frames at equal distances from the first to the last (Qwen3-VL). False: frames at equal
-        distances from the first on, in whole temporal patches (Qwen2-VL, Qwen2.5-VL).
-    """
-
-    fps: float
-    min_frames: int
-    max_frames: int
-    group_frames: int
-    even: bool
-
-    def indices(self, video: Video, budget: VideoBudget) -> tuple[int, ...]:
-        """Indices of the sampled frames, ascending.
-
-        Raises InvalidRequest for a budget with values out of range.
-
-        A clip that the client has already sampled (`preselected`) keeps all frames, unless the budget names a
-        number or there are more than `max_frames`.
-        """
-        _check(budget)
-        rule = replace(
-            self,
-            fps=budget.fps or self.fps,
-            min_frames=budget.min_frames or min(self.min_frames, budget.max_frames or self.min_frames),
-            max_frames=budget.max_frames or max(self.max_frames, budget.min_frames or 0),
-        )
-        explicit = budget.fps or budget.min_frames or budget.max_frames
-        if video.preselected and not explicit and video.frames <= rule.max_frames:
-            return tuple(range(video.frames))
-        return rule._even(video) if self.even else rule._steps(video)
-
-    def _even(self, video: Video) -> tuple[int, ...]:
-        wanted = int(video.frames / video.fps * self.fps)
-        count = min(max(wanted, self.min_frames), self.max_frames, video.frames)
-        return tuple(np.linspace(0, video.frames - 1, count).round().astype(int).tolist())
-
-    def _steps(self, video: Video) -> tuple[int, ...]:
-        total, whole = video.frames, self.group_frames
-        most = min(self.max_frames, total) // whole * whole
-        wanted = min(max(total / video.fps * self.fps, self.min_frames), most)
-        # If less than one temporal patch is available, take all frames. The last one is repeated to fill the
-        # patch.
-        count = math.floor(wanted / whole) * whole or min(self.max_frames, total)
-        step = total / count
-        steps = np.arange(math.ceil(total / step)) * step
-        return tuple(np.minimum(steps.astype(np.float32).astype(int), total - 1).tolist())
-
-
-def _check(budget: VideoBudget) -> None:
-    if budget.fps is not None and not 0 < budget.fps <= MAX_FPS:
-        raise InvalidRequest(f"fps is {budget.fps!r}; accepted: above 0, at most {MAX_FPS:g}", param="fps")
-    for name, value in (("min_frames", budget.min_frames), ("max_frames", budget.max_frames)):
-        if value is not None and not 1 <= value <= MAX_FRAMES:
-            raise InvalidRequest(f"{name} is {value!r}; accepted: 1 to {MAX_FRAMES}", param=name)
-    low, high = budget.min_frames, budget.max_frames
-    if low is not None and high is not None and low > high:
-        raise InvalidRequest(f"min_frames is {low}, above max_frames, which is {high}", param="min_frames")
-    if not 0 <= budget.pruning_rate <= MAX_PRUNING:
-        raise InvalidRequest(
-            f"video_pruning_rate is {budget.pruning_rate!r}; accepted: 0 to {MAX_PRUNING}",
-            param="video_pruning_rate",
-        )
+FILE = "video_preprocessor_config.json"
+TIMESTAMPS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Models whose prompts have the time of each group of frames before it."""
+_CLASSES = {
+    "qwen2_vl": "Qwen2VLVideoProcessor",
+    "qwen2_5_vl": "Qwen2VLVideoProcessor",
+    **dict.fromkeys(TIMESTAMPS, "Qwen3VLVideoProcessor"),
+}
+_WRAP = ("<|vision_start|>", "<|vision_end|>")
+SHARE = {False: 128_000, True: 768}
+"""Default of `max_video_tokens`, by whether the limits are for all frames together (`QwenVideos.volume`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,19 +262,6 @@ class QwenVideos:
         return new_height, new_width
 
 
-FILE = "video_preprocessor_config.json"
-TIMESTAMPS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-"""Models whose prompts have the time of each group of frames before it."""
-_CLASSES = {
-    "qwen2_vl": "Qwen2VLVideoProcessor",
-    "qwen2_5_vl": "Qwen2VLVideoProcessor",
-    **dict.fromkeys(TIMESTAMPS, "Qwen3VLVideoProcessor"),
-}
-_WRAP = ("<|vision_start|>", "<|vision_end|>")
-SHARE = {False: 128_000, True: 768}
-"""Default of `max_video_tokens`, by whether the limits are for all frames together (`QwenVideos.volume`)."""
-
-
 def build_videos(
     model_type: str,
     video_config: Config,
@@ -440,6 +312,130 @@ def build_videos(
     )
     settings.close()
     return videos
+
+
+def kept_count(groups: int, cells: int, rate: float) -> int:
+    """Number of tokens that a clip keeps: at least one whole group; all tokens at rate 0."""
+    return max(cells, int(groups * cells * (1 - rate))) if rate else groups * cells
+
+
+def first_cells(groups: int, cells: int, count: int) -> KeptCells:
+    """The first `count` cells of a clip.
+
+    They stand for the cells that will remain in a prompt until the frames are decoded.
+    """
+    return tuple(tuple(range(max(0, min(cells, count - group * cells)))) for group in range(groups))
+
+
+def moving_cells(frames: Iterable[NDArray[np.uint8]], group_frames: int, cell: int, count: int) -> KeptCells:
+    """The `count` cells whose pixels change most, and all of the first group.
+
+    Source: "Efficient Video Sampling" (arXiv 2510.14624). The score of a cell is the change of its pixels
+    since the previous frame. The first group is kept whole. The cells with the highest scores of the
+    whole clip take the remaining tokens. Unlike in that paper, the number of tokens follows from shape
+    and rate alone, so a request's cost is known before a frame is decoded; the pixels only decide which
+    cells remain. The remaining tokens keep their true positions.
+
+    Among cells of equal change, an earlier group comes first, then a higher row, then a column further left.
+    The scores are integers, so equal frames always keep equal cells.
+
+    frames: (height, width, 3) each; both sides are multiples of `cell`.
+    group_frames: frames per group.
+    cell: side of a cell, in pixels.
+    """
+    before: NDArray[np.int16] | None = None
+    scores: list[NDArray[np.int64]] = []
+    for index, frame in enumerate(frames):
+        now = frame.astype(np.int16)
+        down, across = now.shape[0] // cell, now.shape[1] // cell
+        if before is None:
+            change = np.zeros((down, across), np.int64)
+        else:
+            difference = np.abs(now - before).reshape(down, cell, across, cell * 3)
+            change = difference.sum(axis=(1, 3), dtype=np.int64)
+        before = now
+        if index % group_frames:
+            scores[-1] += change.ravel()
+        else:
+            scores.append(change.ravel())
+    table = np.stack(scores)
+    table[0] = np.iinfo(np.int64).max
+    best = np.zeros(table.size, bool)
+    best[np.argsort(-table.ravel(), kind="stable")[:count]] = True
+    return tuple(tuple(np.flatnonzero(row).tolist()) for row in best.reshape(table.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """How a model samples the frames of a video.
+
+    The rule is the model's own, with the client's numbers if the request has any. Both rules choose
+    exactly the frames that transformers' video processors choose for these numbers (`sample_frames`).
+
+    fps: sampled frames per second of video.
+    min_frames, max_frames: bounds on the number of sampled frames.
+    group_frames: frames of a temporal patch.
+    even: true: frames at equal distances from the first to the last (Qwen3-VL). False: frames at equal
+        distances from the first on, in whole temporal patches (Qwen2-VL, Qwen2.5-VL).
+    """
+
+    fps: float
+    min_frames: int
+    max_frames: int
+    group_frames: int
+    even: bool
+
+    def indices(self, video: Video, budget: VideoBudget) -> tuple[int, ...]:
+        """Indices of the sampled frames, ascending.
+
+        Raises InvalidRequest for a budget with values out of range.
+
+        A clip that the client has already sampled (`preselected`) keeps all frames, unless the budget names a
+        number or there are more than `max_frames`.
+        """
+        _check(budget)
+        rule = replace(
+            self,
+            fps=budget.fps or self.fps,
+            min_frames=budget.min_frames or min(self.min_frames, budget.max_frames or self.min_frames),
+            max_frames=budget.max_frames or max(self.max_frames, budget.min_frames or 0),
+        )
+        explicit = budget.fps or budget.min_frames or budget.max_frames
+        if video.preselected and not explicit and video.frames <= rule.max_frames:
+            return tuple(range(video.frames))
+        return rule._even(video) if self.even else rule._steps(video)
+
+    def _even(self, video: Video) -> tuple[int, ...]:
+        wanted = int(video.frames / video.fps * self.fps)
+        count = min(max(wanted, self.min_frames), self.max_frames, video.frames)
+        return tuple(np.linspace(0, video.frames - 1, count).round().astype(int).tolist())
+
+    def _steps(self, video: Video) -> tuple[int, ...]:
+        total, whole = video.frames, self.group_frames
+        most = min(self.max_frames, total) // whole * whole
+        wanted = min(max(total / video.fps * self.fps, self.min_frames), most)
+        # If less than one temporal patch is available, take all frames. The last one is repeated to fill the
+        # patch.
+        count = math.floor(wanted / whole) * whole or min(self.max_frames, total)
+        step = total / count
+        steps = np.arange(math.ceil(total / step)) * step
+        return tuple(np.minimum(steps.astype(np.float32).astype(int), total - 1).tolist())
+
+
+def _check(budget: VideoBudget) -> None:
+    if budget.fps is not None and not 0 < budget.fps <= MAX_FPS:
+        raise InvalidRequest(f"fps is {budget.fps!r}; accepted: above 0, at most {MAX_FPS:g}", param="fps")
+    for name, value in (("min_frames", budget.min_frames), ("max_frames", budget.max_frames)):
+        if value is not None and not 1 <= value <= MAX_FRAMES:
+            raise InvalidRequest(f"{name} is {value!r}; accepted: 1 to {MAX_FRAMES}", param=name)
+    low, high = budget.min_frames, budget.max_frames
+    if low is not None and high is not None and low > high:
+        raise InvalidRequest(f"min_frames is {low}, above max_frames, which is {high}", param="min_frames")
+    if not 0 <= budget.pruning_rate <= MAX_PRUNING:
+        raise InvalidRequest(
+            f"video_pruning_rate is {budget.pruning_rate!r}; accepted: 0 to {MAX_PRUNING}",
+            param="video_pruning_rate",
+        )
 
 
 def _rule(settings: Settings, group_frames: int, even: bool) -> SamplingRule:
