@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.decoder import Decoder, LanguageHead
-from fovea.engine.layers.linear import checkpoint_targets, use_kernels
+from fovea.engine.layers.linear import LayerNorm, Linear, checkpoint_targets, use_kernels
 from fovea.engine.models.targets import FusedTensor
-from fovea.engine.models.text import Renames
+from fovea.engine.models.text import Renames, decoder_config
 from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.built.engines import EncoderEngines, StaticEncoder
 from fovea.engine.vision.encoding import Slices, Tiler, VisualFeatures, VisualShape, run_to_end
@@ -38,6 +39,30 @@ def value_tensor(array: NDArray[Any]) -> Tensor:
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
+class MLPProjector(nn.Module):
+    """Two linear maps with an activation between them, after a norm in some models.
+
+    The attribute names are those of checkpoints.
+
+    width, hidden, out: width of the tower's rows, between the maps, and of the decoder.
+    eps: constant of the norm; None: there is no norm.
+    """
+
+    rowwise = ("forward",)
+
+    def __init__(
+        self, width: int, hidden: int, out: int, *, bias: bool, activation: str, eps: float | None = None
+    ) -> None:
+        super().__init__()
+        self.layer_norm = None if eps is None else LayerNorm(width, eps)
+        self.linear_1 = Linear(width, hidden, bias=bias, activation=activation)
+        self.linear_2 = Linear(hidden, out, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.layer_norm is None else self.layer_norm(x)
+        return self.linear_2(self.linear_1(x))  # type: ignore[no-any-return]
+
+
 class VisionLanguageModel(nn.Module, ABC):
     """A vision tower and a decoder.
 
@@ -53,21 +78,29 @@ class VisionLanguageModel(nn.Module, ABC):
     renames: Renames = ()
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        image_token_id: int,
-        *,
-        merge: int | None,
-        video_token_id: int | None = None,
+        self, config: Any, *, decoder: DecoderConfig | None = None, merge: int | None = None
     ) -> None:
+        """Build the decoder, with uninitialised weights.
+
+        config: a transformers configuration.
+        decoder: the shape of the decoder; None: as its text configuration says.
+        """
         super().__init__()
-        self.decoder = Decoder(config)
-        self.head = LanguageHead(config)
-        self.image_token_id = image_token_id
-        self.video_token_id = video_token_id
+        shape = decoder or decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
+        self.decoder = Decoder(shape)
+        self.head = LanguageHead(shape)
+        self.image_token_id: int = config.image_token_id
+        self.video_token_id: int | None = None
         self.merge = merge
         self.kernels: Kernels = PLAIN
         self.engines = EncoderEngines()
+
+    def expect_width(self, width: int) -> None:
+        """Raise UnsupportedModel if the tower's output has another width than the decoder's input."""
+        if width != self.decoder.config.hidden:
+            raise UnsupportedModel(
+                f"vision output {width} and decoder width {self.decoder.config.hidden} differ"
+            )
 
     @abstractmethod
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
@@ -97,9 +130,9 @@ class VisionLanguageModel(nn.Module, ABC):
     def tower_shape(self) -> Tower:
         """Return the numbers from which the rows of an image follow, for planning without an image."""
 
-    @abstractmethod
     def projector_modules(self) -> list[nn.Module]:
         """Return the modules that turn the tower's rows into rows of the decoder's width."""
+        return [self.get_submodule("projector")]
 
     def merged_modules(self) -> list[nn.Module]:
         """Return the tower's modules that get fewer rows than its first block: a merge comes before them."""

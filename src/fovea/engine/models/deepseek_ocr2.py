@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import Embedding, Linear
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.text import Renames, decoder_config, text_renames
+from fovea.engine.models.text import Renames, text_renames
 from fovea.engine.models.text.parts import rotary
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
@@ -66,8 +66,7 @@ class DeepseekOcr2(VisionLanguageModel):
     """DeepSeek-OCR 2."""
 
     def __init__(self, config: Any) -> None:
-        tied = bool(config.tie_word_embeddings)
-        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        super().__init__(config)
         sam = _sam(config.vision_config.sam_config)
         encoder = _query_encoder(config.vision_config.encoder_config)
         if encoder.hidden != sam.widths[1]:
@@ -122,9 +121,6 @@ class DeepseekOcr2(VisionLanguageModel):
             merged_pairs=(1 + 1 + 0.5) / 4 * encoder.hidden / sam.hidden,
             projector_rows_per_patch=1 / merge,
         )
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]
 
     def merged_modules(self) -> list[nn.Module]:
         return [self.vision.vision_encoder]

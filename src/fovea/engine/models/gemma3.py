@@ -50,7 +50,7 @@ class Gemma3(VisionLanguageModel):
     def __init__(self, config: Any) -> None:
         decoder = decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
         tokens = config.mm_tokens_per_image
-        super().__init__(replace(decoder, whole_images=tokens), config.image_token_id, merge=None)
+        super().__init__(config, decoder=replace(decoder, whole_images=tokens))
         vision = config.vision_config
         if vision.model_type != "siglip_vision_model":
             raise UnsupportedModel(f"vision tower {vision.model_type!r}; supported: siglip_vision_model")
@@ -77,6 +77,3 @@ class Gemma3(VisionLanguageModel):
     def tower_shape(self) -> Tower:
         rows = self.pooled**2
         return self.vision.tower_shape(self.vision.config.side**2 // rows, rows_per_token=rows)
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]

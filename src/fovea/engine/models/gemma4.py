@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config, text_renames, unused_tensors
@@ -35,7 +33,7 @@ class Gemma4(VisionLanguageModel):
         decoder = decoder_config(text, tied=bool(config.tie_word_embeddings))
         if text.use_bidirectional_attention == "vision":
             decoder = replace(decoder, whole_images=BUDGETS[-1])
-        super().__init__(decoder, config.image_token_id, merge=None)
+        super().__init__(config, decoder=decoder)
         self.vision = Gemma4Tower(gemma4_tower(vision))
         self.projector = Gemma4Projector(vision.hidden_size, text.hidden_size, vision.rms_norm_eps)
         self.renames = text_renames(text)
@@ -52,6 +50,3 @@ class Gemma4(VisionLanguageModel):
 
     def tower_shape(self) -> Tower:
         return self.vision.tower_shape()
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]

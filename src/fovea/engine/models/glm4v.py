@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Dense
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.targets import FusedTensor
-from fovea.engine.models.text import decoder_config, text_renames
+from fovea.engine.models.text import text_renames
 from fovea.engine.models.towers import glm4v_tower
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.glm4v import Glm4vTower
@@ -24,12 +23,8 @@ class Glm4v(VisionLanguageModel):
 
     def __init__(self, config: Any) -> None:
         vision = glm4v_tower(config.vision_config)
-        decoder = decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
-        if vision.out_hidden != decoder.hidden:
-            raise UnsupportedModel(
-                f"vision output {vision.out_hidden} and decoder width {decoder.hidden} differ"
-            )
-        super().__init__(decoder, config.image_token_id, merge=vision.merge)
+        super().__init__(config, merge=vision.merge)
+        self.expect_width(vision.out_hidden)
         self.renames = text_renames(config.text_config)
         self.vision = Glm4vTower(vision)
 

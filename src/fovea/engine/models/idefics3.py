@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import siglip_tower
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
@@ -32,8 +31,7 @@ class Idefics3(VisionLanguageModel):
     """Idefics3 and SmolVLM."""
 
     def __init__(self, config: Any) -> None:
-        tied = bool(config.tie_word_embeddings)
-        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        super().__init__(config)
         vision = config.vision_config
         self.vision = VisionTransformer(siglip_tower(vision, (vision.num_hidden_layers,), post_norm=True))
         self.factor = config.scale_factor
@@ -54,9 +52,6 @@ class Idefics3(VisionLanguageModel):
     def tower_shape(self) -> Tower:
         rows = self.factor**2
         return self.vision.tower_shape(self.vision.config.side**2 // rows, rows_per_token=rows)
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:

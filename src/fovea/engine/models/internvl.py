@@ -10,14 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from fovea.core.errors import CheckpointError, UnsupportedModel
-from fovea.engine.layers.linear import LayerNorm, Linear
-from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.base import MLPProjector, VisionLanguageModel
 from fovea.engine.models.idefics3 import pixel_shuffle
 from fovea.engine.models.targets import FusedTensor
-from fovea.engine.models.text import Renames, decoder_config
+from fovea.engine.models.text import Renames
 from fovea.engine.models.tokenizer import added_ids
 from fovea.engine.models.towers import QK_NORM_EPS, internvl_tower
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
@@ -164,21 +161,6 @@ _DECODER_RENAMES: Renames = (
 """Names inside the decoder of InternLM2."""
 
 
-class _Projector(nn.Module):
-    """A norm and two linear maps, with an activation between them."""
-
-    rowwise = ("forward",)
-
-    def __init__(self, in_features: int, out_features: int, activation: str) -> None:
-        super().__init__()
-        self.layer_norm = LayerNorm(in_features, PROJECTOR_EPS)
-        self.linear_1 = Linear(in_features, out_features, bias=True, activation=activation)
-        self.linear_2 = Linear(out_features, out_features, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(self.linear_1(self.layer_norm(x)))  # type: ignore[no-any-return]
-
-
 class InternVL(VisionLanguageModel):
     """InternVL 2, 2.5, 3 and 3.5 with a dense decoder."""
 
@@ -190,8 +172,7 @@ class InternVL(VisionLanguageModel):
     renames = (*_TOWER_RENAMES, *_DECODER_RENAMES)
 
     def __init__(self, config: Any) -> None:
-        tied = bool(config.tie_word_embeddings)
-        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        super().__init__(config)
         strategy = config.vision_feature_select_strategy
         if strategy != "default":
             raise UnsupportedModel(f"vision_feature_select_strategy {strategy!r}: accepted is default")
@@ -203,7 +184,14 @@ class InternVL(VisionLanguageModel):
         self.vision = VisionTransformer(tower)
         self.factor = merge_factor(config.downsample_ratio, tower.side)
         width = config.text_config.hidden_size
-        self.projector = _Projector(tower.hidden * self.factor**2, width, config.projector_hidden_act)
+        self.projector = MLPProjector(
+            tower.hidden * self.factor**2,
+            width,
+            width,
+            bias=True,
+            activation=config.projector_hidden_act,
+            eps=PROJECTOR_EPS,
+        )
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         x = yield from self.vision.slices(self.array_tensor(image))
@@ -218,9 +206,6 @@ class InternVL(VisionLanguageModel):
     def tower_shape(self) -> Tower:
         tokens = (self.vision.config.side // self.factor) ** 2
         return self.vision.tower_shape(tokens, dropped_rows=1, rows_per_token=self.factor**2)
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]
 
     def fused_tensors(self) -> Mapping[str, FusedTensor]:
         """Queries, keys and values of the tower (all models) and of the decoder (InternLM2)."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.linear import LayerNorm, Linear
-from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.text import decoder_config, text_renames
+from fovea.engine.models.base import MLPProjector, VisionLanguageModel
+from fovea.engine.models.text import text_renames
 from fovea.engine.models.towers import naflex_tower
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
@@ -21,39 +20,27 @@ TILE_EDGE = 512
 """Side of a tile of the published image processors, in pixels."""
 
 
-class _Projector(nn.Module):
-    """Two linear maps after an optional norm; each row is factor * factor patches."""
-
-    rowwise = ("forward",)
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        width, bias = config.vision_config.hidden_size * config.downsample_factor**2, config.projector_bias
-        hidden, act = config.projector_hidden_size, config.projector_hidden_act
-        self.layer_norm = LayerNorm(width, 1e-5) if config.projector_use_layernorm else None
-        self.linear_1 = Linear(width, hidden, bias=bias, activation=act)
-        self.linear_2 = Linear(hidden, config.text_config.hidden_size, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.layer_norm is None else self.layer_norm(x)
-        return self.linear_2(self.linear_1(x))  # type: ignore[no-any-return]
-
-
 class Lfm2VL(VisionLanguageModel):
     """LFM2-VL."""
 
     ignored = (r"^vision\.head\.",)
 
     def __init__(self, config: Any) -> None:
-        tied = bool(config.tie_word_embeddings)
-        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        super().__init__(config)
         if config.vision_config.model_type != "siglip2_vision_model":
             raise UnsupportedModel(
                 f"vision tower {config.vision_config.model_type!r}; supported: siglip2_vision_model"
             )
         self.vision = NaflexTower(naflex_tower(config.vision_config))
-        self.projector = _Projector(config)
         self.factor = config.downsample_factor
+        self.projector = MLPProjector(
+            config.vision_config.hidden_size * self.factor**2,
+            config.projector_hidden_size,
+            config.text_config.hidden_size,
+            bias=config.projector_bias,
+            activation=config.projector_hidden_act,
+            eps=1e-5 if config.projector_use_layernorm else None,
+        )
         self.renames = text_renames(config.text_config)
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
@@ -78,9 +65,6 @@ class Lfm2VL(VisionLanguageModel):
             full_layers=config.depth,
             projector_rows_per_patch=1 / merged,
         )
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]
 
     def _pictures(self, plan: VisualPlan) -> list[tuple[str, int, tuple[int, int]]]:
         """The tiles, if there are any, and the view of the whole image, in the order of their tokens.

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.linear import Linear
-from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.text import decoder_config
+from fovea.engine.models.base import MLPProjector, VisionLanguageModel
 from fovea.engine.models.towers import clip_tower, siglip_tower
 from fovea.engine.vision.encoding import (
     Slices,
@@ -34,34 +32,16 @@ from fovea.planner.shape import Tower
 TOWERS = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
 
 
-class Projector(nn.Module):
-    """Two linear maps from the tower's width to the decoder's, with an activation between them."""
-
-    rowwise = ("forward",)
-
-    def __init__(self, config: Any, taps: int) -> None:
-        super().__init__()
-        width = config.text_config.hidden_size
-        bias = bool(config.multimodal_projector_bias)
-        act = config.projector_hidden_act
-        self.linear_1 = Linear(config.vision_config.hidden_size * taps, width, bias=bias, activation=act)
-        self.linear_2 = Linear(width, width, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(self.linear_1(x))  # type: ignore[no-any-return]
-
-
 class Llava(VisionLanguageModel):
     """LLaVA-1.5: one tile per image."""
 
     ignored = (r"^vision\.post_layernorm\.", r"^vision\.head\.", r"^vision\.encoder\.layers\.")
 
     def __init__(self, config: Any) -> None:
-        tied = bool(config.tie_word_embeddings)
-        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        super().__init__(config)
         tower = tower_config(config)
         self.vision = VisionTransformer(tower)
-        self.projector = Projector(config, len(tower.taps))
+        self.projector = projector_of(config, len(tower.taps))
         strategy = config.vision_feature_select_strategy
         if strategy not in ("default", "full"):
             raise UnsupportedModel(
@@ -80,9 +60,6 @@ class Llava(VisionLanguageModel):
         config, dropped = self.vision.config, int(self.drop_first)
         tokens = config.side**2 + int(config.class_token) - dropped
         return self.vision.tower_shape(tokens, dropped_rows=dropped)
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]
 
     def tiles(self, image: ProcessedImage) -> Slices[Tensor]:
         """Encode the tiles of an image and project their patches: (tiles, patches, hidden)."""
@@ -140,6 +117,13 @@ class TiledLlava(Llava):
     def shrink(self, picture: Tensor) -> Tensor:
         """Reduce a picture (hidden, rows, columns) with too many patches. LLaVA-NeXT keeps them all."""
         return picture
+
+
+def projector_of(config: Any, taps: int) -> MLPProjector:
+    """The projector of LLaVA and Pixtral. taps: outputs of the tower that each of its rows has."""
+    width, bias = config.text_config.hidden_size, bool(config.multimodal_projector_bias)
+    tower = config.vision_config.hidden_size * taps
+    return MLPProjector(tower, width, width, bias=bias, activation=config.projector_hidden_act)
 
 
 def unpad(picture: Tensor, height: int, width: int) -> Tensor:

@@ -62,7 +62,7 @@ class MiniCPMV4_6(VisionLanguageModel):
     def __init__(self, config: Any) -> None:
         tied = bool(config.tie_word_embeddings)
         decoder = with_plain_positions(decoder_config(config.text_config, tied=tied))
-        super().__init__(decoder, config.image_token_id, merge=None)
+        super().__init__(config, decoder=decoder)
         vision = config.vision_config
         check(config)
         merges = config.downsample_mode == "16x"
@@ -85,9 +85,6 @@ class MiniCPMV4_6(VisionLanguageModel):
 
     def tower_shape(self) -> Tower:
         return self.vision.tower_shape()
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]
 
     def merged_modules(self) -> list[nn.Module]:
         return self.vision.merged_modules()

@@ -30,7 +30,7 @@ class Mllama(VisionLanguageModel):
 
     def __init__(self, config: Any) -> None:
         decoder = decoder_config(config.text_config, tied=False)
-        super().__init__(decoder, config.image_token_id, merge=None)
+        super().__init__(config, decoder=decoder)
         self.vision = MllamaTower(mllama_tower(config.vision_config))
         self.projector = Linear(self.vision.config.width, decoder.hidden, bias=True)
 

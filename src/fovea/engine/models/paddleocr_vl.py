@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from fovea.engine.layers.linear import LayerNorm, Linear
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import axial_theta, siglip_tower
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
@@ -49,9 +48,9 @@ class PaddleOCRVL(VisionLanguageModel):
     ignored = (r"^vision\.head\.", r"^vision\.embeddings\.packing_position_embedding\.")
 
     def __init__(self, config: Any) -> None:
-        vision, tied = config.vision_config, bool(config.tie_word_embeddings)
+        vision = config.vision_config
         merge: int = vision.spatial_merge_size
-        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=merge)
+        super().__init__(config, merge=merge)
         shape = siglip_tower(vision, (vision.num_hidden_layers,), post_norm=True)
         self.vision = NaViT(shape, merge, axial_theta(vision))
         self.projector = Projector(vision.hidden_size, merge**2, config.text_config.hidden_size)
@@ -68,6 +67,3 @@ class PaddleOCRVL(VisionLanguageModel):
 
     def tower_shape(self) -> Tower:
         return self.vision.tower_shape()
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import Linear, RMSNorm
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.llava import Projector, feature_taps
-from fovea.engine.models.text import decoder_config
+from fovea.engine.models.llava import feature_taps, projector_of
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
 from fovea.engine.vision.pixtral import PixtralConfig, PixtralTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
@@ -62,8 +61,7 @@ class Pixtral(VisionLanguageModel):
     ignored = (r"^vision\.transformer\.layers\.",)
 
     def __init__(self, config: Any) -> None:
-        tied = bool(config.tie_word_embeddings)
-        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        super().__init__(config)
         tower = tower_config(config)
         self.vision = PixtralTower(tower)
         merges = config.model_type != "llava"
@@ -76,7 +74,7 @@ class Pixtral(VisionLanguageModel):
                 )
             self.projector = MergingProjector(config, self.side**2)
         else:
-            self.projector = Projector(config, len(tower.taps))
+            self.projector = projector_of(config, len(tower.taps))
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         _, rows, columns = image.plan.grid
@@ -92,9 +90,6 @@ class Pixtral(VisionLanguageModel):
         config = self.vision.config
         merged = self.side**2
         return Tower(config.hidden, merged, full_layers=config.depth, projector_rows_per_patch=1 / merged)
-
-    def projector_modules(self) -> list[nn.Module]:
-        return [self.projector]
 
 
 def gather_squares(x: Tensor, grid: tuple[int, int], side: int) -> Tensor:

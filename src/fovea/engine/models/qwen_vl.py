@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.text import decoder_config
 from fovea.engine.vision.built.engines import run_segments
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
@@ -24,14 +22,9 @@ class QwenVL(VisionLanguageModel):
 
     def __init__(self, config: Any) -> None:
         vision = vision_config(config.model_type, config.vision_config)
-        decoder = decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
-        if vision.out_hidden != decoder.hidden:
-            raise UnsupportedModel(
-                f"vision output {vision.out_hidden} and decoder width {decoder.hidden} differ"
-            )
-        super().__init__(
-            decoder, config.image_token_id, merge=vision.merge, video_token_id=config.video_token_id
-        )
+        super().__init__(config, merge=vision.merge)
+        self.expect_width(vision.out_hidden)
+        self.video_token_id = config.video_token_id
         self.vision = QwenVisionTower(vision)
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:

@@ -38,21 +38,15 @@ def internvl_tower(vision: Any, taps: tuple[int, ...], *, post_norm: bool) -> Vi
         raise UnsupportedModel(f"norm_type {vision.norm_type!r}; accepted: layer_norm and rms_norm")
     if not vision.use_absolute_position_embeddings:
         raise UnsupportedModel("use_absolute_position_embeddings is false; accepted: true")
-    return ViTConfig(
-        hidden=vision.hidden_size,
-        depth=max(taps),
-        heads=vision.num_attention_heads,
-        intermediate=vision.intermediate_size,
-        activation=vision.hidden_act,
-        eps=vision.layer_norm_eps,
-        image_size=image.pop(),
-        patch_size=patch.pop(),
-        channels=vision.num_channels,
+    return _tower(
+        vision,
+        taps,
         class_token=True,
         patch_bias=True,
         pre_norm=False,
         post_norm=post_norm,
-        taps=taps,
+        image_size=image.pop(),
+        patch_size=patch.pop(),
         rms_norm=vision.norm_type == "rms_norm",
         qkv_bias=vision.attention_bias,
         qk_norm=QK_NORM_EPS if vision.use_qk_norm else None,
@@ -63,26 +57,16 @@ def internvl_tower(vision: Any, taps: tuple[int, ...], *, post_norm: bool) -> Vi
 def naflex_tower(vision: Any) -> ViTConfig:
     """Shape of a SigLIP 2 tower for pictures of any size. Its table of positions is square."""
     side = int(vision.num_patches**0.5)
-    return ViTConfig(
-        hidden=vision.hidden_size,
-        depth=vision.num_hidden_layers,
-        heads=vision.num_attention_heads,
-        intermediate=vision.intermediate_size,
-        activation=vision.hidden_act,
-        eps=vision.layer_norm_eps,
-        image_size=side * vision.patch_size,
-        patch_size=vision.patch_size,
-        channels=vision.num_channels,
-        class_token=False,
-        patch_bias=True,
-        pre_norm=False,
-        post_norm=True,
-        taps=(vision.num_hidden_layers,),
-    )
+    taps, size = (vision.num_hidden_layers,), side * vision.patch_size
+    kind = {"class_token": False, "patch_bias": True, "pre_norm": False, "post_norm": True}
+    return _tower(vision, taps, **kind, image_size=size)
 
 
-def _tower(vision: Any, taps: tuple[int, ...], **kind: bool) -> ViTConfig:
-    """Shape of a tower with the layers up to the last tap; later layers are not built."""
+def _tower(vision: Any, taps: tuple[int, ...], **shape: Any) -> ViTConfig:
+    """Shape of a tower with the layers up to the last tap; later layers are not built.
+
+    shape: fields of `ViTConfig`; sizes that it lacks are those of the configuration.
+    """
     return ViTConfig(
         hidden=vision.hidden_size,
         depth=max(taps),
@@ -90,11 +74,9 @@ def _tower(vision: Any, taps: tuple[int, ...], **kind: bool) -> ViTConfig:
         intermediate=vision.intermediate_size,
         activation=vision.hidden_act,
         eps=vision.layer_norm_eps,
-        image_size=vision.image_size,
-        patch_size=vision.patch_size,
         channels=vision.num_channels,
         taps=taps,
-        **kind,
+        **{"image_size": getattr(vision, "image_size", None), "patch_size": vision.patch_size} | shape,
     )
 
 
