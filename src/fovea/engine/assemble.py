@@ -93,9 +93,7 @@ def assemble(
     states = state_slots(config, model)
     rows = blocks * config.kv.block_size
     info = replace(
-        loaded.info,
-        max_context=_context(config, loaded.info, rows),
-        max_running=config.schedule.max_running,
+        loaded.info, max_context=_context(config, loaded.info, rows), max_running=config.schedule.max_running
     )
     if decoder.cross_layers:
         _warn_if_few_images_fit(config, loaded)

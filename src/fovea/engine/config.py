@@ -367,10 +367,7 @@ class ScheduleSettings:
     )
     max_running: int = setting(64, "Sequences that share a step.", low=1, high=4096)
     max_step_tokens: int = setting(
-        2048,
-        "Tokens computed per step: decodes first, chunks of prompts in the rest.",
-        low=1,
-        high=1 << 20,
+        2048, "Tokens computed per step: decodes first, chunks of prompts in the rest.", low=1, high=1 << 20
     )
     max_step_visual_tokens: int = setting(
         4096,

@@ -86,11 +86,7 @@ class DiskStore:
         rescan_s: after at most so many seconds, changes that other processes make to the folder are noticed.
         """
         self._folder = DiskFolder(
-            Path(folder).absolute(),
-            capacity_bytes,
-            ttl_s=ttl_s,
-            rescan_s=rescan_s,
-            clock=clock,
+            Path(folder).absolute(), capacity_bytes, ttl_s=ttl_s, rescan_s=rescan_s, clock=clock
         )
         self._clock = clock
         self._state = threading.Lock()
@@ -308,13 +304,7 @@ class DiskFolder:
     """A folder with at most `capacity` bytes of entries. Thread-safe."""
 
     def __init__(
-        self,
-        path: Path,
-        capacity: int,
-        *,
-        ttl_s: float | None,
-        rescan_s: float,
-        clock: Callable[[], float],
+        self, path: Path, capacity: int, *, ttl_s: float | None, rescan_s: float, clock: Callable[[], float]
     ) -> None:
         """ttl_s: entries expire after so many seconds; None: never.
 

@@ -41,12 +41,7 @@ MOST_BYTES = 64 << 20
 """Largest file of a head, in bytes; heads have less than one MiB."""
 OLD_NAME = "relevance.safetensors"
 """File name of the head in older versions, beside the weights. It is still read, but never as weights."""
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ORIGINAL_NAME = "consolidated"
 """Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
 MAX_HEADER = 100 * 1024 * 1024
@@ -145,11 +140,7 @@ class Packer:
     """
 
     def __init__(
-        self,
-        model: VisionLanguageModel,
-        kernels: Kernels,
-        recipe: Recipe,
-        later: Iterable[nn.Module] = (),
+        self, model: VisionLanguageModel, kernels: Kernels, recipe: Recipe, later: Iterable[nn.Module] = ()
     ) -> None:
         self._kernels = kernels
         waiting = {layer for module in later for layer in module.modules()}

@@ -79,10 +79,7 @@ class ChatTemplate:
         return self._source is not None
 
     def render(
-        self,
-        messages: Sequence[Message],
-        inputs: TemplateInputs = NOTHING,
-        rewrite: Rewrite | None = None,
+        self, messages: Sequence[Message], inputs: TemplateInputs = NOTHING, rewrite: Rewrite | None = None
     ) -> str:
         """Return a conversation as text, ending where the answer begins.
 

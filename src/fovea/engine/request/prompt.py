@@ -68,23 +68,13 @@ class PromptBuilder:
         self._sealed_markers = tuple(map(tokenizer.seal, self._markers))
 
     def build(
-        self,
-        prompt: Prompt,
-        salt: str = "",
-        limit: int | None = None,
-        load: float = 0.0,
-        steps_down: int = 0,
+        self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0, steps_down: int = 0
     ) -> PreparedPrompt:
         """Build the whole prompt: `outline`, then `settle`."""
         return self.settle(self.outline(prompt, salt, limit, load, steps_down))
 
     def outline(
-        self,
-        prompt: Prompt,
-        salt: str = "",
-        limit: int | None = None,
-        load: float = 0.0,
-        steps_down: int = 0,
+        self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0, steps_down: int = 0
     ) -> PreparedPrompt:
         """Build the prompt without decoding videos.
 
@@ -258,11 +248,7 @@ class PromptBuilder:
         return replace(video, plan=self._videos.settle(video.clip.video, video.plan, cells), settled=True)
 
     def _check_markers(
-        self,
-        kinds: Sequence[int],
-        images: Sequence[PlannedImage],
-        videos: Sequence[PlannedVideo],
-        what: str,
+        self, kinds: Sequence[int], images: Sequence[PlannedImage], videos: Sequence[PlannedVideo], what: str
     ) -> None:
         """kinds: for each marker of the text its place in `self._markers`."""
         wanted = (("image", len(images)), ("video", len(videos)))

@@ -356,14 +356,7 @@ def unplaced_spans(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[Ima
             plan = planned.plan
             full = 0 if plan.reduction is None else plan.reduction.full_tokens
             yield ImageSpan(
-                images,
-                0,
-                0,
-                plan.tokens,
-                planned.key,
-                plan.grid,
-                full_tokens=full,
-                states=plan.states,
+                images, 0, 0, plan.tokens, planned.key, plan.grid, full_tokens=full, states=plan.states
             )
             images += 1
             continue

@@ -164,10 +164,7 @@ class Scheduler:
         )
 
     def update(
-        self,
-        plan: StepPlan,
-        sampled: Mapping[str, Seq[int]],
-        drafts: Mapping[str, Seq[int]] | None = None,
+        self, plan: StepPlan, sampled: Mapping[str, Seq[int]], drafts: Mapping[str, Seq[int]] | None = None
     ) -> None:
         """Update the sequences after a plan was executed: count computed tokens and add the chosen ones.
 

@@ -253,12 +253,7 @@ class PlainTokenizer:
         return token
 
     def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        chat_template: str,
-        tokenize: bool,
-        **variables: Any,
+        self, messages: list[dict[str, Any]], *, chat_template: str, tokenize: bool, **variables: Any
     ) -> str:
         """Return messages as text.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, DecoderConfig, Dense, Experts, FeedForward, LayerConfig
-from fovea.engine.models.text.parts import head_dim, rotary
+from fovea.engine.layers.config import DecoderConfig, Dense, Experts, FeedForward, LayerConfig
+from fovea.engine.models.text.parts import attention_shape, decoder_shape, head_dim, rotary
 
 RENAMES = ((r"^(decoder\.layers\.\d+\.mlp)\.shared_experts\.", r"\1.shared_expert."),)
 """The shared experts of a layer are one block, as wide as all of them together."""
@@ -15,14 +15,7 @@ RENAMES = ((r"^(decoder\.layers\.\d+\.mlp)\.shared_experts\.", r"\1.shared_exper
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
     """See `text.decoder_config`."""
     size, bias = head_dim(text), bool(text.attention_bias)
-    attention = Attention(
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=size,
-        scale=size**-0.5,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    attention = attention_shape(text, size, qkv_bias=bias, out_bias=bias)
     blocks = _feed_forward_blocks(text)
     kinds = text.mlp_layer_types
     if kinds is None or len(kinds) != text.num_hidden_layers or not set(kinds) <= set(blocks):
@@ -30,14 +23,8 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
             f"mlp_layer_types is {kinds}; accepted: 'dense' or 'sparse' for each of the "
             f"{text.num_hidden_layers} layers"
         )
-    return DecoderConfig(
-        vocab_size=text.vocab_size,
-        hidden=text.hidden_size,
-        layers=tuple(LayerConfig(attention, blocks[kind]) for kind in kinds),
-        rotaries=(rotary(text, size),),
-        eps=text.rms_norm_eps,
-        tied=tied,
-        max_positions=text.max_position_embeddings,
+    return decoder_shape(
+        text, (LayerConfig(attention, blocks[kind]) for kind in kinds), rotary(text, size), tied=tied
     )
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, DecoderConfig, LayerConfig
+from fovea.engine.layers.config import DecoderConfig, LayerConfig
 from fovea.engine.layers.mixers import mrope_axes
-from fovea.engine.models.text.parts import feed_forward, head_dim, rotary
+from fovea.engine.models.text.parts import attention_shape, decoder_shape, feed_forward, head_dim, rotary
 
 KINDS = {
     # model_type of the text configuration: (bias of q, k, v; norm of q and k; M-RoPE layout).
@@ -43,11 +43,9 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
     use_bias = bool(getattr(text, "use_bias", False))
     attention_bias = use_bias or bool(getattr(text, "attention_bias", False))
     size = head_dim(text)
-    attention = Attention(
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=size,
-        scale=size**-0.5,
+    attention = attention_shape(
+        text,
+        size,
         qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
         out_bias=attention_bias if qkv_bias is None else False,
         qk_norm=qk_norm,
@@ -57,14 +55,11 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
         LayerConfig(replace(attention, window=window), feed_forward(text, n, bias=mlp_bias))
         for n, window in enumerate(_windows(text))
     )
-    return DecoderConfig(
-        vocab_size=text.vocab_size,
-        hidden=text.hidden_size,
-        layers=layers,
-        rotaries=(rotary(text, size, axes=_axes(text, size, mrope)),),
-        eps=text.rms_norm_eps,
+    return decoder_shape(
+        text,
+        layers,
+        rotary(text, size, axes=_axes(text, size, mrope)),
         tied=tied,
-        max_positions=text.max_position_embeddings,
         query_scaling=_query_scaling(text),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig
-from fovea.engine.models.text.parts import head_dim, rotary
+from fovea.engine.models.text.parts import decoder_shape, head_dim, rotary
 
 KINDS = ("full_attention", "sliding_attention")
 
@@ -37,15 +37,12 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
         )
         return LayerConfig(attention, Dense(text.intermediate_size, text.hidden_activation), sandwich=True)
 
-    return DecoderConfig(
-        vocab_size=text.vocab_size,
-        hidden=text.hidden_size,
-        layers=tuple(layer(kind) for kind in text.layer_types),
-        rotaries=tuple(rotary(text, size, text.rope_parameters[kind], layer_type=kind) for kind in KINDS),
-        eps=text.rms_norm_eps,
+    return decoder_shape(
+        text,
+        (layer(kind) for kind in text.layer_types),
+        *(rotary(text, size, text.rope_parameters[kind], layer_type=kind) for kind in KINDS),
         centered_norms=True,
         tied=tied,
-        max_positions=text.max_position_embeddings,
         embedding_scale=float(text.hidden_size) ** 0.5,
         logit_cap=text.final_logit_softcapping or 0.0,
     )

@@ -19,7 +19,7 @@ from fovea.engine.layers.config import (
     PerLayer,
     Rotary,
 )
-from fovea.engine.models.text.parts import rotary
+from fovea.engine.models.text.parts import decoder_shape, rotary
 
 KINDS = ("full_attention", "sliding_attention")
 _LAYER = r"^(decoder\.layers\.\d+)\."
@@ -62,14 +62,11 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
             f"use_bidirectional_attention is {text.use_bidirectional_attention!r}; supported: null, 'vision'"
         )
     sources = _sources(text)
-    return DecoderConfig(
-        vocab_size=text.vocab_size,
-        hidden=text.hidden_size,
-        layers=tuple(_layer(text, number, sources[number]) for number in range(text.num_hidden_layers)),
-        rotaries=tuple(_rotary(text, kind) for kind in KINDS),
-        eps=text.rms_norm_eps,
+    return decoder_shape(
+        text,
+        (_layer(text, number, sources[number]) for number in range(text.num_hidden_layers)),
+        *(_rotary(text, kind) for kind in KINDS),
         tied=tied,
-        max_positions=text.max_position_embeddings,
         embedding_scale=float(text.hidden_size) ** 0.5,
         logit_cap=text.final_logit_softcapping or 0.0,
         per_layer=_per_layer(text),

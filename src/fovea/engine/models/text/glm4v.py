@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig
-from fovea.engine.layers.mixers import mrope_axes
+from fovea.engine.layers.config import DecoderConfig, Dense, LayerConfig
 from fovea.engine.models.text import Renames
-from fovea.engine.models.text.parts import rotary
+from fovea.engine.models.text.parts import attention_shape, decoder_shape, mrope
 
 # In GLM, post_attention_layernorm is the norm before the MLP. It is renamed first, so that the norm after
 # attention can get its name.
@@ -27,32 +26,12 @@ SECTIONS = (8, 12, 12)
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
     """See `text.decoder_config`."""
     size = text.hidden_size // text.num_attention_heads
-    sections = text.rope_parameters.get("mrope_section") or SECTIONS
-    axes = tuple(mrope_axes(sections, interleaved=False))
-    angles = rotary(text, size, axes=axes)
-    if len(angles.inverse) != len(axes):
+    angles = mrope(text, size, SECTIONS, interleaved=False)
+    rotated = 2 * len(angles.inverse)
+    if size % rotated:
         raise UnsupportedModel(
-            f"mrope_section {list(sections)} does not add up to the {len(angles.inverse)} rotary frequencies"
+            f"{rotated} of {size} numbers of a head are rotated; supported: a divisor of {size}"
         )
-    if size % (2 * len(axes)):
-        raise UnsupportedModel(
-            f"{2 * len(axes)} of {size} numbers of a head are rotated; supported: a divisor of {size}"
-        )
-    attention = Attention(
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=size,
-        scale=size**-0.5,
-        qkv_bias=True,
-        pairs=True,
-    )
+    attention = attention_shape(text, size, qkv_bias=True, pairs=True)
     layer = LayerConfig(attention, Dense(text.intermediate_size, text.hidden_act), sandwich=True)
-    return DecoderConfig(
-        vocab_size=text.vocab_size,
-        hidden=text.hidden_size,
-        layers=(layer,) * text.num_hidden_layers,
-        rotaries=(angles,),
-        eps=text.rms_norm_eps,
-        tied=tied,
-        max_positions=text.max_position_embeddings,
-    )
+    return decoder_shape(text, (layer,) * text.num_hidden_layers, angles, tied=tied)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig, Mixer, ShortConv
+from fovea.engine.layers.config import DecoderConfig, Dense, LayerConfig, Mixer, ShortConv
 from fovea.engine.models.text import Renames
-from fovea.engine.models.text.parts import head_dim, rotary
+from fovea.engine.models.text.parts import attention_shape, decoder_shape, head_dim, rotary
 
 RENAMES: Renames = (
     (r"^(decoder\.layers\.\d+)\.operator_norm\.", r"\1.input_layernorm."),
@@ -24,13 +24,7 @@ RENAMES: Renames = (
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
     """See `text.decoder_config`."""
     size = head_dim(text)
-    attention = Attention(
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=size,
-        scale=size**-0.5,
-        qk_norm=True,
-    )
+    attention = attention_shape(text, size, qk_norm=True)
     mixers: dict[str, Mixer] = {
         "full_attention": attention,
         "conv": ShortConv(text.conv_L_cache, bool(text.conv_bias)),
@@ -42,14 +36,12 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
             "least one layer, and conv"
         )
     block = Dense(_intermediate(text), "silu")
-    return DecoderConfig(
-        vocab_size=text.vocab_size,
-        hidden=text.hidden_size,
-        layers=tuple(LayerConfig(mixers[kind], block) for kind in text.layer_types),
-        rotaries=(rotary(text, size),),
+    return decoder_shape(
+        text,
+        (LayerConfig(mixers[kind], block) for kind in text.layer_types),
+        rotary(text, size),
         eps=text.norm_eps,
         tied=tied,
-        max_positions=text.max_position_embeddings,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Attention, CrossAttention, DecoderConfig, Dense, LayerConfig
-from fovea.engine.models.text.parts import head_dim, rotary
+from fovea.engine.models.text.parts import decoder_shape, head_dim, rotary
 
 EXTRA_EMBEDDINGS = 8
 """Rows of the embedding table after those of the vocabulary, the image token's among them."""
@@ -28,16 +28,13 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
         "scale": size**-0.5,
     }
     block = Dense(text.intermediate_size, text.hidden_act)
-    return DecoderConfig(
-        vocab_size=text.vocab_size,
-        hidden=text.hidden_size,
-        layers=tuple(
+    return decoder_shape(
+        text,
+        (
             LayerConfig(CrossAttention(**heads) if number in cross else Attention(**heads), block)
             for number in range(text.num_hidden_layers)
         ),
-        rotaries=(rotary(text, size),),
-        eps=text.rms_norm_eps,
+        rotary(text, size),
         tied=tied,
-        max_positions=text.max_position_embeddings,
         extra_embeddings=EXTRA_EMBEDDINGS,
     )

@@ -2,18 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Dense, Experts, FeedForward, Rotary
+from fovea.engine.layers.config import (
+    Attention,
+    DecoderConfig,
+    Dense,
+    Experts,
+    FeedForward,
+    LayerConfig,
+    Rotary,
+)
+from fovea.engine.layers.mixers import mrope_axes
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic", "proportional")
 """Types of RoPE whose frequencies are the same for all lengths up to `max_position_embeddings`.
 
 "dynamic" is one of them: it changes its frequencies beyond that length only, which no context exceeds here.
 """
+
+
+def decoder_shape(
+    text: Any, layers: Iterable[LayerConfig], *rotaries: Rotary, eps: float | None = None, **rest: Any
+) -> DecoderConfig:
+    """Return the shape of a decoder. All families have these names in their configurations.
+
+    eps: constant of the norms; None: rms_norm_eps.
+    rest: further fields of `DecoderConfig`.
+    """
+    return DecoderConfig(
+        vocab_size=text.vocab_size,
+        hidden=text.hidden_size,
+        layers=tuple(layers),
+        rotaries=rotaries,
+        eps=text.rms_norm_eps if eps is None else eps,
+        max_positions=text.max_position_embeddings,
+        **rest,
+    )
+
+
+def attention_shape(text: Any, size: int, **rest: Any) -> Attention:
+    """Return the attention of a layer. size: numbers per head. rest: further fields of `Attention`."""
+    heads, kv_heads = text.num_attention_heads, text.num_key_value_heads
+    return Attention(**{"heads": heads, "kv_heads": kv_heads, "head_dim": size, "scale": size**-0.5} | rest)
+
+
+def mrope(text: Any, size: int, default: tuple[int, ...], *, interleaved: bool) -> Rotary:
+    """Return rotary positions with three coordinates, whose sections cover all rotated frequencies.
+
+    default: the numbers of `mrope_section` for configurations that omit them.
+
+    Raises UnsupportedModel.
+    """
+    sections = text.rope_parameters.get("mrope_section") or default
+    axes = tuple(mrope_axes(sections, interleaved=interleaved))
+    angles = rotary(text, size, axes=axes)
+    if len(angles.inverse) != len(axes):
+        raise UnsupportedModel(
+            f"mrope_section {list(sections)} does not add up to the {len(angles.inverse)} rotary frequencies"
+        )
+    return angles
 
 
 def head_dim(text: Any) -> int:

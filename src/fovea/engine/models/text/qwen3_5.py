@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, LayerConfig, Mixer
-from fovea.engine.layers.mixers import mrope_axes
-from fovea.engine.models.text.parts import feed_forward, head_dim, rotary
+from fovea.engine.layers.config import DecoderConfig, GatedDelta, LayerConfig, Mixer
+from fovea.engine.models.text.parts import attention_shape, decoder_shape, feed_forward, head_dim, mrope
 
 SECTIONS = (11, 11, 10)
 """The numbers of `mrope_section` for configurations that omit them."""
@@ -16,16 +15,7 @@ SECTIONS = (11, 11, 10)
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
     """See `text.decoder_config`."""
     size, bias = head_dim(text), bool(text.attention_bias)
-    attention = Attention(
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=size,
-        scale=size**-0.5,
-        qkv_bias=bias,
-        out_bias=bias,
-        qk_norm=True,
-        gated=True,
-    )
+    attention = attention_shape(text, size, qkv_bias=bias, out_bias=bias, qk_norm=True, gated=True)
     delta = GatedDelta(
         key_heads=text.linear_num_key_heads,
         key_dim=text.linear_key_head_dim,
@@ -46,22 +36,10 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
             f"{text.model_type} with layers of type {sorted(set(text.layer_types))}; supported: "
             "full_attention in at least one layer, and linear_attention"
         )
-    sections = text.rope_parameters.get("mrope_section") or SECTIONS
-    axes = tuple(mrope_axes(sections, interleaved=True))
-    angles = rotary(text, size, axes=axes)
-    if len(angles.inverse) != len(axes):
-        raise UnsupportedModel(
-            f"mrope_section {list(sections)} does not add up to the {len(angles.inverse)} rotary frequencies"
-        )
-    return DecoderConfig(
-        vocab_size=text.vocab_size,
-        hidden=text.hidden_size,
-        layers=tuple(
-            LayerConfig(mixers[kind], feed_forward(text, n)) for n, kind in enumerate(text.layer_types)
-        ),
-        rotaries=(angles,),
-        eps=text.rms_norm_eps,
+    return decoder_shape(
+        text,
+        (LayerConfig(mixers[kind], feed_forward(text, n)) for n, kind in enumerate(text.layer_types)),
+        mrope(text, size, SECTIONS, interleaved=True),
         centered_norms=True,
         tied=tied,
-        max_positions=text.max_position_embeddings,
     )

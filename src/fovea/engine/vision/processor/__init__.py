@@ -62,10 +62,7 @@ def model_types() -> tuple[str, ...]:
 
 
 def build(
-    model_type: str,
-    preprocessor_config: Config,
-    model_config: Config,
-    processor_config: Config = _NOTHING,
+    model_type: str, preprocessor_config: Config, model_config: Config, processor_config: Config = _NOTHING
 ) -> ImageProcessor:
     """Build the image processor of a checkpoint.
 

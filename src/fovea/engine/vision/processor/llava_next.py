@@ -14,11 +14,7 @@ from dataclasses import dataclass
 
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, size_without_border
-from fovea.engine.vision.processor.base import (
-    Capabilities,
-    ProcessedImage,
-    VisualPlan,
-)
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.regions import TileRegions
 from fovea.engine.vision.processor.settings import Config, Settings, Size, Tower, expect_equal
 from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, expect_fixed, read_bounds

@@ -283,14 +283,7 @@ class Tower:
     drops_first: bool
 
     @classmethod
-    def read(
-        cls,
-        model: Config,
-        processor: Config,
-        image_size: int,
-        patch_size: int,
-        strategy: str,
-    ) -> Tower:
+    def read(cls, model: Config, processor: Config, image_size: int, patch_size: int, strategy: str) -> Tower:
         """Read the tower from config.json (model) and processor_config.json (processor).
 
         image_size, patch_size, strategy: defaults for a model config that omits them.

@@ -263,11 +263,7 @@ class QwenVideos:
 
 
 def build_videos(
-    model_type: str,
-    video_config: Config,
-    preprocessor: Config,
-    model: Config,
-    processor: Config,
+    model_type: str, video_config: Config, preprocessor: Config, model: Config, processor: Config
 ) -> QwenVideos | None:
     """Build the video processor; None for architectures without video.
 
