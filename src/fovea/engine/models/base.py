@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,13 +18,16 @@ from fovea.engine.layers.linear import LayerNorm, Linear, checkpoint_targets, us
 from fovea.engine.models.targets import FusedTensor
 from fovea.engine.models.text import Renames, decoder_config
 from fovea.engine.vision.any_size import AnySizeTower
-from fovea.engine.vision.built.engines import EncoderEngines, StaticEncoder
+from fovea.engine.vision.built.engines import EncoderEngines
 from fovea.engine.vision.encoding import Slices, Tiler, VisualFeatures, VisualShape, run_to_end
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.kernels.base import Kernels
 from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.planner.shape import Tower
+
+if TYPE_CHECKING:
+    from fovea.engine.vision.qwen import StaticQwen
 
 TIED_HEAD_PACK_SHARE = 0.15
 """Largest share of all parameters that a tied embedding table may have for the head to be a packed copy."""
@@ -110,7 +113,7 @@ class VisionLanguageModel(nn.Module, ABC):
         """Encode one image without a pause."""
         return run_to_end(self.encode_slices(image))
 
-    def static_encoder(self) -> StaticEncoder | None:
+    def static_encoder(self) -> StaticQwen | None:
         """Return the vision tower as an encoder that can be built ahead of time; None: it cannot be built."""
         return None
 

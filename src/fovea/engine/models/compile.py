@@ -27,7 +27,7 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.tiers import fingerprint
 from fovea.engine.vision.built.engines import EncoderEngines, open_engines, read_manifest
 from fovea.engine.vision.built.formats import format_named
-from fovea.engine.vision.built.manifest import FORMATS, NAME, Grid, Manifest, Site
+from fovea.engine.vision.built.manifest import FORMATS, NAME, Manifest, Site
 from fovea.kernels.base import Kernels
 from fovea.kernels.choose import secure_torch_cache
 from fovea.kernels.native.build import compiler
@@ -151,10 +151,7 @@ def install(model: VisionLanguageModel, engine_folder: EngineFolder, here: Site)
     encoder = model.static_encoder()
     assert encoder is not None
 
-    def cut(grid: Grid, blocks: int) -> list[torch.nn.Module]:
-        return [segment.module for segment in encoder.segments(grid, blocks)]
-
-    model.engines = open_engines(engine_folder.folder, engine_folder.manifest, here, cut)
+    model.engines = open_engines(engine_folder.folder, engine_folder.manifest, here, encoder.segments)
     return model.engines
 
 

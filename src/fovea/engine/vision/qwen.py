@@ -346,10 +346,6 @@ class QwenSegment(nn.Module):
         self.register_buffer("tap_weights", geometry.tap_weights if starts else None)
 
     @property
-    def module(self) -> nn.Module:
-        return self
-
-    @property
     def shape(self) -> tuple[object, ...]:
         """Description of the code, equal for segments of one grid that differ only in their weights."""
         return self.patch_embed is None, self.merger is None, tuple(self.runs), tuple(self.mergers)
@@ -381,23 +377,29 @@ class QwenSegment(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class StaticQwen:
-    """A Qwen tower that can be built ahead of time; implements `StaticEncoder`."""
+    """A Qwen tower that can be built ahead of time: for each grid, segments with fixed shapes."""
 
     tower: QwenVisionTower
 
     def segments(self, grid: Grid, blocks: int) -> list[QwenSegment]:
-        """Runs of `blocks` blocks; the last may be shorter. All share one geometry."""
+        """Cut the tower for a grid into runs of `blocks` blocks; the last may be shorter.
+
+        They use the model's own layers, and share one geometry.
+        """
         geometry, depth = self.tower.geometry(grid), self.tower.config.depth
         firsts = range(0, depth, blocks)
         return [QwenSegment(self.tower, geometry, first, min(depth, first + blocks)) for first in firsts]
 
     def input_shape(self, grid: Grid) -> tuple[int, int]:
+        """Shape of the tower's input for a grid: (patches, values per patch)."""
         return grid[0] * grid[1] * grid[2], self.tower.patch_embed.proj.in_features
 
     def slices(self, patches: Tensor, grid: Grid) -> Slices[tuple[Tensor, list[Tensor]]]:
+        """Run the eager tower. The result is the visual tokens, and one such tensor per DeepStack block."""
         return self.tower.slices(patches, grid)
 
     def cast(self, dtype: torch.dtype) -> None:
+        """Convert the model's own weights to a type."""
         self.tower.to(dtype)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -36,41 +36,8 @@ from fovea.engine.vision.built.manifest import (
 )
 from fovea.engine.vision.encoding import Slices, run_to_end
 
-
-class StaticSegment(Protocol):
-    """A run of an encoder's blocks for one grid.
-
-    The first segment also contains the patch embedding, the last one the merger.
-    """
-
-    @property
-    def module(self) -> nn.Module: ...
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """Description of the code, equal for segments of one grid that differ only in their weights."""
-        ...
-
-
-class StaticEncoder(Protocol):
-    """An encoder that can be built."""
-
-    def segments(self, grid: Grid, blocks: int) -> Sequence[StaticSegment]:
-        """Cut the encoder for a grid into segments of `blocks` blocks. They use the model's own layers."""
-        ...
-
-    def input_shape(self, grid: Grid) -> tuple[int, int]:
-        """Shape of the encoder's input for a grid: (patches, values per patch)."""
-        ...
-
-    def slices(self, patches: Tensor, grid: Grid) -> Slices[tuple[Tensor, list[Tensor]]]:
-        """Run the eager encoder. The result is the visual tokens, and one such tensor per DeepStack block."""
-        ...
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """Convert the model's own weights to a type."""
-        ...
-
+if TYPE_CHECKING:
+    from fovea.engine.vision.qwen import StaticQwen
 
 log = logging.getLogger("fovea.engine")
 CutTower = Callable[[Grid, int], Sequence[nn.Module]]
@@ -178,7 +145,7 @@ class Builder:
     progress: called with each line of progress.
     """
 
-    encoder: StaticEncoder
+    encoder: StaticQwen
     format_name: str
     blocks: int
     device: torch.device
@@ -226,10 +193,10 @@ class Builder:
         for number, segment in enumerate(self.encoder.segments(grid, self.blocks)):
             name = names_by_shape.get(segment.shape) if format.shares_weights else None
             if name is None:
-                name = self._segment(format, segment.module, x, f"{grid[1]}x{grid[2]}-{number:02d}")
+                name = self._segment(format, segment, x, f"{grid[1]}x{grid[2]}-{number:02d}")
                 names_by_shape[segment.shape] = name
                 self.progress(f"{name} for {', '.join(sources)}")
-            run = format.load(self.folder / name, segment.module)
+            run = format.load(self.folder / name, segment)
             x = run(x)[0].to(self.device, precision)
             names.append(name)
             runs.append(run)

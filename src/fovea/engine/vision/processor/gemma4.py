@@ -20,6 +20,7 @@ from fovea.engine.vision.processor.sizes import (
     Bounds,
     expect_area,
     expect_dimensions,
+    expect_multiples,
     geometric_mean,
     patch_coordinates,
     read_bounds,
@@ -179,11 +180,7 @@ class Gemma4Processor:
         return size[0] * size[1] // self.factor**2
 
     def _as_is(self, height: int, width: int, bounds: Bounds) -> Pair:
-        if height % self.factor or width % self.factor:
-            raise InvalidImage(
-                f"it is {width}x{height} pixels; this model does not resize (do_resize is false), so both "
-                f"edges must be multiples of {self.factor}"
-            )
+        expect_multiples(width, height, self.factor)
         tokens = self._count((height, width))
         if tokens > self.tokens:
             raise InvalidImage(

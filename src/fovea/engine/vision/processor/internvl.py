@@ -36,7 +36,7 @@ from fovea.engine.vision.processor.pixels import (
     resize,
 )
 from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
-from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds
+from fovea.engine.vision.processor.sizes import expect_dimensions, read_bounds, tile_limits
 
 MOST_TILES = 1024
 """Most tiles that a checkpoint may allow for one picture."""
@@ -107,7 +107,7 @@ class InternVLProcessor:
     tile_tokens: int
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
-        limits = self._limits(read_bounds(budget))
+        limits = tile_limits(read_bounds(budget), self.tile**2, self.least, self.most)
         expect_dimensions(width, height)
         rows, columns = nearest_grid(height, width, self.tile, grids_of(*limits))
         size = (rows * self.tile, columns * self.tile)
@@ -129,28 +129,6 @@ class InternVLProcessor:
             tiles.append(resize(source, self.tile, self.tile, self.resample))
         arrays: Arrays = {"pixel_values": self.palette.tiles(tiles)}
         return ProcessedImage(image.identity, plan, arrays)
-
-    def _limits(self, bounds: Bounds) -> tuple[int, int]:
-        """The fewest and the most tiles within a budget. Raises InvalidRequest."""
-        area = self.tile**2
-        most = {"low": 1, "medium": geometric_mean(1, self.most), "high": self.most}[bounds.level]
-        if bounds.maximum is not None:
-            most = min(most, bounds.maximum // area)
-            if not most:
-                raise InvalidRequest(
-                    f"max_pixels is {bounds.maximum}; this model accepts {area} (one tile) or more",
-                    param="max_pixels",
-                )
-        least = self.least
-        if bounds.minimum is not None:
-            least = max(least, -(-bounds.minimum // area))
-            if least > most:
-                raise InvalidRequest(
-                    f"min_pixels is {bounds.minimum}; within the budget this model cuts an image into at "
-                    f"most {most} tiles, which are {most * area} pixels",
-                    param="min_pixels",
-                )
-        return min(least, most), most
 
 
 def build(preprocessor: Config, model: Config, processor: Config) -> InternVLProcessor:

@@ -37,6 +37,7 @@ from fovea.engine.vision.processor.sizes import (
     patch_coordinates,
     read_bounds,
     trim,
+    within_limits,
 )
 from fovea.kernels.native.pictures import Order
 
@@ -51,17 +52,9 @@ def fit_tokens(height: int, width: int, factor: int, least: int, most: int) -> P
     factor: edge of the square that becomes a token. A very elongated picture may exceed the bounds. The order
     of the floating-point operations is that of the reference.
     """
-    new_height, new_width = (max(factor, round(edge / factor) * factor) for edge in (height, width))
-    if new_height * new_width > most * factor**2:
-        shrink = math.sqrt((height * width) / (most * factor**2))
-        return (
-            max(factor, math.floor(height / shrink / factor) * factor),
-            max(factor, math.floor(width / shrink / factor) * factor),
-        )
-    if new_height * new_width < least * factor**2:
-        grow = math.sqrt(least * factor**2 / (height * width))
-        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-    return new_height, new_width
+    edges = [max(factor, round(edge / factor) * factor) for edge in (height, width)]
+    limits = least * factor**2, most * factor**2
+    return within_limits(height, width, (edges[0], edges[1]), factor, *limits)
 
 
 def choose_grid(height: int, width: int, tile: int, least: int, most: int) -> Pair:

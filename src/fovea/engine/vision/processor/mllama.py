@@ -26,7 +26,11 @@ from fovea.engine.vision.processor.base import (
 )
 from fovea.engine.vision.processor.pixels import HALF, Palette, cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
-from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds
+from fovea.engine.vision.processor.sizes import (
+    expect_dimensions,
+    read_bounds,
+    tile_limits,
+)
 
 MARKER = "<|image|>"
 """Text of an image in the prompt."""
@@ -112,7 +116,7 @@ class MllamaProcessor:
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read_bounds(budget)
-        least, most = self._limits(bounds)
+        least, most = tile_limits(bounds, self.tile**2, 1, self.most)
         expect_dimensions(width, height)
         rows, columns = best_grid(height, width, self.tile, grids_of(most))
         smallest = self.tile, self.tile
@@ -147,26 +151,6 @@ class MllamaProcessor:
             "aspect_ratio_ids": np.array([1 + grids_of(self.most).index((rows, columns))], np.int64),
         }
         return ProcessedImage(image.identity, plan, arrays)
-
-    def _limits(self, bounds: Bounds) -> tuple[int, int]:
-        """The fewest and the most tiles within a budget. Raises InvalidRequest."""
-        area = self.tile**2
-        most = {"low": 1, "medium": geometric_mean(1, self.most), "high": self.most}[bounds.level]
-        if bounds.maximum is not None:
-            most = min(most, bounds.maximum // area)
-            if not most:
-                raise InvalidRequest(
-                    f"max_pixels is {bounds.maximum}; this model accepts {area} (one tile) or more",
-                    param="max_pixels",
-                )
-        least = 1 if bounds.minimum is None else -(-bounds.minimum // area)
-        if least > most:
-            raise InvalidRequest(
-                f"min_pixels is {bounds.minimum}; within the budget this model's canvas has at most {most} "
-                f"tiles, which are {most * area} pixels",
-                param="min_pixels",
-            )
-        return least, most
 
 
 def build(preprocessor: Config, model: Config, processor: Config) -> MllamaProcessor:

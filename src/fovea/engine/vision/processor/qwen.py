@@ -30,6 +30,7 @@ from fovea.engine.vision.processor.sizes import (
     SizeRule,
     expect_area,
     expect_dimensions,
+    expect_multiples,
     patch_coordinates,
     read_bounds,
     smart_resize,
@@ -154,11 +155,7 @@ class QwenProcessor:
 
     def _as_is(self, height: int, width: int, bounds: Bounds) -> tuple[int, int]:
         expect_dimensions(width, height)
-        if height % self.factor or width % self.factor:
-            raise InvalidImage(
-                f"it is {width}x{height} pixels; this model does not resize (do_resize is false), so both "
-                f"edges must be multiples of {self.factor}"
-            )
+        expect_multiples(width, height, self.factor)
         expect_area(height * width, bounds)
         return height, width
 

@@ -111,6 +111,42 @@ def expect_fixed(bounds: Bounds, pixels: int, architecture: str) -> None:
         )
 
 
+def tile_limits(bounds: Bounds, area: int, least: int, most: int) -> tuple[int, int]:
+    """Return the fewest and the most tiles within a budget.
+
+    area: pixels of a tile.
+    least, most: the model's own limits, in tiles.
+
+    Raises InvalidRequest.
+    """
+    most = {"low": 1, "medium": geometric_mean(1, most), "high": most}[bounds.level]
+    if bounds.maximum is not None:
+        most = min(most, bounds.maximum // area)
+        if not most:
+            raise InvalidRequest(
+                f"max_pixels is {bounds.maximum}; this model accepts {area} (one tile) or more",
+                param="max_pixels",
+            )
+    if bounds.minimum is not None:
+        least = max(least, -(-bounds.minimum // area))
+        if least > most:
+            raise InvalidRequest(
+                f"min_pixels is {bounds.minimum}; within the budget this model cuts an image into at most "
+                f"{most} tiles, which are {most * area} pixels",
+                param="min_pixels",
+            )
+    return min(least, most), most
+
+
+def expect_multiples(width: int, height: int, factor: int) -> None:
+    """Raise InvalidImage if an image that is not resized does not consist of whole visual tokens."""
+    if height % factor or width % factor:
+        raise InvalidImage(
+            f"it is {width}x{height} pixels; this model does not resize (do_resize is false), so both "
+            f"edges must be multiples of {factor}"
+        )
+
+
 SizeRule = Callable[[int, int, int, int, int], tuple[int, int]]
 """A function with the arguments and the result of `smart_resize`."""
 
@@ -127,17 +163,39 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     Raises InvalidImage for an image without pixels or more elongated than 200:1.
     """
     expect_dimensions(width, height, aspect=True)
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    if new_height * new_width > max_pixels:
-        shrink = math.sqrt((height * width) / max_pixels)
+    rounded = round(height / factor) * factor, round(width / factor) * factor
+    return within_limits(height, width, rounded, factor, min_pixels, max_pixels)
+
+
+def within_limits(
+    height: int,
+    width: int,
+    rounded: tuple[int, int],
+    factor: int,
+    least: int,
+    most: int,
+    *,
+    frames: int = 1,
+    counted: int = 1,
+) -> tuple[int, int]:
+    """Return a rounded size, or one of the same aspect whose area is within limits, in pixels.
+
+    Shrunk edges are rounded down, at least to `factor`; enlarged edges are rounded up.
+
+    frames: frames of a video, whose areas count together.
+    counted: the number of frames that are compared with the limits.
+    """
+    area = counted * rounded[0] * rounded[1]
+    if area > most:
+        shrink = math.sqrt((frames * height * width) / most)
         return (
             max(factor, math.floor(height / shrink / factor) * factor),
             max(factor, math.floor(width / shrink / factor) * factor),
         )
-    if new_height * new_width < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
+    if area < least:
+        grow = math.sqrt(least / (frames * height * width))
         return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-    return new_height, new_width
+    return rounded
 
 
 def trim(height: int, width: int, factor: int, max_pixels: int) -> tuple[int, int]:

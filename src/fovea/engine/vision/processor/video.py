@@ -29,7 +29,13 @@ from fovea.core.media import FRAMES_PER_SECOND, MAX_PRUNING, Video, VideoBudget
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import CLIP_MEAN, CLIP_STD, HALF, Bytes, Palette, read_filter
 from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
-from fovea.engine.vision.processor.sizes import expect_dimensions, patch_coordinates, smart_resize, trim
+from fovea.engine.vision.processor.sizes import (
+    expect_dimensions,
+    patch_coordinates,
+    smart_resize,
+    trim,
+    within_limits,
+)
 from fovea.kernels.native.pictures import Order
 
 KeptCells = tuple[tuple[int, ...], ...]
@@ -248,18 +254,9 @@ class QwenVideos:
         if height < factor or width < factor:
             scale = max(factor / height, factor / width)
             height, width = int(height * scale), int(width * scale)
-        new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+        rounded = round(height / factor) * factor, round(width / factor) * factor
         counted = round(frames / group) * group
-        if counted * new_height * new_width > high:
-            shrink = math.sqrt((frames * height * width) / high)
-            return (
-                max(factor, math.floor(height / shrink / factor) * factor),
-                max(factor, math.floor(width / shrink / factor) * factor),
-            )
-        if counted * new_height * new_width < low:
-            grow = math.sqrt(low / (frames * height * width))
-            return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-        return new_height, new_width
+        return within_limits(height, width, rounded, factor, low, high, frames=frames, counted=counted)
 
 
 def build_videos(
