@@ -1,6 +1,6 @@
 """Encodes images slice by slice, for the seconds that a step has for them.
 
-Slices are launched on the encoder's stream (`vision.stream`). On CUDA they run beside the step's tokens. A
+Slices are launched on the encoder's stream (`EncoderStream`). On CUDA they run beside the step's tokens. A
 step launches as many slices as its seconds allow, judged by the durations of earlier slices, and launches no
 others before these are done. An image is handed over when its last slice is done, so a step never reads
 features that are still being computed, and never waits for them. A step without tokens waits for its slices,

@@ -81,10 +81,8 @@ def allowed_canvases(canvases: Sequence[Canvas], bounds: Bounds) -> Sequence[Can
     result = [canvas for canvas, area in zip(canvases, areas, strict=True) if least <= area <= most]
     if not result:
         sizes = ", ".join(str(area) for area in sorted(set(areas)))
-        raise InvalidRequest(
-            f"min_pixels is {bounds.minimum}; this model tiles an image at one of {sizes} pixels, and none "
-            "of these is within the budget",
-            param="min_pixels",
+        raise bounds.refuse_minimum(
+            f"this model tiles an image at one of {sizes} pixels, and none of these is within the budget"
         )
     return result
 

@@ -142,11 +142,7 @@ class Gemma4Processor:
         at = possible.index(own)
         if bounds.minimum is not None:
             if areas[-1] < bounds.minimum:
-                raise InvalidRequest(
-                    f"min_pixels is {bounds.minimum}; this model encodes this image at {areas[-1]} pixels "
-                    "or fewer",
-                    param="min_pixels",
-                )
+                raise bounds.refuse_minimum(f"this model encodes this image at {areas[-1]} pixels or fewer")
             at = next(index for index in range(len(areas)) if areas[index] >= bounds.minimum and index >= at)
         if bounds.maximum is None or areas[at] <= bounds.maximum:
             return sizes[at]
@@ -157,10 +153,7 @@ class Gemma4Processor:
         assert bounds.maximum is not None
         fitting = [index for index in range(at) if areas[index] <= bounds.maximum]
         if not fitting:
-            raise InvalidRequest(
-                f"max_pixels is {bounds.maximum}; this model encodes this image at {areas[0]} pixels or more",
-                param="max_pixels",
-            )
+            raise bounds.refuse_maximum(f"this model encodes this image at {areas[0]} pixels or more")
         if areas[fitting[-1]] < (bounds.minimum or 1):
             raise InvalidRequest(
                 f"min_pixels is {bounds.minimum} and max_pixels is {bounds.maximum}; this model encodes this "

@@ -138,16 +138,11 @@ class Idefics3Processor:
             areas.append(second[0] * second[1])
             if bounds.maximum is None or areas[-1] <= bounds.maximum:
                 if bounds.minimum is not None and areas[-1] < bounds.minimum:
-                    raise InvalidRequest(
-                        f"min_pixels is {bounds.minimum}; within the budget this model encodes this image at "
-                        f"{areas[-1]} pixels",
-                        param="min_pixels",
+                    raise bounds.refuse_minimum(
+                        f"within the budget this model encodes this image at {areas[-1]} pixels"
                     )
                 return first, second
-        raise InvalidRequest(
-            f"max_pixels is {bounds.maximum}; this model encodes this image at {min(areas)} pixels or more",
-            param="max_pixels",
-        )
+        raise bounds.refuse_maximum(f"this model encodes this image at {min(areas)} pixels or more")
 
     def _first_resizes(self, height: int, width: int, bounds: Bounds) -> Iterator[Pair]:
         if self.size is None:

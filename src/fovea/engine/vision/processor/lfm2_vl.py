@@ -164,10 +164,8 @@ class Lfm2VLProcessor:
         fewest, most = self.tiles
         if bounds.minimum is not None:
             if bounds.minimum > most * self.tile**2:
-                raise InvalidRequest(
-                    f"min_pixels is {bounds.minimum}; this model encodes this image in tiles of "
-                    f"{most * self.tile**2} pixels at most",
-                    param="min_pixels",
+                raise bounds.refuse_minimum(
+                    f"this model encodes this image in tiles of {most * self.tile**2} pixels at most"
                 )
             fewest = max(fewest, -(-bounds.minimum // self.tile**2))
         if bounds.maximum is not None:
@@ -181,18 +179,13 @@ class Lfm2VLProcessor:
             most = min(most, LEVEL_TOKENS[bounds.level])
         if bounds.maximum is not None:
             if bounds.maximum < square:
-                raise InvalidRequest(
-                    f"max_pixels is {bounds.maximum}; this model accepts {square} (one token) or more",
-                    param="max_pixels",
-                )
+                raise bounds.refuse_maximum(f"this model accepts {square} (one token) or more")
             most = min(most, bounds.maximum // square)
         least = min(self.least, most)
         if bounds.minimum is not None and not tiled:
             if bounds.minimum > most * square:
-                raise InvalidRequest(
-                    f"min_pixels is {bounds.minimum}; this model encodes this image at {most * square} "
-                    "pixels at most",
-                    param="min_pixels",
+                raise bounds.refuse_minimum(
+                    f"this model encodes this image at {most * square} pixels at most"
                 )
             least = max(least, -(-bounds.minimum // square))
         size = fit_tokens(height, width, self.factor, least, most)

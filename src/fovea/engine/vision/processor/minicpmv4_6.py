@@ -181,10 +181,7 @@ class MiniCPMProcessor:
         """
         most = {"low": 1, "medium": geometric_mean(1, self.most), "high": self.most}[bounds.level]
         if bounds.maximum is not None and bounds.maximum < self.side**2:
-            raise InvalidRequest(
-                f"max_pixels is {bounds.maximum}; this model accepts {self.side**2} (one token) or more",
-                param="max_pixels",
-            )
+            raise bounds.refuse_maximum(f"this model accepts {self.side**2} (one token) or more")
         largest = 0
         for count in self._counts(height, width, most):
             layout = self._layout(height, width, count, most, bounds.maximum)
@@ -193,10 +190,8 @@ class MiniCPMProcessor:
             if bounds.minimum is None or layout.area >= bounds.minimum:
                 return layout
             largest = max(largest, layout.area)
-        raise InvalidRequest(
-            f"min_pixels is {bounds.minimum}; within the budget this model encodes this image at {largest} "
-            "pixels at most",
-            param="min_pixels",
+        raise bounds.refuse_minimum(
+            f"within the budget this model encodes this image at {largest} pixels at most"
         )
 
     def _counts(self, height: int, width: int, most: int) -> Iterator[int]:

@@ -123,9 +123,7 @@ class PixtralProcessor:
         """The size after resizing. Raises InvalidRequest for bounds that cannot be met."""
         least, level = self.least_edge**2, LEVEL_TOKENS.get(bounds.level)
         if bounds.maximum is not None and bounds.maximum < least:
-            raise InvalidRequest(
-                f"max_pixels is {bounds.maximum}; this model accepts {least} or more", param="max_pixels"
-            )
+            raise bounds.refuse_maximum(f"this model accepts {least} or more")
 
         def fits(size: Pair) -> bool:
             few = level is None or self._tokens(size) <= level

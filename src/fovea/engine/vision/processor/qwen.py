@@ -140,17 +140,12 @@ class QwenProcessor:
             most = min(most, LEVEL_TOKENS[bounds.level] * least)
         if bounds.maximum is not None:
             if not least <= bounds.maximum <= most:
-                raise InvalidRequest(
-                    f"max_pixels is {bounds.maximum}; this model accepts {least} (one token) to {most}",
-                    param="max_pixels",
-                )
+                raise bounds.refuse_maximum(f"this model accepts {least} (one token) to {most}")
             most = bounds.maximum
         if bounds.minimum is None:
             return min(self.min_pixels, most), most
         if bounds.minimum > most:
-            raise InvalidRequest(
-                f"min_pixels is {bounds.minimum}; this model accepts at most {most}", param="min_pixels"
-            )
+            raise bounds.refuse_minimum(f"this model accepts at most {most}")
         return bounds.minimum, most
 
     def _as_is(self, height: int, width: int, bounds: Bounds) -> tuple[int, int]:

@@ -42,6 +42,14 @@ class Bounds:
         """Whether the client names pixels."""
         return self.minimum is not None or self.maximum is not None
 
+    def refuse_maximum(self, reason: str) -> InvalidRequest:
+        """The error for an upper bound that cannot be met. reason: what the model does or accepts."""
+        return InvalidRequest(f"max_pixels is {self.maximum}; {reason}", param="max_pixels")
+
+    def refuse_minimum(self, reason: str) -> InvalidRequest:
+        """The error for a lower bound that cannot be met. reason: what the model does or accepts."""
+        return InvalidRequest(f"min_pixels is {self.minimum}; {reason}", param="min_pixels")
+
 
 def read_bounds(budget: PixelBudget) -> Bounds:
     """Check a budget and return its bounds. If it names a bound in pixels, its `detail` has no effect.
@@ -98,17 +106,9 @@ def expect_fixed(bounds: Bounds, pixels: int, architecture: str) -> None:
     architecture: its name, for the error message.
     """
     if bounds.maximum is not None and bounds.maximum < pixels:
-        raise InvalidRequest(
-            f"max_pixels is {bounds.maximum}; {architecture} has a fixed resolution of {pixels} pixels "
-            "per image",
-            param="max_pixels",
-        )
+        raise bounds.refuse_maximum(f"{architecture} has a fixed resolution of {pixels} pixels per image")
     if bounds.minimum is not None and bounds.minimum > pixels:
-        raise InvalidRequest(
-            f"min_pixels is {bounds.minimum}; {architecture} has a fixed resolution of {pixels} pixels "
-            "per image",
-            param="min_pixels",
-        )
+        raise bounds.refuse_minimum(f"{architecture} has a fixed resolution of {pixels} pixels per image")
 
 
 def tile_limits(bounds: Bounds, area: int, least: int, most: int) -> tuple[int, int]:
@@ -123,17 +123,13 @@ def tile_limits(bounds: Bounds, area: int, least: int, most: int) -> tuple[int, 
     if bounds.maximum is not None:
         most = min(most, bounds.maximum // area)
         if not most:
-            raise InvalidRequest(
-                f"max_pixels is {bounds.maximum}; this model accepts {area} (one tile) or more",
-                param="max_pixels",
-            )
+            raise bounds.refuse_maximum(f"this model accepts {area} (one tile) or more")
     if bounds.minimum is not None:
         least = max(least, -(-bounds.minimum // area))
         if least > most:
-            raise InvalidRequest(
-                f"min_pixels is {bounds.minimum}; within the budget this model cuts an image into at most "
-                f"{most} tiles, which are {most * area} pixels",
-                param="min_pixels",
+            raise bounds.refuse_minimum(
+                f"within the budget this model cuts an image into at most "
+                f"{most} tiles, which are {most * area} pixels"
             )
     return min(least, most), most
 
