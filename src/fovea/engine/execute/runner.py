@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from collections.abc import Sequence as Sequences
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -128,7 +127,7 @@ class Runner:
         """Seconds of the slowest recent slice of an image; 0 before the first one."""
         return self._encoder.slice_s
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> Sequences[int]:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
         """Store a sequence's prompt, positions and pixel sources.
 
         Returns the tokens that its form forces at the beginning of the answer.
@@ -241,7 +240,7 @@ class Runner:
             if image.projected is not None:
                 result.projected[key] = image.projected
 
-    def _restore(self, key: str, holders: Sequences[str], within: int | None = None) -> bool:
+    def _restore(self, key: str, holders: Seq[str], within: int | None = None) -> bool:
         """Move features that one of the holders has into the encoder-output cache, held for all holders.
 
         within: limit of the held bytes.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from fovea.core.errors import EngineError, FoveaError, RequestError, Unavailable
@@ -166,7 +165,9 @@ class AnswerReader:
     read in the engine's thread, because its text decides in which step it ends.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, sampling: SamplingParams, before: Seq[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, sampling: SamplingParams, before: Sequence[int] = ()
+    ) -> None:
         """before: tokens of another text, which the answer follows, see `TextStream`."""
         self._tokenizer = tokenizer
         self._skips = sampling.skip_special_tokens
@@ -185,7 +186,7 @@ class AnswerReader:
         """The stop string that ended the answer; None: none has."""
         return self._text.found_stop
 
-    def read(self, picks: Seq[SampledToken], *, ended: bool, last: bool) -> Reading:
+    def read(self, picks: Sequence[SampledToken], *, ended: bool, last: bool) -> Reading:
         """Add new tokens to the text, up to the one that completes a stop string.
 
         ended: the last of them ends the answer, and is not a part of its text.
@@ -222,7 +223,7 @@ class AnswerReader:
             for entry in scored
         }
 
-    def _decode(self, ids: Seq[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skips)
 
     def _logprob(self, pick: SampledToken, logprob: float, offset: int, hidden: bool) -> TokenLogprob:

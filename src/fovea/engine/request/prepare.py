@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Ids
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -335,7 +334,7 @@ def build_jobs(
     """
     sampling = request.sampling
 
-    def before(inputs: SequenceInputs) -> Ids[int]:
+    def before(inputs: SequenceInputs) -> Seq[int]:
         exact = inputs.grammar is not None and not inputs.grammar_after
         return tokenizer.encode_plain(FULL_STOP) if exact else ()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
@@ -243,7 +242,7 @@ def prompt_rows(item: Work) -> range:
 
 
 def score_prompt(
-    hidden: Tensor, places: Seq[int], ids: Seq[int], most: int, logits: Callable[[Tensor], Tensor]
+    hidden: Tensor, places: Sequence[int], ids: Sequence[int], most: int, logits: Callable[[Tensor], Tensor]
 ) -> list[PromptToken]:
     """Return the log probability and rank of each token, and the most likely tokens of its place.
 

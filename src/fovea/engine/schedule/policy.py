@@ -111,7 +111,7 @@ class Policy(Protocol):
     strict: bool
     fair: bool
 
-    def order(self, waiting: Seq[Request], ready: Ready) -> Seq[Request]:
+    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
         """Return the waiting sequences in the order in which they are tried; each exactly once.
 
         Called once per step.
@@ -127,7 +127,7 @@ class FirstCome:
     strict = True
     fair = False
 
-    def order(self, waiting: Seq[Request], ready: Ready) -> Seq[Request]:
+    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
         return waiting
 
 
@@ -135,7 +135,7 @@ class Dual:
     """Two queues, each in order of arrival: ready sequences, and those whose image must be encoded.
 
     So text, follow-ups and known images do not wait behind new images. Ready sequences go first, in order of
-    arrival. When more than `long` sequences wait for images and at most `long` sequences are ready, the ready
+    arrival. When more than LONG_QUEUE sequences wait for images and at most as many are ready, the ready
     sequences with images and those without take turns. (The images of the second queue are encoded while the
     first queue computes, so the second place costs little.)
     """
@@ -143,13 +143,10 @@ class Dual:
     strict = False
     fair = True
 
-    def __init__(self, long: int = 16) -> None:
-        self.long = long
-
-    def order(self, waiting: Seq[Request], ready: Ready) -> Seq[Request]:
+    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
         first = [seq for seq in waiting if ready(seq)]
         second = [seq for seq in waiting if not ready(seq)]
-        if len(second) > self.long and len(first) <= self.long:
+        if len(second) > LONG_QUEUE >= len(first):
             with_image = [seq for seq in first if seq.spans]
             text = [seq for seq in first if not seq.spans]
             first = _in_turn(with_image, text)
@@ -165,7 +162,7 @@ class Priority:
     def __init__(self) -> None:
         self._dual = Dual()
 
-    def order(self, waiting: Seq[Request], ready: Ready) -> Seq[Request]:
+    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
         return sorted(self._dual.order(waiting, ready), key=lambda seq: seq.priority)
 
 
@@ -180,8 +177,8 @@ class Detail:
     fair = True
     edges = (0, 64, 256, 1024)
 
-    def order(self, waiting: Seq[Request], ready: Ready) -> Seq[Request]:
-        def cluster(seq: Request) -> tuple[bool, int]:
+    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
+        def cluster(seq: Sequence) -> tuple[bool, int]:
             tokens = sum(span.rows for span in seq.spans)
             return not ready(seq), sum(tokens > edge for edge in self.edges)
 
@@ -196,7 +193,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-def _in_turn(one: list[Request], other: list[Request]) -> list[Request]:
+def _in_turn(one: list[Sequence], other: list[Sequence]) -> list[Sequence]:
     paired = [seq for pair in zip(one, other, strict=False) for seq in pair]
     rest = one[len(other) :] or other[len(one) :]
     return [*paired, *rest]

@@ -263,9 +263,7 @@ class StepRecord:
 
 
 @contextmanager
-def recorded_steps(
-    loop: EngineLoop, model: Any, clock: Callable[[], float] = time.perf_counter
-) -> Generator[StepRecord]:
+def recorded_steps(loop: EngineLoop, model: Any) -> Generator[StepRecord]:
     """Record the steps of an engine's loop within the context.
 
     The durations are those of the executor's calls. On CUDA, work that it only launches is not in them.
@@ -295,11 +293,11 @@ def recorded_steps(
         made_of = composition_of(plan)
         visual = {job.span.key: job.span.tokens for job in plan.encode}
         counts.clear()
-        started = clock()
+        started = time.perf_counter()
         if ended:
             record.between.append(started - ended)
         result = execute(plan, encode_s)
-        ended = clock()
+        ended = time.perf_counter()
         if made_of:
             record.steps.append(StepSample(made_of, ended - started - result.encode_s))
         for (key, seconds), slices in zip(result.encoded.items(), counts, strict=False):

@@ -285,17 +285,16 @@ def _to_json(value: Any, **_: Any) -> str:
 
 def load_prompt_builder(
     detail: DetailRule | None = None,
-    folder: Path = FOLDER,
     visual: VisualTokens | None = None,
     special_tokens_in_text: bool = False,
 ) -> tuple[ChatTokenizer, PromptBuilder]:
-    """Return the tokenizer and the prompt builder of a checkpoint.
+    """Return the tokenizer and the prompt builder of the bundled model.
 
     detail: the rule for `detail: auto`; None: the model's own resolution.
-    folder: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja.
     visual: how many visual tokens images keep; None: all.
     special_tokens_in_text: control tokens in the text of messages are control tokens, not text.
     """
+    folder = FOLDER
     plain, config = PlainTokenizer(folder), read_json(folder / "config.json")
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     ends = read_json(folder / "generation_config.json")["eos_token_id"]
