@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.engine.layers.config import Experts
-from fovea.engine.layers.linear import GatedMLP, Linear, RMSNorm, UnitNorm
+from fovea.engine.layers.linear import GatedMLP, Linear, RMSNorm, UnitNorm, parameter
 from fovea.kernels.activation import finish
 from fovea.kernels.base import Kernels, Mixture, Product
 from fovea.kernels.quantize import Format
@@ -48,7 +48,7 @@ class ExpertLinear(Linear):
         gated: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias=False, activation=activation, gated=gated)
-        self.weight = nn.Parameter(torch.empty(count, out_features, in_features), requires_grad=False)
+        self.weight = parameter(count, out_features, in_features)
         self.name, self.count = name, count
         self.products: list[Product] = []
 
@@ -213,9 +213,9 @@ class ScaledRouter(nn.Module):
         super().__init__()
         self.active = config.active
         self.norm = UnitNorm(hidden, eps)
-        self.scale = nn.Parameter(torch.empty(hidden), requires_grad=False)
+        self.scale = parameter(hidden)
         self.proj = Linear(hidden, config.count, bias=False)
-        self.per_expert_scale = nn.Parameter(torch.empty(config.count), requires_grad=False)
+        self.per_expert_scale = parameter(config.count)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose experts for rows x (T, hidden). Returns weights and numbers of experts, (T, active)."""

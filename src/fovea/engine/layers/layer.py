@@ -24,7 +24,7 @@ from fovea.engine.layers.config import (
     ShortConv,
 )
 from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
-from fovea.engine.layers.linear import Embedding, GatedMLP, Linear, RMSNorm
+from fovea.engine.layers.linear import Embedding, GatedMLP, Linear, RMSNorm, parameter
 from fovea.engine.layers.mixers import AttentionMixer, ConvMixer, DeltaMixer, Mixer
 from fovea.engine.layers.step import ImageRows, Step
 from fovea.kernels.base import Kernels, StackLayer
@@ -58,7 +58,7 @@ class Layer(nn.Module):
         self.post_feedforward_layernorm = _norm(config) if shape.sandwich else None
         per_layer = config.per_layer
         self.per_layer = None if per_layer is None else PerLayerInput(config.hidden, per_layer, config.eps)
-        self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False) if shape.scaled else None
+        self.layer_scalar = parameter(1) if shape.scaled else None
 
     @property
     def mixer(self) -> Mixer:
@@ -213,10 +213,10 @@ class CrossLayer(nn.Module):
         self.place = place
         self.input_layernorm = RMSNorm(config.hidden, config.eps)
         self.cross_attn = CrossAttentionMixer(config, mixer)
-        self.cross_attn_attn_gate = nn.Parameter(torch.empty(1), requires_grad=False)
+        self.cross_attn_attn_gate = parameter(1)
         self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
         self.mlp = GatedMLP(config.hidden, block.intermediate, block.activation, bias=block.bias)
-        self.cross_attn_mlp_gate = nn.Parameter(torch.empty(1), requires_grad=False)
+        self.cross_attn_mlp_gate = parameter(1)
 
     def forward(self, x: Tensor, step: Step, read: Tensor | None = None) -> Tensor:
         """Compute the layer on rows x (T, hidden). read: as in `Layer.forward`."""

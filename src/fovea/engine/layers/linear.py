@@ -5,7 +5,7 @@ Several checkpoint tensors may fill one weight, and weights may be repacked afte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,8 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+        self.weight = parameter(out_features, in_features)
+        self.bias = parameter(out_features) if bias else None
         self.activation = None if activation is None else check_activation(activation)
         self.gated = gated
         self.product: Product | None = None
@@ -92,7 +92,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float, *, centered: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.weight = parameter(width)
         self.eps = eps
         self.centered = centered
 
@@ -120,8 +120,8 @@ class LayerNorm(nn.Module):
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.weight = parameter(width)
+        self.bias = parameter(width)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class Embedding(nn.Module):
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(count, width), requires_grad=False)
+        self.weight = parameter(count, width)
         self.quantized: TableProduct | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -280,3 +280,16 @@ class PlainMLP(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         first, second = (self.get_submodule(name) for name in self.maps)
         return second(first(x), residual)  # type: ignore[no-any-return]
+
+
+class LayerList(nn.Module):
+    """Layers in order, under the attribute name of the checkpoints."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    """Return a tensor of a checkpoint that is no linear map or norm, uninitialised until it is loaded."""
+    return nn.Parameter(torch.empty(shape), requires_grad=False)

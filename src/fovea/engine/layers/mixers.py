@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, Rotary, ShortConv
-from fovea.engine.layers.linear import FusedLinear, Linear, RMSNorm, UnitNorm
+from fovea.engine.layers.linear import FusedLinear, Linear, RMSNorm, UnitNorm, parameter
 from fovea.engine.layers.step import Step
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
@@ -234,8 +234,8 @@ class Convolution(nn.Module):
 
     def __init__(self, channels: int, width: int, *, bias: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, channels), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(channels), requires_grad=False) if bias else None
+        self.weight = parameter(width, channels)
+        self.bias = parameter(channels) if bias else None
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         yield "weight", self.weight.data.T[:, None]

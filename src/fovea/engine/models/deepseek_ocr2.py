@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.linear import Embedding, Linear
+from fovea.engine.layers.linear import Embedding, Linear, parameter
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import Renames, text_renames
 from fovea.engine.models.text.parts import rotary
@@ -77,7 +77,7 @@ class DeepseekOcr2(VisionLanguageModel):
         width = config.text_config.hidden_size
         self.vision = _Tower(sam, encoder)
         self.projector = Linear(encoder.hidden, width, bias=True)
-        self.view_separator = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.view_separator = parameter(width)
         self.renames = (*_RENAMES, *text_renames(config.text_config))
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.linear import parameter
 from fovea.engine.models.base import MLPProjector, VisionLanguageModel
 from fovea.engine.models.towers import clip_tower, siglip_tower
 from fovea.engine.vision.encoding import (
@@ -77,7 +78,7 @@ class TiledLlava(Llava):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.newline = nn.Parameter(torch.empty(config.text_config.hidden_size), requires_grad=False)
+        self.newline = parameter(config.text_config.hidden_size)
         self.side = self.vision.config.side
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.linear import FusedLinear, Linear, PatchLinear
+from fovea.engine.layers.linear import FusedLinear, LayerList, Linear, PatchLinear, parameter
 from fovea.engine.vision.any_size import block_slices
 from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows
 from fovea.kernels.activation import ACTIVATIONS, check_activation
@@ -29,16 +29,12 @@ class ClippedLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.linear = Linear(in_features, out_features, bias=False)
-        self.input_min, self.input_max = _number(), _number()
-        self.output_min, self.output_max = _number(), _number()
+        self.input_min, self.input_max = parameter(), parameter()
+        self.output_min, self.output_max = parameter(), parameter()
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear(x.clamp(self.input_min, self.input_max))
         return y.clamp(self.output_min, self.output_max)
-
-
-def _number() -> nn.Parameter:
-    return nn.Parameter(torch.empty(()), requires_grad=False)
 
 
 class ClippedGatedMLP(nn.Module):
@@ -89,7 +85,7 @@ class Norm(nn.Module):
 
     def __init__(self, width: int | None, eps: float) -> None:
         super().__init__()
-        self.weight = None if width is None else nn.Parameter(torch.empty(width), requires_grad=False)
+        self.weight = None if width is None else parameter(width)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,8 +97,7 @@ class _PatchEmbedder(nn.Module):
     def __init__(self, config: Gemma4VisionConfig) -> None:
         super().__init__()
         self.input_proj = PatchLinear((3 * config.patch**2,), config.hidden, bias=False)
-        table = torch.empty(2, config.longest, config.hidden)
-        self.position_embedding_table = nn.Parameter(table, requires_grad=False)
+        self.position_embedding_table = parameter(2, config.longest, config.hidden)
 
     def forward(self, patches: Tensor) -> Tensor:
         """Project patches (rows, values) of float32 numbers in [0, 1]."""
@@ -218,12 +213,6 @@ class Gemma4Block(nn.Module):
         return x + self.post_feedforward_layernorm(fed)  # type: ignore[no-any-return]
 
 
-class _Encoder(nn.Module):
-    def __init__(self, config: Gemma4VisionConfig) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Gemma4Block(config) for _ in range(config.depth))
-
-
 class Gemma4Tower(nn.Module):
     """A Gemma 4 tower. Its attribute names are those of the checkpoints."""
 
@@ -231,11 +220,10 @@ class Gemma4Tower(nn.Module):
         super().__init__()
         self.config = config
         self.patch_embedder = _PatchEmbedder(config)
-        self.encoder = _Encoder(config)
+        self.encoder = LayerList(Gemma4Block(config) for _ in range(config.depth))
         self.std_bias = self.std_scale = None
         if config.standardized:
-            self.std_bias = nn.Parameter(torch.empty(config.hidden), requires_grad=False)
-            self.std_scale = nn.Parameter(torch.empty(config.hidden), requires_grad=False)
+            self.std_bias, self.std_scale = parameter(config.hidden), parameter(config.hidden)
 
     def slices(self, patches: Tensor, grid: tuple[int, int]) -> Slices[Tensor]:
         """Encode the patches of one image, one slice at a time.

@@ -19,8 +19,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.linear import Embedding, FusedLinear, LayerNorm, Linear, PatchLinear, PlainMLP
+from fovea.engine.layers.linear import (
+    Embedding,
+    FusedLinear,
+    LayerNorm,
+    Linear,
+    PatchLinear,
+    PlainMLP,
+    parameter,
+)
 from fovea.engine.vision.encoding import PAIRS_PER_ROW, Slices, VisualShape, apply_by_rows, cuts, slice_rows
+from fovea.engine.vision.vit import cut_patches
 from fovea.planner.shape import Tower
 
 ROW_MULTIPLE = 8
@@ -101,8 +110,8 @@ class _Layer(nn.Module):
         self.self_attn = _Attention(config)
         self.post_attention_layernorm = LayerNorm(config.hidden, config.eps)
         self.mlp = PlainMLP(config.hidden, config.intermediate, config.activation, ("fc1", "fc2"))
-        self.gate_attn = _parameter(1) if gated else None
-        self.gate_ffn = _parameter(1) if gated else None
+        self.gate_attn = parameter(1) if gated else None
+        self.gate_ffn = parameter(1) if gated else None
 
     def before(self, x: Tensor) -> Tensor:
         """Queries, keys and values of rows x (T, hidden): (T, 3 * hidden)."""
@@ -162,7 +171,7 @@ class _TileEmbedding(nn.Module):
     def __init__(self, config: MllamaVisionConfig) -> None:
         super().__init__()
         self.embedding = Embedding(config.grids + 1, config.tiles * config.hidden)
-        self.gate = _parameter(1)
+        self.gate = parameter(1)
 
     def forward(self, grid_id: Tensor) -> Tensor:
         """Return one row per tile, as one vector (tiles * hidden,). grid_id: see `MllamaTower.slices`."""
@@ -174,9 +183,9 @@ class _PositionEmbedding(nn.Module):
 
     def __init__(self, config: MllamaVisionConfig) -> None:
         super().__init__()
-        self.embedding = _parameter(config.tile_rows, config.hidden)
+        self.embedding = parameter(config.tile_rows, config.hidden)
         self.tile_embedding = Embedding(config.grids + 1, config.tiles * config.tile_rows * config.hidden)
-        self.gate = _parameter(1)
+        self.gate = parameter(1)
 
     def forward(self, x: Tensor, grid_id: Tensor) -> Tensor:
         """Add the positions to x (tiles, rows, hidden)."""
@@ -193,7 +202,7 @@ class MllamaTower(nn.Module):
         self.config = config
         kernel = (config.channels, config.patch_size, config.patch_size)
         self.patch_embedding = PatchLinear(kernel, config.hidden, bias=False)
-        self.class_embedding = _parameter(config.hidden)
+        self.class_embedding = parameter(config.hidden)
         self.gated_positional_embedding = _PositionEmbedding(config)
         self.pre_tile_positional_embedding = _TileEmbedding(config)
         self.post_tile_positional_embedding = _TileEmbedding(config)
@@ -256,12 +265,9 @@ class MllamaTower(nn.Module):
 
     def _embed(self, pixels: Tensor, grid_id: Tensor) -> Slices[Tensor]:
         """Rows of all tiles before the first layer, (tiles, tile_rows, hidden)."""
-        config, size = self.config, self.config.patch_size
-        side = config.image_size // size
-        tiles, channels = pixels.shape[:2]
-        pixels = pixels[:, :, : side * size, : side * size]
-        patches = pixels.reshape(tiles, channels, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
-        rows = yield from apply_by_rows(self.patch_embedding, patches.reshape(tiles * config.patches, -1))
+        config, tiles = self.config, len(pixels)
+        patches = cut_patches(pixels, config.patch_size).flatten(0, 1)
+        rows = yield from apply_by_rows(self.patch_embedding, patches)
         # The pixels of a tile of padding are zeros, and so are its patches: the embedding has no bias.
         x = functional.pad(rows, (0, 0, 0, (config.tiles - tiles) * config.patches))
         x = x.view(config.tiles, config.patches, config.hidden)
@@ -277,8 +283,3 @@ class MllamaTower(nn.Module):
         rows = embedding.view(config.tiles, config.hidden)
         padding = config.rows // config.tiles - config.tile_rows
         return torch.cat([rows.repeat_interleave(count, dim=0) for count in (config.tile_rows, padding)])
-
-
-def _parameter(*shape: int) -> nn.Parameter:
-    """Learned numbers, uninitialised until a checkpoint fills them."""
-    return nn.Parameter(torch.empty(shape), requires_grad=False)

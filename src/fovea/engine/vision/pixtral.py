@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.linear import FusedLinear, GatedMLP, Linear, PatchLinear, RMSNorm
+from fovea.engine.layers.linear import FusedLinear, GatedMLP, LayerList, Linear, PatchLinear, RMSNorm
 from fovea.engine.vision.any_size import block_slices
 from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows
 from fovea.kernels.base import Kernels
@@ -85,12 +85,6 @@ class PixtralBlock(nn.Module):
         return self.feed_forward(self.ffn_norm(attended), attended)  # type: ignore[no-any-return]
 
 
-class _Transformer(nn.Module):
-    def __init__(self, config: PixtralConfig) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(PixtralBlock(config) for _ in range(config.depth))
-
-
 class PixtralTower(nn.Module):
     """A Pixtral tower. Its attribute names are those of the checkpoints."""
 
@@ -101,7 +95,7 @@ class PixtralTower(nn.Module):
             (config.channels, config.patch, config.patch), config.hidden, bias=False
         )
         self.ln_pre = RMSNorm(config.hidden, EPS)
-        self.transformer = _Transformer(config)
+        self.transformer = LayerList(PixtralBlock(config) for _ in range(config.depth))
 
     def slices(self, patches: Tensor, grid: tuple[int, int]) -> Slices[Tensor]:
         """Encode the patches of one image, one slice at a time.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.linear import LayerNorm, Linear, PatchLinear, PlainMLP
+from fovea.engine.layers.linear import LayerNorm, Linear, PatchLinear, PlainMLP, parameter
 from fovea.engine.vision.encoding import PAIRS_PER_ROW, Slices, cuts, slice_rows
 
 NECK_EPS = 1e-6
@@ -70,8 +70,8 @@ class RelativeAttention(nn.Module):
         self.qkv = Linear(config.hidden, 3 * config.hidden, bias=config.qkv_bias)
         self.proj = Linear(config.hidden, config.hidden, bias=True)
         shape = (2 * side - 1, config.hidden // config.heads)
-        self.rel_pos_h = nn.Parameter(torch.empty(shape), requires_grad=False)
-        self.rel_pos_w = nn.Parameter(torch.empty(shape), requires_grad=False)
+        self.rel_pos_h = parameter(*shape)
+        self.rel_pos_w = parameter(*shape)
 
     def slices(self, qkv: Tensor) -> Slices[Tensor]:
         """Attend inside each group, one slice at a time.
@@ -196,7 +196,7 @@ class _Convolution(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs, 3, 3), requires_grad=False)
+        self.weight = parameter(outputs, inputs, 3, 3)
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class SamEncoder(nn.Module):
         self.config = config
         self.patch_embed = _PatchEmbedding(config)
         table = (1, config.side, config.side, config.hidden)
-        self.pos_embed = nn.Parameter(torch.empty(table), requires_grad=False)
+        self.pos_embed = parameter(*table)
         self.layers = nn.ModuleList(
             SamBlock(config, 0 if number in config.whole else config.window) for number in range(config.depth)
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.linear import Embedding, LayerNorm, Linear, PatchLinear
+from fovea.engine.layers.linear import Embedding, LayerList, LayerNorm, Linear, PatchLinear
 from fovea.engine.vision.any_size import (
     At,
     FullAttention,
@@ -34,7 +34,7 @@ from fovea.engine.vision.encoding import (
     slice_rows,
 )
 from fovea.engine.vision.processor.sizes import nested_coordinates
-from fovea.engine.vision.vit import Attention, Embeddings, Encoder, ViTConfig
+from fovea.engine.vision.vit import Attention, Embeddings, Layer, ViTConfig
 from fovea.planner.shape import Tower
 
 
@@ -56,7 +56,7 @@ class NaViT(nn.Module):
         table, head_dim = PositionTable(config.side, corners=False), config.hidden // config.heads
         self.full = FullAttention(table, merge, config.heads, head_dim, theta)
         self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
+        self.encoder = LayerList(Layer(config) for _ in range(config.depth))
         self.post_layernorm = LayerNorm(config.hidden, config.eps)
 
     def slices(self, patches: Tensor, grid: tuple[int, int, int], at: At = None) -> Slices[Tensor]:
@@ -174,7 +174,7 @@ class NaflexTower(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = _Embeddings(config)
-        self.encoder = Encoder(config)
+        self.encoder = LayerList(Layer(config) for _ in range(config.depth))
         self.post_layernorm = LayerNorm(config.hidden, config.eps)
 
     def slices(self, patches: Tensor, grid: tuple[int, int]) -> Slices[Tensor]:
@@ -275,7 +275,7 @@ class MergingViT(nn.Module):
         # The projector merges once more, after the tower.
         self.merges = 1 if merge_after is None else 2
         self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
+        self.encoder = LayerList(Layer(config) for _ in range(config.depth))
         self.vit_merger = None if merge_after is None else WindowMerger(config)
         self.post_layernorm = LayerNorm(config.hidden, config.eps)
 

@@ -15,11 +15,13 @@ from torch.nn import functional
 from fovea.engine.layers.linear import (
     Embedding,
     FusedLinear,
+    LayerList,
     LayerNorm,
     Linear,
     PatchLinear,
     PlainMLP,
     RMSNorm,
+    parameter,
 )
 from fovea.engine.vision.encoding import Slices, VisualShape, cuts, slice_rows
 from fovea.kernels.base import Kernels
@@ -73,9 +75,7 @@ class Embeddings(nn.Module):
         kernel = (config.channels, config.patch_size, config.patch_size)
         self.patch_embedding = PatchLinear(kernel, config.hidden, bias=config.patch_bias)
         self.position_embedding = Embedding(config.side**2 + int(config.class_token), config.hidden)
-        self.class_embedding = (
-            nn.Parameter(torch.empty(config.hidden), requires_grad=False) if config.class_token else None
-        )
+        self.class_embedding = parameter(config.hidden) if config.class_token else None
 
     def forward(self, pixels: Tensor, position_ids: Tensor | None) -> Tensor:
         """Embed the patches of tiles.
@@ -85,14 +85,9 @@ class Embeddings(nn.Module):
 
         Returns (tiles, patches [+1], hidden); the first row is the class token, if the model has one.
         """
-        size = self.config.patch_size
-        tiles, channels, height, width = pixels.shape
-        rows, columns = height // size, width // size
-        pixels = pixels[:, :, : rows * size, : columns * size]
-        patches = pixels.reshape(tiles, channels, rows, size, columns, size).permute(0, 2, 4, 1, 3, 5)
-        x: Tensor = self.patch_embedding(patches.reshape(tiles, rows * columns, -1))
+        x: Tensor = self.patch_embedding(cut_patches(pixels, self.config.patch_size))
         if self.class_embedding is not None:
-            x = torch.cat((self.class_embedding.expand(tiles, 1, -1), x), dim=1)
+            x = torch.cat((self.class_embedding.expand(len(x), 1, -1), x), dim=1)
         if position_ids is None:
             return x + self.position_embedding.weight
         return x + self.position_embedding(position_ids)  # type: ignore[no-any-return]
@@ -144,8 +139,8 @@ class Layer(nn.Module):
         self.self_attn = Attention(config)
         self.layer_norm2 = norm(config.hidden, config.eps)
         self.mlp = PlainMLP(config.hidden, config.intermediate, config.activation, ("fc1", "fc2"))
-        self.layer_scale1 = _column_weights(config) if config.layer_scale else None
-        self.layer_scale2 = _column_weights(config) if config.layer_scale else None
+        self.layer_scale1 = parameter(config.hidden) if config.layer_scale else None
+        self.layer_scale2 = parameter(config.hidden) if config.layer_scale else None
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return self.after(self.self_attn(self.layer_norm1(x), mask), x)
@@ -175,19 +170,6 @@ class Layer(nn.Module):
         return torch.addcmul(x, self.layer_scale2, self.mlp(self.layer_norm2(x)))
 
 
-def _column_weights(config: ViTConfig) -> nn.Parameter:
-    """A weight per column, uninitialised until a checkpoint fills it."""
-    return nn.Parameter(torch.empty(config.hidden), requires_grad=False)
-
-
-class Encoder(nn.Module):
-    """All layers, under the attribute name of the checkpoints."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
-
-
 class VisionTransformer(nn.Module):
     """A vision transformer over tiles of a fixed size. Its attribute names are those of the checkpoints."""
 
@@ -196,7 +178,7 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config)
         self.pre_layrnorm = LayerNorm(config.hidden, config.eps) if config.pre_norm else None
-        self.encoder = Encoder(config)
+        self.encoder = LayerList(Layer(config) for _ in range(config.depth))
         self.post_layernorm = LayerNorm(config.hidden, config.eps) if config.post_norm else None
 
     def shape(self, tiles: int, *, dropped_rows: int = 0, rows_per_token: int = 1) -> VisualShape:
@@ -281,3 +263,15 @@ def fractional_positions(patch_mask: Tensor, side: int) -> Tensor:
         buckets.append(torch.bucketize(fraction, boundaries, right=True))
     ids = buckets[0][:, :, None] * side + buckets[1][:, None, :]
     return torch.where(patch_mask, ids, 0).flatten(1)
+
+
+def cut_patches(pixels: Tensor, size: int) -> Tensor:
+    """Cut tiles (tiles, channels, H, W) into patches of a size, row by row; pixels of the rest are dropped.
+
+    Returns (tiles, patches, channels * size * size).
+    """
+    tiles, channels, height, width = pixels.shape
+    rows, columns = height // size, width // size
+    pixels = pixels[:, :, : rows * size, : columns * size]
+    patches = pixels.reshape(tiles, channels, rows, size, columns, size).permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(tiles, rows * columns, -1)
