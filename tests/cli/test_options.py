@@ -337,7 +337,7 @@ def test_a_command_imports_no_other_command() -> None:
         "print(sorted(name for name in sys.modules if name.startswith('fovea.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    loaded = "['fovea.cli.caches', 'fovea.cli.main', 'fovea.cli.common']"
+    loaded = "['fovea.cli.caches', 'fovea.cli.common', 'fovea.cli.main', 'fovea.cli.options']"
     assert (done.stdout.strip(), done.stderr) == (loaded, "")
 
 

@@ -122,7 +122,7 @@ def test_active_weights_of_experts() -> None:
 
 def test_the_planner_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from fovea.planner import known, memory, precision, vision; known.find('fovea-tiny'); "
+        "import sys; from fovea.planner import memory, recommend, shape; shape.find('fovea-tiny'); "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(tool.ROOT))
