@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from fovea.deploy.monitoring.alerts import alert_groups
 from fovea.deploy.monitoring.files import dashboards, recording_rules
-from fovea.deploy.monitoring.objectives import Alert
+from fovea.deploy.monitoring.objectives import Alert, alert_groups
 from tests.deploy.promql import filled, selectors, without_offset
 
 PATIENCE_S = 60.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fovea.deploy.monitoring.alerts import alert_groups
 from fovea.deploy.monitoring.files import alert_rules, recording_rules
-from fovea.deploy.monitoring.objectives import Alert
+from fovea.deploy.monitoring.objectives import Alert, alert_groups
 from tools.dashboards.caches import caches
 from tools.dashboards.case import Case, test_file
 from tools.dashboards.gateway import gateway

@@ -317,9 +317,8 @@ def built_facts(model: str, engine: EngineConfig) -> BuiltFacts:
 
 def monitoring_facts() -> MonitoringFacts:
     """Return the names of rules and dashboards that `fovea deploy` renders."""
-    from fovea.deploy.monitoring.alerts import alert_groups
     from fovea.deploy.monitoring.files import DASHBOARDS
-    from fovea.deploy.monitoring.objectives import Targets, recording_groups
+    from fovea.deploy.monitoring.objectives import Targets, alert_groups, recording_groups
 
     return MonitoringFacts(
         alerts=tuple(group.name for group in alert_groups()),

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from fovea.deploy.monitoring.alerts import alert_groups
-from fovea.deploy.monitoring.objectives import Targets, as_yaml, recording_groups, rules_text
+from fovea.deploy.monitoring.objectives import Targets, alert_groups, as_yaml, recording_groups, rules_text
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 

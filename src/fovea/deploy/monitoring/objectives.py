@@ -3,6 +3,7 @@
     Record, Alert, Group    rules as values; `rules_text` writes them
     Targets, Objective      how fast and how reliable a service has to be
     recording_groups        rates, quantiles, and how fast each objective uses its error budget
+    alert_groups            all alerts, which `alerts.yml` lists
 
 For every objective and window there is one series, the share of requests (or of time) that missed it:
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -97,6 +99,20 @@ class Group:
     name: str
     rules: Sequence[Record | Alert]
     interval: str = ""
+
+
+def alert_groups() -> list[Group]:
+    """Return the groups of alerts."""
+    text = Path(__file__).with_name("alerts.yml").read_text(encoding="utf-8")
+    return [
+        Group(name, [_read_alert(entry) for entry in entries])
+        for name, entries in yaml.safe_load(text).items()
+    ]
+
+
+def _read_alert(entry: Mapping[str, Any]) -> Alert:
+    conditions = tuple(Condition(**condition) for condition in entry["conditions"])
+    return Alert(**{**entry, "conditions": conditions})
 
 
 def rules_text(groups: Sequence[Group], runbooks: str, head: str) -> str:
