@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from fovea.deploy.lint.fields import SPECS
+from fovea.deploy.lint.fields import specifications
 from fovea.deploy.lint.objects import LOADER, Object, load_objects
 from tests.deploy import manifests
 
@@ -59,7 +59,7 @@ def custom() -> Iterator[Object]:
         files = manifests.files(spec)
         for folder in manifests.folders(files):
             for each in load_objects(files, folder).objects:
-                if f"{each.api} {each.kind}" in SPECS:
+                if f"{each.api} {each.kind}" in specifications():
                     yield each
 
 
@@ -67,7 +67,7 @@ def custom() -> Iterator[Object]:
 @pytest.mark.skipif(not FOLDER, reason="FOVEA_CRDS names no folder of CustomResourceDefinitions")
 def test_objects_keep_to_the_schemas_of_their_operators() -> None:
     known = schemas(Path(FOLDER))
-    assert set(known) >= set(SPECS)
+    assert set(known) >= set(specifications())
     for each in custom():
         validator = jsonschema.Draft202012Validator(known[f"{each.api} {each.kind}"])
         assert [error.message for error in validator.iter_errors(each.spec)] == [], str(each)

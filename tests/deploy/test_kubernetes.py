@@ -13,8 +13,8 @@ import yaml
 from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
 from fovea.deploy import target as check
+from fovea.deploy.lint import lint
 from fovea.deploy.lint.__main__ import main as lint_main
-from fovea.deploy.lint.run import lint
 from fovea.deploy.read import read_spec
 from fovea.deploy.spec import DeploySpec, Pool, Scale
 from fovea.deploy.target import render, target

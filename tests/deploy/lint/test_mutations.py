@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fovea.deploy.lint.run import lint
+from fovea.deploy.lint import lint
 from tests.deploy import manifests
 
 B, H, KEDA = "kubernetes/base", "kubernetes/overlays/hpa", "kubernetes/overlays/keda"

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from fovea.deploy.gpus import mig_fits
-from fovea.deploy.lint.run import lint
+from fovea.deploy.lint import lint
 
 DEPLOYMENT = """
 apiVersion: apps/v1

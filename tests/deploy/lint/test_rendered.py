@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from fovea.deploy.lint import lint
 from fovea.deploy.lint.__main__ import main
-from fovea.deploy.lint.run import lint
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.write import write
 from tests.deploy import manifests

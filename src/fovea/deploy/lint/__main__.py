@@ -12,8 +12,8 @@ from pathlib import Path
 
 import yaml
 
+from fovea.deploy.lint import lint
 from fovea.deploy.lint.objects import KUSTOMIZATION
-from fovea.deploy.lint.run import lint
 
 SUFFIXES = (".yaml", ".toml", ".json", ".yml")
 
