@@ -1,29 +1,30 @@
 """Files that every target renders for the specs of `tests.deploy.specs`, kept beneath tests/deploy/golden.
 
-    python -m tests.deploy.golden            # write the files of all targets anew
-    python -m tests.deploy.golden nginx      # of one target
+    python -m tests.deploy.golden            # write the files of all targets again
 
 A Python file gets the suffix .txt, so that it is not formatted and checked as a part of the project. If a
-target refuses a spec, the file REFUSED has the reason. A file that equals one of src/fovea/deploy is not
-kept: the file COPIES has a line with its path and the path of the other.
+target refuses a spec, the file REFUSED has the reason. A file that equals one of src/fovea/deploy, or one of
+another target or spec, is not kept: the file COPIES has a line with its path and the path of the other.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import shutil
-import sys
 from pathlib import Path
 
-import fovea.deploy
 from fovea.core.errors import ConfigError
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import TARGETS, render
 from tests.deploy.specs import FULL, SMALL
 
 FOLDER = Path(__file__).with_name("golden")
-SOURCES = Path(fovea.deploy.__file__).parent
+REPOSITORY = FOLDER.parents[2]
+SOURCES = REPOSITORY / "src" / "fovea" / "deploy"
 COPIES = "COPIES"
+RULES = "kubernetes/components/monitoring/rules.yaml"
+"""Not kept: it holds the rules of src/fovea/deploy/monitoring/rules, and its own test compares both."""
 SPECS: dict[str, DeploySpec] = {"small": SMALL, "full": FULL}
 
 
@@ -41,6 +42,7 @@ def rendered(target: str, spec: str) -> dict[str, str]:
     return {
         f"{target}/{spec}/{path}" + (".txt" if path.endswith(".py") else ""): text
         for path, text in files.items()
+        if path != RULES
     }
 
 
@@ -54,33 +56,35 @@ def kept(target: str, spec: str) -> dict[str, str]:
     }
     for line in files.pop(f"{target}/{spec}/{COPIES}", "").splitlines():
         path, source = line.split()
-        files[path] = (SOURCES / source).read_text(encoding="utf-8")
+        files[path] = (REPOSITORY / source).read_text(encoding="utf-8")
     return files
 
 
-def write(target: str) -> int:
-    """Write all files of a target anew. Returns their number."""
-    shutil.rmtree(FOLDER / target, ignore_errors=True)
-    sources = {
-        path.read_bytes(): path.relative_to(SOURCES).as_posix()
+def write_all() -> int:
+    """Write the files of all targets. Returns their number, copies included."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    known = {
+        path.read_text(encoding="utf-8"): path
         for path in sorted(SOURCES.rglob("*"))
         if path.is_file() and path.stat().st_size and path.suffix != ".pyc"
     }
     count = 0
-    for spec in SPECS:
+    for target, spec in itertools.product(names(), SPECS):
         copies = []
         for path, text in rendered(target, spec).items():
             count += 1
-            if (source := sources.get(text.encode())) is not None:
-                copies.append(f"{path} {source}\n")
+            source = known.setdefault(text, FOLDER / path)
+            if source != FOLDER / path:
+                copies.append(f"{path} {source.relative_to(REPOSITORY).as_posix()}\n")
                 continue
-            (FOLDER / path).parent.mkdir(parents=True, exist_ok=True)
-            (FOLDER / path).write_text(text, encoding="utf-8")
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text(text, encoding="utf-8")
         if copies:
-            (FOLDER / target / spec / COPIES).write_text("".join(copies), encoding="utf-8")
+            place = FOLDER / target / spec / COPIES
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("".join(copies), encoding="utf-8")
     return count
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or names():
-        print(f"{name}: {write(name)} files")
+    print(f"{write_all()} files")

@@ -101,6 +101,11 @@ def fill_template(name: str, /, **values: Any) -> str:
     return _environment().get_template(name).render(values)
 
 
+def plain_file(name: str) -> str:
+    """Return a file that targets render as it is. name: path beneath the folder of targets."""
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
 @functools.cache
 def _environment() -> Environment:
     return Environment(
