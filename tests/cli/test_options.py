@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path / "none.toml", "cannot be read: No such file"),
         (tmp_path, "cannot be read: Is a directory"),
-        (tmp_path / "latin.toml", "is not TOML"),
+        (tmp_path / "latin.toml", "is not UTF-8 text"),
     ):
         with pytest.raises(ConfigError, match=reason):
             options.read_file(str(path), ALL_KEYS)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.core.errors import ConfigError
+from fovea.core.settings import Setting, settings_of
 from fovea.planner.workload import (
-    RANGES,
     Kind,
     Video,
     Workload,
@@ -75,7 +76,7 @@ def test_a_file_has_all_values(tmp_path: Path) -> None:
         ("keep = nan", ("keep is nan", "0.01 to 1")),
         ("percentile = 100", ("percentile is 100", "50 to 99.9")),
         ('method = "darts"', ("method is 'darts'", "did you mean 'dart'?")),
-        ("system = 1.5", ("system is 1.5", "a whole number")),
+        ("system = 1.5", ("system is 1.5", "0 to 1048576")),
         ("request = 3", ("request is no array of tables", "[[request]]")),
         ("", ("no requests", "[[request]]")),
         ("[[request]]\nshare = 0", ("shares of all requests are 0",)),
@@ -106,17 +107,21 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
         read_workload(tmp_path / "no.toml")
 
 
-@pytest.mark.parametrize("name", sorted(RANGES))
-def test_values_from_code_have_the_ranges_of_files(name: str) -> None:
-    def build(value: float) -> object:
-        if name in ("rate", "system", "ttft_ms", "itl_ms", "percentile", "keep"):
-            return Workload((Kind("a"),), **{name: value})  # type: ignore[arg-type]
-        return Kind("a", **{name: value})  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "entry", [entry for cls in (Workload, Kind) for entry in settings_of(cls) if entry.rule.high is not None]
+)
+def test_values_from_code_have_the_ranges_of_files(entry: Setting) -> None:
+    def build(value: Any) -> object:
+        if entry in settings_of(Workload):
+            return Workload((Kind("a"),), **{entry.name: value})
+        return Kind("a", **{entry.name: value})
 
-    low, high = RANGES[name]
+    low, high = entry.rule.low, entry.rule.high
+    assert low is not None
+    assert high is not None
     build(low), build(high)
     for value in (low - 1, high + 1, float("nan")):
-        with pytest.raises(ConfigError, match=f"{name} is .*; accepted: "):
+        with pytest.raises(ConfigError, match=f"{entry.name} is .*; accepted: "):
             build(value)
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import Setting, build_settings, inner_type, settings_of, type_in_words
+from fovea.core.toml_files import check_keys, read_toml
 
 T = TypeVar("T")
 PREFIX = "FOVEA_"
@@ -101,6 +101,15 @@ def flag_settings(cls: type[T], args: argparse.Namespace) -> T:
     return _build(cls, lambda name: _from_flag(name, args), None, {})
 
 
+def flag_values(cls: type, args: argparse.Namespace, only: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the values of the flags that are given, by name. Raises ConfigError for a wrong type.
+
+    only: the only names that are read; None: all.
+    """
+    values, _ = _given(cls, lambda name: _from_flag(name, args), only or setting_names(cls))
+    return values
+
+
 Found = tuple[Any, str] | None
 """A value and its source, in words."""
 
@@ -108,21 +117,26 @@ Found = tuple[Any, str] | None
 def _build(
     cls: type[T], find: Callable[[str], Found], only: Iterable[str] | None, fixed: Mapping[str, Any]
 ) -> T:
-    values, sources = dict(fixed), {}
-    for entry in settings_of(cls):
-        if entry.name in fixed or entry.rule.internal or (only is not None and entry.name not in only):
-            continue
-        given = find(entry.name)
-        if given is not None:
-            value, source = given
-            values[entry.name] = _convert(value, entry, source)
-            sources[entry.name] = source
+    names = [name for name in setting_names(cls) if name not in fixed and (only is None or name in only)]
+    values, sources = _given(cls, find, names)
     try:
-        return build_settings(cls, values)
+        return build_settings(cls, {**fixed, **values})
     except ConfigError as error:
         if error.param not in sources:
             raise
         raise ConfigError(f"{sources[error.param]}: {error.message}", param=error.param) from error
+
+
+def _given(
+    cls: type, find: Callable[[str], Found], names: Collection[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values that are given and their sources, by name."""
+    values, sources = {}, {}
+    for entry in settings_of(cls):
+        if entry.name in names and (given := find(entry.name)) is not None:
+            values[entry.name] = _convert(given[0], entry, given[1])
+            sources[entry.name] = given[1]
+    return values, sources
 
 
 def _from_flag(name: str, args: argparse.Namespace) -> Found:
@@ -157,20 +171,8 @@ def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
     path = path or os.environ.get(PREFIX + "CONFIG")
     if not path:
         return {}
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path} is not TOML: its values are nested too deeply") from error
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise ConfigError(
-                f"{path}: unknown key {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+    values = read_toml(Path(path))
+    check_keys(path, values, known)
     return values
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.planner.toml_values import Table, check_keys, read_toml, tables
+from fovea.core.toml_files import Table, check_keys, read_toml, tables
 
 DEVICES = (
     "nvidia-gpu", "amd-gpu", "intel-gpu", "intel-npu", "apple", "x86-cpu", "arm-cpu", "browser", "mobile",

@@ -45,7 +45,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.planner.toml_values import Table, check_keys, read_toml, tables
+from fovea.core.toml_files import Table, check_keys, read_toml, tables
 
 KINDS = ("gpu", "cpu")
 """Kinds of devices."""

@@ -6,16 +6,15 @@ computed, and what leaving out visual tokens costs in accuracy.
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.planner.toml_values import Table, check_keys, read_toml, tables
+from fovea.core.settings import check_settings, setting
+from fovea.core.toml_files import Table, check_keys, nearest, read_toml, settings_table, tables
 
 FULL = 94.0
 """Right answers with all visual tokens, in percent."""
@@ -49,12 +48,11 @@ class Loss:
     keep: float
 
 
-def check_method(method: str) -> None:
-    """Raise ConfigError unless a method was measured; it names the nearest one."""
+def check_method(method: str) -> str:
+    """Return "" if a method was measured. Otherwise raises ConfigError, which names the nearest one."""
     if method not in MEASURED:
-        near = difflib.get_close_matches(method, MEASURED, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"method is {method!r}; {hint}accepted: {', '.join(MEASURED)}", param="method")
+        raise ConfigError(f"method is {method!r}; {nearest(method, MEASURED)}", param="method")
+    return ""
 
 
 def loss(method: str, keep: float) -> Loss | None:
@@ -75,20 +73,6 @@ def loss(method: str, keep: float) -> Loss | None:
 MOST_PIXELS = 65_536
 """Longest side of an image that is planned, in pixels."""
 MOST_FRAMES = 100_000
-RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "rate": (1e-6, 1e6), "system": (0, 1 << 20), "ttft_ms": (0, 1e7), "itl_ms": (0, 1e6),
-        "percentile": (50, 99.9), "keep": (0.01, 1), "share": (0, 1e6), "text": (1, 1 << 20),
-        "answer": (1, 1 << 20), "follow_ups": (0, 1000), "seen": (0, 1), "json": (0, 1), "forced": (0, 0.99),
-    }
-)  # fmt: skip
-"""Least and largest value of each number of a workload."""
-WHOLE = ("system", "text", "answer")
-"""Those that are whole numbers."""
-_OUTER = ("rate", "system", "ttft_ms", "itl_ms", "percentile", "keep", "method", "request")
-_INNER = (
-    "name", "share", "images", "video", "text", "answer", "follow_ups", "seen", "json", "forced",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,33 +96,35 @@ class Kind:
     """One kind of request.
 
     name: for tables.
-    share: its share of the conversations; the shares need not add up to 1.
     images: (width, height) of each image, in pixels.
     video: its video; None: it has none.
-    text: tokens of the question, without the system prompt.
-    answer: tokens of the answer.
-    follow_ups: further questions about the same images, in the mean, each with the text so far.
-    seen: share of the images whose encoder output is cached, because another request had them before.
-    json: share of the answers that follow a JSON schema.
-    forced: share of such an answer's tokens that the schema leaves no choice about.
 
-    Raises ConfigError for a value outside of RANGES.
+    Raises ConfigError for a value that is not accepted.
     """
 
     name: str
-    share: float = 1.0
+    share: float = setting(
+        1.0, "Its share of the conversations; the shares need not add up to 1.", low=0, high=1e6
+    )
     images: tuple[tuple[int, int], ...] = ()
     video: Video | None = None
-    text: int = 60
-    answer: int = 120
-    follow_ups: float = 0.0
-    seen: float = 0.0
-    json: float = 0.0
-    forced: float = 0.45
+    text: int = setting(60, "Tokens of the question, without the system prompt.", low=1, high=1 << 20)
+    answer: int = setting(120, "Tokens of the answer.", low=1, high=1 << 20)
+    follow_ups: float = setting(
+        0.0, "Further questions about the same images per conversation, in the mean, each with the text so far.",
+        low=0, high=1000,
+    )  # fmt: skip
+    seen: float = setting(
+        0.0, "Share of the images whose encoder output is cached, because another request had them before.",
+        low=0, high=1,
+    )  # fmt: skip
+    json: float = setting(0.0, "Share of the answers that follow a JSON schema.", low=0, high=1)
+    forced: float = setting(
+        0.45, "Share of such an answer's tokens that the schema leaves no choice about.", low=0, high=0.99
+    )
 
     def __post_init__(self) -> None:
-        for name in ("share", "text", "answer", "follow_ups", "seen", "json", "forced"):
-            _check_number(name, getattr(self, name))
+        check_settings(self)
         for size in self.images:
             _check_size("images", size)
 
@@ -148,29 +134,25 @@ class Workload:
     """A mix of requests and the targets for their answers.
 
     kinds: the kinds of requests.
-    rate: conversations that begin per second; each has 1 + follow_ups requests.
-    system: tokens of a system prompt that all requests share.
-    ttft_ms, itl_ms: targets of the time to the first token and between tokens; 0: none.
-    percentile: share of requests, in percent, that must meet them.
-    keep: share of the visual tokens that are kept; 1: all.
-    method: method that leaves out the others: a name in `reduction.MEASURED`.
 
-    Raises ConfigError for a value outside of RANGES, an unknown method, or without a request.
+    Raises ConfigError for a value that is not accepted, an unknown method, or without a request.
     """
 
     kinds: tuple[Kind, ...]
-    rate: float = 1.0
-    system: int = 0
-    ttft_ms: float = 0.0
-    itl_ms: float = 0.0
-    percentile: float = 95.0
-    keep: float = 1.0
-    method: str = "relevance"
+    rate: float = setting(
+        1.0, "Conversations that begin per second; each has 1 + follow_ups requests.", low=1e-6, high=1e6
+    )
+    system: int = setting(0, "Tokens of a system prompt that all requests share.", low=0, high=1 << 20)
+    ttft_ms: float = setting(0.0, "Target of the time to the first token; 0: none.", low=0, high=1e7)
+    itl_ms: float = setting(0.0, "Target of the time between tokens; 0: none.", low=0, high=1e6)
+    percentile: float = setting(
+        95.0, "Share of requests, in percent, that must meet the targets.", low=50, high=99.9
+    )
+    keep: float = setting(1.0, "Share of the visual tokens that are kept; 1: all.", low=0.01, high=1)
+    method: str = setting("relevance", "Method that leaves out the others.", check=check_method)
 
     def __post_init__(self) -> None:
-        for name in ("rate", "system", "ttft_ms", "itl_ms", "percentile", "keep"):
-            _check_number(name, getattr(self, name))
-        check_method(self.method)
+        check_settings(self)
         if not self.kinds:
             raise ConfigError(
                 "the workload has no requests; accepted: one [[request]] or more", param="request"
@@ -230,53 +212,25 @@ def read_workload(path: Path) -> Workload:
 
     Raises ConfigError, which names the file, the request, the field and the accepted values.
     """
-    content = read_toml(path, "workload file")
     where = f"workload file {path}"
-    check_keys(where, content, _OUTER)
-    outer = Table(where, content)
+    content = read_toml(path, "workload file")
     kinds = tuple(
         _kind(where, number, values) for number, values in enumerate(tables(where, content, "request"), 1)
     )
-    values: dict[str, Any] = {
-        "kinds": kinds,
-        **_numbers(outer, rate=1.0, system=0, ttft_ms=0.0, itl_ms=0.0, percentile=95.0, keep=1.0),
-        "method": outer.text("method", "relevance"),
-    }
-    try:
-        return Workload(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}", param=error.param) from error
-
-
-def _numbers(table: Table, **defaults: float) -> dict[str, Any]:
-    """Values of the numbers with these defaults, within RANGES."""
-    found: dict[str, Any] = {}
-    for name, default in defaults.items():
-        low, high = RANGES[name]
-        if name in WHOLE:
-            found[name] = table.whole(name, int(low), int(high), int(default))
-        else:
-            found[name] = table.number(name, low, high, default)
-    return found
+    return settings_table(Workload, where, content, also=("request",), kinds=kinds)
 
 
 def _kind(file: str, number: int, values: dict[str, Any]) -> Kind:
     where = f"{file}, [[request]] number {number}"
-    check_keys(where, values, _INNER)
-    table = Table(where, values)
     video = values.get("video")
-    return Kind(
-        name=table.text("name", f"request {number}"),
+    return settings_table(
+        Kind,
+        where,
+        values,
+        name=Table(where, values).text("name", f"request {number}"),
         images=tuple(_size(where, "images", size) for size in _list(where, values.get("images", []))),
         video=None if video is None else _video(where, video),
-        **_numbers(table, share=1.0, text=60, answer=120, follow_ups=0.0, seen=0.0, json=0.0, forced=0.45),
     )
-
-
-def _check_number(name: str, value: float) -> None:
-    low, high = RANGES[name]
-    if not low <= value <= high:
-        raise ConfigError(f"{name} is {value!r}; accepted: {low:.12g} to {high:.12g}", param=name)
 
 
 def _check_size(name: str, size: tuple[int, int]) -> None:

@@ -6,9 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fovea.cli import options
 from fovea.planner.precision import RECIPES
+from fovea.planner.workload import Kind, Workload
 
 SIZE = "WxH"
+REQUEST_FLAGS = ("text", "answer", "follow_ups", "seen")
+"""Settings of a kind of request that are flags of their own name."""
 
 
 def register(commands: Any) -> None:
@@ -50,47 +54,21 @@ def register(commands: Any) -> None:
 def _add_workload(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload (a file, or one kind of request)")
     group.add_argument("--workload", type=Path, metavar="FILE", help="kinds of requests, rate and targets")
-    group.add_argument("--rate", type=float, metavar="X", help="conversations per second (default: 1)")
+    options.add_options(parser, "workload:", Workload)
+    group = parser.add_argument_group("request")
     group.add_argument(
-        "--image",
-        action="append",
-        metavar=SIZE,
-        dest="images",
+        "--image", action="append", metavar=SIZE, dest="images",
         help="size of an image; several times for more",
-    )
+    )  # fmt: skip
     group.add_argument("--video", metavar=f"N:{SIZE}", help="number of frames of a video, and their size")
-    group.add_argument("--text", type=int, metavar="N", help="tokens of the question (default: 60)")
-    group.add_argument("--answer", type=int, metavar="N", help="tokens of the answer (default: 120)")
-    group.add_argument("--system", type=int, metavar="N", help="tokens that all prompts begin with")
-    group.add_argument(
-        "--follow-ups", type=float, metavar="X", help="further questions per conversation (default: 0)"
-    )
-    group.add_argument(
-        "--seen", type=float, metavar="X", help="share of images whose encoding is cached, 0 to 1"
-    )
     group.add_argument(
         "--json-share", type=float, metavar="X", help="share of the answers with a JSON schema, 0 to 1"
     )
     group.add_argument(
-        "--keep", type=float, metavar="X", help="share of the visual tokens that are kept, 0.01 to 1"
-    )
-    group.add_argument(
-        "--method", metavar="NAME", help="method that leaves out the others (default: relevance)"
-    )
-    group.add_argument(
-        "--ttft-ms", type=float, metavar="X", help="longest time to the first token; 0: no target"
-    )
-    group.add_argument("--itl-ms", type=float, metavar="X", help="longest time between tokens; 0: no target")
-    group.add_argument(
-        "--percentile", type=float, metavar="X", help="percentage of requests that keep the targets (95)"
-    )
-    group.add_argument(
-        "--visual-tokens",
-        type=int,
-        default=0,
-        metavar="N",
+        "--visual-tokens", type=int, default=0, metavar="N",
         help="tokens of every image; 0: by the model's rule",
-    )
+    )  # fmt: skip
+    options.add_options(parser, "request:", Kind, only=REQUEST_FLAGS)
 
 
 def _add_hardware(parser: argparse.ArgumentParser) -> None:

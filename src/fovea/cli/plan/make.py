@@ -14,6 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fovea.cli import options
+from fovea.cli.plan import REQUEST_FLAGS
 from fovea.cli.plan.inputs import NAME, PlannedModel, find_model, this_machine
 from fovea.cli.plan.result import Plan, as_dict, simulate_option
 from fovea.cli.plan.show import show
@@ -178,15 +180,11 @@ def workload_of(args: argparse.Namespace) -> Workload:
     flags = {
         "images": tuple(_size(text) for text in args.images or ()),
         "video": None if args.video is None else _video(args.video),
-        "text": args.text, "answer": args.answer, "follow_ups": args.follow_ups, "seen": args.seen,
         "json": args.json_share,
-    }  # fmt: skip
+        **options.flag_values(Kind, args, REQUEST_FLAGS),
+    }
     request = {name: value for name, value in flags.items() if value not in (None, ())}
-    outer = {
-        "rate": args.rate, "system": args.system, "keep": args.keep, "method": args.method,
-        "ttft_ms": args.ttft_ms, "itl_ms": args.itl_ms, "percentile": args.percentile,
-    }  # fmt: skip
-    given = {name: value for name, value in outer.items() if value is not None}
+    given = options.flag_values(Workload, args)
     if args.workload is None:
         return Workload((Kind("request", **request),), **given)
     if request:

@@ -1,5 +1,11 @@
-"""Reading of the planner's TOML files: every error names the file, the table, the field and the accepted
-values."""
+"""TOML files as checked values. Every error names the file, the table, the key and what is accepted.
+
+read_toml         the content of a file; parse_toml: of a text
+check_keys        refuses unknown keys, and names the nearest known one
+tables            the tables of an array [[key]]
+settings_table    a table as the settings class that declares it (`core.settings`)
+Table             values by their types, for tables without such a class
+"""
 
 from __future__ import annotations
 
@@ -7,53 +13,118 @@ import datetime
 import difflib
 import math
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from fovea.core.errors import ConfigError
+from fovea.core.settings import settings_of
 
+T = TypeVar("T")
 LARGEST_FILE = 1 << 20
 """Bytes of the largest file that is read."""
+MOST_NAMES = 40
+"""Names that a message lists at most."""
 
 
-def read_toml(path: Path, noun: str) -> dict[str, Any]:
+def read_toml(
+    path: Path,
+    noun: str = "",
+    *,
+    param: str | None = None,
+    largest: int = LARGEST_FILE,
+    parse_float: Callable[[str], Any] = float,
+) -> dict[str, Any]:
     """Return the content of a TOML file.
 
     noun: what the file is, for messages, such as "hardware file".
-    Raises ConfigError if the file cannot be read, is larger than LARGEST_FILE, or is not TOML.
+    param: the setting that names the file.
+    largest: bytes of the largest file that is accepted.
+    Raises ConfigError if the file cannot be read, is larger, or is not TOML.
     """
+    where = f"{noun} {path}".strip()
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
+            data = file.read(largest + 1)
     except OSError as error:
-        raise ConfigError(f"{noun} {path} cannot be read: {error.strerror}") from error
-    if len(data) > LARGEST_FILE:
-        raise ConfigError(f"{noun} {path} is larger than {LARGEST_FILE:,} bytes")
+        raise ConfigError(f"{where} cannot be read: {error.strerror}", param=param) from error
+    if len(data) > largest:
+        raise ConfigError(f"{where} is larger than {largest:,} bytes", param=param)
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return parse_toml(data.decode(), where, param=param, parse_float=parse_float)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{noun} {path} is not UTF-8 text") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{noun} {path} is not TOML: {error}") from error
+        raise ConfigError(f"{where} is not UTF-8 text", param=param) from error
+
+
+def parse_toml(
+    text: str, where: str, *, param: str | None = None, parse_float: Callable[[str], Any] = float
+) -> dict[str, Any]:
+    """Return the content of a text. where: the text, for messages. Raises ConfigError if it is not TOML."""
+    try:
+        return tomllib.loads(text, parse_float=parse_float)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is not TOML: {error}", param=param) from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} is not TOML: its values are nested too deeply", param=param) from error
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return the known name that resembles a wrong one, else all known names, as a part of a message."""
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+    return f"accepted: {', '.join(sorted(known)[:MOST_NAMES])}{more}"
 
 
 def check_keys(where: str, table: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise ConfigError for the first key that is not known; it names the nearest one."""
+    """Raise ConfigError for the first key that is not known; it names the nearest one.
+
+    where: file and table, for messages; "": the caller adds them.
+    """
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(sorted(known))}"
-            raise ConfigError(f"{where}: unknown key {key!r}; {hint}", param=key)
+            start = f"{where}: " if where else ""
+            raise ConfigError(f"{start}unknown key {key!r}; {nearest(key, known)}", param=key)
 
 
 def tables(where: str, content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the tables of an array `[[key]]`; an empty list if there are none. Raises ConfigError."""
     found = content.get(key, [])
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise ConfigError(f"{where}: {key} is no array of tables; accepted: [[{key}]]", param=key)
+        start = f"{where}: " if where else ""
+        raise ConfigError(f"{start}{key} is no array of tables; accepted: [[{key}]]", param=key)
     return found
+
+
+def settings_table(
+    cls: Callable[..., T], where: str, values: Any, also: Collection[str] = (), **more: Any
+) -> T:
+    """Return a table as its settings class. Lists become tuples.
+
+    also: further keys that the table may hold, and that are no settings of the class.
+    more: further arguments of the class; keys of the table with these names are left to the caller.
+    Raises ConfigError for other values than a table, unknown keys, and values that the class refuses.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} is {values!r}; accepted: a table", param=where)
+    own = [entry.name for entry in settings_of(cls, nested=False)]  # type: ignore[arg-type]
+    check_keys(where, values, [*own, *more, *also])
+    given = {name: values[name] for name in own if name in values and name not in more}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    with errors_in(where):
+        return cls(**given, **more)
+
+
+@contextmanager
+def errors_in(where: str) -> Iterator[None]:
+    """Name a file or a table in every ConfigError of a block."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}", param=error.param) from error
 
 
 @dataclass(frozen=True, slots=True)
