@@ -82,7 +82,7 @@ def test_errors_name_the_wrong_key(tmp_path: Path, text: str, message: str) -> N
 def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[]")
     (tmp_path / "b.json").write_text("{")
-    for name, message in (("a", "not an object"), ("b", "is not JSON"), ("c", "cannot be read")):
+    for name, message in (("a", "is not an object"), ("b", "is not JSON"), ("c", "cannot be read")):
         with pytest.raises(ConfigError, match=message):
             read_sla(tmp_path / f"{name}.json")
 

@@ -96,7 +96,7 @@ def test_the_state_file_of_a_configuration(state: Path, fovea: Caller, tmp_path:
         (("show", "v3", "--state", "{state}"), "there is no experiment 'v3'; accepted: v2"),
         (("decide", "v2", "--promote", "x", "--state", "{state}"), "--promote is 'x'; accepted: old, new"),
         (("list", "--state", "{folder}/none.sqlite"), "a gateway with experiments writes it"),
-        (("list", "--config", "{folder}/none.toml"), "none.toml cannot be read: [Errno 2]"),
+        (("list", "--config", "{folder}/none.toml"), "none.toml cannot be read: No such file"),
     ],
 )
 def test_errors(state: Path, fovea: Caller, tmp_path: Path, words: tuple[str, ...], message: str) -> None:

@@ -29,7 +29,7 @@ def test_a_file_is_read_back_in_order_of_arrival(tmp_path: Path) -> None:
         ("[]", ":2: not a JSON object"),
         (json.dumps({"at": 1, "text": 1}), ":2: output is missing"),
         (json.dumps(LINE | {"txt": 1}), ":2: unknown field 'txt'; did you mean 'text'?"),
-        (json.dumps(LINE | {"zzz": 1}), ":2: unknown field 'zzz'; known: at, text"),
+        (json.dumps(LINE | {"zzz": 1}), ":2: unknown field 'zzz'; accepted: at, text"),
         (json.dumps(LINE | {"text": 0}), ":2: text is 0; accepted: a whole number from 1 on"),
         (json.dumps(LINE | {"output": 1.5}), ":2: output is 1.5"),
         (json.dumps(LINE | {"at": -1}), ":2: at is -1; accepted: seconds from 0 on"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fovea.bench.measure import Bounds, Summary
+from fovea.core.config_files import check_keys, errors_in, read_json, read_toml
 from fovea.core.errors import ConfigError
 
 SPREADS = ("ttft", "gap", "longest_gap", "tpot", "end_to_end")
@@ -43,9 +41,8 @@ class Sla:
     targets: Mapping[str, float]
 
     def __post_init__(self) -> None:
+        check_keys("", self.targets, KNOWN_TARGETS, "target")
         for name, value in self.targets.items():
-            if name not in KNOWN_TARGETS:
-                raise ConfigError(f"unknown target {name!r}; {_hint(name, KNOWN_TARGETS)}", param="sla")
             _number(name, value)
         for field in fields(Bounds):
             if (bound := getattr(self.good, field.name)) is not None:
@@ -73,19 +70,9 @@ def read_sla(path: Path) -> Sla:
 
     Raises ConfigError, which names the key and the accepted values.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="sla") from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}", param="sla"
-        ) from error
-    try:
+    values = read_json(path, param="sla") if path.suffix == ".json" else read_toml(path, param="sla")
+    with errors_in(str(path)):
         return _sla(values, str(path))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", param="sla") from error
 
 
 def judge(
@@ -138,12 +125,10 @@ def _saved(summary: Summary) -> float:
     return 1 - summary.image_tokens / summary.unreduced_tokens
 
 
-def _sla(values: Any, path: str) -> Sla:
-    if not isinstance(values, dict):
-        raise ConfigError("not an object")
-    _check_keys(values, ("source", "good", "targets"))
+def _sla(values: Mapping[str, Any], path: str) -> Sla:
+    check_keys("", values, ("source", "good", "targets"))
     good, targets = _table(values, "good"), _table(values, "targets")
-    _check_keys(good, tuple(field.name for field in fields(Bounds)))
+    check_keys("", good, [field.name for field in fields(Bounds)])
     source = values.get("source", path)
     if not isinstance(source, str):
         raise ConfigError(f"source is {source!r}; accepted: text")
@@ -155,17 +140,6 @@ def _table(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ConfigError(f"{name} is {table!r}; accepted: names and numbers")
     return table
-
-
-def _check_keys(values: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"unknown key {name!r}; {_hint(name, known)}")
-
-
-def _hint(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 def _number(name: str, value: Any) -> None:

@@ -9,11 +9,11 @@ import json
 import math
 import sqlite3
 import time
-import tomllib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from fovea.core.config_files import read_toml
 from fovea.core.errors import ConfigError
 from fovea.gateway.experiments.config import CRITERIA, Experiment, read_experiments
 from fovea.gateway.experiments.statistics import Statistics
@@ -70,13 +70,7 @@ def _path(args: argparse.Namespace) -> Path:
         state: Path = args.state
         return state
     config: Path = args.config
-    try:
-        values = tomllib.loads(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{config} cannot be read: {error}", param="config") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{config} is not TOML: {error}", param="config") from error
-    return read_experiments(values, config.parent).path
+    return read_experiments(read_toml(config, param="config"), config.parent).path
 
 
 def _find(store: Store, name: str) -> Experiment:

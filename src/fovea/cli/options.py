@@ -17,9 +17,9 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fovea.core.config_files import check_keys, read_toml
 from fovea.core.errors import ConfigError
 from fovea.core.settings import Setting, build_settings, inner_type, settings_of, type_in_words
-from fovea.core.toml_files import check_keys, read_toml
 
 T = TypeVar("T")
 PREFIX = "FOVEA_"

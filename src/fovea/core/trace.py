@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from fovea.core.config_files import check_keys
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 
@@ -107,11 +108,7 @@ def _request(line: str) -> TraceRequest:
     if not isinstance(values, dict):
         raise ConfigError("not a JSON object")
     known = [field.name for field in fields(TraceRequest)]
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"unknown field {name!r}; {hint}")
+    check_keys("", values, known, "field")
     for name in ("at", "text", "output"):
         if name not in values:
             raise ConfigError(f"{name} is missing")

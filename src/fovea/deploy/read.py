@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fovea.core.config_files import check_keys, errors_in, read_toml, settings_table, tables
 from fovea.core.errors import ConfigError
 from fovea.core.settings import settings_of
-from fovea.core.toml_files import check_keys, errors_in, read_toml, settings_table, tables
 from fovea.deploy.spec import Cloud, DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
 
 SECTIONS: dict[str, Callable[..., Any]] = {

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fovea.core.config_files import Table, check_keys, read_toml, tables
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.core.toml_files import Table, check_keys, read_toml, tables
 
 DEVICES = (
     "nvidia-gpu", "amd-gpu", "intel-gpu", "intel-npu", "apple", "x86-cpu", "arm-cpu", "browser", "mobile",

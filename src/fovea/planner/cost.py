@@ -16,13 +16,14 @@ what the formula leaves out.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from fovea.core.config_files import check_keys, errors_in, read_json
 from fovea.core.errors import ConfigError
+from fovea.core.settings import check_settings, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,52 +78,45 @@ class CostModel:
 
     The defaults are those of benchmarks/costs/fovea-tiny.json.
 
-    step_s: fixed cost of a step that computes tokens.
-    decode_s: per decoded token, beside reading and arithmetic.
-    context_s: per token that a decoding sequence attends to.
-    token_s: per token of a prompt.
-    chunk_s: per sequence that computes tokens of its prompt.
-    pair_s: per pair of a prompt token and a token that it attends to.
-    image_s: fixed cost of an image.
-    visual_s: per visual token.
-    visual_pair_s: per squared number of visual tokens.
-    slice_s: length of a slice; the encoder can pause only between slices.
-    between_s: time from one step to the next, for scheduling and sending events.
-    read_s: reading the weights of the decoder and the head once.
-    row_s: arithmetic per decoded token, which reading can hide.
-    expert_s: reading the weights of all experts once.
-    expert_share: share of the experts that one token uses.
-    overlap: how well reading and arithmetic hide each other; 1: not at all.
-    kv_token_bytes: size of a token in the KV pool.
-    visual_token_bytes: size of a visual token in the encoder-output cache.
-    max_context: limit of prompt and answer together, in tokens.
-    made_from: source of the figures, in words.
+    Raises ConfigError for a value that is not accepted. A step of 0 s would stop the clock.
     """
 
-    step_s: float = 0.000235
-    decode_s: float = 6.19e-05
-    context_s: float = 3.32e-07
-    token_s: float = 2.2e-05
-    chunk_s: float = 0.000603
-    pair_s: float = 3.51e-08
-    image_s: float = 9.88e-05
-    visual_s: float = 0.000109
-    visual_pair_s: float = 1.99e-07
-    slice_s: float = 0.00121
-    between_s: float = 0.000205
-    read_s: float = 0.0
-    row_s: float = 0.0
-    expert_s: float = 0.0
-    expert_share: float = 0.0
-    overlap: float = 1.0
-    kv_token_bytes: int = 2560
-    visual_token_bytes: int = 1536
-    max_context: int = 8192
-    made_from: str = "built in: fovea-tiny, bfloat16 on cpu, 1 threads: 4807 steps and 30 images"
+    step_s: float = setting(0.000235, "Fixed cost of a step that computes tokens.", low=1e-9, high=1e12)
+    decode_s: float = setting(6.19e-05, "Per decoded token, beside reading and arithmetic.", low=0, high=1e12)
+    context_s: float = setting(3.32e-07, "Per token that a decoding sequence attends to.", low=0, high=1e12)
+    token_s: float = setting(2.2e-05, "Per token of a prompt.", low=0, high=1e12)
+    chunk_s: float = setting(0.000603, "Per sequence that computes tokens of its prompt.", low=0, high=1e12)
+    pair_s: float = setting(
+        3.51e-08, "Per pair of a prompt token and a token that it attends to.", low=0, high=1e12
+    )
+    image_s: float = setting(9.88e-05, "Fixed cost of an image.", low=0, high=1e12)
+    visual_s: float = setting(0.000109, "Per visual token.", low=0, high=1e12)
+    visual_pair_s: float = setting(1.99e-07, "Per squared number of visual tokens.", low=0, high=1e12)
+    slice_s: float = setting(
+        0.00121, "Length of a slice; the encoder can pause only between slices.", low=1e-9, high=1e12
+    )
+    between_s: float = setting(
+        0.000205, "Time from one step to the next, for scheduling and sending events.", low=0, high=1e12
+    )
+    read_s: float = setting(0.0, "Reading the weights of the decoder and the head once.", low=0, high=1e12)
+    row_s: float = setting(0.0, "Arithmetic per decoded token, which reading can hide.", low=0, high=1e12)
+    expert_s: float = setting(0.0, "Reading the weights of all experts once.", low=0, high=1e12)
+    expert_share: float = setting(0.0, "Share of the experts that one token uses.", low=0, high=1)
+    overlap: float = setting(
+        1.0, "How well reading and arithmetic hide each other; 1: not at all.", low=1, high=64
+    )
+    kv_token_bytes: int = setting(2560, "Size of a token in the KV pool.", low=1, high=1e12)
+    visual_token_bytes: int = setting(
+        1536, "Size of a visual token in the encoder-output cache.", low=1, high=1e12
+    )
+    max_context: int = setting(8192, "Limit of prompt and answer together, in tokens.", low=1, high=1e12)
+    made_from: str = setting(
+        "built in: fovea-tiny, bfloat16 on cpu, 1 threads: 4807 steps and 30 images",
+        "Source of the figures, in words.",
+    )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _check(field.name, getattr(self, field.name))
+        check_settings(self)
 
     def step(self, composition: Composition) -> float:
         """Return the seconds of a step's tokens; 0 for a step that only encodes."""
@@ -165,41 +159,7 @@ class CostModel:
 
         Raises ConfigError, naming the file, the parameter and the accepted values.
         """
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}", param="cost") from error
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} is not JSON: {error}", param="cost") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path} must hold a JSON object of cost parameters", param="cost")
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise ConfigError(f"{path}: unknown parameter {name!r}; {hint}", param="cost")
-        try:
+        values = read_json(path, param="cost")
+        with errors_in(str(path)):
+            check_keys("", values, [field.name for field in fields(cls)], "parameter")
             return cls(**values)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error.message}", param="cost") from error
-
-
-RANGES = {"step_s": (1e-9, 1e12), "slice_s": (1e-9, 1e12), "expert_share": (0.0, 1.0), "overlap": (1.0, 64.0)}
-"""Least and largest value of the parameters for which 0 and 1e12 are not the bounds."""
-WHOLE = ("kv_token_bytes", "visual_token_bytes", "max_context")
-
-
-def _check(name: str, value: object) -> None:
-    """Raise ConfigError unless a parameter has its type and range. A step of 0 s would stop the clock."""
-    if name == "made_from":
-        if not isinstance(value, str):
-            raise ConfigError(f"{name} is {value!r}; accepted: text", param=name)
-        return
-    whole = name in WHOLE
-    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    low, high = (1, 1e12) if whole else RANGES.get(name, (0.0, 1e12))
-    if not number or not low <= value <= high:  # type: ignore[operator]
-        kind = "a whole number" if whole else "seconds" if name.endswith("_s") else "a number"
-        bound = f"from {low:g} on" if high == 1e12 else f"from {low:g} to {high:g}"
-        raise ConfigError(f"{name} is {value!r}; accepted: {kind} {bound}", param=name)

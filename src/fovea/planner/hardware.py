@@ -44,8 +44,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fovea.core.config_files import Table, check_keys, read_toml, tables
 from fovea.core.errors import ConfigError
-from fovea.core.toml_files import Table, check_keys, read_toml, tables
 
 KINDS = ("gpu", "cpu")
 """Kinds of devices."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 
+from fovea.core.config_files import nearest
 from fovea.core.errors import ConfigError
 
 FLOATS = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,9 +36,7 @@ def _check(name: str, value: str, accepted: tuple[str, ...]) -> None:
     if value in accepted:
         return
     names = [item for item in accepted if item]
-    near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f"did you mean {near[0]!r}? accepted" if near else "accepted"
-    raise ConfigError(f"{name} is {value!r}; {hint}: {', '.join(names)}", param=name)
+    raise ConfigError(f"{name} is {value!r}; {nearest(str(value), names)}", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +121,8 @@ def parse_precision(text: str) -> Precision:
     """
     if "=" not in text:
         if text not in RECIPES:
-            near = difflib.get_close_matches(text, RECIPES, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
-                f"precision {text!r} is not known; {hint}accepted: {', '.join(RECIPES)}, or formats of "
+                f"precision {text!r} is not known; {nearest(text, RECIPES)}, or formats of "
                 "parts, such as decoder=int4,encoder=int8,kv=fp8",
                 param="precision",
             )
@@ -141,11 +137,8 @@ def parse_precision(text: str) -> Precision:
                 param="precision",
             )
         if part not in PARTS:
-            near = difflib.get_close_matches(part, PARTS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
-                f"precision {text!r}: there is no part {part!r}; {hint}accepted: {', '.join(PARTS)}",
-                param="precision",
+                f"precision {text!r}: there is no part {part!r}; {nearest(part, PARTS)}", param="precision"
             )
         if part in formats:
             raise ConfigError(f"precision {text!r} names {part!r} twice", param="precision")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fovea.core.config_files import Table, check_keys, nearest, read_toml, settings_table, tables
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.core.toml_files import Table, check_keys, nearest, read_toml, settings_table, tables
 
 FULL = 94.0
 """Right answers with all visual tokens, in percent."""
@@ -111,7 +111,7 @@ class Kind:
     text: int = setting(60, "Tokens of the question, without the system prompt.", low=1, high=1 << 20)
     answer: int = setting(120, "Tokens of the answer.", low=1, high=1 << 20)
     follow_ups: float = setting(
-        0.0, "Further questions about the same images per conversation, in the mean, each with the text so far.",
+        0.0, "Further questions about the same images, in the mean, each with the text so far.",
         low=0, high=1000,
     )  # fmt: skip
     seen: float = setting(

@@ -121,7 +121,7 @@ def test_costs_are_exact_and_rounded_up_once(
         ),
         ("currency = 'euro'", "currency is 'euro'; accepted: three letters, as EUR"),
         ("output = 1", "'output' is no table"),
-        ("[a", "it is not TOML"),
+        ("[a", "is not TOML"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:

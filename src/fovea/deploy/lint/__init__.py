@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import yaml
 
+from fovea.core.errors import ConfigError
 from fovea.deploy.lint.fields import check_fields
 from fovea.deploy.lint.network import check_network, check_routes
 from fovea.deploy.lint.objects import Cluster, Unreadable, load_objects
@@ -47,7 +48,7 @@ def _run(check: Check, cluster: Cluster) -> Iterator[str]:
     """Yield the faults that a check finds. A field that it cannot read is a fault, too, and ends it."""
     try:
         yield from check(cluster)
-    except (ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError) as error:
+    except (ConfigError, ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError) as error:
         yield f"{check.__module__}: a field has a value that cannot be read: {error}"
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
+from fovea.core.config_files import parse_toml
 from fovea.core.errors import ConfigError
 from fovea.deploy.gpus import MIG_PROFILES, mig_fits, mig_resource
 from fovea.deploy.lint.objects import KNATIVE, Cluster, Fields, Object, Pods, fields_of, selects
@@ -145,7 +145,7 @@ def _configured(cluster: Cluster, pods: Pods) -> Fields:
         if each.name in mounted:
             for key, text in fields_of(each.data.get("data")).items():
                 if key.endswith(".toml"):
-                    found |= tomllib.loads(text)
+                    found |= parse_toml(text, f"{each}: {key}")
     return found
 
 

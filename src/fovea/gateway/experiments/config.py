@@ -26,15 +26,15 @@ share = 0.05
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fovea.core.config_files import check_keys, errors_in
 from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, check_settings, setting
 
@@ -270,32 +270,18 @@ def _experiment(entry: Any, where: str) -> Experiment:
         _settings(Variant, variant, f"{where}, variant {i}") for i, variant in enumerate(variants, 1)
     )
     known = [entry.name for entry in dataclasses.fields(Experiment)]
-    _check_known(given, known, where)
-    return _made(lambda: Experiment(**given), where)
+    check_keys(where, given, known, "field")
+    with errors_in(where):
+        return Experiment(**given)
 
 
 def _settings(cls: type[T], values: Any, where: str) -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is not a table; accepted: a table")
-    _check_known(values, [entry.name for entry in dataclasses.fields(cls)], where)  # type: ignore[arg-type]
+    check_keys(where, values, [entry.name for entry in dataclasses.fields(cls)], "field")  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return _made(lambda: build_settings(cls, given), where)
-
-
-def _made(make: Callable[[], T], where: str) -> T:
-    """Return what is made. The message of a ConfigError names the table."""
-    try:
-        return make()
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}", param=error.param) from error
-
-
-def _check_known(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown field {name!r}; {hint}", param=name)
+    with errors_in(where):
+        return build_settings(cls, given)
 
 
 def _check_variants(experiment: Experiment) -> None:

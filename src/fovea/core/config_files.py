@@ -1,4 +1,4 @@
-"""TOML files as checked values. Every error names the file, the table, the key and what is accepted.
+"""Files of TOML and JSON as checked values. Errors name the file, the table, the key and what is accepted.
 
 read_toml         the content of a file; parse_toml: of a text
 check_keys        refuses unknown keys, and names the nearest known one
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import json
 import math
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,6 +45,23 @@ def read_toml(
     largest: bytes of the largest file that is accepted.
     Raises ConfigError if the file cannot be read, is larger, or is not TOML.
     """
+    text = _read_text(path, noun, param, largest)
+    return parse_toml(text, f"{noun} {path}".strip(), param=param, parse_float=parse_float)
+
+
+def read_json(path: Path, noun: str = "", *, param: str | None = None) -> dict[str, Any]:
+    """Return the object of a JSON file. Raises ConfigError as `read_toml` does, and for other values."""
+    where = f"{noun} {path}".strip()
+    try:
+        values = json.loads(_read_text(path, noun, param, LARGEST_FILE))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON: {error}", param=param) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} is not an object of JSON", param=param)
+    return values
+
+
+def _read_text(path: Path, noun: str, param: str | None, largest: int) -> str:
     where = f"{noun} {path}".strip()
     try:
         with path.open("rb") as file:
@@ -53,7 +71,7 @@ def read_toml(
     if len(data) > largest:
         raise ConfigError(f"{where} is larger than {largest:,} bytes", param=param)
     try:
-        return parse_toml(data.decode(), where, param=param, parse_float=parse_float)
+        return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 text", param=param) from error
 
@@ -76,18 +94,19 @@ def nearest(name: str, known: Collection[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
-    return f"accepted: {', '.join(sorted(known)[:MOST_NAMES])}{more}"
+    return f"accepted: {', '.join(list(known)[:MOST_NAMES])}{more}"
 
 
-def check_keys(where: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+def check_keys(where: str, table: Mapping[str, Any], known: Collection[str], noun: str = "key") -> None:
     """Raise ConfigError for the first key that is not known; it names the nearest one.
 
     where: file and table, for messages; "": the caller adds them.
+    noun: what a key is, for messages.
     """
     for key in table:
         if key not in known:
             start = f"{where}: " if where else ""
-            raise ConfigError(f"{start}unknown key {key!r}; {nearest(key, known)}", param=key)
+            raise ConfigError(f"{start}unknown {noun} {key!r}; {nearest(key, known)}", param=key)
 
 
 def tables(where: str, content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
