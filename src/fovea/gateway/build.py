@@ -12,10 +12,11 @@ from pathlib import Path
 from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.gateway.app import Gateway
-from fovea.gateway.backends.backend import Backend, State
+from fovea.gateway.backends.backend import Backend
 from fovea.gateway.backends.fleet import EVERY_S, Discovery, Drains, Fleet
 from fovea.gateway.backends.route import Router
 from fovea.gateway.backends.watch import Watch
+from fovea.gateway.breaker import State
 from fovea.gateway.cache.cache import open_cache
 from fovea.gateway.config import Tables
 from fovea.gateway.experiments.config import ExperimentConfig

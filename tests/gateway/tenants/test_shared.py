@@ -15,10 +15,6 @@ from fovea.gateway.tenants.account import Account, Adjustment, Bounds, Counters,
 from fovea.gateway.tenants.accounts import open_accounts
 from fovea.gateway.tenants.keys import TenantLimits
 from fovea.gateway.tenants.shared import (
-    FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    THRESHOLD,
-    Outage,
     SharedAccounts,
     StoreFailed,
 )
@@ -226,23 +222,6 @@ async def test_a_locked_file_is_an_outage_that_ends(tmp_path: Path, caplog: pyte
     assert first.startswith("the store of the accounts fails: ")
     assert last == "the store of the accounts works again"
     await accounts.aclose()
-
-
-def test_an_outage_begins_after_some_failures_and_probes_less_and_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("fovea.gateway.tenants.shared.FIRST_PAUSE_S", FIRST_PAUSE_S)
-    monkeypatch.setattr("fovea.gateway.tenants.shared.LONGEST_PAUSE_S", LONGEST_PAUSE_S)
-    outage = Outage()
-    assert [outage.failed() for _ in range(THRESHOLD + 1)] == [*[False] * (THRESHOLD - 1), True, False]
-    pauses = []
-    for _ in range(8):
-        pauses.append(outage.pause_s)
-        outage.failed(probe=True)
-    assert pauses == [0.25, 0.5, 1, 2, 4, 5, 5, 5]
-    assert [outage.succeeded(), outage.succeeded()] == [True, False]
-    assert not outage.open
-    assert outage.pause_s == 0.25
 
 
 def test_pending_changes_come_out_in_their_order_and_within_their_number(clock: Clock) -> None:

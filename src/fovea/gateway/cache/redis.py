@@ -23,59 +23,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
+from fovea.gateway.breaker import Breaker
 from fovea.gateway.cache.stores import scope_tag
-
-
-class Breaker:
-    """Lets calls through while a service works, and one call per pause while it does not.
-
-    first_s: pause after the first failure, in seconds. It doubles with every further one, up to `longest_s`.
-    trips: times that the service went from working to failing.
-    """
-
-    __slots__ = ("_clock", "_first_s", "_longest_s", "_pause_s", "_probing", "_retry_at", "trips")
-
-    def __init__(
-        self, first_s: float = 0.5, longest_s: float = 5.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.trips = 0
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._clock = clock
-        self._pause_s = 0.0
-        self._retry_at = 0.0
-        self._probing = False
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last call failed."""
-        return self._pause_s > 0
-
-    def allows(self) -> bool:
-        """Whether the service may be called now. During a failure, the answer is yes once per pause."""
-        if not self._pause_s:
-            return True
-        now = self._clock()
-        if now < self._retry_at:
-            return False
-        self._retry_at, self._probing = now + self._pause_s, True
-        return True
-
-    def succeeded(self) -> None:
-        """Note that a call succeeded."""
-        self._pause_s = 0.0
-
-    def failed(self) -> None:
-        """Note that a call failed. Calls that began before the failure do not make the pause longer."""
-        if not self._pause_s:
-            self.trips += 1
-            self._pause_s = self._first_s
-        elif self._probing:
-            self._pause_s = min(2 * self._pause_s, self._longest_s)
-        else:
-            return
-        self._retry_at, self._probing = self._clock() + self._pause_s, False
-
 
 T = TypeVar("T")
 
@@ -87,6 +36,8 @@ COMPRESS_FROM = 1024
 PAYS = 0.9
 """A value is compressed if that makes it shorter than this part of it."""
 MEMORY_CHECK_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+"""Seconds for which Redis is left alone after it failed. It is longer after every try that fails."""
 CLEAR_S = 30.0
 """Longest time of a clearing in seconds."""
 
@@ -133,7 +84,7 @@ class RedisStore:
         self._prefix = prefix
         self._clock = clock
         self._wall = wall
-        self._breaker = Breaker(clock=clock)
+        self._breaker = Breaker(1, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._memory_checked = float("-inf")
         self._used_bytes = 0
         self._counts = dict.fromkeys(
@@ -205,7 +156,11 @@ class RedisStore:
     def stats(self) -> Mapping[str, float]:
         """Return the store's counts by name. `redis_failing` is 1 while Redis does not answer."""
         counts = {f"redis_{name}": float(count) for name, count in self._counts.items()}
-        return {**counts, "redis_failing": float(self._breaker.failing), "redis_outages": self._breaker.trips}
+        return {
+            **counts,
+            "redis_failing": float(self._breaker.is_open),
+            "redis_outages": self._breaker.outages,
+        }
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -214,21 +169,23 @@ class RedisStore:
 
     async def _call(self, command: Callable[[], Awaitable[T]]) -> T | None:
         """Run one command. None: it failed, or Redis is left alone now."""
-        if not self._breaker.allows():
+        breaker, now = self._breaker, self._clock()
+        if not breaker.allows(now):
             return None
+        breaker.begin(now)
         try:
             async with asyncio.timeout(self._timeout_s):
                 result = await command()
         except ResponseError:
             # Redis works, and refuses this command: it is full, or a replica that may only be read.
             self._counts["refused"] += 1
-            self._breaker.succeeded()
+            breaker.succeed()
             return None
         except (RedisError, OSError, EOFError, TimeoutError):
             self._counts["failures"] += 1
-            self._breaker.failed()
+            breaker.fail(self._clock())
             return None
-        self._breaker.succeeded()
+        breaker.succeed()
         return result
 
     async def _is_full(self) -> bool:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from fovea.core.errors import InvalidRequest, Unavailable
+from fovea.gateway.breaker import Breaker
 from fovea.gateway.settings import AccountSettings
 from fovea.gateway.tenants.account import (
     DAY_US,
@@ -87,42 +88,6 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 
 
-class Outage:
-    """The failures of one store.
-
-    failures: number of failed calls, probes included.
-    open: whether requests do not try the store.
-    """
-
-    __slots__ = ("_in_a_row", "_probes", "failures", "open")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.open = False
-        self._in_a_row = 0
-        self._probes = 0
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds until the next probe: twice as long after every probe that failed, within bounds."""
-        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._probes, 10)))
-
-    def failed(self, *, probe: bool = False) -> bool:
-        """Count a failure. Returns whether the outage begins with it."""
-        self.failures += 1
-        self._in_a_row += 1
-        self._probes += probe
-        begins = not self.open and self._in_a_row >= THRESHOLD
-        self.open = self.open or begins
-        return begins
-
-    def succeeded(self) -> bool:
-        """Note a success. Returns whether an outage ends with it."""
-        ended, self.open = self.open, False
-        self._in_a_row = self._probes = 0
-        return ended
-
-
 log = logging.getLogger("fovea.gateway")
 NOTHING = Amounts()
 _PROBE = ":probe"
@@ -146,7 +111,8 @@ class SharedAccounts:
         self._sharers = settings.accounts_sharers
         self._lease_us = round(settings.accounts_lease_s * 1e6)
         self._timeout_s = settings.accounts_timeout_s
-        self._outage = Outage()
+        self._breaker = Breaker(THRESHOLD, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._failures = 0
         self._pending = Pending(settings.accounts_pending, settings.accounts_sharers)
         self._standbys: dict[str, Standby] = {}
         self._lost: set[str] = set()
@@ -165,7 +131,7 @@ class SharedAccounts:
             return FREE
         check_possible(tenant, bounds, amounts, limits.max_visual_tokens)
         lease = f"{self._process}-{next(self._numbers):x}"
-        if self._outage.open:
+        if self._breaker.is_open:
             return self._alone(tenant, bounds, amounts, lease, "")
         standby = self._standby(tenant, bounds)
         try:
@@ -198,7 +164,7 @@ class SharedAccounts:
             if held:
                 self._settle_alone(reservation, change)
             return
-        if self._outage.open:
+        if self._breaker.is_open:
             self._queue(tenant, bounds, change)
             return
         try:
@@ -216,7 +182,7 @@ class SharedAccounts:
         """Return what a tenant has used. Raises Unavailable if the store fails."""
         if not limits.counted:
             return Counters()
-        if self._outage.open:
+        if self._breaker.is_open:
             raise self._unavailable("")
         standby = self._standby(tenant, limits.bounds)
         try:
@@ -230,11 +196,11 @@ class SharedAccounts:
     def stats(self) -> dict[str, float]:
         """Figures as in `Accounts.stats`."""
         return {
-            "failures": self._outage.failures,
+            "failures": self._failures,
             "fallbacks": self._fallbacks,
             "pending": len(self._pending),
             "dropped": self._pending.dropped,
-            "failing": float(self._outage.open),
+            "failing": float(self._breaker.is_open),
         }
 
     async def aclose(self) -> None:
@@ -243,7 +209,7 @@ class SharedAccounts:
             self._mending.cancel()
             with suppress(asyncio.CancelledError):
                 await self._mending
-        if not self._outage.open:
+        if not self._breaker.is_open:
             with suppress(StoreFailed, TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
                     await self._replay()
@@ -312,13 +278,15 @@ class SharedAccounts:
         self._pending.end(tenant, bounds, change)
         self._mend()
 
-    def _failed(self, error: StoreFailed, *, probe: bool = False) -> None:
-        if self._outage.failed(probe=probe):
+    def _failed(self, error: StoreFailed) -> None:
+        self._failures += 1
+        was_open = self._breaker.is_open
+        if self._breaker.fail(self._clock()) and not was_open:
             log.error("the store of the accounts fails: %s", error)
         self._mend()
 
     def _succeeded(self) -> None:
-        if self._outage.succeeded():
+        if self._breaker.succeed():
             log.info("the store of the accounts works again")
 
     def _mend(self) -> None:
@@ -327,10 +295,11 @@ class SharedAccounts:
             self._mending = asyncio.create_task(self._run_mending())
 
     async def _run_mending(self) -> None:
-        while self._outage.open or self._pending or self._lost:
-            await asyncio.sleep(self._outage.pause_s)
+        while self._breaker.is_open or self._pending or self._lost:
+            await asyncio.sleep(self._breaker.pause_s)
+            self._breaker.begin(self._clock())
             try:
-                if self._outage.open:
+                if self._breaker.is_open:
                     await self._store.adjust(_PROBE, NO_BOUNDS, NO_CHANGE, Counters())
                     self._lost.update(
                         name for name, each in self._standbys.items() if each.leases or each.known.birth
@@ -338,7 +307,7 @@ class SharedAccounts:
                 await self._adopt()
                 await self._replay()
             except StoreFailed as error:
-                self._failed(error, probe=True)
+                self._failed(error)
             else:
                 self._succeeded()
                 if not self._pending:  # the store knows now what was admitted without it
