@@ -24,6 +24,7 @@ from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.fields import media_parts
 from fovea.gateway.inspect.images import RequestImage
+from fovea.gateway.metrics import Metrics
 from fovea.gateway.settings import ResilienceSettings, RouteSettings
 from fovea.gateway.translate.chat_reader import usage_of
 from fovea.gateway.usage.prices import Consumption
@@ -120,14 +121,6 @@ class Failing:
         raise AttemptFailed("the backend answered 500", "status", status=500)
 
 
-class Silent:
-    """Observes nothing."""
-
-    def attempt_failed(self, backend: Backend, failure: AttemptFailed) -> None: ...
-    def breaker_opened(self, backend: Backend, stage: str) -> None: ...
-    def retried(self, kind: str) -> None: ...
-
-
 def fail(url: str, name: bytes, settings: ResilienceSettings) -> Backend:
     """A backend that has failed on one image as often as would open its breaker."""
     given = body(url)
@@ -136,7 +129,7 @@ def fail(url: str, name: bytes, settings: ResilienceSettings) -> Backend:
     ]
     backends, backend = fleet(BackendConfig("http://a:1", models=("m",)), settings)
     router = Router(backends, RouteSettings(), lambda: 0.0)
-    dispatcher = Dispatcher(router, Failing(), settings, lambda: 0.0, Silent())  # type: ignore[arg-type]
+    dispatcher = Dispatcher(router, Failing(), settings, lambda: 0.0, Metrics())  # type: ignore[arg-type]
 
     async def send() -> None:
         deadline = asyncio.get_running_loop().time() + 60

@@ -78,7 +78,7 @@ class Admin:
                     raise InvalidRequest("the response cache is turned off", code="no_cache")
                 await exchange.reply_json({"removed": await services.cache.clear()})
             case ("GET", "slow"):
-                await exchange.reply_json({"requests": services.tracking.slow.rows()})
+                await exchange.reply_json({"requests": services.records.slow.rows()})
             case ("GET", "profile"):
                 await self._profile(exchange)
             case _:

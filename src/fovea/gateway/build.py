@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fovea import __version__
+from fovea.access.audit import Audit
 from fovea.core.errors import ConfigError
 from fovea.gateway.app import Gateway
 from fovea.gateway.backends.backend import Backend
@@ -23,14 +24,14 @@ from fovea.gateway.experiments.config import ExperimentConfig
 from fovea.gateway.experiments.experiments import Experiments
 from fovea.gateway.generate.dispatch import Dispatcher
 from fovea.gateway.generate.experiment import Shadows
-from fovea.gateway.generate.records import AuditLog, Book, Tracking
+from fovea.gateway.generate.records import Records
 from fovea.gateway.generate.relay import SilenceWatch
+from fovea.gateway.generate.request import Services
 from fovea.gateway.generate.upstream import Upstream
 from fovea.gateway.inspect.demand import FindRule, VisualCounter
 from fovea.gateway.inspect.images import ImageInspector, KnownImages
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.queues import Queues
-from fovea.gateway.services import LoggedMetrics, Services
 from fovea.gateway.settings import GatewaySettings
 from fovea.gateway.tenants.accounts import open_accounts
 from fovea.gateway.tenants.keys import Tenants
@@ -80,11 +81,11 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
     metrics = Metrics()
     fleet = Fleet(settings.resilience)
     upstream = Upstream(settings.timeouts)
-    router, observer = Router(fleet, settings.route, clock), LoggedMetrics(metrics)
-    dispatcher = Dispatcher(router, upstream, settings.resilience, clock, observer)
+    router = Router(fleet, settings.route, clock)
+    dispatcher = Dispatcher(router, upstream, settings.resilience, clock, metrics)
     # Copies are sent once, and take nothing from the retries of users.
     once = replace(settings.resilience, max_attempts=1, retry_share=0.0, hedge_after_s=0.0)
-    copies = Dispatcher(router, upstream, once, clock, observer)
+    copies = Dispatcher(router, upstream, once, clock, metrics)
     known = KnownImages()
     limits = settings.media
     fetcher = FetchCache(Fetcher(limits), FETCH_MIB * MIB)
@@ -120,10 +121,12 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         cache=open_cache(settings.response_cache, settings.redis),
         experiments=experiments,
         shadows=Shadows(experiments, copies, fleet, prices, clock),
-        book=Book(metrics, _usage_log(settings, prices), AuditLog(settings.audit_log)),
         drains=Drains(setup.drains),
         silence=SilenceWatch(clock),
-        tracking=Tracking(
+        records=Records(
+            metrics,
+            _usage_log(settings, prices),
+            Audit(target=settings.audit_log),
             SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
             open_tracer(settings.traces, "fovea-gateway", __version__),
         ),
@@ -183,8 +186,7 @@ class Life:
         await services.accounts.aclose()
         if services.experiments is not None:
             await asyncio.to_thread(services.experiments.close)
-        await asyncio.to_thread(services.book.close)
-        await asyncio.to_thread(services.tracking.close)
+        await asyncio.to_thread(services.records.close)
         services.inspector.close()
         await self._fetcher.aclose()
         await services.upstream.aclose()
@@ -276,7 +278,7 @@ def _set_gauges(services: Services, metrics: Metrics) -> None:
         metrics.set("accounts", value, name)
     for name, queue in services.queues:
         metrics.set("queued", queue.queue.waiting, metrics.models(name))
-    for name, value in services.tracking.stats().items():
+    for name, value in services.records.stats().items():
         metrics.set("traces", value, name)
 
 

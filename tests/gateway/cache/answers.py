@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 
 from fovea.gateway.cache.answers import Entry
-from fovea.gateway.cache.cache import Recording, Room
+from fovea.gateway.cache.cache import entry_of
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30) | st.just("é 中 \U0001f600 \r\n" * 800)
 LATER = st.none() | st.integers(0, 9) | st.just({"a": [1]})
@@ -90,14 +90,7 @@ def sent(*payloads: Any) -> bytes:
 def recorded(
     data: bytes, *, stream: bool = True, choices: int = 1, pieces: int = 1, limit: int = 1 << 20
 ) -> Entry:
-    """Record bytes that arrive in so many pieces. Raises Unstorable."""
-    room = Room(1 << 24)
-    recording = Recording(1 << 24, room)
+    """Return the answer whose bytes arrive in so many pieces. Raises Unstorable."""
     step = max(1, -(-len(data) // pieces))
-    for start in range(0, len(data), step):
-        recording.feed(data[start : start + step])
-    try:
-        return asyncio.run(recording.entry(stream=stream, choices=choices, stored=5.0, limit=limit))
-    finally:
-        recording.drop("stored")
-        assert room.used == 0
+    parts = [data[start : start + step] for start in range(0, len(data), step)]
+    return asyncio.run(entry_of(parts, stream=stream, choices=choices, stored=5.0, limit=limit))

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fovea.api import sse
 from fovea.gateway.cache.answers import PIECE, PIECE_ENTRIES, Unstorable, events, unpack
-from fovea.gateway.cache.cache import SLICE, Recording, Room
+from fovea.gateway.cache.cache import SLICE, entry_of
 from tests.gateway.cache.answers import BODIES, answer, recorded, sent
 
 
@@ -196,26 +196,11 @@ def test_an_answer_with_too_few_choices_or_too_many_bytes_is_not_stored() -> Non
 @pytest.mark.parametrize("pieces", [1, 3000])
 async def test_other_tasks_run_while_a_long_stream_is_parsed(pieces: int) -> None:
     data = sent(*[chunk({"content": "A"})] * 3000, END, "[DONE]")
-    recording, turns = Recording(1 << 24, Room(1 << 24)), 0
-    step = -(-len(data) // pieces)
-    for start in range(0, len(data), step):
-        recording.feed(data[start : start + step])
-    task = asyncio.create_task(recording.entry(stream=True, choices=1, stored=1.0, limit=1 << 20))
+    turns, step = 0, -(-len(data) // pieces)
+    parts = [data[start : start + step] for start in range(0, len(data), step)]
+    task = asyncio.create_task(entry_of(parts, stream=True, choices=1, stored=1.0, limit=1 << 20))
     while not task.done():
         turns += 1
         await asyncio.sleep(0)
     assert json.loads((await task).body)["choices"][0]["message"]["content"] == "A" * 3000
     assert turns >= 3000 // SLICE
-
-
-def test_the_bytes_of_recordings_are_bounded_together() -> None:
-    room = Room(100)
-    first, second, third = (Recording(80, room) for _ in range(3))
-    first.feed(b"x" * 60)
-    second.feed(b"x" * 60)
-    assert (second.reason, room.used) == ("no_room", 60)
-    first.feed(b"x" * 60)
-    assert (first.reason, room.used) == ("too_large", 0)
-    first.feed(b"x")
-    third.feed(b"x" * 80)
-    assert (third.reason, room.used) == ("", 80)

@@ -249,6 +249,13 @@ async def test_if_the_client_of_the_leader_is_gone_another_request_leads() -> No
     assert backend.cache.stats()["leaders"] == 0
 
 
+async def test_without_a_wait_no_request_follows_another_one() -> None:
+    backend = Backend(ResponseCacheSettings(response_cache_wait_s=0))
+    plan = backend.plan(request())
+    assert await backend.cache.lookup(plan) is None
+    assert plan.seat is None
+
+
 @pytest.mark.parametrize("answer", [answer("x" * 2000), {"error": {}}, {"choices": []}])
 async def test_nobody_hangs_if_the_leader_has_nothing_to_store(answer: Any) -> None:
     backend = Backend(ResponseCacheSettings(response_cache_answer_kib=1))
@@ -264,13 +271,9 @@ async def test_nobody_hangs_if_the_leader_has_nothing_to_store(answer: Any) -> N
 
 
 async def test_a_request_does_not_wait_longer_than_it_wants() -> None:
-    backend = Backend()
+    backend = Backend(ResponseCacheSettings(response_cache_wait_s=0.001))
     tasks = await waiting(backend, 1)
-    plan = backend.plan(USAGE)
-    assert await backend.cache.lookup(plan, wait_s=0.001) is None
-    plan = backend.plan(USAGE)
-    assert await backend.cache.lookup(plan, wait_s=0) is None
-    assert plan.seat is None
+    assert await backend.cache.lookup(backend.plan(USAGE)) is None
     backend.gate.set()
     await asyncio.gather(*tasks)
     assert await backend.cache.lookup(backend.plan(USAGE)) is not None
@@ -285,20 +288,37 @@ async def test_a_plan_that_is_not_recorded_is_abandoned() -> None:
     assert backend.cache.stats()["leaders"] == 0
 
 
-async def test_a_recorder_tells_who_waits_and_whether_it_still_records() -> None:
+async def test_requests_do_not_wait_for_an_answer_that_will_not_be_stored() -> None:
     backend = Backend(ResponseCacheSettings(response_cache_answer_kib=1))
     plan = backend.plan(request())
     await backend.cache.lookup(plan)
     follower = asyncio.create_task(backend.cache.lookup(backend.plan(request())))
     await asyncio.sleep(0)
     recorder = backend.cache.record(plan)
-    assert (recorder.active, recorder.followers) == (True, 1)
+    assert recorder.active
+    assert not follower.done()
     recorder.feed(b"x" * 2000)
-    # It is known now that the answer will not be stored, so the other request need not wait for its end.
     assert await follower is None
-    assert (recorder.active, recorder.followers) == (False, 0)
+    assert not recorder.active
     recorder.finish(200)
     assert not backend.cache.record(backend.plan(request(temperature=1))).active
+
+
+async def test_the_bytes_of_recordings_are_bounded_together() -> None:
+    settings = ResponseCacheSettings(response_cache_recording_mib=1, response_cache_answer_kib=900)
+    backend = Backend(settings)
+    first, second, third = (backend.cache.record(backend.plan(request(seed=n))) for n in range(3))
+    first.feed(b"x" * 700_000)
+    second.feed(b"x" * 700_000)
+    assert (first.active, second.active) == (True, False)
+    assert backend.cache.stats()["recording_bytes"] == 700_000
+    first.feed(b"x" * 700_000)
+    assert not first.active
+    assert backend.cache.stats()["recording_bytes"] == 0
+    first.feed(b"x")
+    third.feed(b"x" * 800_000)
+    assert backend.cache.stats()["recording_bytes"] == 800_000
+    assert (backend.cache.stats()["refused_no_room"], backend.cache.stats()["refused_too_large"]) == (1, 1)
 
 
 async def test_clearing_one_tenant() -> None:

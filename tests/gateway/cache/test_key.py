@@ -19,7 +19,6 @@ from fovea.gateway.cache.key import (
     NONE,
     REFRESH,
     Directives,
-    cache_key,
     cacheability,
     parse_directives,
 )
@@ -43,7 +42,7 @@ def request(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def key(body: dict[str, Any], *images: str, scope: str = "a", version: str = "m@1", **options: Any) -> str:
-    found = cache_key(body, images, scope=scope, model_version=version, **options)
+    found = cacheability(body, images, scope=scope, model_version=version, **options).key
     assert found is not None
     return found
 

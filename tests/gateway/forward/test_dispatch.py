@@ -92,21 +92,20 @@ class FakeUpstream:
 
 
 class Notes:
-    """Counts what the dispatcher tells."""
+    """The metrics that a dispatcher counts in."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
-        self.opened: list[tuple[str, str]] = []
+        self.opened: list[tuple[str, ...]] = []
         self.kinds: Counter[str] = Counter()
 
-    def attempt_failed(self, backend: Backend, failure: AttemptFailed) -> None:
-        self.failed.append(backend.name)
-
-    def breaker_opened(self, backend: Backend, stage: str) -> None:
-        self.opened.append((backend.name, stage))
-
-    def retried(self, kind: str) -> None:
-        self.kinds[kind] += 1
+    def count(self, name: str, *labels: str) -> None:
+        if name == "retries":
+            self.kinds[labels[0]] += 1
+        elif name == "breaker_opened":
+            self.opened.append(labels)
+        else:
+            self.failed.append(labels[0])
 
 
 class Setup:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ import pytest
 from fovea.gateway.generate.usage import answer_tokens
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.settings import ResilienceSettings, TimeoutSettings
-from fovea.gateway.usage.store import UsageRecord
+from fovea.gateway.usage.log import UsageSettings
+from fovea.gateway.usage.store import read_usage
 from tests.gateway.hostile import (
     ANSWER,
     EVENT,
@@ -73,9 +73,15 @@ async def billed(
             asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await soon(lambda: not gateway.gateway.services.running)
-        accounts: Any = gateway.gateway.services.accounts
-        day: float = accounts._accounts["alice"].day_used[1]
-        return day, backend.received[0]
+        return await day_of_alice(gateway), backend.received[0]
+
+
+async def day_of_alice(gateway: Any) -> float:
+    """The text tokens of the tenant's day."""
+    services = gateway.gateway.services
+    limits = services.tenants.authenticate(b"Bearer alice-key").limits
+    day: float = (await services.accounts.usage("alice", limits)).day_used[1]
+    return day
 
 
 async def hang(write: Write, _: dict[str, Any]) -> None:
@@ -167,27 +173,26 @@ async def test_the_slower_backend_of_a_hedge_is_not_billed(tmp_path: Path) -> No
         for _ in range(4):
             assert (await gateway.ask(key="alice-key")).status_code == 200
         await soon(lambda: not gateway.gateway.services.running)
-        accounts: Any = gateway.gateway.services.accounts
-        assert accounts._accounts["alice"].day_used[1] == 4 * 4
+        assert await day_of_alice(gateway) == 4 * 4
     assert slow.received
 
 
 async def test_a_client_that_leaves_is_no_error(tmp_path: Path) -> None:
     """Clients that left were once counted as errors in the usage, and their prompts not at all."""
-    records: list[UsageRecord] = []
-    async with RawBackend(five_events).listening() as backend, running(backend) as gateway:
-        book: Any = gateway.gateway.services.book
-        book._usage = SimpleNamespace(add=records.append, close=lambda: None)
+    file = tmp_path / "usage.sqlite"
+    async with (
+        RawBackend(five_events).listening() as backend,
+        running(backend, usage=UsageSettings(usage_file=str(file))) as gateway,
+    ):
         asking = asyncio.create_task(gateway.ask(stream=True))
         await soon(lambda: backend.received)
         await asyncio.sleep(0.05)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await soon(lambda: records)
-    (record,) = records
-    assert not record.error
-    assert record.consumption.prompt_tokens > 0
-    assert record.consumption.completion_tokens == 5
+        await soon(lambda: not gateway.gateway.services.running)
+    total = read_usage(file, ["tenant"], 0, 1 << 30).total
+    assert (total.requests, total.errors, total.completion_tokens) == (1, 0, 5)
+    assert total.prompt_tokens > 0
 
 
 async def test_time_of_the_gateway_counts_in_limits(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ async def test_a_request_that_only_waited_is_slow_because_of_the_queue() -> None
 
             await soon(waits)
             second.cancel()
-            await soon(services.tracking.slow.rows)
-            (row,) = services.tracking.slow.rows()
+            await soon(services.records.slow.rows)
+            (row,) = services.records.slow.rows()
             assert (row["attempts"], list(row["stages"])[-1]) == (0, "queue")
             assert any(reason.startswith("queue took") for reason in row["reasons"])
             first.cancel()
-            await soon(lambda: len(services.tracking.slow.rows()) == 2)
+            await soon(lambda: len(services.records.slow.rows()) == 2)

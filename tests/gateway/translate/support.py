@@ -8,7 +8,8 @@ from itertools import count
 from typing import Any
 
 from fovea.api import sse
-from fovea.gateway.translate import Api, ChatTranslation, to_chat
+from fovea.gateway.translate.answers import Api, ChatTranslation
+from fovea.gateway.translate.request import to_chat
 
 Json = dict[str, Any]
 HELLO: dict[Api, Json] = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fovea.api import sse
 from fovea.core.types import Usage
-from fovea.gateway.translate import Api
+from fovea.gateway.translate.answers import Api
 from tests.gateway.translate.support import (
     APIS,
     RICH,

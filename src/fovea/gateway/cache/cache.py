@@ -21,8 +21,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from fovea.api import sse
 from fovea.core.errors import ConfigError
@@ -30,221 +30,20 @@ from fovea.core.json_text import one_line
 from fovea.core.names import install_command
 from fovea.gateway.cache.answers import Assembler, Entry, Unstorable, check_answer, events, unpack
 from fovea.gateway.cache.flight import Flights
-from fovea.gateway.cache.key import FULL, Plan, cacheability, choices_of, parse_directives, wants_usage
+from fovea.gateway.cache.key import Plan, cacheability, choices_of, parse_directives, wants_usage
 from fovea.gateway.cache.stores import LayeredStore, MemoryStore, ResponseStore, store_key
 from fovea.gateway.settings import KIB, MIB, ResponseCacheSettings
-
-
-class Hit:
-    """A stored answer for one request.
-
-    entry: the stored answer.
-    age_s: seconds since it was stored.
-    """
-
-    __slots__ = ("_plan", "age_s", "entry")
-
-    def __init__(self, entry: Entry, plan: Plan, age_s: float) -> None:
-        self.entry = entry
-        self.age_s = age_s
-        self._plan = plan
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers of the response: its type, and that and for how long it was stored."""
-        kind = sse.MEDIA_TYPE if self._plan.stream else "application/json"
-        return {"content-type": kind, "x-fovea-cache": "hit", "age": str(int(self.age_s))}
-
-    def payload(self) -> bytes:
-        """Return the body of the response: JSON, or a whole stream of events with `[DONE]`."""
-        if not self._plan.stream:
-            return self.entry.body
-        return b"".join(events(json.loads(self.entry.body), include_usage=self._plan.include_usage))
-
 
 SLICE = 32
 """Events that are parsed before other tasks get a turn."""
 _SURROGATES = (b"\\ud", b"\\uD")
-
-
-class Room:
-    """The bytes of all answers that are being recorded, under one ceiling.
-
-    limit: ceiling in bytes.
-    """
-
-    __slots__ = ("limit", "used")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-
-
-class Recording:
-    """The bytes of one answer. While it grows, it only appends; it is parsed after its end.
-
-    reason: why the answer will not be stored, one word; empty if nothing speaks against it yet.
-    """
-
-    __slots__ = ("_limit", "_parts", "_room", "_size", "reason")
-
-    def __init__(self, limit: int, room: Room) -> None:
-        """limit: most bytes of this answer, as the backend sends it. room: shared by all recordings."""
-        self.reason = ""
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._limit = limit
-        self._room = room
-
-    def feed(self, data: bytes) -> None:
-        """Append bytes of the answer's body. They must not change later."""
-        if self.reason:
-            return
-        size = len(data)
-        if self._size + size > self._limit:
-            self.drop("too_large")
-        elif self._room.used + size > self._room.limit:
-            self.drop("no_room")
-        else:
-            self._size += size
-            self._room.used += size
-            self._parts.append(data)
-
-    def drop(self, reason: str) -> None:
-        """Give the bytes back. The answer will not be stored."""
-        self._room.used -= self._size
-        self._size = 0
-        self._parts = []
-        self.reason = self.reason or reason
-
-    async def entry(self, *, stream: bool, choices: int, stored: float, limit: int) -> Entry:
-        """Return the answer. It is parsed in short slices, between which other tasks run.
-
-        stream: whether the bytes are server-sent events, or one JSON body.
-        choices: number of choices that the request asked for.
-        stored: the time now, in seconds since 1970.
-        limit: most bytes of the stored body.
-
-        Raises Unstorable unless the answer is whole and successful.
-        """
-        if self.reason:
-            raise Unstorable(self.reason)
-        try:
-            if stream:
-                body = (await self._assemble()).body()
-                check_answer(body, choices)
-                data = one_line(json.dumps(body, ensure_ascii=False, separators=(",", ":"))).encode()
-            else:
-                data = b"".join(self._parts)
-                body = json.loads(data)
-                check_answer(body, choices)
-                if any(escape in data for escape in _SURROGATES):
-                    # Half of a surrogate pair cannot be sent as a stream.
-                    json.dumps(body, ensure_ascii=False).encode()
-        except (UnicodeError, json.JSONDecodeError, RecursionError):
-            raise Unstorable("unreadable") from None
-        if len(data) > limit:
-            raise Unstorable("too_large")
-        return Entry(data, stored, body.get("usage") is not None)
-
-    async def _assemble(self) -> Assembler:
-        """Read the events of the stream. Raises Unstorable unless [DONE] is the last one."""
-        # The decoder would put replacement characters in place of wrong bytes.
-        b"".join(self._parts).decode()
-        assembler, decoder, done, number = Assembler(), sse.Decoder(), False, 0
-        for part in self._parts:
-            for payload in decoder.feed(part):
-                if done:
-                    raise Unstorable("cut")
-                if payload.strip() == "[DONE]":
-                    done = True
-                else:
-                    assembler.add(json.loads(payload))
-                number += 1
-                if number % SLICE == 0:
-                    await asyncio.sleep(0)
-        if not done:
-            raise Unstorable("cut")
-        return assembler
-
-
-if TYPE_CHECKING:
-    pass
-
-
-class Recorder:
-    """Takes the answer of a backend while it is forwarded. A context manager.
-
-    active: whether the answer may be stored. If not, the recorder does nothing.
-    """
-
-    __slots__ = ("_cache", "_plan", "_recording")
-
-    def __init__(self, cache: ResponseCache, plan: Plan, recording: Recording | None) -> None:
-        self._cache = cache
-        self._plan = plan
-        self._recording = recording
-
-    @property
-    def active(self) -> bool:
-        """Whether the answer may still be stored."""
-        return self._recording is not None
-
-    @property
-    def followers(self) -> int:
-        """Number of requests that wait for this answer.
-
-        While there are any, it is worth reading the answer to its end, also if its own client is gone.
-        """
-        return 0 if self._plan.seat is None else self._plan.seat.followers
-
-    def feed(self, data: bytes) -> None:
-        """Append bytes of the answer's body, decoded from any Content-Encoding."""
-        if self._recording is None:
-            return
-        self._recording.feed(data)
-        if self._recording.reason:
-            self._cache.refuse(self._recording.reason)
-            self._recording = None
-            if self._plan.seat is not None:
-                self._plan.seat.scatter()
-
-    def finish(self, status: int) -> None:
-        """Store the answer, which has ended. status: HTTP status; only answers with 200 are stored."""
-        recording, self._recording = self._recording, None
-        if recording is None:
-            return
-        if status == 200:
-            self._cache.keep(self._plan, recording)
-            return
-        recording.drop("status")
-        self._cache.refuse("status")
-        self._cache.abandon(self._plan)
-
-    def close(self) -> None:
-        """Give up an answer that has not ended. Another request leads those that wait."""
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            recording.drop("cut")
-            self._cache.refuse("cut")
-            self._cache.abandon(self._plan)
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
 RAW = 32
 """Most bytes of a stream, in bytes of the answer that it becomes. A chunk has one token and its frame."""
 CLOSE_S = 1.0
 """Seconds for which answers that are being stored may delay the end."""
 _BACKEND_FAILED = frozenset({"cut", "error"})
+HEAD = 64
+"""Bytes of a stored value beside the answer, at most."""
 
 
 class ResponseCache:
@@ -262,7 +61,7 @@ class ResponseCache:
         self._settings = settings
         self._wall = wall
         self._flights = Flights()
-        self._room = Room(settings.response_cache_recording_mib * MIB)
+        self._recording_bytes = 0
         self._answer_bytes = settings.response_cache_answer_kib * KIB
         self._counts: Counter[str] = Counter(hits=0, joined=0, misses=0, stale=0, stores=0)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -283,7 +82,7 @@ class ResponseCache:
         tenant: who sends the request; its share of the memory is used.
         cache_control: the request's header Cache-Control, or None.
         """
-        directives = parse_directives(cache_control) if cache_control else FULL
+        directives = parse_directives(cache_control)
         if not directives.write:
             return self._bypass(tenant, "no_store")
         shared = self._settings.response_cache_scope == "shared"
@@ -304,12 +103,10 @@ class ResponseCache:
             choices=choices_of(body),
         )
 
-    async def lookup(self, plan: Plan, *, wait_s: float | None = None) -> Hit | None:
+    async def lookup(self, plan: Plan) -> Hit | None:
         """Return the stored answer to a request, or None if a backend has to answer it.
 
-        It waits for an equal request that is being answered now.
-
-        wait_s: longest such wait in seconds; None: that of the settings.
+        It waits for an equal request that is being answered now, for at most `response_cache_wait_s`.
         """
         if not plan.reads or not plan.key:
             return None
@@ -318,7 +115,7 @@ class ResponseCache:
         if entry is not None and self._wall() - entry.stored >= self._settings.response_cache_ttl_s:
             entry = None
         if entry is None:
-            entry = self._usable(plan, await self._join(plan, wait_s))
+            entry = self._usable(plan, await self._join(plan))
             self._counts["joined"] += entry is not None
         if entry is None:
             self._counts["misses"] += 1
@@ -339,10 +136,7 @@ class ResponseCache:
 
     def record(self, plan: Plan) -> Recorder:
         """Return the recorder of the answer to a request that was not found."""
-        if not plan.key:
-            return Recorder(self, plan, None)
-        limit = self._answer_bytes * (RAW if plan.stream else 1)
-        return Recorder(self, plan, Recording(limit, self._room))
+        return Recorder(self, plan, self._answer_bytes * (RAW if plan.stream else 1))
 
     def abandon(self, plan: Plan) -> None:
         """Note that a request will not be answered, so that another one leads those that wait."""
@@ -367,7 +161,7 @@ class ResponseCache:
         return {
             **self._counts,
             **self._store.stats(),
-            "recording_bytes": self._room.used,
+            "recording_bytes": self._recording_bytes,
             "leaders": len(self._flights),
         }
 
@@ -390,26 +184,27 @@ class ResponseCache:
             return entry
         return None
 
-    async def _join(self, plan: Plan, wait_s: float | None) -> Entry | None:
+    async def _join(self, plan: Plan) -> Entry | None:
         """Lead the requests for this answer, or wait for the one that does."""
-        wait_s = self._settings.response_cache_wait_s if wait_s is None else wait_s
+        wait_s = self._settings.response_cache_wait_s
         if wait_s <= 0:
             return None
         seat = plan.seat = self._flights.join(plan.key)
         return None if seat.leads else await seat.wait(wait_s)
 
-    def keep(self, plan: Plan, recording: Recording) -> None:
+    def keep(self, recorder: Recorder) -> None:
         """Store a recorded answer in a task of its own. For `Recorder`."""
-        task = asyncio.get_running_loop().create_task(self._keep(plan, recording))
+        task = asyncio.get_running_loop().create_task(self._keep(recorder))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _keep(self, plan: Plan, recording: Recording) -> None:
-        seat = plan.seat
+    async def _keep(self, recorder: Recorder) -> None:
+        plan, seat = recorder.plan, recorder.seat
         try:
-            entry = await recording.entry(
-                stream=plan.stream, choices=plan.choices, stored=self._wall(), limit=self._answer_bytes
-            )
+            entry = await entry_of(
+                recorder.parts, stream=plan.stream, choices=plan.choices, stored=self._wall(),
+                limit=self._answer_bytes,
+            )  # fmt: skip
             if seat is not None:
                 seat.land(entry)
         except Unstorable as error:
@@ -418,21 +213,173 @@ class ResponseCache:
                 seat.scatter()
             return
         finally:
-            recording.drop("stored")
-            self.abandon(plan)
+            recorder.free()
+            recorder.leave()
         ttl_s = self._settings.response_cache_ttl_s + self._settings.response_cache_stale_s
         if await self._store.put(plan.key, entry.pack(), ttl_s, owner=plan.owner):
             self._counts["stores"] += 1
         else:
             self.refuse("store")
 
+    def take_room(self, size: int) -> bool:
+        """Count bytes of an answer that is being recorded, or give them back.
+
+        False: there is no room for them.
+        """
+        if size > 0 and self._recording_bytes + size > self._settings.response_cache_recording_mib * MIB:
+            return False
+        self._recording_bytes += size
+        return True
+
     def refuse(self, reason: str) -> None:
         """Count an answer that is not stored. For `Recorder`."""
         self._counts[f"refused_{reason}"] += 1
 
 
-HEAD = 64
-"""Bytes of a stored value beside the answer, at most."""
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A stored answer for one request.
+
+    entry: the stored answer.
+    age_s: seconds since it was stored.
+    """
+
+    entry: Entry
+    plan: Plan
+    age_s: float
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the response: its type, and that and for how long it was stored."""
+        kind = sse.MEDIA_TYPE if self.plan.stream else "application/json"
+        return {"content-type": kind, "x-fovea-cache": "hit", "age": str(int(self.age_s))}
+
+    def payload(self) -> bytes:
+        """Return the body of the response: JSON, or a whole stream of events with `[DONE]`."""
+        if not self.plan.stream:
+            return self.entry.body
+        return b"".join(events(json.loads(self.entry.body), include_usage=self.plan.include_usage))
+
+
+class Recorder:
+    """Takes a backend's answer while it is forwarded, and has it stored after its end. A context manager.
+
+    While the answer grows, its bytes are only appended; it is parsed after its end. If the block is left
+    without `finish`, another request leads those that wait.
+
+    active: whether the answer may still be stored. If not, the recorder does nothing.
+    seat: the request's place among equal ones, which it gives to its recorder.
+    """
+
+    def __init__(self, cache: ResponseCache, plan: Plan, limit: int) -> None:
+        """limit: most bytes of this answer, as the backend sends it."""
+        self.active = bool(plan.key)
+        self.plan = plan
+        self.seat, plan.seat = plan.seat, None
+        self.parts: list[bytes] = []
+        self._size = 0
+        self._limit = limit
+        self._cache = cache
+
+    def feed(self, data: bytes) -> None:
+        """Append bytes of the answer's body, decoded from any Content-Encoding.
+
+        They must not change later.
+        """
+        if not self.active:
+            return
+        size = len(data)
+        if self._size + size > self._limit:
+            self._give_up("too_large")
+        elif not self._cache.take_room(size):
+            self._give_up("no_room")
+        else:
+            self._size += size
+            self.parts.append(data)
+            return
+        if self.seat is not None:
+            self.seat.scatter()
+
+    def finish(self, status: int) -> None:
+        """Store the answer, which has ended. status: HTTP status; only answers with 200 are stored."""
+        if self.active and status == 200:
+            self.active = False
+            self._cache.keep(self)
+        elif self.active:
+            self._give_up("status")
+            self.leave()
+
+    def free(self) -> None:
+        """Give the bytes back."""
+        self._cache.take_room(-self._size)
+        self._size, self.parts = 0, []
+
+    def leave(self) -> None:
+        """Let another request lead those that wait."""
+        if self.seat is not None:
+            self.seat.leave()
+
+    def _give_up(self, reason: str) -> None:
+        self.active = False
+        self.free()
+        self._cache.refuse(reason)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.active:
+            self._give_up("cut")
+            self.leave()
+
+
+async def entry_of(parts: Sequence[bytes], *, stream: bool, choices: int, stored: float, limit: int) -> Entry:
+    """Return an answer from its bytes. It is parsed in short slices, between which other tasks run.
+
+    stream: whether the bytes are server-sent events, or one JSON body.
+    choices: number of choices that the request asked for.
+    stored: the time now, in seconds since 1970.
+    limit: most bytes of the stored body.
+
+    Raises Unstorable unless the answer is whole and successful.
+    """
+    try:
+        if stream:
+            body = (await _assembled(parts)).body()
+            check_answer(body, choices)
+            data = one_line(json.dumps(body, ensure_ascii=False, separators=(",", ":"))).encode()
+        else:
+            data = b"".join(parts)
+            body = json.loads(data)
+            check_answer(body, choices)
+            if any(escape in data for escape in _SURROGATES):
+                # Half of a surrogate pair cannot be sent as a stream.
+                json.dumps(body, ensure_ascii=False).encode()
+    except (UnicodeError, json.JSONDecodeError, RecursionError):
+        raise Unstorable("unreadable") from None
+    if len(data) > limit:
+        raise Unstorable("too_large")
+    return Entry(data, stored, body.get("usage") is not None)
+
+
+async def _assembled(parts: Sequence[bytes]) -> Assembler:
+    """Read the events of a stream. Raises Unstorable unless [DONE] is the last one."""
+    # The decoder would put replacement characters in place of wrong bytes.
+    b"".join(parts).decode()
+    assembler, decoder, done, number = Assembler(), sse.Decoder(), False, 0
+    for part in parts:
+        for payload in decoder.feed(part):
+            if done:
+                raise Unstorable("cut")
+            if payload.strip() == "[DONE]":
+                done = True
+            else:
+                assembler.add(json.loads(payload))
+            number += 1
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+    if not done:
+        raise Unstorable("cut")
+    return assembler
 
 
 def open_cache(settings: ResponseCacheSettings, redis_url: str = "") -> ResponseCache | None:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fovea.gateway.cache.flight import Seat
@@ -62,22 +63,6 @@ class Cacheability(NamedTuple):
 
     key: str | None
     reason: str = ""
-
-
-def cache_key(
-    body: Mapping[str, Any],
-    images: Sequence[str | None],
-    *,
-    scope: str,
-    model_version: str,
-    path: str = "/v1/chat/completions",
-    asked: bool = False,
-) -> str | None:
-    """Return the key of a request, or None if it cannot be cached.
-
-    The arguments are those of `cacheability`.
-    """
-    return cacheability(body, images, scope=scope, model_version=model_version, path=path, asked=asked).key
 
 
 def cacheability(
@@ -187,39 +172,27 @@ def parse_directives(cache_control: str | None) -> Directives:
     return FULL
 
 
+@dataclass(slots=True)
 class Plan:
-    """A decision about one request.
+    """The decision of the response cache about one request.
 
     key: key of the answer in a store; empty if the request cannot be cached.
-    reason: why it cannot, one word.
     owner: the tenant.
+    reason: why it cannot be cached, one word.
     reads: whether a stored answer may be returned.
     stream, include_usage: the form of the answer that the client asked for.
     choices: number of choices of the answer.
     seat: its place among equal requests, after a lookup that found nothing.
     """
 
-    __slots__ = ("choices", "include_usage", "key", "owner", "reads", "reason", "seat", "stream")
-
-    def __init__(
-        self,
-        *,
-        key: str,
-        owner: str,
-        reason: str = "",
-        reads: bool = False,
-        stream: bool = False,
-        include_usage: bool = False,
-        choices: int = 1,
-    ) -> None:
-        self.key = key
-        self.owner = owner
-        self.reason = reason
-        self.reads = reads
-        self.stream = stream
-        self.include_usage = include_usage
-        self.choices = choices
-        self.seat: Seat | None = None
+    key: str
+    owner: str
+    reason: str = ""
+    reads: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    choices: int = 1
+    seat: Seat | None = None
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:

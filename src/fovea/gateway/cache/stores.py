@@ -103,10 +103,6 @@ class MemoryStore:
 
     async def get(self, key: str, *, owner: str = "") -> bytes | None:
         """Return the bytes of a key and mark them as the most recently used; None if there are none."""
-        return self.find(key)
-
-    def find(self, key: str) -> bytes | None:
-        """Do the work of `get`, without a coroutine."""
         value = self._ledger.fresh(key)
         if value is None:
             return None
@@ -115,10 +111,6 @@ class MemoryStore:
 
     async def put(self, key: str, value: bytes, ttl_s: float, *, owner: str = "") -> bool:
         """Store bytes. False: they are larger than the tenant's share."""
-        return self.store(key, value, ttl_s, owner=owner)
-
-    def store(self, key: str, value: bytes, ttl_s: float, *, owner: str = "") -> bool:
-        """Do the work of `put`, without a coroutine."""
         entry, size = _Value(value, owner), len(value) + ENTRY_BYTES
         self._ledger.remove(key)
         self._ledger.expire()
@@ -172,18 +164,18 @@ class LayeredStore:
 
     async def get(self, key: str, *, owner: str = "") -> bytes | None:
         """Return the bytes of a key, or None if neither store has them."""
-        value = self._near.find(key)
+        value = await self._near.get(key)
         if value is not None:
             return value
         found = await self._far.fetch(key)
         if found is None:
             return None
-        self._near.store(key, found.value, min(found.ttl_s, self._near_ttl_s), owner=owner)
+        await self._near.put(key, found.value, min(found.ttl_s, self._near_ttl_s), owner=owner)
         return found.value
 
     async def put(self, key: str, value: bytes, ttl_s: float, *, owner: str = "") -> bool:
         """Store bytes in both. The memory has them before this waits for Redis."""
-        near = self._near.store(key, value, min(ttl_s, self._near_ttl_s), owner=owner)
+        near = await self._near.put(key, value, min(ttl_s, self._near_ttl_s), owner=owner)
         far = await self._far.put(key, value, ttl_s, owner=owner)
         return near or far
 

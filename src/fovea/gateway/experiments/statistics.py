@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from fovea.gateway.usage.prices import Consumption
+from fovea.gateway.usage.prices import NOTHING, Consumption
 
 TIME_STEP = math.log(2) / 64
 """Natural logarithm of the ratio of two edges of times."""
@@ -84,7 +84,6 @@ def time_percentile(counts: Mapping[int, float], share: float) -> float | None:
 
 
 UP, DOWN = 5, 1
-NOTHING = Consumption()
 
 
 class Outcome(NamedTuple):

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from fovea.api.errors import clip
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
@@ -24,9 +25,11 @@ from fovea.gateway.config import ModelConfig
 from fovea.gateway.generate.ends import ENDS, GOOD, NEUTRAL, NOTHING, UNREACHABLE, end_of_status
 from fovea.gateway.generate.upstream import Answer, AttemptFailed, Upstream
 from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.metrics import Metrics
 from fovea.gateway.settings import ResilienceSettings
 from fovea.gateway.translate.chat_reader import valid_text
 
+log = logging.getLogger("fovea.gateway")
 LONGEST_REASON = 300
 USUAL_PAUSE_S = 1.0
 """Seconds for which an overloaded backend that names none gets no requests."""
@@ -58,18 +61,6 @@ class Outgoing(NamedTuple):
     path: str
     pieces: Sequence[bytes | bytearray]
     headers: Mapping[str, str]
-
-
-class Observer(Protocol):
-    """Told about attempts, for metrics and logs."""
-
-    def attempt_failed(self, backend: Backend, failure: AttemptFailed) -> None: ...
-
-    def breaker_opened(self, backend: Backend, stage: str) -> None: ...
-
-    def retried(self, kind: str) -> None:
-        """kind: "retry", "hedge" or "fallback"."""
-        ...
 
 
 @dataclass(slots=True)
@@ -152,13 +143,13 @@ class Dispatcher:
         upstream: Upstream,
         settings: ResilienceSettings,
         clock: Callable[[], float],
-        observer: Observer,
+        metrics: Metrics,
     ) -> None:
         self._router = router
         self._upstream = upstream
         self._settings = settings
         self._clock = clock
-        self._observer = observer
+        self._metrics = metrics
         self.budget = RetryBudget(settings.retry_share)
 
     async def send(self, job: Job) -> Won:
@@ -173,7 +164,7 @@ class Dispatcher:
             if error is not None:
                 if _is_over(job):
                     break
-                self._observer.retried("fallback")
+                self._metrics.count("retries", "fallback")
             try:
                 return await self._with_model(job, model, fallback=place > 0)
             except (Overloaded, Unavailable, BadGateway, GatewayTimeout) as failure:
@@ -220,7 +211,7 @@ class Dispatcher:
         if choice is None or (failure is not None and failure.connected and not self.budget.take()):
             return None
         if failure is not None:
-            self._observer.retried("retry")
+            self._metrics.count("retries", "retry")
         words = ["fallback"] * fallback + ["retry"] * (failure is not None)
         return choice._replace(reason=", ".join([*words, choice.reason]))
 
@@ -253,7 +244,7 @@ class Dispatcher:
         choice = self._router.choose(model, job.demand, job.load_of(model), tried)
         if choice is None or not self.budget.take():
             return None
-        self._observer.retried("hedge")
+        self._metrics.count("retries", "hedge")
         return choice._replace(reason=f"hedge, {choice.reason}")
 
     async def _attempt(self, job: Job, model: ModelConfig, choice: Choice) -> Won:
@@ -276,8 +267,8 @@ class Dispatcher:
             )
         except AttemptFailed as failure:
             job.failures.append((backend.name, failure.reason, self._clock()))
-            failure.request_id = outgoing.headers.get("x-request-id", "")
-            self._observer.attempt_failed(backend, failure)
+            self._metrics.count("attempts", backend.name, failure.reason)
+            log.warning("%s: %s", outgoing.headers.get("x-request-id", ""), failure.message)
             end = failure.end(links=job.demand.has_links)
             # A complete answer that takes too long says something about the request, if others were answered
             # meanwhile. Otherwise a client that asks for endless answers would open all breakers.
@@ -311,13 +302,15 @@ class Dispatcher:
         stage: of the request. end: a name of `ends.ENDS`.
         """
         verdict = ENDS[end].verdict
-        breaker = backend.breakers[CONNECT if verdict == UNREACHABLE else stage]
+        stage = CONNECT if verdict == UNREACHABLE else stage
+        breaker = backend.breakers[stage]
         if verdict == GOOD:
             breaker.succeed()
         elif verdict == NEUTRAL:
             breaker.release()
         elif breaker.fail(self._clock()):
-            self._observer.breaker_opened(backend, CONNECT if verdict == UNREACHABLE else stage)
+            self._metrics.count("breaker_opened", backend.name, stage)
+            log.error("backend %s: the circuit breaker of %s has opened", backend.name, stage)
 
 
 def _is_over(job: Job) -> bool:

@@ -1,5 +1,4 @@
-"""The part of an experiment in one request: its variant, the outcome, and copies for a variant that is tried
-out.
+"""An experiment's part in one request: its variant, the outcome, and copies for a variant on trial.
 
 Copies are sent in the background. Their answers are measured, and nobody sees them.
 """
@@ -23,15 +22,14 @@ from fovea.gateway.generate.upstream import BROKEN
 from fovea.gateway.generate.usage import consumption_of, usage_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.tenants.keys import Tenant
-from fovea.gateway.usage.prices import Consumption
+from fovea.gateway.usage.prices import NOTHING, Consumption
 
 if TYPE_CHECKING:
     from fovea.gateway.backends.fleet import Fleet
     from fovea.gateway.generate.request import Request
     from fovea.gateway.usage.prices import PriceTable
 
-
-NOTHING = Consumption()
+log = logging.getLogger("fovea.gateway")
 
 
 def assignment_of(
@@ -60,22 +58,19 @@ def outcome_of(request: Request) -> Outcome | None:
     It says nothing if the client left, has sent a wrong request or has set too short a deadline, or if the
     answer came from the cache.
     """
-    status, bill = request.exchange.status, request.bill
+    status = request.exchange.status
     overloaded = status == Overloaded.status
     wrong = (400 <= status < 500 and not overloaded) or request.code == "own_error"
-    if request.gone or wrong or request.stored.result in ("hit", "stale"):
+    if request.gone or wrong or request.is_stored:
         return None
     return Outcome(
         request.services.clock() - request.started,
         request.first_byte_s,
         status >= 500 or overloaded or request.code == "stream_broken",
-        NOTHING if bill is None else bill.consumption,
-        0 if bill is None else bill.price.cost,
+        request.consumption or NOTHING,
+        request.price.cost,
         answer_of(request.tenant.name, request.exchange.request_id),
     )
-
-
-log = logging.getLogger("fovea.gateway")
 
 
 class Shadows:

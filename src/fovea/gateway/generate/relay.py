@@ -11,25 +11,21 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import Any, Protocol, cast
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
 
 from fovea.api.errors import error_body
 from fovea.core.errors import EngineError, FoveaError
-from fovea.gateway.cache.cache import Hit, ResponseCache
-from fovea.gateway.cache.key import MEDIA_MARK, Plan
-from fovea.gateway.config import ModelConfig
+from fovea.gateway.cache.cache import Hit, Recorder
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Won
 from fovea.gateway.generate.ends import DONE, EventStream, end_of_status, error_event
 from fovea.gateway.generate.upstream import BROKEN, reason_of
 from fovea.gateway.generate.usage import answer_tokens
-from fovea.gateway.inspect.body import Body
-from fovea.gateway.inspect.images import RequestImage
 from fovea.gateway.settings import TimeoutSettings
-from fovea.gateway.tenants.keys import Tenant
-from fovea.gateway.translate import BackendError, ChatTranslation, StreamTranslator
+from fovea.gateway.translate.answers import ChatTranslation, StreamTranslator
+from fovea.gateway.translate.chat_reader import BackendError
 
 TICK_S = 0.25
 
@@ -108,20 +104,6 @@ class ShuttingDown(EngineError):
     default_code = "shutting_down"
 
 
-class Recorder(Protocol):
-    """Takes the bytes of an answer for the cache.
-
-    active: whether the answer may be stored.
-    """
-
-    @property
-    def active(self) -> bool: ...
-
-    def feed(self, data: bytes, /) -> None: ...
-
-    def finish(self, status: int, /) -> None: ...
-
-
 class Relay:
     """Passes one answer on.
 
@@ -163,7 +145,12 @@ class Relay:
         await self._complete(200, payload)
 
     async def pass_on(
-        self, won: Won, recorder: Recorder, strip_usage: bool, deadline: float, timeouts: TimeoutSettings
+        self,
+        won: Won,
+        recorder: Recorder | None,
+        strip_usage: bool,
+        deadline: float,
+        timeouts: TimeoutSettings,
     ) -> None:
         """Send a backend's answer.
 
@@ -172,8 +159,9 @@ class Relay:
         if won.answer.is_stream:
             await self._stream(won, recorder, strip_usage, deadline, timeouts)
             return
-        recorder.feed(won.answer.first)
-        recorder.finish(won.answer.status)
+        if recorder is not None:
+            recorder.feed(won.answer.first)
+            recorder.finish(won.answer.status)
         await self._complete(won.answer.status, won.answer.first)
 
     async def _complete(self, status: int, body: bytes) -> None:
@@ -200,7 +188,12 @@ class Relay:
         await self._exchange.reply(status, body)
 
     async def _stream(
-        self, won: Won, recorder: Recorder, strip_usage: bool, deadline: float, timeouts: TimeoutSettings
+        self,
+        won: Won,
+        recorder: Recorder | None,
+        strip_usage: bool,
+        deadline: float,
+        timeouts: TimeoutSettings,
     ) -> None:
         """Send a stream. After an error or a silence it ends with an error event, and without [DONE]."""
         events, translator = EventStream(self._sent_as, strip_usage=strip_usage), self._translator()
@@ -211,7 +204,7 @@ class Relay:
         failure: FoveaError | None = None
         end = "answered"
         read, send, feed, now = answer.read, self._exchange.send, events.feed, loop.time
-        keep = recorder.feed if recorder.active else None
+        keep = recorder.feed if recorder is not None and recorder.active else None
         try:
             async with self._silence.watch(timeouts.idle_s, deadline) as silence:
                 while data:
@@ -245,7 +238,8 @@ class Relay:
         finally:
             self.generated, self.usage = events.count, events.usage()
         self.end = await self._write_end(events, translator, failure, end)
-        recorder.finish(200 if events.complete and not self.broken else 502)
+        if recorder is not None:
+            recorder.finish(200 if events.complete and not self.broken else 502)
 
     async def _write_end(
         self,
@@ -277,98 +271,3 @@ class Relay:
 
     def _translator(self) -> StreamTranslator | None:
         return None if self._translation is None else self._translation.translator()
-
-
-WISH = b"x-fovea-cache"
-"""Header of a request: "on" caches its answer although it is not deterministic."""
-
-
-class NoRecorder:
-    """Records nothing: the answer is not for the cache."""
-
-    active = False
-
-    def feed(self, data: bytes, /) -> None:
-        """Take bytes."""
-
-    def finish(self, status: int, /) -> None:
-        """Take the end."""
-
-
-_NO_RECORDER = nullcontext(NoRecorder())
-
-
-class Stored:
-    """Finds and keeps the answer to one request.
-
-    result: "hit", "miss", "stale", "bypass", or "" if the cache has no part in this request.
-    """
-
-    __slots__ = ("_cache", "_leads", "_plan", "result")
-
-    def __init__(self) -> None:
-        self._cache: ResponseCache | None = None
-        self._plan: Plan | None = None
-        self._leads = True
-        self.result = ""
-
-    async def find(
-        self,
-        cache: ResponseCache,
-        exchange: Exchange,
-        tenant: Tenant,
-        model: ModelConfig,
-        body: Body,
-        images: Sequence[RequestImage],
-        path: str,
-        *,
-        every: bool,
-    ) -> Hit | None:
-        """Return the stored answer to a request, or None.
-
-        body: of the chat request. path: of its API. every: cache answers that are not deterministic, too.
-
-        An image that only its engine has read has no identity for the cache: what is behind its URL may have
-        changed since.
-        """
-        asked = every or exchange.header(WISH).lower() == "on"
-        value = body.value
-        if asked or value.get("temperature") == 0:  # others are not cached, so their texts are not needed
-            value = body.resolved({image.part.url: f"{MEDIA_MARK}{n}" for n, image in enumerate(images)})
-        self._cache = cache
-        self._plan = plan = cache.plan(
-            value,
-            [image.identity if not image.name else "" for image in images],
-            tenant=tenant.scope,
-            model_version=f"{model.served or model.name}\n{model.version}",
-            path=path,
-            cache_control=exchange.header(b"cache-control") or None,
-            asked=asked,
-        )
-        if not plan.key:
-            self.result = "bypass"
-            return None
-        hit = await cache.lookup(plan)
-        self.result = "miss" if hit is None else "hit"
-        return hit
-
-    async def stale(self) -> Hit | None:
-        """Return an older answer to the request, or None."""
-        if self._cache is None or self._plan is None:
-            return None
-        hit = await self._cache.stale(self._plan)
-        if hit is not None:
-            self.result = "stale"
-        return hit
-
-    def record(self, *, wanted: bool) -> AbstractContextManager[Recorder]:
-        """Return the recorder of a backend's answer. wanted: whether the wanted model answers."""
-        if self._cache is None or self._plan is None or not self._plan.key or not wanted:
-            return cast("AbstractContextManager[Recorder]", _NO_RECORDER)
-        self._leads = False  # from here on the recorder passes the lead on, once the answer is stored
-        return cast("AbstractContextManager[Recorder]", self._cache.record(self._plan))
-
-    def end(self) -> None:
-        """Let another request lead those that wait for the same answer. It may be called in any case."""
-        if self._cache is not None and self._plan is not None and self._leads:
-            self._cache.abandon(self._plan)

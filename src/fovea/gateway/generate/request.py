@@ -2,7 +2,7 @@
 
     key -> body -> images -> model -> experiment -> cached answer? -> limits -> turn -> backend -> answer
 
-What a step has taken (a reservation, a turn, a backend's place) is given back at the end, whatever has
+What a step has taken (a reservation, a turn, a backend's place) is given back in `_finish`, whatever has
 happened. What the tenant pays is reserved before the request is sent, and settled when it has ended.
 """
 
@@ -11,27 +11,40 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from fovea.api.unknown import HEADER, header
 from fovea.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, Unavailable
 from fovea.gateway.backends.backend import Load, stage_of
-from fovea.gateway.cache.cache import Hit
+from fovea.gateway.backends.fleet import Drains, Fleet
+from fovea.gateway.cache.cache import Hit, Recorder, ResponseCache
+from fovea.gateway.cache.key import MEDIA_MARK, Plan
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.exchange import Exchange
-from fovea.gateway.experiments.experiments import Assignment
+from fovea.gateway.experiments.experiments import Assignment, Experiments
 from fovea.gateway.fair_queue import Turn
-from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Job, Won
+from fovea.gateway.generate.dispatch import BadGateway, Dispatcher, GatewayTimeout, Job, Won
 from fovea.gateway.generate.ends import ENDS, MOST, USED
-from fovea.gateway.generate.experiment import assignment_of, outcome_of
+from fovea.gateway.generate.experiment import Shadows, assignment_of, outcome_of
 from fovea.gateway.generate.outgoing import PATHS, Renderer, check_headers, client_header, headers_of
-from fovea.gateway.generate.records import CACHE, FORWARD, INSPECT, LIMITS, QUEUE, RECEIVE
-from fovea.gateway.generate.relay import Relay, ShuttingDown, Stored
+from fovea.gateway.generate.records import (
+    CACHE,
+    FORWARD,
+    INSPECT,
+    LIMITS,
+    QUEUE,
+    RECEIVE,
+    Records,
+    Trace,
+)
+from fovea.gateway.generate.relay import Relay, ShuttingDown, SilenceWatch
+from fovea.gateway.generate.upstream import Upstream
 from fovea.gateway.generate.usage import consumption_of
 from fovea.gateway.inspect.body import Body
-from fovea.gateway.inspect.demand import Demand
+from fovea.gateway.inspect.demand import Demand, VisualCounter
 from fovea.gateway.inspect.fields import (
     check_fields,
     check_pictures,
@@ -48,98 +61,6 @@ from fovea.gateway.usage.prices import Amounts, Consumption, Price
 from fovea.http.bodies import Claim
 from fovea.http.refusals import ClientGone
 
-NOTHING = Consumption()
-FREE = Price(0)
-
-
-class Bill:
-    """The bill of one request.
-
-    consumption: tokens that it has used.
-    price: what they cost.
-    """
-
-    __slots__ = ("_demand", "_reservation", "_services", "_tenant", "consumption", "price")
-
-    def __init__(self, services: Services, tenant: Tenant, demand: Demand) -> None:
-        self._services = services
-        self._tenant = tenant
-        self._demand = demand
-        self._reservation: Reservation | None = None
-        self.consumption = NOTHING
-        self.price = FREE
-
-    async def reserve(self, model: str) -> None:
-        """Take the most that the request may use from the tenant's limits. Raises Overloaded."""
-        demand = self._demand
-        expected = self._estimate(demand.answer_tokens)
-        cost = 0 if self._services.prices is None else self._services.prices.cost(model, expected)
-        await self._take(Amounts(1, demand.text_tokens, demand.visual_tokens, cost))
-
-    async def take_stored(self, model: str, usage: Mapping[str, Any] | None) -> None:
-        """Take a request that is answered from the cache: it counts as a request, and costs what it costs.
-
-        usage: of the stored answer. Raises Overloaded.
-        """
-        self.consumption = consumption_of(usage, self._estimate(0))
-        self._price(model, stored=True)
-        if self._reservation is None:  # an older answer stands in for backends, for which there is one
-            await self._take(Amounts(1, 0, 0, self.price.cost))
-
-    def use(self, model: str, usage: Mapping[str, Any] | None, generated: int, *, whole: bool = True) -> None:
-        """Note what the request has used.
-
-        usage: what the backend says of it; None: nothing. generated: tokens of the answer that were seen.
-        whole: whether the answer has reached its end. Before it, usage may tell less than was seen.
-        """
-        self.consumption = used = consumption_of(usage, self._estimate(generated))
-        if not whole and generated > used.completion_tokens:
-            self.consumption = used._replace(completion_tokens=generated, estimated=True)
-        self._price(model)
-
-    def use_most(self, model: str, *, free: bool = False) -> None:
-        """Note the most that the request may have used: nobody has seen what was generated.
-
-        free: it costs no money, because the time of the gateway was over, and its client got nothing.
-        """
-        self.consumption = self._estimate(self._demand.answer_tokens)._replace(estimated=True)
-        if free:
-            self.price = FREE._replace(estimated=True)
-        else:
-            self._price(model)
-
-    async def settle(self, *, answered: bool, stored: bool) -> None:
-        """Replace what was reserved by what was used. A request on which no backend has worked costs nothing.
-
-        answered: whether a backend has answered it, or has worked on it until it was given up.
-        stored: whether the answer came from the cache, so that no tokens were used.
-        """
-        if self._reservation is None:
-            return
-        used = Amounts()
-        if stored:
-            used = Amounts(1, 0, 0, self.price.cost)
-        elif answered:
-            tokens = self.consumption
-            used = Amounts(1, tokens.text_tokens, tokens.visual_tokens, self.price.cost)
-        await self._services.accounts.settle(self._reservation, used)
-
-    async def _take(self, amounts: Amounts) -> None:
-        tenant = self._tenant
-        self._reservation = await self._services.accounts.reserve(tenant.name, tenant.limits, amounts)
-
-    def _estimate(self, completion: int) -> Consumption:
-        demand = self._demand
-        prompt = demand.prompt_tokens + demand.visual_tokens
-        return Consumption(prompt, demand.visual_tokens, 0, completion, len(demand.images))
-
-    def _price(self, model: str, *, stored: bool = False) -> None:
-        if self._services.prices is not None:
-            self.price = self._services.prices.price(model, self.consumption, cached_response=stored)
-        else:
-            self.price = FREE._replace(estimated=self.consumption.estimated)
-
-
 log = logging.getLogger("fovea.gateway")
 CLIENT_GONE = 499
 """Status in metrics and logs if the client left. It is never sent."""
@@ -147,14 +68,50 @@ TIMEOUTS = ("upstream_timeout", "total_timeout")
 """Codes of errors after which a backend has worked for nothing."""
 NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout, DeadlineExceeded)
 """Errors after which an old answer from the cache is better than none."""
+CACHE_ANYWAY = b"x-fovea-cache"
+"""Header of a request: "on" caches its answer although it is not deterministic."""
+
+
+@dataclass(slots=True)
+class Services:
+    """Everything that the requests of one worker share. None: the gateway has no such part.
+
+    running: requests for answers that have not ended.
+    draining: whether the gateway is shutting down.
+    """
+
+    settings: GatewaySettings
+    clock: Callable[[], float]
+    metrics: Metrics
+    fleet: Fleet
+    upstream: Upstream
+    dispatcher: Dispatcher
+    inspector: ImageInspector
+    known: KnownImages
+    visual: VisualCounter
+    queues: Queues
+    bodies: BodyBudget
+    browsers: Browsers
+    tenants: Tenants
+    accounts: Accounts
+    prices: PriceTable | None
+    cache: ResponseCache | None
+    experiments: Experiments | None
+    shadows: Shadows
+    drains: Drains
+    silence: SilenceWatch
+    records: Records
+    running: set[Request] = field(default_factory=set)
+    draining: bool = False
 
 
 class Request:
     """One request for an answer.
 
-    tenant, demand, model, won, bill: known as the request proceeds.
+    tenant, demand, model, won: known as the request proceeds.
     asked: name of the model that the client asked for, without aliases; "": none that is known.
-    stored: its part of the response cache.
+    cached: "hit", "miss", "stale", "bypass", or "" if the response cache has no part in it.
+    consumption, price: tokens that it has used, and what they cost; None: it ended before it could use any.
     code: code of the error that ended it; "": none.
     gone: whether its client has left.
     started, first_byte_s, waited_s: when it arrived, and seconds to the first byte of a stream and in the
@@ -172,24 +129,35 @@ class Request:
         self.demand: Demand | None = None
         self.model: ModelConfig | None = None
         self.won: Won | None = None
-        self.bill: Bill | None = None
-        self.stored = Stored()
-        self.code = ""
+        self.consumption: Consumption | None = None
+        self.price: Price = FREE
+        self.asked = self.cached = self.code = ""
+        self.gone = False
         self.started = services.clock()
         self.first_byte_s: float | None = None
         self.waited_s = 0.0
         self.attempts = 0
-        self.asked = ""
-        self.trace = services.tracking.begin(exchange, self.started)
+        self.trace = Trace(services.records.tracer, exchange.headers, self.started)
         self._assignment: Assignment | None = None
         self._translation: ChatTranslation | None = None
+        self._plan: Plan | None = None
+        self._reservation: Reservation | None = None
         self._turn: Turn | None = None
-        self._passed: Relay | None = None
+        self._relay: Relay | None = None
         self._claim: Claim | None = None
         self._cut = ""
         self._work: list[str] = []
-        self.gone = False
         self._task: asyncio.Task[Any] | None = None
+
+    @property
+    def status(self) -> int:
+        """The status of the answer, or CLIENT_GONE."""
+        return CLIENT_GONE if self.code == "client_gone" else self.exchange.status
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the answer came from the response cache."""
+        return self.cached in ("hit", "stale")
 
     async def run(self) -> None:
         """Serve the request. Errors become answers; nothing is raised for a client that has left."""
@@ -246,52 +214,47 @@ class Request:
         """Answer a request whose body has arrived."""
         services, trace = self.services, self.trace
         trace.mark(RECEIVE, services.clock())
+        model, images = await self._inspect(body)
+        self.model = model = self._assigned(body, model)
+        body = self._translated(body, model)
+        demand = self.demand = Demand(self.api, body, images, self.exchange.header(b"x-session-id"))
+        body = self._bounded(body, model, demand)
+        self.consumption = NOTHING
+        trace.mark(INSPECT, services.clock())
+        hit = await self._find(body, model, images)
+        trace.mark(CACHE, services.clock())
+        if hit is None:
+            expected = self._estimate(demand, demand.answer_tokens)
+            cost = 0 if services.prices is None else services.prices.cost(model.name, expected)
+            await self._reserve(Amounts(1, demand.text_tokens, demand.visual_tokens, cost))
+            trace.mark(LIMITS, services.clock())
+            try:
+                await self._from_backend(body, model, demand)
+                return
+            except NO_ANSWER:
+                hit = None if self.exchange.status else await self._find_stale()
+                if hit is None:
+                    raise
+                self.exchange.extra["x-fovea-fallback"] = f"{model.name} -> cache"
+        await self._send_stored(hit, model, demand)
+
+    async def _inspect(self, body: Body) -> tuple[ModelConfig, list[RequestImage]]:
+        """Check a request. Returns the model that it asks for, and its images and videos."""
+        services, limits = self.services, self.tenant.limits
         asked = body.value.get("model")
         model = services.fleet.model(asked if isinstance(asked, str) else "")
         self.asked = model.name
-        if not self.tenant.limits.allows(model.name):
+        if not limits.allows(model.name):
             self.tenant.check_model(str(asked or model.name))
         check_fields(body.value, self.api)
         check_headers(self.exchange.headers)
-        check_priority(body.value, self.tenant.name, self.tenant.limits.priority)
+        check_priority(body.value, self.tenant.name, limits.priority)
         parts = list(media_parts(body.value))
         check_pictures(body, self.api)
         separate_uuids(body, parts, self.tenant.name)
         images = await services.inspector.inspect(body, parts) if parts else []
         services.metrics.count("images", by=len(images))
-        self.model = model = self._assigned(body, model)
-        body = self._translated(body, model)
-        demand = self.demand = Demand(self.api, body, images, self.exchange.header(b"x-session-id"))
-        demand.visual_tokens = services.visual.count(model, images)
-        most = self.tenant.limits.max_visual_tokens
-        if most and demand.visual_tokens > most:
-            raise InvalidRequest(
-                f"the request's images have {demand.visual_tokens} visual tokens together; key "
-                f"{self.tenant.name!r} may use at most {most} (max_visual_tokens)",
-                code="key_limit_exceeded",
-            )
-        limits = self.tenant.limits
-        if limits.bounds_answers:
-            value = demand.with_answer_limit(
-                body.value, self._sent_as, limits.answer_tokens, limits.most_text
-            )
-            body = body.with_value(value)
-        self.bill = bill = Bill(services, self.tenant, demand)
-        trace.mark(INSPECT, services.clock())
-        hit = await self._find(body, model, images)
-        trace.mark(CACHE, services.clock())
-        if hit is None:
-            await bill.reserve(model.name)
-            trace.mark(LIMITS, services.clock())
-            try:
-                await self._from_backend(body, model, images, bill)
-                return
-            except NO_ANSWER:
-                hit = None if self.exchange.status else await self.stored.stale()
-                if hit is None:
-                    raise
-                self.exchange.extra["x-fovea-fallback"] = f"{model.name} -> cache"
-        await self._send_stored(hit, model, bill)
+        return model, images
 
     def _assigned(self, body: Body, model: ModelConfig) -> ModelConfig:
         """Return the model that the experiment of this model assigns, if there is one."""
@@ -321,63 +284,83 @@ class Request:
             self.exchange.extra[HEADER] = header(self._translation.ignored)
         return body.with_value(self._translation.body)
 
-    async def _find(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> Hit | None:
-        """Return the cached answer to this request, if there is one."""
-        services, cache = self.services, self.services.cache
-        api = self._sent_as
-        if cache is None or not self.tenant.limits.response_cache or api not in ("chat", "completions"):
-            return None
-        return await self.stored.find(
-            cache, self.exchange, self.tenant, model, body, images, PATHS[api],
-            every=services.settings.cache_all,
-        )  # fmt: skip
-
-    async def _send_stored(self, hit: Hit, model: ModelConfig, bill: Bill) -> None:
-        """Send an answer from the cache."""
-        await bill.take_stored(model.name, json.loads(hit.entry.body).get("usage"))
-        self.exchange.extra["x-fovea-backend"] = "cache"
-        self.exchange.extra["x-fovea-model"] = model.name
-        self.exchange.extra["x-fovea-cache"] = self.stored.result
-        await self._relay().stored(hit)
-
     @property
     def _sent_as(self) -> str:
         """The API as which the request is sent to backends."""
         return self.api if self._translation is None else "chat"
 
-    def _relay(self) -> Relay:
-        return Relay(self.exchange, self.api, self._translation, self.services.silence)
+    def _bounded(self, body: Body, model: ModelConfig, demand: Demand) -> Body:
+        """Count the visual tokens. Returns a body that bounds its answer if the tenant's limits need that."""
+        limits = self.tenant.limits
+        demand.visual_tokens = self.services.visual.count(model, demand.images)
+        most = limits.max_visual_tokens
+        if most and demand.visual_tokens > most:
+            raise InvalidRequest(
+                f"the request's images have {demand.visual_tokens} visual tokens together; key "
+                f"{self.tenant.name!r} may use at most {most} (max_visual_tokens)",
+                code="key_limit_exceeded",
+            )
+        if not limits.bounds_answers:
+            return body
+        return body.with_value(
+            demand.with_answer_limit(body.value, self._sent_as, limits.answer_tokens, limits.most_text)
+        )
 
-    async def _from_backend(
-        self, body: Body, model: ModelConfig, images: list[RequestImage], bill: Bill
-    ) -> None:
+    async def _find(self, body: Body, model: ModelConfig, images: list[RequestImage]) -> Hit | None:
+        """Return the cached answer to this request, if there is one.
+
+        An image that only its engine has read has no identity for the cache: what is behind its URL may have
+        changed since.
+        """
+        cache, tenant, value = self.services.cache, self.tenant, body.value
+        if cache is None or not tenant.limits.response_cache or self._sent_as not in ("chat", "completions"):
+            return None
+        asked = self.services.settings.cache_all or self.exchange.header(CACHE_ANYWAY).lower() == "on"
+        if asked or value.get("temperature") == 0:  # others are not cached, so their texts are not needed
+            value = body.resolved({image.part.url: f"{MEDIA_MARK}{n}" for n, image in enumerate(images)})
+        self._plan = plan = cache.plan(
+            value,
+            [image.identity if not image.name else "" for image in images],
+            tenant=tenant.scope,
+            model_version=f"{model.served or model.name}\n{model.version}",
+            path=PATHS[self._sent_as],
+            cache_control=self.exchange.header(b"cache-control") or None,
+            asked=asked,
+        )
+        hit = await cache.lookup(plan)
+        self.cached = "hit" if hit is not None else "miss" if plan.key else "bypass"
+        return hit
+
+    async def _find_stale(self) -> Hit | None:
+        """Return an older answer to the request, or None."""
+        if self.services.cache is None or self._plan is None:
+            return None
+        hit = await self.services.cache.stale(self._plan)
+        if hit is not None:
+            self.cached = "stale"
+        return hit
+
+    async def _send_stored(self, hit: Hit, model: ModelConfig, demand: Demand) -> None:
+        """Send an answer from the cache. It counts as a request, and costs what it costs."""
+        usage = json.loads(hit.entry.body).get("usage")
+        self._use(model.name, consumption_of(usage, self._estimate(demand, 0)), stored=True)
+        if self._reservation is None:  # an older answer stands in for backends, for which there is one
+            await self._reserve(Amounts(1, 0, 0, self.price.cost))
+        self.exchange.extra["x-fovea-backend"] = "cache"
+        self.exchange.extra["x-fovea-model"] = model.name
+        self.exchange.extra["x-fovea-cache"] = self.cached
+        await Relay(self.exchange, self.api, self._translation, self.services.silence).stored(hit)
+
+    async def _from_backend(self, body: Body, model: ModelConfig, demand: Demand) -> None:
         """Wait for a turn, and pass on the answer of a backend."""
-        services, demand = self.services, self.demand
-        assert demand is not None  # set by `_serve`
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + services.settings.timeouts.total_s
-        renderer = Renderer(
-            body,
-            self._sent_as,
-            self.exchange.headers,
-            self.exchange.request_id,
-            {**self.trace.headers(), **client_header(self.tenant.name)},
-        )
-        queue = services.queues.of(model)
+        services, exchange, images = self.services, self.exchange, demand.images
+        deadline = asyncio.get_running_loop().time() + services.settings.timeouts.total_s
+        own = {**self.trace.headers(), **client_header(self.tenant.name)}
+        renderer = Renderer(body, self._sent_as, exchange.headers, exchange.request_id, own)
         renderer.degraded = services.queues.degrade(model) if images else ""
-        waited = services.clock()
-        self._turn = await queue.acquire(
-            self.tenant.name,
-            weight=self.tenant.limits.weight,
-            priority=self.tenant.limits.priority,
-            cost=demand.text_tokens + demand.visual_tokens,
-            deadline_s=deadline,
-        )
-        now = services.clock()
-        self.waited_s = now - waited
-        self.trace.mark(QUEUE, now)
+        await self._wait(model, demand, deadline)
         ladder = [model, *(services.fleet.model(name) for name in model.fallback)]
-        job = Job(demand, ladder, renderer, lambda each: self._load(each, images), deadline)
+        job = Job(demand, ladder, renderer, lambda each: self._load(each, demand), deadline)
         copied = services.shadows.maybe(self._assignment, job, self.asked)
         try:
             self.won = won = await services.dispatcher.send(job)
@@ -390,23 +373,43 @@ class Request:
             self._claim.release()
         if won.answer.is_stream:
             self.first_byte_s = services.clock() - self.started
-        log.debug("%s goes to %s: %s", self.exchange.request_id, won.backend.name, won.reason)
-        self.exchange.extra |= headers_of(won, model, job.attempts, renderer.degraded, self.stored.result)
-        services.metrics.count("degraded", by="x-fovea-degraded" in self.exchange.extra)
-        services.learn(won.answer.headers, images)
-        relay = self._passed = self._relay()
+        log.debug("%s goes to %s: %s", exchange.request_id, won.backend.name, won.reason)
+        exchange.extra |= headers_of(won, model, job.attempts, renderer.degraded, self.cached)
+        services.metrics.count("degraded", by="x-fovea-degraded" in exchange.extra)
+        services.known.learn_from(won.answer.headers, images)
+        relay = self._relay = Relay(exchange, self.api, self._translation, services.silence)
         # An answer about smaller images must not be given later, when there is room for the whole ones.
-        with self.stored.record(wanted=won.model is model and not renderer.degraded) as recorder:
+        with self._recorder(wanted=won.model is model and not renderer.degraded) as recorder:
             await relay.pass_on(won, recorder, renderer.adds_usage, deadline, services.settings.timeouts)
         if relay.broken:
             self.code = "own_error" if relay.end == "own error" else "stream_broken"
         services.dispatcher.note(won.backend, stage_of(vision=demand.has_images), relay.end)
 
-    def _load(self, model: ModelConfig, images: list[RequestImage]) -> Load:
-        assert self.demand is not None
+    def _recorder(self, *, wanted: bool) -> AbstractContextManager[Recorder | None]:
+        """Return the recorder of the answer for the cache, if it is wanted there."""
+        cache, plan = self.services.cache, self._plan
+        return nullcontext() if cache is None or plan is None or not wanted else cache.record(plan)
+
+    async def _wait(self, model: ModelConfig, demand: Demand, deadline: float) -> None:
+        """Wait in the fair queue until a backend has room."""
+        services, limits = self.services, self.tenant.limits
+        began = services.clock()
+        self._turn = await services.queues.of(model).acquire(
+            self.tenant.name,
+            weight=limits.weight,
+            priority=limits.priority,
+            cost=demand.text_tokens + demand.visual_tokens,
+            deadline_s=deadline,
+        )
+        now = services.clock()
+        self.waited_s = now - began
+        self.trace.mark(QUEUE, now)
+
+    def _load(self, model: ModelConfig, demand: Demand) -> Load:
+        """Return the outstanding work of the request in a model."""
         if model is self.model:
-            return Load(self.demand.text_tokens, self.demand.visual_tokens)
-        return Load(self.demand.text_tokens, self.services.visual.count(model, images))
+            return Load(demand.text_tokens, demand.visual_tokens)
+        return Load(demand.text_tokens, self.services.visual.count(model, demand.images))
 
     async def _fail(self, error: FoveaError) -> None:
         """Send an error, or nothing if an answer has begun already (its relay has ended it then)."""
@@ -418,22 +421,22 @@ class Request:
 
     async def _finish(self) -> None:
         """Give everything back that the request has taken, and record it."""
-        services, won, bill = self.services, self.won, self.bill
+        services, won, used = self.services, self.won, None
         if self.attempts:
             self.trace.mark(FORWARD, services.clock())
         elif self.code:
             self.trace.fail(services.clock())
         if won is not None:
             won.end()
-        if bill is not None:
-            self._charge(bill)
+        if self.demand is not None and self.consumption is not None:
+            self._charge(self.demand)
+            used = self.consumption.text_tokens + self.consumption.visual_tokens
         if self._turn is not None and self.model is not None:
-            used = None if bill is None else bill.consumption.text_tokens + bill.consumption.visual_tokens
             services.queues.of(self.model).release(self._turn, used)
-        self.stored.end()
-        if bill is not None:
-            stored = self.stored.result in ("hit", "stale")
-            await bill.settle(answered=won is not None or self._unanswered_work, stored=stored)
+        if services.cache is not None and self._plan is not None:
+            services.cache.abandon(self._plan)
+        if self._reservation is not None:
+            await services.accounts.settle(self._reservation, self._settled())
         outcome = outcome_of(self)
         if self._assignment is not None and services.experiments is not None and outcome is not None:
             services.experiments.record(self._assignment, outcome)
@@ -441,25 +444,30 @@ class Request:
             services.metrics.count(
                 "experiment_requests", self._assignment.experiment, self._assignment.variant, end
             )
-        services.book.enter(self)
-        services.tracking.finish(self, services.clock())
+        services.records.enter(self, services.clock())
 
-    def _charge(self, bill: Bill) -> None:
-        """Note in the bill what a backend was given, by the table of ends."""
-        relay, demand = self._passed, self.demand
-        assert demand is not None  # it is known before there is a bill
+    async def _reserve(self, amounts: Amounts) -> None:
+        """Take amounts from the tenant's limits. Raises Overloaded."""
+        tenant = self.tenant
+        self._reservation = await self.services.accounts.reserve(tenant.name, tenant.limits, amounts)
+
+    def _charge(self, demand: Demand) -> None:
+        """Note the consumption of backends, by the table of ends."""
+        relay = self._relay
         if self.won is not None and relay is not None:
             model, billed = self.won.model.name, ENDS[relay.end].billed
             if billed == USED or (billed == MOST and relay.usage is not None):
-                bill.use(model, relay.usage, relay.generated, whole=relay.end == "answered")
+                self._use_told(model, demand, relay.usage, relay.generated, whole=relay.end == "answered")
             elif billed == MOST:
-                bill.use_most(model)
+                self._use_most(model, demand)
         elif self._unanswered_work:
             left = "left stream" if demand.stream else "left"
             if self.gone and ENDS[left].billed == USED:
-                bill.use(self._work[-1], None, 0)  # its first token would have been sent
+                self._use_told(self._work[-1], demand, None, 0)  # its first token would have been sent
             else:
-                bill.use_most(self._work[-1], free=not self.gone)
+                self._use_most(self._work[-1], demand)
+                if not self.gone:  # the time of the gateway was over, and the client got nothing
+                    self.price = FREE._replace(estimated=True)
 
     @property
     def _unanswered_work(self) -> bool:
@@ -470,7 +478,49 @@ class Request:
         """
         return self.won is None and bool(self._work) and (self.gone or self.code in TIMEOUTS)
 
-    @property
-    def status(self) -> int:
-        """The status of the answer, or CLIENT_GONE."""
-        return CLIENT_GONE if self.code == "client_gone" else self.exchange.status
+    def _settled(self) -> Amounts:
+        """Return what replaces the reserved amounts.
+
+        A request on which no backend has worked costs nothing.
+        """
+        if self.is_stored:
+            return Amounts(1, 0, 0, self.price.cost)
+        if self.won is None and not self._unanswered_work:
+            return Amounts()
+        used = self.consumption or NOTHING
+        return Amounts(1, used.text_tokens, used.visual_tokens, self.price.cost)
+
+    def _use_told(
+        self,
+        model: str,
+        demand: Demand,
+        usage: Mapping[str, Any] | None,
+        generated: int,
+        *,
+        whole: bool = True,
+    ) -> None:
+        """Note what a backend has used.
+
+        usage: what it says of it; None: nothing. generated: tokens of the answer that were seen.
+        whole: whether the answer has reached its end. Before it, usage may tell less than was seen.
+        """
+        used = consumption_of(usage, self._estimate(demand, generated))
+        if not whole and generated > used.completion_tokens:
+            used = used._replace(completion_tokens=generated, estimated=True)
+        self._use(model, used)
+
+    def _use_most(self, model: str, demand: Demand) -> None:
+        """Note the most that the request may have used: nobody has seen what was generated."""
+        self._use(model, self._estimate(demand, demand.answer_tokens)._replace(estimated=True))
+
+    def _use(self, model: str, used: Consumption, *, stored: bool = False) -> None:
+        """Note a consumption and its price. stored: the answer came from the cache."""
+        prices = self.services.prices
+        self.consumption = used
+        self.price = FREE._replace(estimated=used.estimated)
+        if prices is not None:
+            self.price = prices.price(model, used, cached_response=stored)
+
+    def _estimate(self, demand: Demand, completion: int) -> Consumption:
+        prompt = demand.prompt_tokens + demand.visual_tokens
+        return Consumption(prompt, demand.visual_tokens, 0, completion, len(demand.images))

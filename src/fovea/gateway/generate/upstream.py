@@ -62,10 +62,7 @@ class AttemptFailed(Exception):
     retry_after: seconds after which it wants to be asked again.
     scope: value of the header x-fovea-scope of a 429 or 503; empty: it was missing.
     body: the body of its error; b"": none.
-    request_id: id of the request, for logs.
     """
-
-    request_id = ""
 
     def __init__(
         self,

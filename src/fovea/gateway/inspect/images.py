@@ -33,6 +33,9 @@ from fovea.media.image.probe import check_still, probe
 from fovea.media.limits import IMAGE, VIDEO, Kind, MediaLimits
 from fovea.media.source import InlineSource, RemoteSource, parse_source
 
+IDENTITIES = "x-fovea-images"
+"""Header of an engine's answer with the identities of the request's images, separated by commas."""
+_IDENTITY = re.compile("[0-9a-f]{64}")
 _SIGNATURE = re.compile(
     r"x-amz-.*|x-goog-.*|x-oss-.*|x-cos-.*|q-.*|awsaccesskeyid|googleaccessid|ossaccesskeyid|signature|"
     r"expires|policy|key-pair-id|sig|se|st|sp|sv|sr|spr|skoid|sktid|skt|ske|sks|skv|token|access_token|hdnts|"
@@ -103,6 +106,16 @@ class KnownImages:
         self._first.setdefault(identity, name)
         if len(self._identities) > self._capacity:
             self._forget_first(*self._identities.popitem(last=False))
+
+    def learn_from(self, headers: Sequence[tuple[str, str]], images: Sequence[RequestImage]) -> None:
+        """Learn the identities of images behind URLs from the headers of an engine's answer."""
+        if not any(image.name for image in images):
+            return
+        told = next((value for name, value in headers if name == IDENTITIES), "").split(",")
+        pictures = [image for image in images if not image.is_video]
+        for image, identity in zip(pictures, told, strict=False):
+            if image.name and _IDENTITY.fullmatch(identity):
+                self.learn(image.name, identity)
 
     def _forget_first(self, name: bytes, identity: str) -> None:
         if self._first.get(identity) == name:

@@ -9,19 +9,3 @@ Many engines answer /v1/chat/completions alone. The gateway offers the other two
 The wire models of requests, their conversion and the writers of answers are those of `fovea.api`, which the
 server uses, too. Here is what a gateway needs beside them: to read what backends answer. No part does I/O.
 """
-
-from fovea.gateway.inspect.body import Prefixed
-from fovea.gateway.translate.answers import Api, ChatTranslation, StreamTranslator
-from fovea.gateway.translate.chat_reader import BackendError, count_tokens_refusal, refusal
-from fovea.gateway.translate.request import to_chat
-
-__all__ = [
-    "Api",
-    "BackendError",
-    "ChatTranslation",
-    "Prefixed",
-    "StreamTranslator",
-    "count_tokens_refusal",
-    "refusal",
-    "to_chat",
-]

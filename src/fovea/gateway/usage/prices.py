@@ -78,6 +78,9 @@ class Consumption(NamedTuple):
         return max(0, self.prompt_tokens - self.visual_tokens) + self.completion_tokens
 
 
+NOTHING = Consumption()
+
+
 def visual_tokens_of(details: Mapping[str, Any]) -> int | None:
     """Return the visual tokens that a backend's `prompt_tokens_details` tell; None: they tell none.
 
@@ -119,6 +122,9 @@ class Price(NamedTuple):
     credit: int = 0
     visual: int = 0
     estimated: bool = False
+
+
+FREE = Price(0)
 
 
 @dataclass(frozen=True, slots=True)
