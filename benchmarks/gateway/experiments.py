@@ -183,7 +183,9 @@ def falsehoods(found: Verdict) -> list[str]:
     """Return the false statements of a verdict on two equal arms."""
     truth = {"p95": 1.0, "rating": 1.0, "cost": 1.0, "errors": ERROR_RATE, "error_difference": 0.0}
     wrong = [
-        each.name for each in found.reasons if each.name in truth and each.interval.excludes(truth[each.name])
+        each.name
+        for each in found.reasons
+        if each.name in truth and not each.interval.low <= truth[each.name] <= each.interval.high
     ]
     return wrong + ([found.decision] if found.decision != CONTINUE else [])
 

@@ -125,7 +125,7 @@ def tokens_of(image: int) -> int:
 
 def demand(image: int) -> Demand:
     """The demand of a request whose conversation is named after its image: it is routed in the same way."""
-    return Demand("chat", Body({"model": MODEL, "session_id": f"image {image}"}, {}, 0), [])
+    return Demand(Body({"model": MODEL, "session_id": f"image {image}"}, {}, 0), [])
 
 
 def simulate(rule: Rule, clients: int, engines: int, requests: int, popularity: str) -> dict[str, float]:

@@ -62,7 +62,7 @@ def image(identity: str, part: MediaPart | None = None) -> RequestImage:
 def demand(text: str = "hello", *images: str, session: str = "", **fields: Any) -> Demand:
     """The demand of a chat request with images of these identities."""
     given = body({"model": "m", "messages": [{"role": "user", "content": text}], **fields})
-    return Demand("chat", given, [image(identity) for identity in images], session)
+    return Demand(given, [image(identity) for identity in images], session)
 
 
 def backend(name: str, settings: ResilienceSettings | None = None, **options: Any) -> Backend:

@@ -51,7 +51,7 @@ def demand(api: str = "chat", **value: Any) -> Demand:
     """The demand of a request that passes the checks of its fields."""
     body = parse(json.dumps({"model": "m", **value}).encode())
     check_fields(body.value, api)
-    return Demand(api, body, [])
+    return Demand(body, [])
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_an_image_does_not_hide_text() -> None:
         body = parse(json.dumps({"model": "m", "messages": [message]}).encode())
         parts = list(media_parts(body.value))
         images = [_Held(part) for part in parts]
-        assert Demand("chat", body, images).prompt_tokens > 2000  # type: ignore[arg-type]
+        assert Demand(body, images).prompt_tokens > 2000  # type: ignore[arg-type]
 
 
 class _Held:
@@ -204,8 +204,8 @@ class _Held:
 
 def test_the_name_of_a_session_is_bounded() -> None:
     body = parse(b'{"model": "m"}')
-    assert len(Demand("chat", body, [], "s" * 60_000).session) < 100
-    assert Demand("chat", body, [], "a" * 300).session != Demand("chat", body, [], "b" * 300).session
+    assert len(Demand(body, [], "s" * 60_000).session) < 100
+    assert Demand(body, [], "a" * 300).session != Demand(body, [], "b" * 300).session
 
 
 URLS = [

@@ -15,10 +15,9 @@ from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.backends.watch import LONGEST_NAME, MOST_MODELS, Watch
 from fovea.gateway.config import BackendConfig
 from fovea.gateway.generate.ends import LONGEST_EVENT, EventStream
-from fovea.gateway.generate.usage import MOST, consumption_of
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.settings import ResilienceSettings, TimeoutSettings
-from fovea.gateway.usage.prices import Consumption
+from fovea.gateway.usage.prices import MOST, Consumption, consumption_of
 from tests.gateway.hostile import (
     ANSWER,
     EVENT,

@@ -19,7 +19,6 @@ from fovea.gateway.config import BackendConfig, ModelConfig
 from fovea.gateway.generate.dispatch import Dispatcher, Job, Outgoing
 from fovea.gateway.generate.outgoing import Renderer
 from fovea.gateway.generate.upstream import AttemptFailed
-from fovea.gateway.generate.usage import consumption_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.fields import media_parts
@@ -27,7 +26,7 @@ from fovea.gateway.inspect.images import RequestImage
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.settings import ResilienceSettings, RouteSettings
 from fovea.gateway.translate.chat_reader import usage_of
-from fovea.gateway.usage.prices import Consumption
+from fovea.gateway.usage.prices import Consumption, consumption_of
 
 MODEL = ModelConfig("m")
 LISTS = {
@@ -133,7 +132,7 @@ def fail(url: str, name: bytes, settings: ResilienceSettings) -> Backend:
 
     async def send() -> None:
         deadline = asyncio.get_running_loop().time() + 60
-        demand = Demand("chat", given, list(images))
+        demand = Demand(given, list(images))
         outgoing = Outgoing("/v1/chat/completions", (b"{}",), {})
         for _ in range(settings.breaker_failures):
             job = Job(demand, [MODEL], lambda *_: outgoing, lambda _: Load(1, 1), deadline)

@@ -277,7 +277,7 @@ def test_backends_that_all_start_slowly_do_not_pass_images_on() -> None:
 
 
 def conversation(number: int) -> Demand:
-    return Demand("chat", Body({"model": MODEL, "session_id": f"session {number}"}, {}, 0), [])
+    return Demand(Body({"model": MODEL, "session_id": f"session {number}"}, {}, 0), [])
 
 
 @pytest.mark.parametrize("how", ["joins", "returns", "ready late"])

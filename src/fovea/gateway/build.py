@@ -103,7 +103,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
             settings.remote_images,
             known,
             Resolver(limits.resolve_timeout_s, limits.max_lookups).resolve,
-            fetcher,
+            fetcher.fetch,
         ),
         known=known,
         visual=VisualCounter(setup.find_rule),

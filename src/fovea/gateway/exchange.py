@@ -54,12 +54,6 @@ class Exchange:
         other = b"" if given else self.headers.get(b"x-api-key", b"")
         return b"Bearer " + other if other else given
 
-    @property
-    def address(self) -> str:
-        """Address of the client, without its port."""
-        client = self.scope.get("client")
-        return str(client[0]) if client else "-"
-
     def header(self, name: bytes) -> str:
         """A header of the request; "" if it has none."""
         return self.headers.get(name, b"").decode("latin-1")

@@ -48,7 +48,6 @@ import enum
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from fovea.core.errors import Overloaded
@@ -287,12 +286,6 @@ class FairQueue:
     now_s arguments are seconds of any clock that never goes back.
     """
 
-    __slots__ = (
-        "_settings", "_drain", "_tokens", "_requests", "_keeps", "_kept_tokens", "_kept_requests", "running",
-        "running_tokens", "waiting", "waiting_tokens", "_tenants", "_waiting_tenants", "_waiting_weight",
-        "_orders", "_classes", "_owed", "_last_owed",
-    )  # fmt: skip
-
     def __init__(self, settings: QueueSettings, tokens: int, requests: int) -> None:
         self._settings = settings
         self._drain = Drain()
@@ -510,19 +503,3 @@ class FairQueue:
             seconds = self._drain.seconds(self.waiting_tokens, now_s)
             text = f"{self._settings.queue_length} requests wait already, which is the most (queue_length)"
         return Overloaded(f"{text}; try again in {seconds:.0f} s", retry_after=seconds, code="queue_full")
-
-    def integrity(self) -> Iterator[str]:
-        """Yield a line for every count that disagrees with the lists. For tests."""
-        waiting = [
-            turn for each in self._tenants.values() for flow in each.flows.values() for turn in flow.turns
-        ]
-        counts = {
-            "waiting": (self.waiting, len(waiting)),
-            "waiting_tokens": (self.waiting_tokens, sum(turn.cost for turn in waiting)),
-            "classes": (self._classes, sorted({turn.priority for turn in waiting})),
-            "running": (self.running, sum(each.running for each in self._tenants.values())),
-            "tenants": (self._waiting_tenants, sum(each.waiting > 0 for each in self._tenants.values())),
-        }
-        for name, (counted, listed) in counts.items():
-            if counted != listed:
-                yield f"{name} is {counted}, but the lists have {listed}"

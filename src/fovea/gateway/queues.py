@@ -13,8 +13,7 @@ there is room, `acquire` returns without suspending the task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator
 
 from fovea.core.errors import DeadlineExceeded, InvalidRequest
 from fovea.gateway.backends.fleet import Fleet
@@ -28,20 +27,14 @@ class TurnQueue:
 
     tokens, requests: the capacity at the beginning. 0: every request waits until `resize` gives more.
     clock: the event loop's clock in seconds, which deadlines refer to.
+    queue: its counts (waiting, running, and their tokens) are metrics.
     """
-
-    __slots__ = ("_queue", "_clock")
 
     def __init__(
         self, settings: QueueSettings, tokens: int, requests: int, clock: Callable[[], float]
     ) -> None:
-        self._queue = FairQueue(settings, tokens, requests)
+        self.queue = FairQueue(settings, tokens, requests)
         self._clock = clock
-
-    @property
-    def queue(self) -> FairQueue:
-        """The counts: waiting, running, and their tokens. For metrics."""
-        return self._queue
 
     async def acquire(
         self,
@@ -69,7 +62,7 @@ class TurnQueue:
         if not weight > 0:
             raise ValueError(f"weight is {weight}; accepted: numbers greater than 0")
         turn = Turn(tenant, weight, priority, cost)
-        started, refusal = self._queue.offer(turn, self._clock())
+        started, refusal = self.queue.offer(turn, self._clock())
         if refusal is not None or len(started) > 1 or turn.state is not State.RUNNING:
             _wake(started)
             if refusal is not None:
@@ -84,28 +77,11 @@ class TurnQueue:
         used: tokens that the request used, if they are known. Otherwise its cost was right.
         """
         if turn.state is State.RUNNING:
-            _wake(self._queue.finish(turn, self._clock(), used))
-
-    @asynccontextmanager
-    async def turn(
-        self,
-        tenant: str,
-        *,
-        weight: float = 1.0,
-        priority: int = 0,
-        cost: int = 1,
-        deadline_s: float | None = None,
-    ) -> AsyncIterator[Turn]:
-        """Hold a turn for a block of code. The arguments and errors are those of `acquire`."""
-        turn = await self.acquire(tenant, weight=weight, priority=priority, cost=cost, deadline_s=deadline_s)
-        try:
-            yield turn
-        finally:
-            self.release(turn)
+            _wake(self.queue.finish(turn, self._clock(), used))
 
     def resize(self, tokens: int, requests: int) -> None:
         """Change the capacity, as backends come and go. Running requests go on."""
-        _wake(self._queue.resize(tokens, requests))
+        _wake(self.queue.resize(tokens, requests))
 
     async def _wait(self, turn: Turn, deadline_s: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -135,7 +111,7 @@ class TurnQueue:
 
     def _withdraw(self, turn: Turn) -> None:
         if turn.state is State.WAITING:
-            _wake(self._queue.withdraw(turn, self._clock()))
+            _wake(self.queue.withdraw(turn, self._clock()))
 
 
 def _wake(turns: Iterable[Turn]) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 from fovea.api.cutter import Cutter
 from fovea.gateway.generate.ends import EventStream
-from fovea.gateway.generate.usage import consumption_of, usage_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.fields import check_fields, media_parts
-from fovea.gateway.usage.prices import Consumption
+from fovea.gateway.usage.prices import Consumption, consumption_of, usage_of
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192
@@ -53,7 +52,7 @@ def _body(api: str, size: int, text: bytes) -> None:
     held = {part.url for part in found}
     for key in ("messages", "input") if plain is not None else ():
         assert URL in held or not _holds(plain.get(key)), "an image was missed"
-    demand = Demand(api, body, [])
+    demand = Demand(body, [])
     assert demand.prompt_tokens >= 0
     assert demand.answer_tokens >= 0
     note(f"{api} {len(found)} {demand.stream} {demand.answer_tokens > 256} {demand.prompt_tokens > 256}")

@@ -25,28 +25,24 @@ from fovea.gateway.generate.dispatch import (
     RetryBudget,
     Won,
 )
-from fovea.gateway.generate.upstream import AttemptFailed
+from fovea.gateway.generate.upstream import Answer, AttemptFailed
 from fovea.gateway.settings import ResilienceSettings, RouteSettings
 from tests.gateway.samples import MODEL, demand, fleet, run
 
 TEXTS, IMAGES = demand("x"), demand("x", "image")
 
 
-class FakeAnswer:
+class FakeAnswer(Answer):
     """An answer that notes that it was closed."""
 
-    headers: Sequence[tuple[str, str]] = ()
-
     def __init__(self, status: int, *, is_stream: bool) -> None:
-        self.status = status
-        self.is_stream = is_stream
-        self.first = b"first"
+        super().__init__(status, (), is_stream, b"first", self._end, self._close)
         self.closed = 0
 
-    async def read(self) -> bytes:
+    async def _end(self) -> bytes:
         return b""
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self.closed += 1
 
 

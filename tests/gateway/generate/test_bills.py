@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fovea.gateway.generate.usage import answer_tokens
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.settings import ResilienceSettings, TimeoutSettings
 from fovea.gateway.usage.log import UsageSettings
+from fovea.gateway.usage.prices import answer_tokens
 from fovea.gateway.usage.store import read_usage
 from tests.gateway.hostile import (
     ANSWER,
@@ -229,7 +229,7 @@ async def test_the_bound_is_written_into_requests_of_tenants_with_budgets(
 )
 def test_each_api_has_its_own_name_of_the_bound(api: str, name: str) -> None:
     given = body({"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 2})
-    demand = Demand(api, given, [])
+    demand = Demand(given, [])
     assert demand.with_answer_limit(given.value, api, 50, 0) == {**given.value, name: 50}
     assert demand.answer_tokens == 100
     assert name not in given.value

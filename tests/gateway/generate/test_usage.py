@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.gateway.generate.usage import consumption_of, usage_of
-from fovea.gateway.usage.prices import Consumption
+from fovea.gateway.usage.prices import Consumption, consumption_of, usage_of
 
 ESTIMATE = Consumption(prompt_tokens=50, visual_tokens=20, completion_tokens=8, images=2)
 

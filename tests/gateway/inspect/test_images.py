@@ -71,7 +71,7 @@ def make(web: Web, known: KnownImages) -> Iterator[Any]:
     def make(remote: str = "resolve", **limits: Any) -> ImageInspector:
         bounds = MediaLimits(**limits)
         resolver = Resolver(3.0, 8, web.look_up)
-        made.append(ImageInspector(bounds, remote, known, resolver.resolve, web, lambda: web.now))
+        made.append(ImageInspector(bounds, remote, known, resolver.resolve, web.fetch, lambda: web.now))
         return made[-1]
 
     yield make

@@ -38,9 +38,10 @@ async def test_a_waiting_task_gets_its_turn_when_another_ends() -> None:
     queue, order = turns(), []
 
     async def work(name: str) -> None:
-        async with queue.turn(name):
-            order.append(name)
-            await asyncio.sleep(0)
+        turn = await queue.acquire(name)
+        order.append(name)
+        await asyncio.sleep(0)
+        queue.release(turn)
 
     first = await queue.acquire("first")
     tasks = [asyncio.create_task(work(name)) for name in ("a", "a", "b")]

@@ -11,7 +11,7 @@ import redis.asyncio
 from fovea.core.errors import Overloaded, Unavailable
 from fovea.gateway.tenants.accounts import Accounts, open_accounts
 from fovea.gateway.tenants.keys import TenantLimits
-from fovea.gateway.tenants.redis_batch import Batches
+from fovea.gateway.tenants.redis_store import Batches
 from fovea.gateway.tenants.shared import THRESHOLD
 from fovea.gateway.usage.prices import Amounts
 from tests.gateway.tenants.support import admitted, settings, text

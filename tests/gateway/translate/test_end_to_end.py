@@ -46,7 +46,7 @@ def plain(value: Any) -> Any:
 def written(body: Any) -> Any:
     """A chat body as a gateway sends it."""
     if isinstance(body, Prefixed):
-        return b"".join(body.pieces()).decode()
+        return body.prefix + body.value
     if isinstance(body, list):
         return [written(entry) for entry in body]
     if isinstance(body, dict):

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.api import sse
-from fovea.core.types import Usage
 from fovea.gateway.translate.answers import Api
 from tests.gateway.translate.support import (
     APIS,
@@ -115,14 +114,6 @@ def test_events_leave_as_soon_as_they_are_certain() -> None:
     assert translator.ended
     assert not translator.failed
     assert translator.feed(line(TEXT)) == translator.close() == translator.close("broke") == b""
-
-
-def test_token_counts_are_known_to_the_caller() -> None:
-    translator = translation("messages").translator()
-    translator.feed(line(TEXT))
-    assert translator.usage is None
-    translator.feed(RICH)
-    assert translator.usage == Usage(prompt=9, completion=4, cached=2, image=3)
 
 
 def bytes_of(*values: Any, end: bytes = b"\n\n", start: bytes = b"data: ") -> bytes:

@@ -42,8 +42,6 @@ def test_the_cost_of_a_request() -> None:
     assert table.price("a/b.c", used) == (880, 0, 500, False)
     assert table.cost("a/b.c", used) == 880
     assert table.cost("another", used) == 1500 * 0.5 + 100 * 2
-    assert table.knows("a/b.c")
-    assert not table.knows("another")
     assert parse_prices("").price("any", used) == (0, 0, 0, False)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
+from typing import NamedTuple
 
 from fovea.gateway.breaker import Breaker
 from fovea.gateway.config import BackendConfig
@@ -34,17 +35,14 @@ LEAST_SHARE = 0.1
 """Share of its weight with which a backend starts that came back."""
 
 
-class Load:
+class Load(NamedTuple):
     """The outstanding work of one request.
 
     text, visual: tokens.
     """
 
-    __slots__ = ("text", "visual")
-
-    def __init__(self, text: int, visual: int) -> None:
-        self.text = text
-        self.visual = visual
+    text: int
+    visual: int
 
     @property
     def tokens(self) -> int:

@@ -59,7 +59,7 @@ class Fleet:
         Returns the names of the backends that came and that went. Raises ConfigError for a key file that
         cannot be read; nothing has changed then.
         """
-        wanted, _first = {config.name: config for config in configs}, not self._backends
+        wanted = {config.name: config for config in configs}
         keys = {name: api_key(config) for name, config in wanted.items()}
         gone = [name for name, old in self._backends.items() if wanted.get(name) != old.config]
         come = [name for name in wanted if name not in self._backends or name in gone]

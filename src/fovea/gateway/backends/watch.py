@@ -15,9 +15,8 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
-from typing import Protocol
 
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.backends.fleet import Fleet
@@ -80,10 +79,8 @@ ASK_EVERY_S = 2.0
 """Seconds between two questions for the models of a backend, if there are no health checks."""
 
 
-class Getter(Protocol):
-    """Sends a GET; `Upstream.get` is one."""
-
-    async def __call__(self, url: str, key: str, timeout_s: float, /) -> tuple[int, bytes]: ...
+Get = Callable[[str, str, float], Awaitable[tuple[int, bytes]]]
+"""Sends a GET to a URL with a key, within so many seconds; `Upstream.get` is one."""
 
 
 MOST_MODELS = 1000
@@ -102,7 +99,7 @@ class Watch:
     def __init__(
         self,
         fleet: Fleet,
-        get: Getter,
+        get: Get,
         settings: ResilienceSettings,
         clock: Callable[[], float],
         on_change: Callable[[], None],

@@ -143,12 +143,9 @@ class ResponseCache:
         if plan.seat is not None:
             plan.seat.leave()
 
-    async def clear(self, tenant: str | None = None) -> int:
-        """Remove the answers of a tenant; None: all. Returns how many were removed.
-
-        With the shared scope, only all of them can be removed: a tenant alone has none.
-        """
-        return await self._store.clear(None if tenant is None else f"tenant:{tenant}")
+    async def clear(self) -> int:
+        """Remove all answers. Returns how many were removed."""
+        return await self._store.clear()
 
     def stats(self) -> Mapping[str, float]:
         """Return counts and sizes by name.

@@ -113,8 +113,6 @@ class Seat:
 class Flights:
     """The groups of equal requests of one worker. For one event loop."""
 
-    __slots__ = ("_groups",)
-
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
 

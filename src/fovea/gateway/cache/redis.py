@@ -24,7 +24,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from fovea.gateway.breaker import Breaker
-from fovea.gateway.cache.stores import scope_tag
 
 T = TypeVar("T")
 
@@ -101,11 +100,6 @@ class RedisStore:
             )
         )
 
-    async def get(self, key: str, *, owner: str = "") -> bytes | None:
-        """Return the bytes of a key, or None if there are none, or Redis fails."""
-        found = await self.fetch(key)
-        return None if found is None else found.value
-
     async def fetch(self, key: str) -> Found | None:
         """Return the bytes of a key and the time that is left, or None."""
         data = await self._call(partial(self._redis.get, self._prefix + key))
@@ -118,7 +112,7 @@ class RedisStore:
             await self.drop(key)
         return found
 
-    async def put(self, key: str, value: bytes, ttl_s: float, *, owner: str = "") -> bool:
+    async def put(self, key: str, value: bytes, ttl_s: float) -> bool:
         """Store bytes for so many seconds. False: they are too large, or Redis fails or is full."""
         if len(value) > self._most_value_bytes or await self._is_full():
             self._counts["skipped"] += 1
@@ -134,16 +128,15 @@ class RedisStore:
         """Remove a key, if it is there."""
         await self._call(partial(self._redis.unlink, self._prefix + key))
 
-    async def clear(self, scope: str | None = None) -> int:
-        """Remove the answers of a scope; None: of all scopes. Returns how many were removed.
+    async def clear(self) -> int:
+        """Remove all answers. Returns how many were removed.
 
         It reads the names of all keys of the Redis database, a thousand at a time, for at most CLEAR_S
         seconds.
         """
-        pattern = f"{self._prefix}{'' if scope is None else scope_tag(scope) + ':'}*"
         cursor, removed, deadline = 0, 0, self._clock() + CLEAR_S
         while self._clock() < deadline:
-            step = await self._call(partial(self._redis.scan, cursor, match=pattern, count=1000))
+            step = await self._call(partial(self._redis.scan, cursor, match=f"{self._prefix}*", count=1000))
             if step is None:
                 break
             cursor, keys = step

@@ -19,16 +19,9 @@ if TYPE_CHECKING:
 
 
 def store_key(scope: str, key: str) -> str:
-    """Return the key of an answer in a store: 16 hex digits for its scope, a colon, and the request's key.
-
-    The digits let `clear` find all answers of a scope, and do not tell its name.
-    """
-    return f"{scope_tag(scope)}:{key}"
-
-
-def scope_tag(scope: str) -> str:
-    """Return 16 hex digits for a scope."""
-    return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """Return the key of an answer in a store: 16 hex digits for its scope, a colon, and the request's key."""
+    tag = hashlib.sha256(scope.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{tag}:{key}"
 
 
 class ResponseStore(Protocol):
@@ -48,12 +41,8 @@ class ResponseStore(Protocol):
         """
         ...
 
-    async def drop(self, key: str) -> None:
-        """Remove a key, if it is there."""
-        ...
-
-    async def clear(self, scope: str | None = None) -> int:
-        """Remove the answers of a scope; None: of all scopes. Returns how many were removed."""
+    async def clear(self) -> int:
+        """Remove all answers. Returns how many were removed."""
         ...
 
     def stats(self) -> Mapping[str, float]:
@@ -123,17 +112,11 @@ class MemoryStore:
         self._ledger.evict()
         return True
 
-    async def drop(self, key: str) -> None:
-        """Remove a key, if it is there."""
-        self._ledger.remove(key)
-
-    async def clear(self, scope: str | None = None) -> int:
-        """Remove the answers of a scope; None: of all scopes. Returns how many were removed."""
-        prefix = "" if scope is None else f"{scope_tag(scope)}:"
-        keys = [key for key in self._ledger if key.startswith(prefix)]
-        for key in keys:
-            self._ledger.remove(key)
-        return len(keys)
+    async def clear(self) -> int:
+        """Remove all answers. Returns how many were removed."""
+        number = len(self._ledger)
+        self._ledger.clear()
+        return number
 
     def stats(self) -> Mapping[str, float]:
         """Return the store's counts and sizes by name."""
@@ -176,18 +159,13 @@ class LayeredStore:
     async def put(self, key: str, value: bytes, ttl_s: float, *, owner: str = "") -> bool:
         """Store bytes in both. The memory has them before this waits for Redis."""
         near = await self._near.put(key, value, min(ttl_s, self._near_ttl_s), owner=owner)
-        far = await self._far.put(key, value, ttl_s, owner=owner)
+        far = await self._far.put(key, value, ttl_s)
         return near or far
 
-    async def drop(self, key: str) -> None:
-        """Remove a key from both."""
-        await self._near.drop(key)
-        await self._far.drop(key)
-
-    async def clear(self, scope: str | None = None) -> int:
-        """Remove the answers of a scope; None: of all scopes. Returns how many Redis had."""
-        await self._near.clear(scope)
-        return await self._far.clear(scope)
+    async def clear(self) -> int:
+        """Remove all answers. Returns how many Redis had."""
+        await self._near.clear()
+        return await self._far.clear()
 
     def stats(self) -> Mapping[str, float]:
         """Return the counts and sizes of both by name."""

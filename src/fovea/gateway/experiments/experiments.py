@@ -61,8 +61,6 @@ class Assignment(NamedTuple):
 class Splitter:
     """The weights of an experiment's variants, ready to choose."""
 
-    __slots__ = ("_clocks",)
-
     def __init__(self, experiment: Experiment, removed: Iterable[str] = ()) -> None:
         """removed: names of variants that get no more requests."""
         gone = {*removed, experiment.shadow.variant}
@@ -105,8 +103,6 @@ class _Running:
     copies: copies in flight.
     owed: share of the next copy that is due already.
     """
-
-    __slots__ = ("copies", "experiment", "fixed", "generation", "owed", "splitter", "state")
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment

@@ -134,9 +134,6 @@ class Interval:
     low: float
     high: float
 
-    def excludes(self, value: float) -> bool:
-        return value < self.low or value > self.high
-
 
 EVERYTHING = Interval(0.0, math.inf)
 

@@ -35,11 +35,6 @@ def time_bucket(seconds: float) -> int:
     return math.floor(math.log(bounded) * _TIMES_PER_LOG)
 
 
-def time_edge(bucket: int) -> float:
-    """Return the lower edge of a bucket of times, in seconds."""
-    return math.exp(bucket * TIME_STEP)
-
-
 def amount_shares(amount: float) -> tuple[tuple[int, float], tuple[int, float]]:
     """Divide an amount between the two edges around it: (edge, share) twice. The shares add up to 1.
 

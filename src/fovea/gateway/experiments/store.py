@@ -214,7 +214,8 @@ class Store:
 
     def promote(self, experiment: str, variant: str, reason: str, now: float) -> None:
         """Send all requests to one variant from now on."""
-        self._decide(experiment, PROMOTED, variant, (), reason, now)
+        with self._transaction() as base:
+            self._write_state(base, experiment, PROMOTED, variant, [], reason, now)
 
     def roll_back(self, experiment: str, variants: Iterable[str], reason: str, now: float) -> bool:
         """Take requests away from variants. Without a variant left, the state is `rolled_back`.
@@ -238,7 +239,8 @@ class Store:
 
     def end(self, experiment: str, reason: str, now: float) -> None:
         """Send all requests to the baseline from now on."""
-        self._decide(experiment, ROLLED_BACK, "", (), reason, now)
+        with self._transaction() as base:
+            self._write_state(base, experiment, ROLLED_BACK, "", [], reason, now)
 
     def reset(self, experiment: str, reason: str, now: float) -> None:
         """Delete the numbers of an experiment and start it again. Its variants may change then."""
@@ -246,12 +248,6 @@ class Store:
             self._delete_numbers(base, experiment)
             self._write_state(base, experiment, ACTIVE, "", [], reason, now)
             base.execute("UPDATE experiment SET identity = '', checked = 0 WHERE name = ?", (experiment,))
-
-    def _decide(
-        self, experiment: str, state: str, promoted: str, removed: Iterable[str], reason: str, now: float
-    ) -> None:
-        with self._transaction() as base:
-            self._write_state(base, experiment, state, promoted, list(removed), reason, now)
 
     @staticmethod
     def _delete_numbers(base: sqlite3.Connection, experiment: str) -> None:

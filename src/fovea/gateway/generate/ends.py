@@ -134,20 +134,6 @@ class EventStream:
     count: events so far.
     """
 
-    __slots__ = (
-        "_ends",
-        "_first_usage",
-        "_reasons",
-        "_rest",
-        "_strip",
-        "_usage",
-        "complete",
-        "count",
-        "failed",
-        "own",
-        "reasoned",
-    )
-
     def __init__(self, api: str = "chat", *, strip_usage: bool = False) -> None:
         """api: of the backend's events.
 

@@ -19,10 +19,9 @@ from fovea.gateway.experiments.statistics import Outcome, answer_of
 from fovea.gateway.generate.dispatch import Dispatcher, Job
 from fovea.gateway.generate.ends import EventStream, end_of_status
 from fovea.gateway.generate.upstream import BROKEN
-from fovea.gateway.generate.usage import consumption_of, usage_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.tenants.keys import Tenant
-from fovea.gateway.usage.prices import NOTHING, Consumption
+from fovea.gateway.usage.prices import NOTHING, Consumption, consumption_of, usage_of
 
 if TYPE_CHECKING:
     from fovea.gateway.backends.fleet import Fleet

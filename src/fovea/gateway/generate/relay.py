@@ -22,10 +22,10 @@ from fovea.gateway.exchange import Exchange
 from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Won
 from fovea.gateway.generate.ends import DONE, EventStream, end_of_status, error_event
 from fovea.gateway.generate.upstream import BROKEN, reason_of
-from fovea.gateway.generate.usage import answer_tokens
 from fovea.gateway.settings import TimeoutSettings
 from fovea.gateway.translate.answers import ChatTranslation, StreamTranslator
 from fovea.gateway.translate.chat_reader import BackendError
+from fovea.gateway.usage.prices import answer_tokens
 
 TICK_S = 0.25
 

@@ -42,7 +42,6 @@ from fovea.gateway.generate.records import (
 )
 from fovea.gateway.generate.relay import Relay, ShuttingDown, SilenceWatch
 from fovea.gateway.generate.upstream import Upstream
-from fovea.gateway.generate.usage import consumption_of
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand, VisualCounter
 from fovea.gateway.inspect.fields import (
@@ -217,7 +216,7 @@ class Request:
         model, images = await self._inspect(body)
         self.model = model = self._assigned(body, model)
         body = self._translated(body, model)
-        demand = self.demand = Demand(self.api, body, images, self.exchange.header(b"x-session-id"))
+        demand = self.demand = Demand(body, images, self.exchange.header(b"x-session-id"))
         body = self._bounded(body, model, demand)
         self.consumption = NOTHING
         trace.mark(INSPECT, services.clock())

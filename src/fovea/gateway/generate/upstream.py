@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp.payload import Payload
@@ -95,46 +96,30 @@ class AttemptFailed(Exception):
         )
 
 
-class Answer(Protocol):
+@dataclass(slots=True)
+class Answer:
     """An answer whose first byte has arrived.
 
     status: HTTP status.
     headers: (name, value), names in lower case.
     is_stream: whether it is a stream of events.
     first: the first bytes of a stream, or the complete body.
+    read: returns the next bytes of a stream; b"" at its end. Raises one of BROKEN if it breaks off.
+    close: ends the answer. A stream that is not at its end closes its connection, so the backend stops.
     """
 
     status: int
     headers: Sequence[tuple[str, str]]
     is_stream: bool
     first: bytes
-
-    async def read(self) -> bytes:
-        """Return the next bytes of a stream; b"" at its end. Raises one of BROKEN if it breaks off."""
-        ...
-
-    def close(self) -> None:
-        """End the answer. A stream that is not at its end closes its connection, so the backend stops."""
-        ...
+    read: Callable[[], Awaitable[bytes]]
+    close: Callable[[], None]
 
 
-class HttpAnswer:
-    """An answer over aiohttp. The attributes are those of `Answer`."""
-
-    __slots__ = ("_response", "first", "headers", "is_stream", "read", "status")
-
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes, *, is_stream: bool) -> None:
-        self._response = response
-        self.status = response.status
-        self.headers: Sequence[tuple[str, str]] = [
-            (name.lower(), value) for name, value in response.headers.items()
-        ]
-        self.is_stream = is_stream
-        self.first = first
-        self.read = response.content.readany  # no method around it, because it is called for every event
-
-    def close(self) -> None:
-        self._response.close()
+def _answer(response: aiohttp.ClientResponse, first: bytes, *, is_stream: bool) -> Answer:
+    headers = [(name.lower(), value) for name, value in response.headers.items()]
+    # No method is around `readany`, because it is called for every event.
+    return Answer(response.status, headers, is_stream, first, response.content.readany, response.close)
 
 
 class Upstream:
@@ -209,7 +194,7 @@ class Upstream:
                 _is_own(first)
             ):
                 raise AttemptFailed("the stream began with an error", "stream error", body=first)
-            return HttpAnswer(response, first, is_stream=True)
+            return _answer(response, first, is_stream=True)
         if not LEAST_STATUS <= response.status <= MOST_STATUS or 300 <= response.status < 400:
             response.close()
             raise AttemptFailed(
@@ -222,7 +207,7 @@ class Upstream:
                 retry_after=_seconds(response.headers.get("retry-after", "")),
                 scope=response.headers.get(SCOPE, ""), body=body,
             )  # fmt: skip
-        return HttpAnswer(response, await _bounded(response, LARGEST_ANSWER), is_stream=False)
+        return _answer(response, await _bounded(response, LARGEST_ANSWER), is_stream=False)
 
     async def get(self, url: str, key: str, timeout_s: float) -> tuple[int, bytes]:
         """Return status and body of a GET, for health checks. Raises OSError or TimeoutError."""

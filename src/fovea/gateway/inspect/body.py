@@ -28,31 +28,19 @@ class Prefixed:
     """A JSON string that is a short text followed by a long one.
 
     Anthropic's API sends the base64 of an image without the beginning of a data: URL. The writer of a body
-    writes `prefix` and then the text for which `value` stands, from its character `skip` on.
+    writes `prefix` and then the text for which `value` stands.
 
     prefix: ASCII without characters that JSON escapes, such as "data:image/png;base64,".
-    value: base64, or a placeholder of it, as it stood in the request; or a Payload.
-    skip: number of characters of a Payload to leave out, because it begins like a data: URL already.
+    value: base64, or a placeholder of it, as it stood in the request.
     """
 
     prefix: str
-    value: str | Payload
-    skip: int = 0
-
-    def pieces(self) -> tuple[bytes, bytes | memoryview]:
-        """The text in two parts, the second one without a copy if the value is a Payload."""
-        if isinstance(self.value, Payload):
-            return self.prefix.encode(), memoryview(self.value.data)[self.skip :]
-        return self.prefix.encode(), self.value.encode()
+    value: str
 
 
 def prefixed(source: Base64Source) -> Prefixed:
     """The data: URL of an image that was sent as base64."""
-    data = source.data
-    skip = 0
-    if isinstance(data, Payload) and data.startswith("data:"):
-        skip = data.data.find(b",", 0, 256) + 1
-    return Prefixed(f"data:{image_type(source.media_type)};base64,", data, skip)
+    return Prefixed(f"data:{image_type(source.media_type)};base64,", str(source.data))
 
 
 def _no_constant(name: str) -> Any:
@@ -227,12 +215,12 @@ class Body:
         yield text[at:]
 
     def encoded(self) -> bytes:
-        """The bytes of the body, written anew."""
+        """The bytes of the body, written again."""
         return b"".join(self.pieces())
 
 
 def _written(value: Any) -> str:
     """Return the text of a value that is no JSON: an image whose data: URL has two parts."""
-    if isinstance(value, Prefixed) and isinstance(value.value, str):
+    if isinstance(value, Prefixed):
         return value.prefix + value.value
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -17,10 +17,9 @@ from fovea.gateway.config import ModelConfig
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.fields import ANSWERS, CHOICES, MOST_TOKENS
 from fovea.gateway.inspect.images import RequestImage
+from fovea.gateway.usage.prices import BYTES_PER_TOKEN
 from fovea.media.token_rules import estimate_rule
 
-BYTES_PER_TOKEN = 4
-"""Usual bytes of text per token."""
 USUAL_ANSWER = 256
 """Assumed tokens of an answer whose request names no limit."""
 PREFIX_BYTES = 16 * 1024
@@ -42,8 +41,6 @@ SESSION_FIELDS = ("prompt_cache_key", "conversation", "session_id")
 class Demand:
     """The work that a request asks for.
 
-    api: "chat", "completions", "messages" or "responses".
-    model: the name in the request.
     stream: whether the answer is wanted as events.
     prompt_tokens: estimated tokens of the prompt's text.
     answer_tokens: tokens that the answer may have, all choices together.
@@ -53,19 +50,7 @@ class Demand:
     prefix: 16 hex digits of the conversation's beginning.
     """
 
-    __slots__ = (
-        "answer_tokens",
-        "api",
-        "images",
-        "model",
-        "prefix",
-        "prompt_tokens",
-        "session",
-        "stream",
-        "visual_tokens",
-    )
-
-    def __init__(self, api: str, body: Body, images: list[RequestImage], session: str = "") -> None:
+    def __init__(self, body: Body, images: list[RequestImage], session: str = "") -> None:
         """session: from a header; a field of the body takes precedence.
 
         Raises InvalidRequest for a model that is no text, and for answers that are too long together.
@@ -73,11 +58,8 @@ class Demand:
         The fields have been checked by `check_fields`.
         """
         value = body.value
-        model = value.get("model", "")
-        if not isinstance(model, str):
+        if not isinstance(value.get("model", ""), str):
             raise InvalidRequest("model is not a text; accepted: the name of a model", param="model")
-        self.api = api
-        self.model = "" if body.is_long(model) else model
         self.stream = value.get("stream") is True
         self.images = images
         self.visual_tokens = 0

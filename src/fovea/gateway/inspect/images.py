@@ -18,10 +18,10 @@ import hashlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import unquote_plus, urlsplit
 
 from fovea.core.errors import Forbidden, InvalidMedia, InvalidRequest
@@ -164,16 +164,10 @@ class RequestImage:
         return f"url:{name.hex()}" if name else self.identity
 
 
-class Fetch(Protocol):
-    """Downloads the bytes behind a URL; `media.fetch.cache.FetchCache` has this method."""
-
-    async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes: ...
-
-
-class Resolve(Protocol):
-    """Returns the addresses of a host as text; `media.fetch.resolve.Resolver.resolve` is one."""
-
-    async def __call__(self, host: str, port: int, /) -> Sequence[str]: ...
+Fetch = Callable[[str], Awaitable[bytes]]
+"""Downloads the bytes behind a URL; `media.fetch.cache.FetchCache.fetch` is one."""
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a host as text; `media.fetch.resolve.Resolver.resolve` is one."""
 
 
 class _Facts(NamedTuple):
@@ -190,7 +184,7 @@ class ImageInspector:
     remote: "resolve": URLs are forwarded if no address of their hosts is private; "fetch": images are
         downloaded here and forwarded as data: URLs; "refuse": only data: URLs are accepted.
     known: what was learned about URLs.
-    resolve, fetcher: the ways to the network.
+    resolve, fetch: the ways to the network.
     """
 
     def __init__(
@@ -199,14 +193,14 @@ class ImageInspector:
         remote: str,
         known: KnownImages,
         resolve: Resolve,
-        fetcher: Fetch,
+        fetch: Fetch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
         self._remote = remote
         self._known = known
         self._resolve = resolve
-        self._fetcher = fetcher
+        self._download = fetch
         self._clock = clock
         self._public: dict[str, float] = {}
         self._threads = ThreadPoolExecutor(2, "fovea-images")
@@ -229,16 +223,10 @@ class ImageInspector:
                 images.append(await self._inspect(body, part))
             except InvalidMedia as error:
                 raise error.at(index, part.param) from None
-            except Forbidden as error:
+            except (Forbidden, InvalidRequest) as error:
+                kind = Forbidden if isinstance(error, Forbidden) else InvalidRequest
                 noun = "video" if part.is_video else "image"
-                raise Forbidden(
-                    f"{noun} {index}: {error.message}", param=part.param, code=error.code
-                ) from None
-            except InvalidRequest as error:
-                noun = "video" if part.is_video else "image"
-                raise InvalidRequest(
-                    f"{noun} {index}: {error.message}", param=part.param, code=error.code
-                ) from None
+                raise kind(f"{noun} {index}: {error.message}", param=part.param, code=error.code) from None
         pixels = sum(image.width * image.height for image in images)
         if pixels > self._limits.max_request_pixels:
             raise InvalidRequest(
@@ -306,7 +294,7 @@ class ImageInspector:
 
     async def _fetch(self, body: Body, part: MediaPart, url: str) -> RequestImage:
         """Download an image, and put it into the body in place of its URL."""
-        data = await self._fetcher.fetch(url)
+        data = await self._download(url)
         loop = asyncio.get_running_loop()
         facts, text = await loop.run_in_executor(self._threads, _read_file, data, self._limits)
         part.owner[part.key] = body.put(text)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fovea.core.distribution import install_command
+from fovea.core.errors import ConfigError
 from fovea.gateway.settings import AccountSettings
 from fovea.gateway.tenants.account import (
     NO_BOUNDS,
@@ -25,6 +28,7 @@ from fovea.gateway.tenants.keys import TenantLimits
 from fovea.gateway.usage.prices import Amounts
 
 
+@dataclass(slots=True)
 class Reservation:
     """Amounts that one request has taken of its tenant's limits.
 
@@ -37,31 +41,18 @@ class Reservation:
     settled: whether it was settled.
     """
 
-    __slots__ = ("amounts", "bounds", "day", "lease", "local", "month", "settled", "tenant")
-
-    def __init__(
-        self,
-        tenant: str,
-        bounds: Bounds,
-        amounts: Amounts,
-        lease: str,
-        day: int = 0,
-        month: int = 0,
-        local: bool = False,
-    ) -> None:
-        self.tenant = tenant
-        self.bounds = bounds
-        self.amounts = amounts
-        self.lease = lease
-        self.day = day
-        self.month = month
-        self.local = local
-        self.settled = False
+    tenant: str
+    bounds: Bounds
+    amounts: Amounts
+    lease: str
+    day: int = 0
+    month: int = 0
+    local: bool = False
+    settled: bool = False
 
 
-FREE = Reservation("", NO_BOUNDS, Amounts(), "")
+FREE = Reservation("", NO_BOUNDS, Amounts(), "", settled=True)
 """The reservation of every request whose tenant has no limits."""
-FREE.settled = True
 
 
 class Accounts(Protocol):
@@ -195,6 +186,11 @@ def open_accounts(settings: AccountSettings, clock: Callable[[], float] | None =
         path = Path(kind.removeprefix("sqlite:")).expanduser().absolute()
         store = SqliteStore(path, timeout_s, lease_s, clock or time.time)
         return SharedAccounts(store, settings, clock or time.time)
-    from fovea.gateway.tenants.redis_store import RedisStore
-
+    try:
+        from fovea.gateway.tenants.redis_store import RedisStore
+    except ImportError as error:
+        raise ConfigError(
+            f"accounts in Redis need the package redis; install it with: {install_command('redis')}",
+            param="accounts",
+        ) from error
     return SharedAccounts(RedisStore(kind, timeout_s, lease_s, clock), settings, clock or time.time)

@@ -178,26 +178,24 @@ class Tenants:
         *,
         api_keys: Iterable[str] = (),
         admin_keys: Iterable[str] = (),
-        metrics_keys: Iterable[str] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
         """Read the keys.
 
         keys_file: TOML file of hashed keys with their `TenantLimits`; None: no file.
-        api_keys, admin_keys, metrics_keys: keys of flags, without limits.
+        api_keys, admin_keys: keys of flags, without limits.
         now: returns the seconds of the epoch.
         Raises ConfigError if the file cannot be used.
         """
         self._now = now
-        api, admin, metrics = tuple(api_keys), tuple(admin_keys), tuple(metrics_keys)
-        given = {"api": api, "admin": admin, "metrics": metrics}
+        api, admin = tuple(api_keys), tuple(admin_keys)
+        given = {"api": api, "admin": admin, "metrics": ()}
         self._closed = frozenset(role for role, keys in given.items() if keys or keys_file is not None)
         self._table = KeyTable(
             keys_file,
             TenantLimits,
             api=api,
             admin=admin,
-            metrics=metrics,
             log=log,
         )
         self.open = "api" not in self._closed

@@ -10,25 +10,18 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
 
 from fovea.core.errors import ConfigError
 from fovea.core.names import install_command
 from fovea.gateway.tenants.account import Adjustment, Bounds, Counters
 from fovea.gateway.tenants.shared import StoreFailed, births
 from fovea.gateway.usage.prices import Amounts
-
-try:
-    import redis.asyncio as redis_asyncio
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError
-
-    from fovea.gateway.tenants.redis_batch import Batches, Script
-except ImportError as error:
-    raise ConfigError(
-        f"accounts in Redis need the package redis; install it with: {install_command('redis')}",
-        param="accounts",
-    ) from error
 
 _FOLDER = Path(__file__).parent / "scripts"
 _LIFETIME_MS = 32 * 86_400_000
@@ -57,7 +50,7 @@ class RedisStore:
     ) -> None:
         self._timeout_s, self._lease_us, self._clock = timeout_s, round(lease_s * 1e6), clock
         try:
-            pool = redis_asyncio.BlockingConnectionPool.from_url(
+            pool = BlockingConnectionPool.from_url(
                 url,
                 max_connections=_CONNECTIONS,
                 timeout=timeout_s,
@@ -71,7 +64,7 @@ class RedisStore:
             raise ConfigError(
                 f"accounts: the URL of Redis is not accepted: {error}", param="accounts"
             ) from error
-        self._redis = redis_asyncio.Redis(connection_pool=pool)
+        self._redis = Redis(connection_pool=pool)
         where = pool.connection_kwargs
         address = f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
         self._name = f"Redis at {where.get('path') or address}"  # without its password
@@ -140,3 +133,88 @@ def _counters(answer: bytes) -> tuple[bool, Counters]:
         birth, int(at), (a, b, c, d), int(day), (e, f, g, h), int(month), month_cost, int(in_flight)
     )
     return fits == "1", counters
+
+
+class Script(NamedTuple):
+    """One Lua script.
+
+    text: its source.
+    sha: the hash by which Redis knows it.
+    """
+
+    text: str
+    sha: str
+
+
+class Call(NamedTuple):
+    """One call that waits for its answer.
+
+    keys: number of keys at the beginning of the arguments.
+    """
+
+    script: Script
+    keys: int
+    arguments: Sequence[str]
+    answer: asyncio.Future[Any]
+
+
+class Batches:
+    """Sends calls of scripts to Redis together if they come in the same turn of the event loop.
+
+    A batch is one pipeline on one connection. It saves most of the client's processor time when many requests
+    come at once.
+
+    timeout_s: longest time of a batch, connecting included.
+    """
+
+    def __init__(self, client: Redis, timeout_s: float) -> None:
+        self._redis, self._timeout_s = client, timeout_s
+        self._waiting: list[Call] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def call(self, script: Script, keys: int, arguments: Sequence[str]) -> Any:
+        """Call a script and return its answer. Raises TimeoutError, RedisError or OSError."""
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append(Call(script, keys, arguments, answer))
+        if len(self._waiting) == 1:
+            task = asyncio.create_task(self._send())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await answer
+
+    async def aclose(self) -> None:
+        """Wait for batches that were sent. They end within their timeout."""
+        await asyncio.gather(*self._tasks)
+
+    async def _send(self) -> None:
+        calls, self._waiting = self._waiting, []
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answers = await self._answers(calls)
+                for i, call in enumerate(calls):
+                    if isinstance(
+                        answers[i], NoScriptError
+                    ):  # Redis was started again, or forgot its scripts
+                        answers[i] = await self._redis.eval(call.script.text, call.keys, *call.arguments)
+        except (TimeoutError, RedisError, OSError) as error:
+            answers = [error] * len(calls)
+        for call, answer in zip(calls, answers, strict=True):
+            if call.answer.done():  # its request was cancelled
+                continue
+            if isinstance(answer, Exception):
+                call.answer.set_exception(answer)
+            else:
+                call.answer.set_result(answer)
+
+    async def _answers(self, calls: Sequence[Call]) -> list[Any]:
+        """Return one answer or exception per call. Raises an exception that concerns all of them."""
+        if len(calls) == 1:
+            only = calls[0]
+            try:
+                return [await self._redis.evalsha(only.script.sha, only.keys, *only.arguments)]
+            except NoScriptError as error:
+                return [error]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.evalsha(call.script.sha, call.keys, *call.arguments)
+            return list(await pipe.execute(raise_on_error=False))

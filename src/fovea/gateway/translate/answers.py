@@ -69,18 +69,6 @@ class StreamTranslator:
     failed: whether it was an error.
     """
 
-    __slots__ = (
-        "_begun",
-        "_decoder",
-        "_error_fields",
-        "_make",
-        "_out",
-        "_reader",
-        "_writer",
-        "ended",
-        "failed",
-    )
-
     def __init__(
         self,
         reader: ChatReader,
@@ -97,11 +85,6 @@ class StreamTranslator:
         self._begun = False
         self._out: list[bytes] = []
         self._decoder = sse.Decoder(comments=True)
-
-    @property
-    def usage(self) -> Usage | None:
-        """Token counts that the backend has reported so far; None: it has reported none."""
-        return self._reader.usage
 
     def feed(self, chunk: bytes) -> bytes:
         """Add bytes of the backend's stream, cut anywhere. Returns the events that they complete, as bytes.
@@ -235,8 +218,6 @@ class ChatTranslation:
     body: body of the chat request. URLs of images are what the request held, or Prefixed.
     stream: whether the client wants a stream.
     ignored: JSON paths of fields of the request that are unknown and have no effect.
-    extensions: fields of `body` that OpenAI's own API does not have; engines have them, hosted APIs refuse
-        them.
     model: name of the model that the client sent; "": it sent none.
     stops: stop strings of the request.
     make_writer: returns a writer of the answer.
@@ -247,7 +228,6 @@ class ChatTranslation:
     body: dict[str, Any]
     stream: bool
     ignored: tuple[str, ...]
-    extensions: tuple[str, ...]
     model: str
     stops: tuple[str, ...]
     make_writer: MakeWriter

@@ -160,11 +160,6 @@ class ChatReader:
     reason: finish reason; None: the answer has not ended.
     """
 
-    __slots__ = (
-        "_begun", "_by_index", "_calls", "_extension", "_ids", "_last", "_stop", "_stops", "_used",
-        "created", "model", "reason", "usage",
-    )  # fmt: skip
-
     def __init__(self, stops: Sequence[str], ids: NewId) -> None:
         """stops: the stop strings of the request. ids: makes the ids of calls that have none."""
         self.model = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from fovea.api import messages_request as messages
 from fovea.api import responses_request as responses
@@ -21,12 +21,6 @@ from fovea.gateway.translate.answers import Api, ChatTranslation
 
 TextOf = Callable[[str], str]
 """Returns the text for which a placeholder stands, and any other text as it is."""
-LimitField = Literal["max_tokens", "max_completion_tokens"]
-EXTENSIONS = (
-    "top_k", "timeout", "cache_salt", "priority", "visual_tokens", "chat_template_kwargs",
-    "continue_final_message", "add_generation_prompt",
-)  # fmt: skip
-"""Fields of chat requests that engines have and OpenAI's own API does not."""
 REFUSED: dict[str, dict[str, str]] = {
     "messages": {
         "mcp_servers": "a gateway runs no tools",
@@ -46,19 +40,16 @@ def to_chat(
     body: Any,
     text_of: TextOf = str,
     *,
-    limit_field: LimitField = "max_tokens",
     head: Head = head_of,
 ) -> ChatTranslation:
     """Turn a request into a chat request.
 
     api: "messages" for /v1/messages, "responses" for /v1/responses.
     body: the request's JSON. It is not changed. Strings may be placeholders of long ones; they are passed on
-        as they are. URLs and the base64 of images may be Payloads.
+        as they are.
     text_of: resolves placeholders. It is needed for what is not passed on as it is: arguments of calls,
         which become JSON within JSON, stop strings, and fields that the answer repeats.
     head: returns the beginning of a string, placeholder or not.
-    limit_field: name of the field with the longest answer. All engines know max_tokens; some ignore the newer
-        name, and newer models of OpenAI's own API refuse the older one.
 
     Raises InvalidRequest for a body that is not valid, and for features that need a store or tools of the
     provider; `param` is the field's path.
@@ -73,7 +64,7 @@ def to_chat(
     translation = _messages(body, text_of, head) if api == "messages" else _responses(body, text_of, head)
     limit = translation.body.pop("max_completion_tokens", None)
     if limit is not None:
-        translation.body[limit_field] = limit
+        translation.body["max_tokens"] = limit  # all engines know this name; some ignore the newer one
     return translation
 
 
@@ -98,7 +89,6 @@ def _messages(body: Any, text_of: TextOf, head: Head) -> ChatTranslation:
         _chat_body(fields),
         bool(request.stream),
         tuple(ignored),
-        tuple(name for name in EXTENSIONS if name in fields),
         request.model or "",
         tuple(text_of(stop) for stop in request.stop_sequences or ()),
         _messages_writer,
@@ -125,7 +115,6 @@ def _responses(body: Any, text_of: TextOf, head: Head) -> ChatTranslation:
         _chat_body(fields),
         bool(request.stream),
         tuple(ignored),
-        tuple(name for name in EXTENSIONS if name in fields),
         request.model or "",
         (),
         partial(_responses_writer, echo),
