@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fovea.api import sse
-from fovea.gateway.translate.answers import Api, ChatTranslation
-from fovea.gateway.translate.request import to_chat
+from fovea.gateway.translate.translation import Api, ChatTranslation, to_chat
 
 APIS: tuple[Api, ...] = ("messages", "responses")
 EVENTS = 200

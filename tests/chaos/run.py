@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fovea.gateway.usage.store import read_usage
+from fovea.gateway.usage.log import read_usage
 from tests.chaos import surroundings
 from tests.chaos.accounting import compare_parts, compare_receipts, compare_sums
 from tests.chaos.batches import Batches

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.gateway.usage.log import UsageLog, UsageSettings
-from fovea.gateway.usage.store import UsageStore
+from fovea.gateway.usage.log import UsageLog, UsageSettings, UsageStore
 from tests.cli.support import Caller
 from tests.gateway.usage.support import NOON, record
 

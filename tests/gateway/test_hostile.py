@@ -19,7 +19,7 @@ from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.fields import REFUSED, check_fields, check_pictures, media_parts
 from fovea.gateway.settings import TimeoutSettings
-from fovea.gateway.translate.request import to_chat
+from fovea.gateway.translate.translation import to_chat
 from tests.gateway.hostile import (
     CHAT,
     EVENT,

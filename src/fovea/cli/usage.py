@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.gateway.usage.store import GROUPS, Report, Row, read_usage
+from fovea.gateway.usage.log import GROUPS, Report, Row, read_usage
 
 HOUR_S = 3600
 WIDTH = 240

@@ -35,7 +35,7 @@ from fovea.gateway.queues import Queues
 from fovea.gateway.settings import GatewaySettings
 from fovea.gateway.tenants.accounts import open_accounts
 from fovea.gateway.tenants.keys import Tenants
-from fovea.gateway.usage.log import UsageLog
+from fovea.gateway.usage.log import UsageLog, UsageStore
 from fovea.gateway.usage.prices import PriceTable, read_prices
 from fovea.gateway.usage.store import UsageStore
 from fovea.http.bodies import BodyBudget

@@ -11,9 +11,8 @@ import pytest
 
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.settings import ResilienceSettings, TimeoutSettings
-from fovea.gateway.usage.log import UsageSettings
+from fovea.gateway.usage.log import UsageSettings, read_usage
 from fovea.gateway.usage.prices import answer_tokens
-from fovea.gateway.usage.store import read_usage
 from tests.gateway.hostile import (
     ANSWER,
     EVENT,

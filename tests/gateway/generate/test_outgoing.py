@@ -27,7 +27,7 @@ from fovea.gateway.generate.outgoing import (
     headers_of,
     lowered,
 )
-from fovea.gateway.translate.request import to_chat
+from fovea.gateway.translate.translation import to_chat
 from tests.gateway.samples import MODEL, backend, body, chat
 
 PLAIN, PIXELS, OFF = (backend(name, degrade=name) for name in ("detail", "max-pixels", "off"))

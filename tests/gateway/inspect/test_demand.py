@@ -12,7 +12,7 @@ from fovea.core.errors import InvalidRequest
 from fovea.gateway.inspect.demand import PREFIX_BYTES, USUAL_ANSWER, Demand
 from fovea.gateway.inspect.fields import media_parts
 from fovea.gateway.inspect.images import RequestImage
-from fovea.gateway.translate.request import to_chat
+from fovea.gateway.translate.translation import to_chat
 from tests.gateway.samples import body, demand, image
 
 SYSTEM = {"role": "system", "content": "You read invoices."}

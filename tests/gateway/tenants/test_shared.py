@@ -15,10 +15,10 @@ from fovea.gateway.tenants.account import Account, Adjustment, Bounds, Counters,
 from fovea.gateway.tenants.accounts import open_accounts
 from fovea.gateway.tenants.keys import TenantLimits
 from fovea.gateway.tenants.shared import (
+    Pending,
     SharedAccounts,
     StoreFailed,
 )
-from fovea.gateway.tenants.standby import Pending
 from fovea.gateway.usage.prices import Amounts
 from tests.gateway.tenants.support import Clock, admitted, settings, text
 

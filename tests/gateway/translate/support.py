@@ -8,8 +8,7 @@ from itertools import count
 from typing import Any
 
 from fovea.api import sse
-from fovea.gateway.translate.answers import Api, ChatTranslation
-from fovea.gateway.translate.request import to_chat
+from fovea.gateway.translate.translation import Api, ChatTranslation, to_chat
 
 Json = dict[str, Any]
 HELLO: dict[Api, Json] = {

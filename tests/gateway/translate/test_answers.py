@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import Overloaded
-from fovea.gateway.translate.answers import Api
 from fovea.gateway.translate.chat_reader import BackendError, count_tokens_refusal, refusal
+from fovea.gateway.translate.translation import Api
 from tests.gateway.translate.support import APIS, USAGE, Json, call, numbered, translation
 
 

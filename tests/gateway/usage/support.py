@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fovea.gateway.usage.log import ServedFrom, UsageRecord
 from fovea.gateway.usage.prices import Consumption, Price
-from fovea.gateway.usage.store import ServedFrom, UsageRecord
 
 NOON = 1_790_000_000 // 86_400 * 86_400 + 43_200
 """Noon of a day in 2026 (UTC), in seconds of the epoch."""

@@ -16,9 +16,8 @@ import pytest
 
 from fovea.core.errors import ConfigError
 from fovea.gateway.usage import log as log_module
-from fovea.gateway.usage import store as store_module
-from fovea.gateway.usage.log import UsageLog, UsageSettings
-from fovea.gateway.usage.store import OTHER, Key, Row, UsageStore, read_usage
+from fovea.gateway.usage import log as store_module
+from fovea.gateway.usage.log import OTHER, Key, Row, UsageLog, UsageSettings, UsageStore, read_usage
 from tests.gateway.usage.support import NOON, record
 
 FAST = UsageSettings(usage_write_s=0.01, usage_days=0)
@@ -164,7 +163,7 @@ WORKER = """
 import sys
 from pathlib import Path
 from fovea.gateway.usage.log import UsageLog, UsageSettings
-from fovea.gateway.usage.store import UsageStore
+from fovea.gateway.usage.log import UsageStore
 from tests.gateway.usage.support import record
 log = UsageLog(UsageStore(Path(sys.argv[1]), "EUR"), UsageSettings(usage_write_s=0.01, usage_days=0))
 for number in range(int(sys.argv[2])):

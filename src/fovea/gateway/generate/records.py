@@ -11,7 +11,7 @@ from fovea.access.keys import digest, fingerprint
 from fovea.access.log import AccessLog
 from fovea.gateway.exchange import Exchange
 from fovea.gateway.metrics import Metrics
-from fovea.gateway.usage.log import UsageLog
+from fovea.gateway.usage.log import ServedFrom, UsageLog, UsageRecord
 from fovea.gateway.usage.prices import NOTHING
 from fovea.gateway.usage.store import ServedFrom, UsageRecord
 from fovea.observe import spans
