@@ -355,9 +355,9 @@ def build_jobs(
 
 def to_sequence(
     request: GenerationRequest, prompt: PreparedPrompt, max_tokens: int, arrival: float, choice: int = 0
-) -> Sequence:
+) -> Seq:
     """Return the sequence of one choice of a request. The arguments are those of `build_jobs`."""
-    return Sequence(
+    return Seq(
         id=f"{request.id}:{choice}",
         prompt_ids=prompt.ids,
         sampling=request.sampling,

@@ -111,7 +111,7 @@ class Policy(Protocol):
     strict: bool
     fair: bool
 
-    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
+    def order(self, waiting: Seq[Seq], ready: Ready) -> Seq[Seq]:
         """Return the waiting sequences in the order in which they are tried; each exactly once.
 
         Called once per step.
@@ -127,7 +127,7 @@ class FirstCome:
     strict = True
     fair = False
 
-    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
+    def order(self, waiting: Seq[Seq], ready: Ready) -> Seq[Seq]:
         return waiting
 
 
@@ -143,7 +143,7 @@ class Dual:
     strict = False
     fair = True
 
-    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
+    def order(self, waiting: Seq[Seq], ready: Ready) -> Seq[Seq]:
         first = [seq for seq in waiting if ready(seq)]
         second = [seq for seq in waiting if not ready(seq)]
         if len(second) > LONG_QUEUE >= len(first):
@@ -162,7 +162,7 @@ class Priority:
     def __init__(self) -> None:
         self._dual = Dual()
 
-    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
+    def order(self, waiting: Seq[Seq], ready: Ready) -> Seq[Seq]:
         return sorted(self._dual.order(waiting, ready), key=lambda seq: seq.priority)
 
 
@@ -177,8 +177,8 @@ class Detail:
     fair = True
     edges = (0, 64, 256, 1024)
 
-    def order(self, waiting: Seq[Sequence], ready: Ready) -> Seq[Sequence]:
-        def cluster(seq: Sequence) -> tuple[bool, int]:
+    def order(self, waiting: Seq[Seq], ready: Ready) -> Seq[Seq]:
+        def cluster(seq: Seq) -> tuple[bool, int]:
             tokens = sum(span.rows for span in seq.spans)
             return not ready(seq), sum(tokens > edge for edge in self.edges)
 
@@ -193,7 +193,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-def _in_turn(one: list[Sequence], other: list[Sequence]) -> list[Sequence]:
+def _in_turn(one: list[Seq], other: list[Seq]) -> list[Seq]:
     paired = [seq for pair in zip(one, other, strict=False) for seq in pair]
     rest = one[len(other) :] or other[len(one) :]
     return [*paired, *rest]
@@ -232,12 +232,12 @@ class Turns:
         self._charged[client[:1]] += tokens
         self._charged[client] += tokens
 
-    def order(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
+    def order(self, sequences: Iterable[Seq]) -> Iterator[Seq]:
         """Yield the sequences in turn; those of one client stay in their order.
 
         Charges made between two yields change the order at once.
         """
-        keys: dict[tuple[str, ...], dict[Client, deque[Sequence]]] = {}
+        keys: dict[tuple[str, ...], dict[Client, deque[Seq]]] = {}
         for seq in sequences:
             keys.setdefault(seq.client[:1], {}).setdefault(seq.client, deque()).append(seq)
         taken: Counter[tuple[str, ...]] = Counter()
@@ -256,19 +256,19 @@ class Turns:
                 del keys[key]
 
 
-def may_pass(seq: Sequence, waiting: Iterable[Sequence], most: int) -> bool:
+def may_pass(seq: Seq, waiting: Iterable[Seq], most: int) -> bool:
     """Whether the sequence may join: no sequence that arrived earlier has been passed `most` times."""
     return not any(other.times_passed >= most for other in waiting if _passes(seq, other))
 
 
-def count_passes(seq: Sequence, waiting: Iterable[Sequence]) -> None:
+def count_passes(seq: Seq, waiting: Iterable[Seq]) -> None:
     """Note that the sequence joins before those of the waiting ones that arrived earlier."""
     for other in waiting:
         if _passes(seq, other):
             other.times_passed += 1
 
 
-def _passes(seq: Sequence, other: Sequence) -> bool:
+def _passes(seq: Seq, other: Seq) -> bool:
     """Whether `seq` would pass `other`, which arrived earlier.
 
     A sequence that only wants its images encoded takes no place in a step, so it cannot be passed.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fovea.core.distribution import install_command
 from fovea.core.errors import ConfigError
+from fovea.core.names import install_command
 from fovea.gateway.settings import AccountSettings
 from fovea.gateway.tenants.account import (
     NO_BOUNDS,
