@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fovea.core.markdown import markdown_table
+
 IN_MEMORY = Path("/dev/shm/fovea-bench")
 """Folder of the checkpoint if it is written to memory. It is removed after the measurement."""
 NOT_MEASURED = "not yet measured"
@@ -168,20 +170,22 @@ def numbers_page(title: str, about: str, outcomes: Sequence[Outcome]) -> str:
     measured = {name: value for outcome in outcomes for name, value in outcome.measured.items()}
     shape = next((Shape(**outcome.shape) for outcome in outcomes if outcome.shape), None)
     ratios = figures(shape, measured)
-    lines = [f"# {title}", "", about, "", "| target | set | reached | |", "|---|---|---|---|"]
+    rows = []
     for target in TARGETS:
         value = ratios.get(target.key)
         reached = NOT_MEASURED if value is None else f"{value:.2f}"
         verdict = "" if value is None else "met" if value >= target.least else "MISSED"
-        lines.append(f"| {target.title} | {target.least:g} | {reached} | {verdict} |")
+        rows.append((target.title, f"{target.least:g}", reached, verdict))
+    lines = [f"# {title}", "", about, "", markdown_table(("target", "set", "reached", ""), rows)]
     if "against_batch" in ratios:
         lines += ["", f"Against transformers with all 32 in one batch: {ratios['against_batch']:.2f}x."]
-    lines += ["", "| measured | |", "|---|---|"]
-    lines += [f"| {TITLES.get(name, name)} | {value:,.6g} |" for name, value in measured.items()]
-    lines += ["", "| step | seconds | |", "|---|---|---|"]
-    for each in outcomes:
-        last_line = (each.error.strip() or "done").splitlines()[-1]
-        lines.append(f"| {each.step} | {each.seconds:.1f} | {last_line} |")
+    values = [(TITLES.get(name, name), f"{value:,.6g}") for name, value in measured.items()]
+    steps = [
+        (each.step, f"{each.seconds:.1f}", (each.error.strip() or "done").splitlines()[-1])
+        for each in outcomes
+    ]
+    lines += ["", markdown_table(("measured", ""), values)]
+    lines += ["", markdown_table(("step", "seconds", ""), steps)]
     return "\n".join(lines) + "\n"
 
 

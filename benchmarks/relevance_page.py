@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.cli.sweep import difference, sweep_markdown, table
+from fovea.cli.sweep import aligned, difference, sweep_markdown
 from fovea.evaluation.sweep import DETAILS, FULL, OTHERS, RELEVANCE, Setting, Sweep
 
 WORDS = {True: "met", False: "**missed**", None: "not measured"}
@@ -74,7 +74,7 @@ def report(sweep: Sweep, cost: Cost, head: str, chart: str) -> str:
     ]
     picture = f"![accuracy against visual tokens and first tokens]({chart})"
     return "\n\n".join(
-        (head, table(rows), MEANING_OF_MET, _decision_times(sweep, cost), picture, sweep_markdown(sweep))
+        (head, aligned(rows), MEANING_OF_MET, _decision_times(sweep, cost), picture, sweep_markdown(sweep))
     )
 
 

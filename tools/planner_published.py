@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fovea.core.markdown import markdown_table
 from fovea.engine.vision.token_rules import known_rule
 from fovea.planner.hardware import find, known_hardware
 from fovea.planner.option import evaluate
-from fovea.planner.pages import table
 from fovea.planner.precision import Precision
 from fovea.planner.roofline import Setup
 from fovea.planner.shape import find as find_model
@@ -128,7 +128,7 @@ def markdown() -> str:
                 f"[{case.engine}]({case.url})",
             ]
         )
-    return table(titles, rows)
+    return markdown_table(titles, rows)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from typing import Any
 from innocent import Log
 from result import SLACK_S, Result
 
+from fovea.core.markdown import markdown_table
+
 HEAD = (
     "attack", "needs", "innocent: requests", "errors", "text p50 / p99 / worst, ms",
     "image p50 / p99 / worst, ms", "attacker saw", "memory, MiB", "other load", "verdict",
@@ -22,14 +24,7 @@ HEAD = (
 
 def table(results: Sequence[Result]) -> str:
     """A Markdown table with one row per attack."""
-    rows = [HEAD, *(_row(result) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
+    return markdown_table(HEAD, map(_row, results), aligned=True)
 
 
 def _row(result: Result) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,10 @@ from pathlib import Path
 
 from cost_rows import DIRECT, TARGETS, Row
 from payloads import KINDS
+
+from fovea.core.markdown import markdown_table
+
+numbers_table = functools.partial(markdown_table, numbers=True)
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,6 @@ def tables(rows: Sequence[Row], footprints: Mapping[str, Footprint], missing: Ma
     return "\n\n".join(parts)
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
-
-
 def _kind_table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
     lines = []
     for row in rows:
@@ -62,7 +62,7 @@ def _kind_table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
             "-" if is_direct else f"{row.per_core_s:,.0f}",
             f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}", "-" if is_direct else f"{row.added_ms:+.2f}",
         ])  # fmt: skip
-    return _table(
+    return numbers_table(
         (
             "proxy", "CPU ms", "CPU ms, closed loop", "requests/s", "of its core", "requests/s by CPU",
             "p50 ms", "p99 ms", "p50 added ms",
@@ -80,7 +80,7 @@ def _footprints(footprints: Mapping[str, Footprint]) -> str:
         for f in footprints.values()
     ]  # fmt: skip
     head = ("proxy", "processes", "threads", "MiB before", "MiB after", "idle CPU ms/s", "settings")
-    return _table(head, lines)
+    return numbers_table(head, lines)
 
 
 def _targets(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
@@ -94,7 +94,7 @@ def _targets(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
             value = f"{getattr(row, target.figure):,.{0 if target.at_least else 2}f}" if row else "-"
             cells.append(f"{value}{'' if row is None or target.met(row) else ' (missed)'}")
         lines.append([target.words, *cells])
-    return _table(("target", *(titles[name] for name in proxies)), lines)
+    return numbers_table(("target", *(titles[name] for name in proxies)), lines)
 
 
 def machine() -> str:

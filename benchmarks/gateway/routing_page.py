@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,10 @@ from typing import Any
 from cost_page import machine
 from routing_load import Reply, warm
 
+from fovea.core.markdown import markdown_table
 from fovea.core.measure import percentile
+
+numbers_table = functools.partial(markdown_table, numbers=True)
 
 WARM_TARGET, MOVED_TARGET = 0.95, 0.30
 
@@ -137,15 +141,10 @@ def tables(rounds: Sequence[Round], added: Added, kill: Kill) -> tuple[str, dict
     return "\n\n".join(parts), figures
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
-
-
 def _counts(policies: dict[str, dict[str, Any]]) -> str:
     head = ("policy", "requests about known images", "at a warm backend", "image not computed again",
             "encoder runs", "cached prompt tokens", "failed")  # fmt: skip
-    return _table(
+    return numbers_table(
         head,
         [
             (
@@ -161,7 +160,7 @@ def _times(policies: dict[str, dict[str, Any]]) -> str:
     head = ("policy", "engines' CPU ms/request", "TTFT p50 ms", "TTFT p95 ms", "TTFT p50 ms, known images",
             "requests/s")  # fmt: skip
     names = ("cpu_ms", "ttft_p50_ms", "ttft_p95_ms", "repeat_p50_ms")
-    return _table(
+    return numbers_table(
         head,
         [
             (policy, *(f"{one[name]:.0f}" for name in names), f"{one['requests_per_s']:.1f}")
@@ -187,7 +186,7 @@ def _cost(cost: dict[str, Any]) -> str:
         for title, key in (("direct", "direct"), ("through the gateway", "through"))
     ]
     return (
-        _table((f"known image, body of {cost['body_kb']:.0f} kB", "TTFT p50 ms", "TTFT p95 ms"), lines)
+        numbers_table((f"known image, body of {cost['body_kb']:.0f} kB", "TTFT p50 ms", "TTFT p95 ms"), lines)
         + f"\n\nMedian difference of {cost['pairs']} pairs: {cost['median_difference_ms']:.1f} ms. "
         f"Processor time of the gateway: {cost['gateway_cpu_ms']:.1f} ms for each request."
     )
@@ -219,7 +218,7 @@ def _killing(kill: dict[str, Any]) -> str:
         ("moved by the kill, of all images", f"{kill['moved']:.1%}"),
         ("moved by the kill, of the images of the other engines", f"{kill['moved_from_others']:.1%}"),
     ]
-    return _table(("one of four engines killed", ""), lines)
+    return numbers_table(("one of four engines killed", ""), lines)
 
 
 def _targets(policies: dict[str, dict[str, Any]], kill: dict[str, Any]) -> str:
@@ -237,7 +236,7 @@ def _targets(policies: dict[str, dict[str, Any]], kill: dict[str, Any]) -> str:
         ("engines' processor time of cache-affine against least-busy",
          f"{affine['cpu_ms'] / least['cpu_ms']:.2f}x", "at most 1x", affine["cpu_ms"] <= least["cpu_ms"]),
     ]  # fmt: skip
-    return _table(
+    return numbers_table(
         ("target", "measured", "wanted", "met"),
         [(title, value, wanted, "yes" if met else "**no**") for title, value, wanted, met in rows],
     )

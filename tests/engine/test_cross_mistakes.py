@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from fovea import Engine
 from fovea.core.constraints import AnswerFormat
 from fovea.core.media import PixelBudget
-from fovea.engine.cache.write_queue import WriteQueue
+from fovea.engine.cache.host import WriteQueue
 from fovea.engine.check import check_checkpoint
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.layer import CrossLayer

@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fovea.core.markdown import markdown_table
 from tests.fuzz.table import NAMES
 
 FOLDER = Path("out/fuzz")
@@ -117,11 +118,11 @@ def _line(row: Row) -> str:
 
 def table(rows: list[Row]) -> str:
     """A Markdown table with one row per target."""
-    lines = ["| target | runs | edges | corpus | findings |", "|---|---|---|---|---|"]
+    lines = []
     for row in rows:
         kinds = "; ".join(f"{count} x {kind}" for kind, count in row.findings.items()) or "none"
-        lines.append(f"| {row.name} | {row.runs:,} | {row.edges or ''} | {row.corpus} | {kinds} |")
-    return "\n".join(lines)
+        lines.append((row.name, f"{row.runs:,}", str(row.edges or ""), str(row.corpus), kinds))
+    return markdown_table(("target", "runs", "edges", "corpus", "findings"), lines)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.planner_pages import SHORT
 
 from fovea.core.errors import ConfigError
 from fovea.planner.advisor import (
@@ -19,7 +20,6 @@ from fovea.planner.advisor import (
     known_advice,
     read_advice,
 )
-from fovea.planner.pages import SHORT
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES, RULES = known_advice()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fovea.planner.pages import hardware_markdown as hardware_tables
-from fovea.planner.pages import short_table, situation_rows
+from tools.planner_pages import hardware_table, short_table, situation_rows
+
 from tests.planner.documents.table import counts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_the_table_of_devices() -> None:
     """The page leaves out the last column, the numbers of the sources."""
-    table = hardware_tables().partition("\n\n")[0].splitlines()
+    table = hardware_table().partition("\n\n")[0].splitlines()
     rows = ["|".join(line.split("|")[:-2]) + "|" for line in table]
     assert "\n".join(rows) in (DOCS / "planner-hardware.md").read_text()
 

@@ -22,19 +22,18 @@ The hash of a password would be found within hours.
 from __future__ import annotations
 
 import datetime
-import difflib
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import stat
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
+from fovea.core.config_files import check_keys, errors_in, parse_toml
 from fovea.core.errors import ConfigError, Unauthorized
 from fovea.core.private_files import exposure
 from fovea.core.settings import settings_of
@@ -135,11 +134,8 @@ def read_key_file(path: Path, limits: type[L]) -> KeyFile[L]:
 def parse_key_file(text: str, limits: type[L]) -> KeyFile[L]:
     """Parse the text of a keys file. Raises ConfigError, which names the key of a wrong entry."""
     reader = _Reader(limits)
-    try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"it is not TOML: {error}") from error
-    _check_fields(values, ("cache_secret", "default", "key"), "the file")
+    values = parse_toml(text, "it")
+    check_keys("the file", values, ("cache_secret", "default", "key"), "field")
     secret, default, entries = (
         values.get("cache_secret", ""),
         values.get("default", {}),
@@ -149,7 +145,7 @@ def parse_key_file(text: str, limits: type[L]) -> KeyFile[L]:
         raise ConfigError("cache_secret is not a text; accepted: a text")
     if not isinstance(default, dict) or not isinstance(entries, list):
         raise ConfigError("accepted: a table [default], and a table [[key]] for every key")
-    _check_fields(default, reader.names, "[default]")
+    check_keys("[default]", default, reader.names, "field")
     reader.limits(default, "[default]")
     records = tuple(
         reader.record(entry, default, f"[[key]] number {i}") for i, entry in enumerate(entries, 1)
@@ -178,7 +174,7 @@ class _Reader(Generic[L]):
                 "underscores and @"
             )
         where = f"key {name!r}"
-        _check_fields(entry, (*_OWN_FIELDS, *self.names), where)
+        check_keys(where, entry, (*_OWN_FIELDS, *self.names), "field")
         hashed, roles = entry.get("hash"), entry.get("roles", ["api"])
         if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
             raise ConfigError(f"{where}: hash is not {PREFIX} and 64 hex digits; `fovea keys new` prints it")
@@ -196,10 +192,8 @@ class _Reader(Generic[L]):
     def limits(self, values: dict[str, Any], where: str) -> L:
         """Return the limits with these values. Lists become tuples. Raises ConfigError."""
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        try:
+        with errors_in(where):
             return self._make(**given)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error.message}") from error
 
 
 def _expires(value: Any, where: str) -> float | None:
@@ -215,14 +209,6 @@ def _expires(value: Any, where: str) -> float | None:
         midnight = datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
         return midnight.timestamp()
     raise ConfigError(f"{where}: expires is {value!r}; accepted: a date or a time of TOML, without quotes")
-
-
-def _check_fields(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown field {name!r}; {hint}")
 
 
 def _check_together(records: tuple[KeyRecord[L], ...]) -> None:

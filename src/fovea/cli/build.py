@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
 def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[Manifest, Path]:
     from fovea.engine.load import load_model, resolve
     from fovea.engine.models.compile import ENGINES_FOLDER, describe_site
-    from fovea.engine.vision.built.build import Builder
-    from fovea.engine.vision.built.format import format_named
+    from fovea.engine.vision.built.engines import Builder
+    from fovea.engine.vision.built.formats import format_named
     from fovea.kernels.choose import set_threads
 
     set_threads(config.model.threads)

@@ -26,6 +26,7 @@ from fovea.cli.common import (
 from fovea.cli.questions import CaseRunner, check_data, progress, requested_kinds
 from fovea.cli.sweep import add_sweep_options, check_no_sweep
 from fovea.cli.sweep import run as run_sweep
+from fovea.core.markdown import markdown_table
 from fovea.core.media import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOTION, Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, TASK_KINDS
@@ -179,10 +180,11 @@ def _table(rows: Sequence[Row]) -> None:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the scores as a Markdown table."""
-    lines = ["| kind | right | accuracy | 95% interval | visual tokens |", "|---|---|---|---|---|"]
-    for row in rows:
-        lines.append(
-            f"| {row.kind} | {row.correct}/{row.cases} | {row.accuracy:.1%} | {row.low:.1%} - {row.high:.1%} "
-            f"| {row.image_tokens:.0f} |"
-        )
-    return "\n".join(lines)
+    return markdown_table(
+        ("kind", "right", "accuracy", "95% interval", "visual tokens"),
+        (
+            (row.kind, f"{row.correct}/{row.cases}", f"{row.accuracy:.1%}", f"{row.low:.1%} - {row.high:.1%}",
+             f"{row.image_tokens:.0f}")
+            for row in rows
+        ),
+    )  # fmt: skip

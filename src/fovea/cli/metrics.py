@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fovea.cli.common import call_server
 from fovea.core.errors import ConfigError
+from fovea.core.markdown import markdown_table
 from fovea.gateway import metrics as gateway
 from fovea.gateway.metrics import PREFIX
 from fovea.observe.aliases import (
@@ -136,7 +137,7 @@ def _exported(name: str, kind: str) -> str:
 
 
 def markdown() -> str:
-    """Return the three tables: of the server, of the gateway, and of other systems."""
+    """Return the three tables of docs/metrics.md: of the server, of the gateway, and of other systems."""
     titles = ("name", "type", "labels", "unit", "meaning", "vLLM's names", "names of the documents")
     server = [
         (_code(row.name), row.kind, _codes(row.labels), row.unit, row.text,
@@ -146,9 +147,10 @@ def markdown() -> str:
     gateways = [(_code(row.name), row.kind, _codes(row.labels), row.unit, row.text) for row in gateway_rows()]
     return "\n\n".join(
         (
-            "### Of a server\n\n" + _table(titles, server),
-            "### Of a gateway\n\n" + _table(titles[:5], gateways),
-            "### Names of other systems\n\n" + _table(("name", "of", "here", "note"), _translations()),
+            "### Of a server\n\n" + markdown_table(titles, server),
+            "### Of a gateway\n\n" + markdown_table(titles[:5], gateways),
+            "### Names of other systems\n\n"
+            + markdown_table(("name", "of", "here", "note"), _translations()),
         )
     )
 
@@ -165,12 +167,6 @@ def _translations() -> list[tuple[str, ...]]:
         rows.append((_code(name), alias.source, _code(times + row.name + part), "exported"))
     rows += [(_code(one.name), one.system, _code(one.query), one.note) for one in FOREIGN]
     return rows
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
-    lines += ["| " + " | ".join(cells) + " |" for cells in rows]
-    return "\n".join(lines)
 
 
 def _codes(names: tuple[str, ...]) -> str:

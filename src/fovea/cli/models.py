@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.markdown import markdown_table
 from fovea.core.protocols import VisualTokenRule
 from fovea.engine.vision.token_rules import all_settings, known_models, rule_for
 
@@ -194,15 +195,12 @@ def token_json(found: Sequence[TokenRow], sizes: Sequence[ImageSize]) -> str:
 
 
 def token_markdown(sizes: Sequence[ImageSize]) -> str:
-    """Return a table with one line for all known models of equal settings."""
-    titles = " | ".join(f"{width} x {height}" for width, height in sizes)
-    lines = [f"| models | {titles} |", "|---" * (len(sizes) + 1) + "|"]
+    """Return a table with one line for all known models of equal settings, as in docs/models.md."""
+    rows = []
     for entry in all_settings():
-        counts = " | ".join(
-            "-" if count is None else str(count) for count in _token_row(entry.models[0], sizes).tokens
-        )
-        lines.append(f"| {', '.join(entry.models)} | {counts} |")
-    return "\n".join(lines)
+        counts = _token_row(entry.models[0], sizes).tokens
+        rows.append([", ".join(entry.models), *("-" if count is None else str(count) for count in counts)])
+    return markdown_table(["models", *(f"{width} x {height}" for width, height in sizes)], rows)
 
 
 COLUMNS = ("model_type", "name", "vision", "text", "example")
@@ -311,9 +309,7 @@ def markdown() -> str:
     """Return the table of docs/models.md. A test keeps the two equal."""
     from fovea.engine.models.registry import ARCHITECTURES
 
-    lines = ["| model_type | name | vision | text | for example |", "|---|---|---|---|---|"]
-    for entry in ARCHITECTURES:
-        lines.append(
-            f"| `{entry.model_type}` | {entry.name} | {entry.vision} | {entry.text} | {entry.example} |"
-        )
-    return "\n".join(lines)
+    return markdown_table(
+        ("model_type", "name", "vision", "text", "for example"),
+        ((f"`{each.model_type}`", each.name, each.vision, each.text, each.example) for each in ARCHITECTURES),
+    )

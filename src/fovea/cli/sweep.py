@@ -27,6 +27,7 @@ from fovea.cli.common import (
 )
 from fovea.cli.questions import SAME_FOR_ALL, CaseRunner, SweepRun, check_data, requested_kinds
 from fovea.core.errors import InvalidRequest
+from fovea.core.markdown import markdown_table
 from fovea.engine.visual_budget.methods import METHODS, find_method
 from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
@@ -47,24 +48,21 @@ DIFFERENCES = (
 def sweep_markdown(sweep: Sweep) -> str:
     """Return tables of accuracy, tokens and times per setting, of accuracy per kind, and of comparisons."""
     parts = [
-        table(_settings_table(sweep)),
+        aligned(_settings_table(sweep)),
         f"Times are medians of {sweep.time(FULL).requests} requests, {sweep.timed_on}.",
     ]
     shares = dict.fromkeys(setting.keep for setting in sweep.settings if setting != FULL)
     for keep in shares:
-        parts += [f"Per kind, {keep:g} of the tokens kept:", table(_kinds_table(sweep, keep))]
+        parts += [f"Per kind, {keep:g} of the tokens kept:", aligned(_kinds_table(sweep, keep))]
     if sweep.pairs:
-        parts += [f"{DIFFERENCES}:", table(_pairs_table(sweep))]
+        parts += [f"{DIFFERENCES}:", aligned(_pairs_table(sweep))]
     return "\n\n".join(parts)
 
 
-def table(entries: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table. The first row is the head."""
-    rows = list(entries)
-    widths = [max(3, *(len(row[column]) for row in rows)) for column in range(len(rows[0]))]
-    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def aligned(entries: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns. The first row is the head."""
+    head, *rows = entries
+    return markdown_table(head, rows, aligned=True)
 
 
 def points(low: float, high: float) -> str:

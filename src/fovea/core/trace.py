@@ -7,7 +7,6 @@ same trace on every machine.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import math

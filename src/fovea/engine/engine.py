@@ -24,7 +24,7 @@ from fovea.core.errors import Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import AnswerBuilder, Completion, Delta, GenerationRequest, ModelInfo, Prompt
-from fovea.engine.assemble import assemble
+from fovea.engine.assemble import assemble, engine_stats
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.intake import Visit, walk, walk_async
 from fovea.engine.job import Event, Sink

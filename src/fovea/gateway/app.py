@@ -35,9 +35,8 @@ from fovea.core.errors import (
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.exchange import Exchange, Scope, Send
 from fovea.gateway.experiments.statistics import answer_of, rating_of
-from fovea.gateway.generate.request import Request
-from fovea.gateway.services import Services
-from fovea.gateway.translate import count_tokens_refusal
+from fovea.gateway.generate.request import Request, Services
+from fovea.gateway.translate.chat_reader import count_tokens_refusal
 from fovea.http.bodies import Receive
 from fovea.http.refusals import ClientGone, MethodNotAllowed
 from fovea.observe.py_spy import FORMATS, ProfileOptions, Profiler

@@ -37,7 +37,6 @@ from fovea.gateway.tenants.accounts import open_accounts
 from fovea.gateway.tenants.keys import Tenants
 from fovea.gateway.usage.log import UsageLog, UsageStore
 from fovea.gateway.usage.prices import PriceTable, read_prices
-from fovea.gateway.usage.store import UsageStore
 from fovea.http.bodies import BodyBudget
 from fovea.http.browsers import Browsers
 from fovea.media.fetch.fetcher import FetchCache, Fetcher

@@ -10,7 +10,7 @@ from fovea.access.log import request_id
 from fovea.api.errors import error_body, error_headers
 from fovea.core.errors import FoveaError
 from fovea.gateway.inspect.body import Body
-from fovea.gateway.translate import ChatTranslation
+from fovea.gateway.translate.translation import ChatTranslation
 from fovea.http.bodies import BodyBudget, Claim, Receive, check_body_headers, receive_body
 
 Scope = MutableMapping[str, Any]

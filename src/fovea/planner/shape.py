@@ -284,17 +284,17 @@ def from_json(values: Mapping[str, Any]) -> ModelShape:
 def _without_defaults(value: Any, **written: Any) -> dict[str, Any]:
     """Fields of a value by name, those with their default left out. written: other forms of some fields."""
     found: dict[str, Any] = {}
-    for dataclass_field in fields(value):
-        content = getattr(value, dataclass_field.name)
-        if content not in (dataclass_field.default, {}, ()):
-            found[dataclass_field.name] = written.get(dataclass_field.name, content)
+    for field in fields(value):
+        content = getattr(value, field.name)
+        if content not in (field.default, {}, ()):
+            found[field.name] = written.get(field.name, content)
     return found
 
 
 def _positional(value: Any) -> list[Any]:
     """Fields of a value in their order, without the last ones that have their default."""
-    content = [getattr(value, dataclass_field.name) for dataclass_field in fields(value)]
-    defaults = [dataclass_field.default for dataclass_field in fields(value)]
+    content = [getattr(value, field.name) for field in fields(value)]
+    defaults = [field.default for field in fields(value)]
     while content and content[-1] == defaults[-1]:
         content.pop()
         defaults.pop()

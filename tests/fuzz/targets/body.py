@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fovea.server.bodies.route import _validated
-
 from fovea.api import schema
 from fovea.api.convert import chat_prompt, completion_prompts, image_references, sampling, video_references
 from fovea.api.cut_texts import restore
 from fovea.api.cutter import Cutter
 from fovea.api.unknown import header
 from fovea.core.media import Payload
+from fovea.server.bodies import _validated
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192

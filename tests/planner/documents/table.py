@@ -5,7 +5,6 @@ python -m tests.planner.documents.table
 
 from __future__ import annotations
 
-from fovea.planner.pages import table
 from tests.planner.documents.claim import VERDICTS, Claim, Document
 from tests.planner.documents.optimization import OPTIMIZATION
 from tests.planner.documents.production import PRODUCTION

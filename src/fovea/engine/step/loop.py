@@ -22,8 +22,7 @@ from contextlib import suppress
 from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
 from fovea.core.measure import stage
 from fovea.core.sampling import SamplingParams
-from fovea.engine.events import Event
-from fovea.engine.job import Job, SequenceInputs
+from fovea.engine.job import Event, Job, SequenceInputs
 from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan

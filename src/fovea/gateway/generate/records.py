@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from fovea.access.audit import Audit
 from fovea.access.keys import digest, fingerprint
-from fovea.access.log import AccessLog
-from fovea.gateway.exchange import Exchange
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.usage.log import ServedFrom, UsageLog, UsageRecord
 from fovea.gateway.usage.prices import NOTHING
-from fovea.gateway.usage.store import ServedFrom, UsageRecord
 from fovea.observe import spans
 from fovea.observe.request_log import MOST_IMAGES, SlowRequests, stage_reasons
 from fovea.observe.spans import (
@@ -93,7 +91,7 @@ class Records:
         trace, code = request.trace, request.code
         if self.tracer is not None and trace.context is not None:
             root, forward = _attributes(request), _forward_attributes(request)
-            name = f"{root[names.OPERATION]} {request.asked}".strip()
+            name = f"{root[spans.OPERATION]} {request.asked}".strip()
             self.tracer.finish(lambda: spans_of(trace, ended, name, root, forward, code))
 
     def _count(self, request: Request, ended: float) -> None:
@@ -238,38 +236,6 @@ class Trace:
         return {} if self.context is None else {"traceparent": self.context.header(self.forward_id)}
 
 
-class Tracking:
-    """Traces and the log of slow requests of one worker."""
-
-    def __init__(self, slow: SlowRequests, tracer: Tracer | None) -> None:
-        self.slow = slow
-        self.tracer = tracer
-
-    def begin(self, exchange: Exchange, started: float) -> Trace:
-        """Begin to follow a request."""
-        return Trace(self.tracer, exchange.headers, started)
-
-    def finish(self, request: Request, ended: float) -> None:
-        """Record a request that has ended."""
-        trace, total = request.trace, ended - request.started
-        if self.slow.is_slow(total, request.first_byte_s):
-            self.slow.add(row_of(request, ended))
-        if self.tracer is not None and trace.context is not None:
-            root, forward = _attributes(request), _forward_attributes(request)
-            name = f"{root[spans.OPERATION]} {request.asked}".strip()
-            code = request.code
-            self.tracer.finish(lambda: spans_of(trace, ended, name, root, forward, code))
-
-    def stats(self) -> dict[str, float]:
-        """Figures for the metrics."""
-        return {} if self.tracer is None else self.tracer.stats()
-
-    def close(self) -> None:
-        """Export the last traces. May take seconds."""
-        if self.tracer is not None:
-            self.tracer.close()
-
-
 def spans_of(
     trace: Trace,
     ended: float,
@@ -325,9 +291,9 @@ def _attributes(request: Request) -> dict[str, Attribute]:
     }
     optional: dict[str, Attribute | None] = {
         spans.TENANT: request.tenant.name or None,
-        spans.RESPONSE_MODEL: None if request.won is None else request.won.model.name,
+        spans.RESPONSE_MODEL: source_of(request)[1] or None,
         spans.ERROR_TYPE: request.code or None,
-        spans.CACHE: request.stored.result or None,
+        spans.CACHE: request.cached or None,
         spans.FIRST_CHUNK: request.first_byte_s,
     }
     attributes |= {name: value for name, value in optional.items() if value is not None}

@@ -23,8 +23,8 @@ from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Won
 from fovea.gateway.generate.ends import DONE, EventStream, end_of_status, error_event
 from fovea.gateway.generate.upstream import BROKEN, reason_of
 from fovea.gateway.settings import TimeoutSettings
-from fovea.gateway.translate.answers import ChatTranslation, StreamTranslator
 from fovea.gateway.translate.chat_reader import BackendError
+from fovea.gateway.translate.translation import ChatTranslation, StreamTranslator
 from fovea.gateway.usage.prices import answer_tokens
 
 TICK_S = 0.25

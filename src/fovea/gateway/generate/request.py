@@ -51,13 +51,16 @@ from fovea.gateway.inspect.fields import (
     media_parts,
     separate_uuids,
 )
-from fovea.gateway.inspect.images import RequestImage
-from fovea.gateway.services import Services
-from fovea.gateway.tenants.accounts import Reservation
-from fovea.gateway.tenants.keys import EVERYONE, Tenant
-from fovea.gateway.translate import ChatTranslation, to_chat
-from fovea.gateway.usage.prices import Amounts, Consumption, Price
-from fovea.http.bodies import Claim
+from fovea.gateway.inspect.images import ImageInspector, KnownImages, RequestImage
+from fovea.gateway.metrics import Metrics
+from fovea.gateway.queues import Queues
+from fovea.gateway.settings import GatewaySettings
+from fovea.gateway.tenants.accounts import Accounts, Reservation
+from fovea.gateway.tenants.keys import EVERYONE, Tenant, Tenants
+from fovea.gateway.translate.translation import ChatTranslation, to_chat
+from fovea.gateway.usage.prices import FREE, NOTHING, Amounts, Consumption, Price, PriceTable, consumption_of
+from fovea.http.bodies import BodyBudget, Claim
+from fovea.http.browsers import Browsers
 from fovea.http.refusals import ClientGone
 
 log = logging.getLogger("fovea.gateway")

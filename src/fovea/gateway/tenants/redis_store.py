@@ -18,7 +18,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 from fovea.core.errors import ConfigError
-from fovea.core.names import install_command
 from fovea.gateway.tenants.account import Adjustment, Bounds, Counters
 from fovea.gateway.tenants.shared import StoreFailed, births
 from fovea.gateway.usage.prices import Amounts

@@ -18,9 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
+from fovea.api import messages_request as messages
+from fovea.api import responses_request as responses
 from fovea.api import sse
+from fovea.api.explain import explained, fields_of
+from fovea.api.messages_answer import MessagesWriter
+from fovea.api.messages_request import MessagesRequest, ToolUseBlock
 from fovea.api.reading import Answer, Ending, NewId, new_id
-from fovea.core.errors import FoveaError
+from fovea.api.responses_answer import ResponsesWriter, echoed
+from fovea.api.responses_request import ResponsesRequest
+from fovea.api.unknown import Head, head_of, ignored_fields
+from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.json_text import is_nested_deeper
 from fovea.core.types import Usage
 from fovea.dialects.reader import Piece

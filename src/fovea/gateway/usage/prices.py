@@ -25,6 +25,7 @@ tokens in the proportion of the prompt (visual ones rounded down).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

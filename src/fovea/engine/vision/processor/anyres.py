@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.pixels import (
     Fit,

@@ -16,6 +16,7 @@ from PIL.Image import Resampling
 
 from fovea.core.errors import EngineError
 from fovea.core.media import Image, PixelBudget
+from fovea.engine.vision.processor.settings import Config
 
 Arrays = Mapping[str, NDArray[Any]]
 

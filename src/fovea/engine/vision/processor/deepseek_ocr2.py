@@ -15,11 +15,7 @@ from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import (
-    Capabilities,
-    ProcessedImage,
-    VisualPlan,
-)
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.internvl import MOST_TILES, Grid, grids_of, nearest_grid
 from fovea.engine.vision.processor.pixels import (
     HALF,

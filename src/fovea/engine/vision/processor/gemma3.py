@@ -12,12 +12,7 @@ from PIL.Image import Resampling
 
 from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import (
-    Capabilities,
-    ProcessedImage,
-    VisualPlan,
-    begins_with_attention,
-)
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, begins_with_attention
 from fovea.engine.vision.processor.pixels import HALF, Fit, Palette, picture
 from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import expect_dimensions, expect_fixed, read_bounds

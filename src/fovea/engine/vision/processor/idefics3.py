@@ -15,14 +15,8 @@ from typing import ClassVar
 import numpy as np
 from PIL.Image import Resampling
 
-from fovea.core.errors import InvalidRequest
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import (
-    Arrays,
-    Capabilities,
-    ProcessedImage,
-    VisualPlan,
-)
+from fovea.engine.vision.processor.base import Arrays, Capabilities, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import HALF, Palette, cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Config, Settings, Size, Tower, expect_equal
 from fovea.engine.vision.processor.sizes import Bounds, expect_dimensions, geometric_mean, read_bounds

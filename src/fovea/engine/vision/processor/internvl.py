@@ -18,14 +18,9 @@ from typing import ClassVar
 
 from PIL.Image import Resampling
 
-from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import (
-    Arrays,
-    Capabilities,
-    ProcessedImage,
-    VisualPlan,
-)
+from fovea.engine.vision.processor.base import Arrays, Capabilities, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import (
     CLIP_MEAN,
     CLIP_STD,

@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from PIL.Image import Resampling
 
-from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import (
     HALF,
     Bytes,

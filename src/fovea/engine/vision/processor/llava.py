@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import CLIP_MEAN, CLIP_STD, HALF, Fit, Palette, picture
 from fovea.engine.vision.processor.settings import Config, Settings, Size, Tower, expect_equal
 from fovea.engine.vision.processor.sizes import expect_dimensions, expect_fixed, read_bounds

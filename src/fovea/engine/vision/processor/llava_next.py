@@ -12,6 +12,9 @@ import math
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
+from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, size_without_border
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan

@@ -15,14 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL.Image import Resampling
 
-from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.errors import CheckpointError
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import (
-    Capabilities,
-    ProcessedImage,
-    VisualPlan,
-    begins_with_attention,
-)
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, begins_with_attention
 from fovea.engine.vision.processor.pixels import HALF, Bytes, Palette, Values, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Config, Settings, expect_equal, section
 from fovea.engine.vision.processor.sizes import (

@@ -16,14 +16,8 @@ from typing import ClassVar
 import numpy as np
 from PIL.Image import Resampling
 
-from fovea.core.errors import InvalidRequest
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import (
-    Arrays,
-    Capabilities,
-    ProcessedImage,
-    VisualPlan,
-)
+from fovea.engine.vision.processor.base import Arrays, Capabilities, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import HALF, Palette, cut_tiles, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import (

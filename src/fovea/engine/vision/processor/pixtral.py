@@ -17,7 +17,7 @@ from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import Bytes, Palette, Values, picture, read_filter, resize
 from fovea.engine.vision.processor.settings import Config, Settings, Size, expect_equal, section
 from fovea.engine.vision.processor.sizes import (

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from PIL.Image import Resampling
 
-from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.media import Image, PixelBudget
 from fovea.engine.vision.processor.base import (
     Arrays,
