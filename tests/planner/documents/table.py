@@ -22,14 +22,17 @@ def counts() -> str:
     rows = [
         [document.title, *(str(_count(document, verdict)) for verdict in VERDICTS)] for document in DOCUMENTS
     ]
-    return table(("document", *VERDICTS), rows)
+    return markdown_table(("document", *VERDICTS), rows)
 
 
 def markdown() -> str:
     """Return the counts and the tables as Markdown, without a line break at the end."""
     parts = [counts()]
     for document in DOCUMENTS:
-        parts += [f"### {document.title}", table(_TITLES, [_row(claim) for claim in document.claims])]
+        parts += [
+            f"### {document.title}",
+            markdown_table(_TITLES, [_row(claim) for claim in document.claims]),
+        ]
     return "\n\n".join(parts)
 
 
