@@ -152,7 +152,7 @@ async def running(*backends: RawBackend, **settings: Any) -> AsyncIterator[Runni
     port = sockets[0].getsockname()[1]
     table = Connections(100, 100, observer=gateway.services.metrics)
     hooks = Hooks(on_drain=lambda: None, on_cut=gateway.cut, drain_s=0.1)
-    server = Server(gateway, sockets, own.http, table, hooks, loop="none")
+    server = Server(gateway, sockets, own.http, table, hooks)
     task = asyncio.create_task(server.serve())
     try:
         await soon(lambda: server.started or task.done())

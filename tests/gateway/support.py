@@ -439,7 +439,7 @@ async def running(
     table = Connections(
         own.http.max_connections, own.http.max_connections_per_address, observer=services.metrics
     )
-    server = Server(gateway, sockets, own.http, table, hooks, loop="none")
+    server = Server(gateway, sockets, own.http, table, hooks)
     task = asyncio.create_task(server.serve())
     try:
         await soon(lambda: server.started or task.done())

@@ -5,6 +5,7 @@ python -m tests.planner.documents.table
 
 from __future__ import annotations
 
+from fovea.core.markdown import markdown_table
 from tests.planner.documents.claim import VERDICTS, Claim, Document
 from tests.planner.documents.optimization import OPTIMIZATION
 from tests.planner.documents.production import PRODUCTION
