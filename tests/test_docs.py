@@ -76,10 +76,10 @@ def test_commands_in_the_readme_exist() -> None:
     assert named <= set(COMMANDS)
 
 
-def test_the_picture_of_the_architecture_shows_every_room() -> None:
+def test_the_picture_of_the_architecture_shows_every_package() -> None:
     """Each box of the picture is a folder or a file, and each folder of the engine is a box."""
-    drawn = set(re.findall(r'class="room">(\w+)<', (ROOT / "docs/architecture.svg").read_text()))
-    floors = {path.name for path in (ROOT / "src/fovea").iterdir() if (path / "__init__.py").is_file()}
-    rooms = {path.name for path in (ROOT / "src/fovea/engine").iterdir() if (path / "__init__.py").is_file()}
+    drawn = set(re.findall(r'class="package">(\w+)<', (ROOT / "docs/architecture.svg").read_text()))
+    packages = {path.name for path in (ROOT / "src/fovea").iterdir() if (path / "__init__.py").is_file()}
+    inner = {path.name for path in (ROOT / "src/fovea/engine").iterdir() if (path / "__init__.py").is_file()}
     files = {path.stem for path in (ROOT / "src/fovea/engine").glob("*.py")}
-    assert drawn - files == (floors - {"engine"}) | rooms
+    assert drawn - files == (packages - {"engine"}) | inner

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.observe.table import FIGURES
-from fovea.server.routes.caches import stages
+from fovea.server.routes.admin import cache_figures
 from tests.support.engines import ask, assert_idle, engine, picture
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -34,8 +34,8 @@ def test_a_model_with_states_and_one_with_windows_report_their_memory(
         assert 0 < stats["image_project_seconds_sum"] < stats["image_encode_seconds_sum"]
         assert stats["step_tokens_le_inf"] == stats["step_sequences_sum"] == GREEDY["max_tokens"]
         assert stats["step_tokens_sum"] == stats["computed_tokens"]
-        assert stages(stats)["states"]["bytes"] == stats["state_checkpoint_bytes"]
-        assert "kv_windows" not in stages(stats)
+        assert cache_figures(stats)["states"]["bytes"] == stats["state_checkpoint_bytes"]
+        assert "kv_windows" not in cache_figures(stats)
         machine.clear_caches("kv")
         assert machine.stats()["state_checkpoints"] == 0
 
@@ -49,7 +49,7 @@ def test_a_model_with_states_and_one_with_windows_report_their_memory(
         assert stats["window_blocks_used"] == 0
         assert stats["window_blocks_returned"] > 0
         assert "state_slots_total" not in stats
-        caches = stages(stats)
+        caches = cache_figures(stats)
         assert caches["kv"]["capacity_bytes"] == kv.nbytes
         assert caches["kv_windows"]["capacity_bytes"] == windows.nbytes
         assert 0 < caches["kv_windows"]["bytes"] <= windows.nbytes

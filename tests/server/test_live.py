@@ -16,7 +16,7 @@ from fovea.core.types import ChatPrompt, GenerationRequest, Message, TextPart, T
 from fovea.media.limits import MediaLimits
 from fovea.server.app import create_app
 from fovea.server.generation import Generation
-from fovea.server.routes.live import MOST_REQUESTS, MOST_SLOW, MOST_TENANTS, SLOW, snapshot
+from fovea.server.routes.admin import MOST_REQUESTS, MOST_SLOW, MOST_TENANTS, SLOW, snapshot
 from fovea.server.settings import ServerSettings
 from fovea.server.starting import StartingClient
 from fovea.server.state import ServerState

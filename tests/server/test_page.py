@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from fovea.server.app import create_app
-from fovea.server.page.files import FOLDER, TYPES, read_folder
+from fovea.server.routes.page import FOLDER, TYPES, read_folder
 from fovea.server.run import serving
 from fovea.server.settings import AccessSettings, ServerSettings
 from tests.server.scripted import Script

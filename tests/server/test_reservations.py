@@ -17,8 +17,7 @@ from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.media.limits import MediaLimits
 from fovea.server.app import create_app
-from fovea.server.clients import Client, Limits
-from fovea.server.places import Places
+from fovea.server.clients import Client, Limits, Places
 from fovea.server.settings import ServerSettings
 from tests.server.conftest import Web
 from tests.server.scripted import Script

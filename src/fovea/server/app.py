@@ -28,28 +28,23 @@ from fovea.observe.tracer import open_tracer
 from fovea.server.access import Access
 from fovea.server.batch_runner import BatchRunner
 from fovea.server.batch_store import BatchStore
-from fovea.server.clients import Caller
+from fovea.server.clients import Caller, Places
 from fovea.server.drawing import Drawing
-from fovea.server.places import Places
 from fovea.server.request import Inside, Reply, Request
 from fovea.server.response_store import ResponseStore
 from fovea.server.routes import (
-    batches,
-    caches,
+    admin,
     chat,
     completions,
     files,
     images,
-    live,
     messages,
     models,
+    page,
     pdf,
     predict,
-    profile,
     responses,
 )
-from fovea.server.routes.page import read_files as page_files
-from fovea.server.routes.page import routes as page_routes
 from fovea.server.routing import Response, Route, Router, describe
 from fovea.server.run import collect_regularly
 from fovea.server.settings import MIB, ServerSettings
@@ -84,7 +79,7 @@ class App:
         self.connections = connections
         self._decoder = decoder
         access = state.settings.access
-        self.router = Router(_routes(self, page=access.page == "on", docs=access.docs != "off"))
+        self.router = Router(_routes(self, with_page=access.page == "on", with_docs=access.docs != "off"))
         origins = access.cors_origins
         self._cross_origin = CrossOrigin(origins, METHODS, EXPOSED) if origins else None
         self._access = AsyncExitStack()
@@ -226,16 +221,13 @@ def _divide_caches(state: ServerState) -> None:
     state.image_store.cache.divide(lambda _, stored: stored.tenant, share)
 
 
-def _routes(app: App, *, page: bool, docs: bool) -> list[Route]:
-    modules = (
-        chat, completions, responses, messages, predict, files, batches, images, models, caches, profile, pdf,
-        live,
-    )  # fmt: skip
+def _routes(app: App, *, with_page: bool, with_docs: bool) -> list[Route]:
+    modules = (chat, completions, responses, messages, predict, files, images, models, admin, pdf)
     routes = [route for module in modules for route in module.routes.all]
-    if page:
-        page_files()
-        routes += page_routes.all
-    return routes + (_description_routes(app) if docs else [])
+    if with_page:
+        page.read_files()
+        routes += page.routes.all
+    return routes + (_description_routes(app) if with_docs else [])
 
 
 def _description_routes(app: App) -> list[Route]:

@@ -22,8 +22,8 @@ from fovea.observe.metrics import Metrics
 from fovea.observe.py_spy import Profiler
 from fovea.server.access import Access
 from fovea.server.batch_store import BatchStore
+from fovea.server.clients import Places
 from fovea.server.drawing import Drawing
-from fovea.server.places import Places
 from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings
 from fovea.server.tracking import InFlight, Tracking

@@ -1,12 +1,14 @@
-"""/admin/live: one snapshot of the server for the page for operators, which asks for it every second.
+"""Routes for operators: /admin/caches, /admin/profile and /admin/live.
 
-It is built from counters that the server and the engine keep anyway, so that it costs little more than
+/admin/live is one snapshot of the server for the page for operators, which asks for it every second. It is
+built from counters that the server and the engine keep anyway, so that it costs little more than
 `ServerState.stats`. Every list has an upper bound. It holds numbers, names of keys, ids of requests and paths
 of routes; it never holds keys, prompts, answers, URLs or bytes of images.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import time
@@ -14,15 +16,129 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea import __version__
+from fovea.api.explain import shorten
+from fovea.core.errors import NotFound
 from fovea.core.json_text import dump
+from fovea.core.protocols import CACHE_STAGES
+from fovea.observe.py_spy import FORMATS, ProfileOptions
 from fovea.server.generation import Generation
 from fovea.server.request import Request
-from fovea.server.routes.caches import stages
 from fovea.server.routing import Response, Routes
 from fovea.server.state import ServerState
 from fovea.server.tracking import InFlight, quantile
 
 routes = Routes()
+STAGES = ("fetched", "decoded", "images", *CACHE_STAGES)
+ALL = "all"
+CACHE_FIGURES = ("bytes", "capacity_bytes", "entries", "hits", "misses", "evictions")
+
+
+@routes.get("/admin/caches")
+async def inspect_caches(request: Request) -> dict[str, Any]:
+    """Report the bytes, the ceiling, the entries, hits, misses and evictions of each cache.
+
+    Caches are listed in the order in which a request uses them. Counts begin with the start of the server.
+    """
+    state = request.state
+    return {"object": "caches", "stages": cache_figures(state.stats())}
+
+
+@routes.delete("/admin/caches/{stage}")
+async def clear_cache(request: Request, stage: str) -> dict[str, Any]:
+    """Clear one cache, or "all".
+
+    Later answers are the same. Entries that running requests use stay until these requests release them.
+    """
+    state = request.state
+    if stage not in (*STAGES, ALL):
+        raise NotFound(
+            f"there is no cache {shorten(stage)}; accepted: {', '.join(STAGES)}, {ALL}",
+            code="no_such_cache",
+        )
+    for name, cache in (
+        ("fetched", state.fetch_cache.cache),
+        ("decoded", state.decoded_cache),
+        ("images", state.image_store.cache),
+    ):
+        if stage in (name, ALL):
+            cache.clear()
+    selected = [name for name in CACHE_STAGES if stage in (name, ALL)]
+    if selected:
+        async with state.clearing:  # it blocks its thread until the step ends, so one thread is enough
+            await asyncio.to_thread(state.engine.clear_caches, *selected)
+    return {"object": "caches.cleared", "cleared": list(STAGES) if stage == ALL else [stage]}
+
+
+def cache_figures(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The figures of each cache, from the flat names of `observe.table`.
+
+    A cache that this server does not have is left out.
+    """
+
+    def figures(prefix: str, *names: str) -> dict[str, float]:
+        return {name: stats[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in stats}
+
+    block, window = stats.get("kv_block_bytes", 0), stats.get("window_block_bytes", 0)
+    caches = {
+        "fetched": figures("fetch_cache", *CACHE_FIGURES, "expired", "revalidations"),
+        "decoded": figures("decoded_cache", *CACHE_FIGURES, "expired"),
+        "images": figures("image_store", *CACHE_FIGURES, "expired"),
+        "pixels": figures("pixel_cache", *CACHE_FIGURES, "expired"),
+        "encoder": figures("embed_cache", *CACHE_FIGURES[:2], "held_bytes", *CACHE_FIGURES[2:], "expired"),
+        "regions": figures("region_cache", *CACHE_FIGURES)
+        if stats.get("region_cache_capacity_bytes")
+        else {},
+        "host": figures("embed_host", *CACHE_FIGURES, "expired"),
+        "disk": figures("embed_disk", *CACHE_FIGURES, "expired", "corrupt", "off"),
+        "kv": {
+            "bytes": (stats.get("kv_blocks_used", 0) + stats.get("kv_blocks_idle", 0)) * block,
+            "capacity_bytes": stats.get("kv_blocks_total", 0) * block,
+            "held_bytes": stats.get("kv_blocks_used", 0) * block,
+            "visual_bytes": stats.get("kv_blocks_cached_visual", 0) * block,
+            "hit_tokens": stats.get("prefix_hit_tokens", 0),
+            "query_tokens": stats.get("prefix_query_tokens", 0),
+            "evictions": stats.get("kv_evictions", 0),
+        },
+        "kv_windows": {
+            "bytes": (stats["window_blocks_used"] + stats["window_blocks_idle"]) * window,
+            "capacity_bytes": stats["window_blocks_total"] * window,
+            "held_bytes": stats["window_blocks_used"] * window,
+        }
+        if window
+        else {},
+        "states": {
+            "bytes": stats["state_checkpoint_bytes"],
+            "capacity_bytes": stats["state_capacity_bytes"],
+            "entries": stats["state_checkpoints"],
+            "evictions": stats["state_evictions"],
+        }
+        if stats.get("state_capacity_bytes")
+        else {},
+        "kv_host": {
+            "bytes": stats.get("kv_host_blocks", 0) * block,
+            "capacity_bytes": stats.get("kv_host_blocks_total", 0) * block,
+            "entries": stats.get("kv_host_blocks", 0),
+            "hits": stats.get("kv_host_loads", 0),
+            "evictions": stats.get("kv_host_evictions", 0),
+        }
+        if stats.get("kv_host_blocks_total")
+        else {},
+    }
+    if caches["pixels"]:
+        caches["pixels"]["held_bytes"] = stats["pixel_bytes"]
+        caches["pixels"]["bytes"] += stats["pixel_bytes"]
+    return {name: values for name, values in caches.items() if values}
+
+
+@routes.get("/admin/profile")
+async def profile(request: Request) -> Response:
+    """Profile the server for some seconds with py-spy, as a flame graph or in another format."""
+    options = ProfileOptions.of(request.query)
+    request.watch()
+    recording = await request.state.profiler.profile(options)
+    return Response(recording, FORMATS[options.form], headers={"cache-control": "no-store"})
+
+
 MOST_REQUESTS, MOST_TENANTS, MOST_SLOW = 100, 100, 25
 """Most rows of each table."""
 WINDOW_S = 60.0
@@ -104,7 +220,7 @@ def snapshot(state: ServerState) -> dict[str, Any]:
                 for generation in itertools.islice(flights, MOST_REQUESTS)
             ],
         },
-        "caches": _caches(stats),
+        "caches": _cache_rows(stats),
         "connections": {
             name: stats[f"connections_{name}"] for name in ("open", "idle", "capacity", "accepted")
         },
@@ -161,12 +277,14 @@ def _request(generation: Generation, now: float) -> dict[str, Any]:
     }
 
 
-def _caches(stats: Mapping[str, float]) -> list[dict[str, Any]]:
+def _cache_rows(stats: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return a row for each cache, with the same fields; a figure that a cache does not have is None.
 
     unit: what hits and misses count: lookups or, in the prefix cache, tokens.
     """
-    found = stages(stats) | {"answers": {name: stats.get(figure, 0) for name, figure in ANSWERS.items()}}
+    found = cache_figures(stats) | {
+        "answers": {name: stats.get(figure, 0) for name, figure in ANSWERS.items()}
+    }
     rows = []
     for name, (group, title) in CACHES.items():
         if (values := found.get(name)) is None:
