@@ -75,8 +75,7 @@ async def test_failed_request_releases_its_places() -> None:
         request.reserve(2)
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        await request.run(answer)
+    await request.run(answer)
     assert (app.state.places.reserved, request.caller.client.places) == (0, 0)
 
 

@@ -21,11 +21,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from fovea.core.errors import (
     ConfigError,
-    EngineError,
     Forbidden,
     FoveaError,
     InvalidRequest,
@@ -33,12 +31,13 @@ from fovea.core.errors import (
     Unavailable,
 )
 from fovea.gateway.backends.backend import Backend
-from fovea.gateway.exchange import Exchange, Scope, Send
 from fovea.gateway.experiments.statistics import answer_of, rating_of
-from fovea.gateway.generate.request import Request, Services
+from fovea.gateway.generate.request import GatewayExchange, Request, Services
+from fovea.gateway.inspect.body import Body
 from fovea.gateway.translate.chat_reader import count_tokens_refusal
-from fovea.http.bodies import Receive
-from fovea.http.refusals import ClientGone, MethodNotAllowed
+from fovea.http.bodies import Receive, Scope, Send
+from fovea.http.exchange import Exchange
+from fovea.http.refusals import MethodNotAllowed
 from fovea.observe.py_spy import FORMATS, ProfileOptions, Profiler
 
 ADMIN = frozenset(("admin",))
@@ -89,19 +88,9 @@ class Admin:
                 )
 
     async def _profile(self, exchange: Exchange) -> None:
-        query = dict(parse_qsl(exchange.scope["query_string"].decode("latin-1")))
-        options = ProfileOptions.of(query)
-        making = asyncio.ensure_future(self._profiler.profile(options))
-        watch = asyncio.ensure_future(exchange.disconnected())
-        try:
-            await asyncio.wait({making, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not making.done():
-                raise ClientGone
-            recording = making.result()
-        finally:
-            for task in (making, watch):
-                task.cancel()
-            await asyncio.wait({making, watch})
+        options = ProfileOptions.of(exchange.query)
+        exchange.watch()
+        recording = await self._profiler.profile(options)
         kind = {"content-type": FORMATS[options.form], "content-length": str(len(recording))}
         await exchange.reply(200, recording, {**kind, "cache-control": "no-store"})
 
@@ -189,34 +178,33 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send)
-        api = APIS.get(scope["path"])
+        services, refusal = self.services, None
         try:
-            if self.services.tenants.open and scope["path"] not in PROBES:
-                self.services.browsers.check(scope)
-            if api is not None and scope["method"] == "POST" and not self.services.draining:
-                await Request(self.services, exchange, api).run()
-            else:
-                await self._other(exchange, api)
-        except ClientGone:
+            if services.tenants.open and scope["path"] not in PROBES:
+                services.browsers.check(scope)
+        except Forbidden as error:
+            refusal = error
+        api = APIS.get(scope["path"])
+        if refusal is None and api is not None and scope["method"] == "POST" and not services.draining:
+            request = Request(services, scope, receive, send, api)
+            services.running.add(request)
+            try:
+                await request.run(request.answer)
+            finally:
+                services.running.discard(request)
             return
-        except FoveaError as error:
-            self.services.metrics.count("refused", error.code)
-            await exchange.refuse(error)
-        except Exception as error:
-            self.services.metrics.count("refused", "internal_error")
-            log.error("%s %r failed", exchange.method, exchange.path[:200], exc_info=error)
-            if exchange.status:
-                raise  # the connection is closed, so that the client sees that its answer is not complete
-            await exchange.refuse(EngineError("the gateway failed on this request; see its log"))
+        exchange = GatewayExchange(services, scope, receive, send)
+        await exchange.run(lambda: self._other(exchange, api, refusal))
 
     def cut(self, reason: str) -> None:
         """End the running requests with an error, because the gateway ends."""
         for request in list(self.services.running):
             request.cut(reason)
 
-    async def _other(self, exchange: Exchange, api: str | None) -> None:
-        """Serve what is no request for an answer. Raises FoveaError."""
+    async def _other(self, exchange: Exchange, api: str | None, refusal: FoveaError | None) -> None:
+        """Serve what is not a request for an answer. Raises FoveaError."""
+        if refusal is not None:
+            raise refusal
         path, method = exchange.path, exchange.method
         if api is not None and method == "POST":
             raise Unavailable("the gateway is shutting down", code="draining")
@@ -235,7 +223,12 @@ class Gateway:
             await exchange.reply_json(_model(name))
             return
         if api is not None or any(known == path for _, known in self._routes):
-            raise MethodNotAllowed(f"{method} is not accepted at {path}")
+            accepted = (
+                ["POST"] if api is not None else [verb for verb, known in self._routes if known == path]
+            )
+            raise MethodNotAllowed(
+                f"{method} is not accepted at {path}; accepted: {', '.join(accepted)}", allow=accepted
+            )
         raise NotFound(f"there is no route {path[:100]!r} at this gateway", code="unknown_url")
 
     def _authenticate(self, exchange: Exchange) -> None:
@@ -274,8 +267,7 @@ class Gateway:
         """Take a rating of an answer: {"request_id": ..., "rating": 1 to 5, "up" or "down"}."""
         services = self.services
         tenant = services.tenants.authenticate(exchange.authorization)
-        with services.bodies.claim(tenant.name, lambda: None) as claim:
-            value = (await exchange.body(services.bodies, claim)).value
+        value = Body.parse(await exchange.receive_json(services.bodies, tenant.name)).value
         request_id, rating = value.get("request_id"), rating_of(value.get("rating"))
         if not isinstance(request_id, str):
             raise InvalidRequest("request_id is not a text; accepted: the x-request-id of an answer",

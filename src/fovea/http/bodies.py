@@ -9,8 +9,7 @@ So a client with many slow uploads does not keep the others out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from email.message import Message as MediaType
 from typing import Any
 
@@ -47,15 +46,6 @@ class BodyBudget:
         claim = Claim(self, owner, refuse)
         self._claims[claim] = None
         return claim
-
-    @contextmanager
-    def claim(self, owner: str, refuse: Callable[[], None]) -> Iterator[Claim]:
-        """Count one body until the block ends."""
-        claim = self.begin(owner, refuse)
-        try:
-            yield claim
-        finally:
-            claim.end()
 
     def overloaded(self) -> Overloaded:
         """The error for a body that had to give way."""

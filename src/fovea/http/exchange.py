@@ -47,19 +47,26 @@ log = logging.getLogger("fovea.server")
 class Exchange:
     """One request and its answer.
 
+    defect: message to the client if the code fails.
+
     headers: of the request, names in lower case; of several with one name, the first.
     request_id: from x-request-id, or new.
     status: status of the answer; 0: none was sent yet.
     extra: further headers of the answer.
     code: code of the error that ended the request; "client_gone"; "": none.
     gone: whether the client has left.
-    started: when it arrived, on the clock of `time.perf_counter`.
+    started: when it arrived, on its clock.
     first_byte_s: seconds until the answer began; None: it has not.
     bytes_in, bytes_out: of the bodies.
     claim: the memory of its body; None: none has arrived.
+    send: ASGI's own; `start`, `write` and `reply` use it.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    defect = DEFECT
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -69,13 +76,14 @@ class Exchange:
         self.extra: dict[str, str] = {}
         self.code = ""
         self.gone = False
-        self.started = time.perf_counter()
+        self.started = clock()
+        self._clock = clock
         self.first_byte_s: float | None = None
         self.bytes_in = 0
         self.bytes_out = 0
         self.claim: Claim | None = None
         self._receive = receive
-        self._send = send
+        self.send = send
         self._task: asyncio.Task[Any] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._cut = ""
@@ -121,14 +129,14 @@ class Exchange:
             if not self._was_stopped():
                 raise
             if self._cut:
-                await self.fail(Unavailable(f"{self._cut}; the request was not answered"))
+                await self.fail(self.stopped(f"{self._cut}; the request was not answered"))
         except FoveaError as error:
             await self.fail(error)
         except Exception as error:
-            if not self.status:
-                log.error("%s %r failed", self.method, self.path[:200], exc_info=error)
-            await self.fail(EngineError(DEFECT))
-            raise
+            log.error("%s %r failed", self.method, self.path[:200], exc_info=error)
+            if self.status:
+                raise
+            await self.fail(EngineError(self.defect))
         finally:
             if self._watch is not None:
                 self._watch.remove_done_callback(self._on_gone)
@@ -156,10 +164,14 @@ class Exchange:
         if self._task is not None:
             self._task.cancel()
 
+    def stopped(self, reason: str) -> FoveaError:
+        """Return the error for a request that `cut` ends."""
+        return Unavailable(reason)
+
     @property
-    def cut_error(self) -> Unavailable | None:
+    def cut_error(self) -> FoveaError | None:
         """The error for a stream that `cut` ends; None: `cut` was not called."""
-        return Unavailable(self._cut) if self._cut and not self.gone else None
+        return self.stopped(self._cut) if self._cut and not self.gone else None
 
     def watch(self) -> None:
         """Cancel the work when the client leaves. To be called once the whole body has arrived."""
@@ -236,17 +248,17 @@ class Exchange:
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the status and the headers."""
         self.status = status
-        self.first_byte_s = time.perf_counter() - self.started
+        self.first_byte_s = self._clock() - self.started
         merged = {**headers, **self.extra, "x-request-id": self.request_id}
         if self.path.startswith(ANTHROPIC):
             merged["request-id"] = self.request_id
         pairs = [(name.encode("latin-1"), _latin(value)) for name, value in merged.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+        await self.send({"type": "http.response.start", "status": status, "headers": pairs})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send bytes of the body. more: whether further ones follow."""
         self.bytes_out += len(data)
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a complete answer. headers: the type is JSON unless they name another one."""
@@ -265,7 +277,7 @@ class Exchange:
     async def refuse(self, error: FoveaError) -> None:
         """Send an error."""
         headers = error_headers(error)
-        if isinstance(error, MethodNotAllowed) and error.allow:
+        if isinstance(error, MethodNotAllowed):
             headers["allow"] = ", ".join(error.allow)
         await self.reply_json(self.refusal(error), error.status, headers)
 

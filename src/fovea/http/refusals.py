@@ -30,7 +30,7 @@ class MethodNotAllowed(InvalidRequest):
     status = 405
     default_code = "method_not_allowed"
 
-    def __init__(self, message: str, *, allow: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, *, allow: Sequence[str]) -> None:
         super().__init__(message)
         self.allow = tuple(allow)
 

@@ -55,7 +55,7 @@ async def sent(bodies: Bodies, answers: list[Completion]) -> tuple[list[bytes], 
         messages.append(message)
 
     request, inside = request_of(create_app(Script()))
-    request._send = send
+    request.send = send
     await send_answers(request, bodies, answers)
     start, *parts = messages
     return [part["body"] for part in parts], dict(start["headers"])

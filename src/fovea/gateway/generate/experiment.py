@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from fovea.core.errors import FoveaError, Overloaded
 from fovea.gateway.backends.backend import stage_of
-from fovea.gateway.exchange import Exchange
 from fovea.gateway.experiments.experiments import Assignment, Experiments
 from fovea.gateway.experiments.statistics import Outcome, answer_of
 from fovea.gateway.generate.dispatch import Dispatcher, Job
@@ -22,6 +21,7 @@ from fovea.gateway.generate.upstream import BROKEN
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.tenants.keys import Tenant
 from fovea.gateway.usage.prices import NOTHING, Consumption, consumption_of, usage_of
+from fovea.http.exchange import Exchange
 
 if TYPE_CHECKING:
     from fovea.gateway.backends.fleet import Fleet
@@ -57,18 +57,18 @@ def outcome_of(request: Request) -> Outcome | None:
     It says nothing if the client left, has sent a wrong request or has set too short a deadline, or if the
     answer came from the cache.
     """
-    status = request.exchange.status
+    status = request.status
     overloaded = status == Overloaded.status
     wrong = (400 <= status < 500 and not overloaded) or request.code == "own_error"
     if request.gone or wrong or request.is_stored:
         return None
     return Outcome(
         request.services.clock() - request.started,
-        request.first_byte_s,
+        request.stream_began_s,
         status >= 500 or overloaded or request.code == "stream_broken",
         request.consumption or NOTHING,
         request.price.cost,
-        answer_of(request.tenant.name, request.exchange.request_id),
+        answer_of(request.tenant.name, request.request_id),
     )
 
 

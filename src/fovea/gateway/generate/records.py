@@ -86,7 +86,7 @@ class Records:
             self._usage.add(self._usage_of(request, ended))
         if self._audit.on:
             self._audit.answered(self._now(), _audited(request, ended))
-        if self.slow.is_slow(ended - request.started, request.first_byte_s):
+        if self.slow.is_slow(ended - request.started, request.stream_began_s):
             self.slow.add(row_of(request, ended))
         trace, code = request.trace, request.code
         if self.tracer is not None and trace.context is not None:
@@ -101,7 +101,7 @@ class Records:
         tenant = metrics.tenants(request.tenant.name)
         context = request.trace.context
         trace_id = "" if context is None else context.trace_id
-        metrics.count("requests", request.api, model, tenant, str(request.status))
+        metrics.count("requests", request.api, model, tenant, str(request.outcome))
         metrics.observe("request_seconds", ended - request.started, model, trace_id=trace_id)
         if request.waited_s:
             metrics.observe("waiting_seconds", request.waited_s, model)
@@ -130,7 +130,7 @@ class Records:
             served = "response_cache"
         elif reason.startswith(("retry", "fallback")):
             served = "fallback"
-        failed = (request.status >= 400 and not request.gone) or request.code in (
+        failed = (request.outcome >= 400 and not request.gone) or request.code in (
             "stream_broken",
             "own_error",
         )
@@ -150,17 +150,17 @@ def _audited(request: Request, ended: float) -> dict[str, Any]:
     """Return the fields of the audit log's line."""
     used, price = request.consumption or NOTHING, request.price
     backend, model, reason = source_of(request)
-    key = request.exchange.authorization.partition(b" ")[2].strip()
+    key = request.authorization.partition(b" ")[2].strip()
     images = request.demand.images if request.demand is not None else ()
     return {
-        "id": request.exchange.request_id,
+        "id": request.request_id,
         "tenant": request.tenant.name,
         "key": fingerprint(digest(key)) if key and request.tenant.name else "",
         "model_asked": request.asked,
         "model_used": model,
         "backend": backend,
         "route": reason,
-        "status": request.status,
+        "status": request.outcome,
         "prompt_tokens": used.prompt_tokens,
         "visual_tokens": used.visual_tokens,
         "cached_tokens": used.cached_tokens,
@@ -284,9 +284,9 @@ def _attributes(request: Request) -> dict[str, Attribute]:
         spans.OPERATION: "text_completion" if request.api == "completions" else "chat",
         spans.PROVIDER_NAME: spans.PROVIDER,
         spans.HTTP_METHOD: "POST",
-        spans.HTTP_ROUTE: request.exchange.path,
-        spans.HTTP_STATUS: request.status,
-        spans.REQUEST_ID: request.exchange.request_id,
+        spans.HTTP_ROUTE: request.path,
+        spans.HTTP_STATUS: request.outcome,
+        spans.REQUEST_ID: request.request_id,
         spans.REQUEST_MODEL: request.asked,
     }
     optional: dict[str, Attribute | None] = {
@@ -294,7 +294,7 @@ def _attributes(request: Request) -> dict[str, Attribute]:
         spans.RESPONSE_MODEL: source_of(request)[1] or None,
         spans.ERROR_TYPE: request.code or None,
         spans.CACHE: request.cached or None,
-        spans.FIRST_CHUNK: request.first_byte_s,
+        spans.FIRST_CHUNK: request.stream_began_s,
     }
     attributes |= {name: value for name, value in optional.items() if value is not None}
     used = request.consumption
@@ -325,17 +325,17 @@ def row_of(request: Request, ended: float) -> dict[str, Any]:
     images = request.demand.images if request.demand is not None else []
     return {
         "time": datetime.fromtimestamp(trace.wall(trace.started), UTC).isoformat(timespec="milliseconds"),
-        "request_id": request.exchange.request_id,
+        "request_id": request.request_id,
         "trace_id": trace.trace_id,
-        "route": request.exchange.path,
-        "status": request.status,
+        "route": request.path,
+        "status": request.outcome,
         "model": request.asked,
         "caller": request.tenant.name or "-",
         "backend": backend,
         "route_reason": reason,
         "attempts": request.attempts,
         "seconds": round(total, 4),
-        "ttft_seconds": None if request.first_byte_s is None else round(request.first_byte_s, 4),
+        "ttft_seconds": None if request.stream_began_s is None else round(request.stream_began_s, 4),
         "stages": {name: round(seconds, 4) for name, seconds in stages.items()},
         "images": [{"width": image.width, "height": image.height} for image in images][:MOST_IMAGES],
         "visual_tokens": request.demand.visual_tokens if request.demand is not None else 0,

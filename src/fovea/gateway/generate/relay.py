@@ -18,7 +18,6 @@ from typing import Any
 from fovea.api.errors import error_body
 from fovea.core.errors import EngineError, FoveaError
 from fovea.gateway.cache.cache import Hit, Recorder
-from fovea.gateway.exchange import Exchange
 from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Won
 from fovea.gateway.generate.ends import DONE, EventStream, end_of_status, error_event
 from fovea.gateway.generate.upstream import BROKEN, reason_of
@@ -26,6 +25,7 @@ from fovea.gateway.settings import TimeoutSettings
 from fovea.gateway.translate.chat_reader import BackendError
 from fovea.gateway.translate.translation import ChatTranslation, StreamTranslator
 from fovea.gateway.usage.prices import answer_tokens
+from fovea.http.exchange import Exchange
 
 TICK_S = 0.25
 
@@ -179,11 +179,11 @@ class Relay:
                 body = json.dumps(self._translation.answer(status, value)).encode()
             except BackendError as error:
                 self.end = "unreadable"
-                await self._exchange.refuse(error, self._translation)
+                await self._exchange.refuse(error)
                 return
         elif value is None and status == 200:
             self.end = "unreadable"
-            await self._exchange.refuse(BadGateway("the backend's answer is not JSON"), None)
+            await self._exchange.refuse(BadGateway("the backend's answer is not JSON"))
             return
         await self._exchange.reply(status, body)
 

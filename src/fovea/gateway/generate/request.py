@@ -12,18 +12,24 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from fovea.api.unknown import HEADER, header
-from fovea.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, Unavailable
+from fovea.core.errors import (
+    DeadlineExceeded,
+    EngineError,
+    FoveaError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
 from fovea.gateway.backends.backend import Load, stage_of
 from fovea.gateway.backends.fleet import Drains, Fleet
 from fovea.gateway.cache.cache import Hit, Recorder, ResponseCache
 from fovea.gateway.cache.key import MEDIA_MARK, Plan
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.exchange import Exchange
 from fovea.gateway.experiments.experiments import Assignment, Experiments
 from fovea.gateway.fair_queue import Turn
 from fovea.gateway.generate.dispatch import BadGateway, Dispatcher, GatewayTimeout, Job, Won
@@ -59,13 +65,11 @@ from fovea.gateway.tenants.accounts import Accounts, Reservation
 from fovea.gateway.tenants.keys import EVERYONE, Tenant, Tenants
 from fovea.gateway.translate.translation import ChatTranslation, to_chat
 from fovea.gateway.usage.prices import FREE, NOTHING, Amounts, Consumption, Price, PriceTable, consumption_of
-from fovea.http.bodies import BodyBudget, Claim
+from fovea.http.bodies import BodyBudget, Receive, Scope, Send
 from fovea.http.browsers import Browsers
-from fovea.http.refusals import ClientGone
+from fovea.http.exchange import CLIENT_GONE, Exchange
 
 log = logging.getLogger("fovea.gateway")
-CLIENT_GONE = 499
-"""Status in metrics and logs if the client left. It is never sent."""
 TIMEOUTS = ("upstream_timeout", "total_timeout")
 """Codes of errors after which a backend has worked for nothing."""
 NO_ANSWER = (Overloaded, Unavailable, BadGateway, GatewayTimeout, DeadlineExceeded)
@@ -107,25 +111,38 @@ class Services:
     draining: bool = False
 
 
-class Request:
+class GatewayExchange(Exchange):
+    """One request to the gateway, of whatever kind, and its answer."""
+
+    defect = "the gateway failed on this request; see its log"
+
+    def __init__(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive, send, services.clock)
+        self.services = services
+
+    async def fail(self, error: FoveaError) -> None:
+        self.services.metrics.count("refused", "internal_error" if type(error) is EngineError else error.code)
+        await super().fail(error)
+
+    def stopped(self, reason: str) -> FoveaError:
+        return ShuttingDown(reason)
+
+
+class Request(GatewayExchange):
     """One request for an answer.
 
     tenant, demand, model, won: known as the request proceeds.
     asked: name of the model that the client asked for, without aliases; "": none that is known.
     cached: "hit", "miss", "stale", "bypass", or "" if the response cache has no part in it.
     consumption, price: tokens that it has used, and what they cost; None: it ended before it could use any.
-    code: code of the error that ended it; "": none.
-    gone: whether its client has left.
-    started, first_byte_s, waited_s: when it arrived, and seconds to the first byte of a stream and in the
-        queue.
+    stream_began_s, waited_s: seconds to the first byte of a stream, and in the queue.
     attempts: backends that were asked.
     trace: the times of its stages.
     """
 
-    def __init__(self, services: Services, exchange: Exchange, api: str) -> None:
+    def __init__(self, services: Services, scope: Scope, receive: Receive, send: Send, api: str) -> None:
         """api: "chat", "completions", "messages" or "responses"."""
-        self.services = services
-        self.exchange = exchange
+        super().__init__(services, scope, receive, send)
         self.api = api
         self.tenant: Tenant = EVERYONE
         self.demand: Demand | None = None
@@ -133,84 +150,38 @@ class Request:
         self.won: Won | None = None
         self.consumption: Consumption | None = None
         self.price: Price = FREE
-        self.asked = self.cached = self.code = ""
-        self.gone = False
-        self.started = services.clock()
-        self.first_byte_s: float | None = None
+        self.asked = self.cached = ""
+        self.stream_began_s: float | None = None
         self.waited_s = 0.0
         self.attempts = 0
-        self.trace = Trace(services.records.tracer, exchange.headers, self.started)
+        self.trace = Trace(services.records.tracer, self.headers, self.started)
         self._assignment: Assignment | None = None
         self._translation: ChatTranslation | None = None
         self._plan: Plan | None = None
         self._reservation: Reservation | None = None
         self._turn: Turn | None = None
         self._relay: Relay | None = None
-        self._claim: Claim | None = None
-        self._cut = ""
         self._work: list[str] = []
-        self._task: asyncio.Task[Any] | None = None
 
     @property
-    def status(self) -> int:
-        """The status of the answer, or CLIENT_GONE."""
-        return CLIENT_GONE if self.code == "client_gone" else self.exchange.status
+    def outcome(self) -> int:
+        """The status for metrics and logs: that of the answer, or CLIENT_GONE."""
+        return CLIENT_GONE if self.code == "client_gone" else self.status
 
     @property
     def is_stored(self) -> bool:
         """Whether the answer came from the response cache."""
         return self.cached in ("hit", "stale")
 
-    async def run(self) -> None:
-        """Serve the request. Errors become answers; nothing is raised for a client that has left."""
-        self._task = asyncio.current_task()
-        self.services.running.add(self)
-        try:
-            await self._receive()
-        except ClientGone:
-            self.code = "client_gone"
-        except asyncio.CancelledError:
-            if not (self.gone or self._cut):
-                raise
-            if self.gone:
-                self.code = "client_gone"
-            else:
-                await self._fail(ShuttingDown(f"{self._cut}; the request was not answered"))
-        except FoveaError as error:
-            await self._fail(error)
-        finally:
-            self.services.running.discard(self)
-            await self._finish()
+    async def answer(self) -> None:
+        """Check the key, receive the body, and answer. Raises FoveaError."""
+        services = self.services
+        self.tenant = services.tenants.authenticate(self.authorization)
+        await self._serve(Body.parse(await self.receive_json(services.bodies, self.tenant.name)))
 
-    def cut(self, reason: str) -> None:
-        """End the request, because the gateway ends."""
-        self._cut = reason
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _receive(self) -> None:
-        services, exchange = self.services, self.exchange
-        self.tenant = services.tenants.authenticate(exchange.authorization)
-        waiting = asyncio.timeout(None)
-        with services.bodies.claim(self.tenant.name, lambda: waiting.reschedule(0)) as claim:
-            try:
-                async with waiting:
-                    body = await exchange.body(services.bodies, claim)
-                    self._claim = claim
-            except TimeoutError:
-                raise services.bodies.overloaded() from None
-            watch = asyncio.ensure_future(exchange.disconnected())
-            watch.add_done_callback(self._on_gone)
-            try:
-                await self._serve(body)
-            finally:
-                watch.remove_done_callback(self._on_gone)
-                watch.cancel()
-
-    def _on_gone(self, _: object) -> None:
-        self.gone = True
-        if self._task is not None:
-            self._task.cancel()
+    def refusal(self, error: FoveaError) -> dict[str, Any]:
+        """The body of an error, with the names of fields that the client has used."""
+        return super().refusal(error) if self._translation is None else self._translation.refusal(error)
 
     async def _serve(self, body: Body) -> None:
         """Answer a request whose body has arrived."""
@@ -219,7 +190,7 @@ class Request:
         model, images = await self._inspect(body)
         self.model = model = self._assigned(body, model)
         body = self._translated(body, model)
-        demand = self.demand = Demand(body, images, self.exchange.header(b"x-session-id"))
+        demand = self.demand = Demand(body, images, self.header(b"x-session-id"))
         body = self._bounded(body, model, demand)
         self.consumption = NOTHING
         trace.mark(INSPECT, services.clock())
@@ -234,10 +205,10 @@ class Request:
                 await self._from_backend(body, model, demand)
                 return
             except NO_ANSWER:
-                hit = None if self.exchange.status else await self._find_stale()
+                hit = None if self.status else await self._find_stale()
                 if hit is None:
                     raise
-                self.exchange.extra["x-fovea-fallback"] = f"{model.name} -> cache"
+                self.extra["x-fovea-fallback"] = f"{model.name} -> cache"
         await self._send_stored(hit, model, demand)
 
     async def _inspect(self, body: Body) -> tuple[ModelConfig, list[RequestImage]]:
@@ -249,7 +220,7 @@ class Request:
         if not limits.allows(model.name):
             self.tenant.check_model(str(asked or model.name))
         check_fields(body.value, self.api)
-        check_headers(self.exchange.headers)
+        check_headers(self.headers)
         check_priority(body.value, self.tenant.name, limits.priority)
         parts = list(media_parts(body.value))
         check_pictures(body, self.api)
@@ -263,10 +234,10 @@ class Request:
         experiments = self.services.experiments
         if experiments is None:
             return model
-        self._assignment = assigned = assignment_of(experiments, model.name, self.exchange, self.tenant, body)
+        self._assignment = assigned = assignment_of(experiments, model.name, self, self.tenant, body)
         if assigned is None:
             return model
-        self.exchange.extra["x-fovea-experiment"] = f"{assigned.experiment}={assigned.variant}"
+        self.extra["x-fovea-experiment"] = f"{assigned.experiment}={assigned.variant}"
         return self.services.fleet.model(assigned.model)
 
     def _translated(self, body: Body, model: ModelConfig) -> Body:
@@ -283,7 +254,7 @@ class Request:
             head=body.head,
         )
         if self._translation.ignored:
-            self.exchange.extra[HEADER] = header(self._translation.ignored)
+            self.extra[HEADER] = header(self._translation.ignored)
         return body.with_value(self._translation.body)
 
     @property
@@ -317,7 +288,7 @@ class Request:
         cache, tenant, value = self.services.cache, self.tenant, body.value
         if cache is None or not tenant.limits.response_cache or self._sent_as not in ("chat", "completions"):
             return None
-        asked = self.services.settings.cache_all or self.exchange.header(CACHE_ANYWAY).lower() == "on"
+        asked = self.services.settings.cache_all or self.header(CACHE_ANYWAY).lower() == "on"
         if asked or value.get("temperature") == 0:  # others are not cached, so their texts are not needed
             value = body.resolved({image.part.url: f"{MEDIA_MARK}{n}" for n, image in enumerate(images)})
         self._plan = plan = cache.plan(
@@ -326,7 +297,7 @@ class Request:
             tenant=tenant.scope,
             model_version=f"{model.served or model.name}\n{model.version}",
             path=PATHS[self._sent_as],
-            cache_control=self.exchange.header(b"cache-control") or None,
+            cache_control=self.header(b"cache-control") or None,
             asked=asked,
         )
         hit = await cache.lookup(plan)
@@ -348,17 +319,17 @@ class Request:
         self._use(model.name, consumption_of(usage, self._estimate(demand, 0)), stored=True)
         if self._reservation is None:  # an older answer stands in for backends, for which there is one
             await self._reserve(Amounts(1, 0, 0, self.price.cost))
-        self.exchange.extra["x-fovea-backend"] = "cache"
-        self.exchange.extra["x-fovea-model"] = model.name
-        self.exchange.extra["x-fovea-cache"] = self.cached
-        await Relay(self.exchange, self.api, self._translation, self.services.silence).stored(hit)
+        self.extra["x-fovea-backend"] = "cache"
+        self.extra["x-fovea-model"] = model.name
+        self.extra["x-fovea-cache"] = self.cached
+        await Relay(self, self.api, self._translation, self.services.silence).stored(hit)
 
     async def _from_backend(self, body: Body, model: ModelConfig, demand: Demand) -> None:
         """Wait for a turn, and pass on the answer of a backend."""
-        services, exchange, images = self.services, self.exchange, demand.images
+        services, images = self.services, demand.images
         deadline = asyncio.get_running_loop().time() + services.settings.timeouts.total_s
         own = {**self.trace.headers(), **client_header(self.tenant.name)}
-        renderer = Renderer(body, self._sent_as, exchange.headers, exchange.request_id, own)
+        renderer = Renderer(body, self._sent_as, self.headers, self.request_id, own)
         renderer.degraded = services.queues.degrade(model) if images else ""
         await self._wait(model, demand, deadline)
         ladder = [model, *(services.fleet.model(name) for name in model.fallback)]
@@ -369,17 +340,17 @@ class Request:
         finally:
             self.attempts, self.trace.failures = job.attempts, job.failures
             self._work = [each.name for each in job.work]
-        if not copied and self._claim is not None:
+        if not copied and self.claim is not None:
             # No other backend gets the request any more, and its answer may take minutes.
             renderer.drop()
-            self._claim.release()
+            self.claim.release()
         if won.answer.is_stream:
-            self.first_byte_s = services.clock() - self.started
-        log.debug("%s goes to %s: %s", exchange.request_id, won.backend.name, won.reason)
-        exchange.extra |= headers_of(won, model, job.attempts, renderer.degraded, self.cached)
-        services.metrics.count("degraded", by="x-fovea-degraded" in exchange.extra)
+            self.stream_began_s = services.clock() - self.started
+        log.debug("%s goes to %s: %s", self.request_id, won.backend.name, won.reason)
+        self.extra |= headers_of(won, model, job.attempts, renderer.degraded, self.cached)
+        services.metrics.count("degraded", by="x-fovea-degraded" in self.extra)
         services.known.learn_from(won.answer.headers, images)
-        relay = self._relay = Relay(exchange, self.api, self._translation, services.silence)
+        relay = self._relay = Relay(self, self.api, self._translation, services.silence)
         # An answer about smaller images must not be given later, when there is room for the whole ones.
         with self._recorder(wanted=won.model is model and not renderer.degraded) as recorder:
             await relay.pass_on(won, recorder, renderer.adds_usage, deadline, services.settings.timeouts)
@@ -413,15 +384,7 @@ class Request:
             return Load(demand.text_tokens, demand.visual_tokens)
         return Load(demand.text_tokens, self.services.visual.count(model, demand.images))
 
-    async def _fail(self, error: FoveaError) -> None:
-        """Send an error, or nothing if an answer has begun already (its relay has ended it then)."""
-        self.code = error.code
-        self.services.metrics.count("refused", error.code)
-        if not self.exchange.status:
-            with suppress(ClientGone):
-                await self.exchange.refuse(error, self._translation)
-
-    async def _finish(self) -> None:
+    async def finish(self) -> None:
         """Give everything back that the request has taken, and record it."""
         services, won, used = self.services, self.won, None
         if self.attempts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import MutableMapping
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fovea.api.cut_texts import restore
 from fovea.core.errors import (
     FoveaError,
     InvalidRequest,
@@ -18,8 +20,8 @@ from fovea.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from fovea.gateway.exchange import Exchange
 from fovea.http.bodies import BodyBudget, UnsupportedEncoding
+from fovea.http.exchange import Exchange
 from fovea.http.refusals import ClientGone
 from tests.gateway.samples import run
 
@@ -42,10 +44,12 @@ class Wire:
         self.exchange = Exchange(scope, self._receive, self._send)
 
     async def _receive(self) -> MutableMapping[str, Any]:
+        if not self.slices:
+            await asyncio.Event().wait()  # the client waits for its answer
         data = self.slices.pop(0)
         if data is None:
             return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": data, "more_body": bool(self.slices)}
+        return {"type": "http.request", "body": data, "more_body": any(one is not None for one in self.slices)}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
         self.messages.append(message)
@@ -55,8 +59,7 @@ class Wire:
 
         async def receive() -> Any:
             bodies = budget or BodyBudget(64 * MIB, 16 * MIB)
-            with bodies.claim("tenant", lambda: None) as claim:
-                return json.loads((await self.exchange.body(bodies, claim)).encoded())
+            return restore((await self.exchange.receive_json(bodies, "tenant")).finish(), lambda _: None)
 
         return run(receive())
 
@@ -114,10 +117,58 @@ def test_a_client_that_leaves_before_the_end() -> None:
         Wire(b'{"a"', None).value()
 
 
-def test_a_client_that_leaves_after_the_body() -> None:
-    wire = Wire(b"", None, b"")
-    run(wire.exchange.disconnected())
-    assert wire.slices == [b""]
+def test_a_client_that_leaves_after_the_body_ends_the_work() -> None:
+    wire, ended = Wire(b"{}", None), []
+
+    async def answer() -> None:
+        await wire.exchange.receive_json(BodyBudget(MIB, MIB), "tenant")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    run(wire.exchange.run(answer))
+    assert (wire.exchange.code, wire.exchange.gone, wire.exchange.status) == ("client_gone", True, 0)
+    assert ended == [True]
+    assert wire.messages == []
+
+
+def test_a_request_that_is_cut_gets_an_error_and_gives_its_body_back() -> None:
+    budget = BodyBudget(MIB, MIB)
+    wire = Wire(b'"' + b"x" * 200_000 + b'"')
+
+    async def answer() -> None:
+        await wire.exchange.receive_json(budget, "tenant")
+        assert budget.held > 0
+        asyncio.get_running_loop().call_soon(wire.exchange.cut, "the server is shutting down")
+        await asyncio.Event().wait()
+
+    run(wire.exchange.run(answer))
+    assert (wire.exchange.status, budget.held) == (503, 0)
+    assert "shutting down" in json.loads(wire.messages[1]["body"])["error"]["message"]
+
+
+def test_a_defect_is_an_error_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    wire = Wire()
+
+    async def answer() -> None:
+        raise ZeroDivisionError("secret")
+
+    run(wire.exchange.run(answer))
+    assert wire.exchange.status == 500
+    assert b"secret" not in wire.messages[1]["body"]
+    assert "secret" in caplog.text
+
+
+def test_a_defect_after_the_answer_has_begun_closes_the_connection() -> None:
+    wire = Wire()
+
+    async def answer() -> None:
+        await wire.exchange.start(200, {})
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(wire.exchange.run(answer))
 
 
 @pytest.mark.parametrize(
