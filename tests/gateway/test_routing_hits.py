@@ -162,12 +162,12 @@ async def gateway(policy: str = "cache-affine") -> AsyncIterator[Running]:
     setup = Setup(settings, Tables(backends), ExperimentConfig(), lambda name: None)
     app = create_gateway(setup, time.monotonic)
     transport = httpx.ASGITransport(app)
-    await app._start()
+    await app.start()
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield Running(client, engines)
     finally:
-        await app._stop()
+        await app.stop()
         for engine in engines.values():
             await engine.kill()
 

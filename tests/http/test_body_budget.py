@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 
 from fovea.core.errors import ConfigError, Overloaded
-from fovea.http.bodies import FREE, BodyBudget, Claim
+from fovea.http.bodies import FREE, BodyBudget, BodyMemory
 from fovea.server.settings import ServerSettings
 
 MIB = 1024 * 1024
@@ -22,29 +20,29 @@ class Bodies:
     def __init__(self, capacity: int) -> None:
         self.budget = BodyBudget(capacity, capacity)
         self.stopped: list[str] = []
-        self.stack = ExitStack()
 
-    def body(self, name: str, owner: str = "-", size: int = 0) -> Claim:
-        claim = self.stack.enter_context(self.budget.claim(owner, lambda: self.stopped.append(name)))
+    def body(self, name: str, owner: str = "-", size: int = 0) -> BodyMemory:
+        memory = self.budget.begin(owner, lambda: self.stopped.append(name))
         if size:
-            claim.add(FREE + size)
-        return claim
+            memory.add(FREE + size)
+        return memory
 
 
 def test_bytes_are_counted_as_they_arrive_and_given_back_once() -> None:
     budget = BodyBudget(10 * MIB, MIB)
-    with budget.claim("-", lambda: None) as claim:
-        claim.add(FREE - 1)
-        assert budget.held == 0
-        claim.add(MIB + 1)
-        assert budget.held == MIB
-        claim.arrived()
-        claim.shrink(100)
-        claim.shrink(5 * MIB)
-        assert budget.held == 0
-        claim.add(10)
-        claim.release()
-        claim.release()
+    memory = budget.begin("-", lambda: None)
+    memory.add(FREE - 1)
+    assert budget.held == 0
+    memory.add(MIB + 1)
+    assert budget.held == MIB
+    memory.arrived()
+    memory.shrink(100)
+    memory.shrink(5 * MIB)
+    assert budget.held == 0
+    memory.add(10)
+    memory.release()
+    memory.release()
+    memory.end()
     assert budget.held == 0
 
 

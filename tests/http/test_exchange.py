@@ -36,6 +36,7 @@ class Wire:
         self, *slices: bytes | None, headers: list[tuple[bytes, bytes]] | None = None, path: str = "/v1/x"
     ) -> None:
         self.slices = list(slices)
+        self.more = True
         self.messages: list[MutableMapping[str, Any]] = []
         scope = {
             "type": "http", "path": path, "method": "POST", "client": ("1.2.3.4", 5),
@@ -49,7 +50,7 @@ class Wire:
         data = self.slices.pop(0)
         if data is None:
             return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": data, "more_body": any(one is not None for one in self.slices)}
+        return {"type": "http.request", "body": data, "more_body": self.more and bool(self.slices)}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
         self.messages.append(message)
@@ -119,6 +120,7 @@ def test_a_client_that_leaves_before_the_end() -> None:
 
 def test_a_client_that_leaves_after_the_body_ends_the_work() -> None:
     wire, ended = Wire(b"{}", None), []
+    wire.more = False
 
     async def answer() -> None:
         await wire.exchange.receive_json(BodyBudget(MIB, MIB), "tenant")

@@ -107,6 +107,6 @@ async def test_the_work_for_a_body_grows_with_its_pieces_and_not_with_their_squa
 
     request, _ = request_of(create_app(Script()))
     request._receive = receive
-    claim = BodyBudget(1 << 20, 1 << 20).begin("mallory", lambda: None)
-    assert await receive_file(request, 1 << 20, claim.add) == b"%" + b"P" * 500
+    memory = BodyBudget(1 << 20, 1 << 20).begin("mallory", lambda: None)
+    assert await receive_file(request, 1 << 20, memory.add) == b"%" + b"P" * 500
     assert Piece.looks <= 3 * len(pieces)

@@ -36,16 +36,16 @@ class BodyBudget:
         self.largest = largest
         self.held = 0
         self.refused = 0
-        self._claims: dict[Claim, None] = {}
+        self._bodies: dict[BodyMemory, None] = {}
 
-    def begin(self, owner: str, refuse: Callable[[], None]) -> Claim:
-        """Count one body until `Claim.end`.
+    def begin(self, owner: str, refuse: Callable[[], None]) -> BodyMemory:
+        """Count one body until `BodyMemory.end`.
 
         owner: the client. refuse: called if the body has to give way, while it is arriving.
         """
-        claim = Claim(self, owner, refuse)
-        self._claims[claim] = None
-        return claim
+        memory = BodyMemory(self, owner, refuse)
+        self._bodies[memory] = None
+        return memory
 
     def overloaded(self) -> Overloaded:
         """The error for a body that had to give way."""
@@ -65,9 +65,9 @@ class BodyBudget:
             "bodies_refused": self.refused,
         }
 
-    def end(self, claim: Claim) -> None:
+    def end(self, memory: BodyMemory) -> None:
         """Count a body no longer."""
-        self._claims.pop(claim, None)
+        self._bodies.pop(memory, None)
 
     def make_room(self) -> None:
         """Refuse arriving bodies until the others fit."""
@@ -75,16 +75,16 @@ class BodyBudget:
             self.refused += 1
             victim.give_way()
 
-    def _victim(self) -> Claim | None:
-        arriving = [claim for claim in self._claims if claim.arriving and claim.size]
+    def _victim(self) -> BodyMemory | None:
+        arriving = [memory for memory in self._bodies if memory.arriving and memory.size]
         owners: dict[str, int] = {}
-        for claim in self._claims:
-            owners[claim.owner] = owners.get(claim.owner, 0) + claim.size
-        heavy = [claim for claim in arriving if 2 * owners[claim.owner] > self.held]
-        return max(heavy or arriving, key=lambda claim: claim.size, default=None)
+        for memory in self._bodies:
+            owners[memory.owner] = owners.get(memory.owner, 0) + memory.size
+        heavy = [memory for memory in arriving if 2 * owners[memory.owner] > self.held]
+        return max(heavy or arriving, key=lambda memory: memory.size, default=None)
 
 
-class Claim:
+class BodyMemory:
     """The bytes of one body.
 
     owner: the client that sends it.
@@ -181,10 +181,10 @@ def check_body_headers(encoding: str, content_type: str, length: str, largest: i
         )
 
 
-async def receive_body(receive: Receive, claim: Claim, budget: BodyBudget) -> Cutter:
+async def receive_body(receive: Receive, memory: BodyMemory, budget: BodyBudget) -> Cutter:
     """Cut a body while it arrives.
 
-    claim: counts its bytes.
+    memory: counts its bytes.
     Raises PayloadTooLarge, InvalidRequest, Overloaded, and ClientGone if the client disconnects.
     """
     cutter = Cutter()
@@ -197,7 +197,7 @@ async def receive_body(receive: Receive, claim: Claim, budget: BodyBudget) -> Cu
             raise PayloadTooLarge(
                 f"the body has more than {budget.largest} bytes ({budget.largest // MIB} MiB)"
             )
-        claim.add(len(data))
+        memory.add(len(data))
         for at in range(0, len(data), SLICE):
             if at:
                 await asyncio.sleep(0)

@@ -24,7 +24,7 @@ from fovea.core.errors import EngineError, FoveaError, Unavailable
 from fovea.core.json_text import dump
 from fovea.http.bodies import (
     BodyBudget,
-    Claim,
+    BodyMemory,
     Message,
     Receive,
     Scope,
@@ -58,7 +58,7 @@ class Exchange:
     started: when it arrived, on its clock.
     first_byte_s: seconds until the answer began; None: it has not.
     bytes_in, bytes_out: of the bodies.
-    claim: the memory of its body; None: none has arrived.
+    memory: the memory of its body; None: none has arrived.
     send: ASGI's own; `start`, `write` and `reply` use it.
     """
 
@@ -81,7 +81,7 @@ class Exchange:
         self.first_byte_s: float | None = None
         self.bytes_in = 0
         self.bytes_out = 0
-        self.claim: Claim | None = None
+        self.body_memory: BodyMemory | None = None
         self._receive = receive
         self.send = send
         self._task: asyncio.Task[Any] | None = None
@@ -141,8 +141,8 @@ class Exchange:
             if self._watch is not None:
                 self._watch.remove_done_callback(self._on_gone)
                 self._watch.cancel()
-            if self.claim is not None:
-                self.claim.end()
+            if self.body_memory is not None:
+                self.body_memory.end()
             await self.finish()
 
     async def fail(self, error: FoveaError) -> None:
@@ -210,7 +210,7 @@ class Exchange:
         return message
 
     async def receive_within(
-        self, budget: BodyBudget, owner: str, read: Callable[[Claim], Awaitable[T]]
+        self, budget: BodyBudget, owner: str, read: Callable[[BodyMemory], Awaitable[T]]
     ) -> T:
         """Receive a body within the memory that all bodies may take, and watch the connection from then on.
 
@@ -218,13 +218,13 @@ class Exchange:
         Raises Overloaded if the body has to give way to others, and what `read` raises.
         """
         waiting = asyncio.timeout(None)
-        self.claim = claim = budget.begin(owner, lambda: waiting.reschedule(0))
+        self.body_memory = memory = budget.begin(owner, lambda: waiting.reschedule(0))
         try:
             async with waiting:
-                value = await read(claim)
+                value = await read(memory)
         except TimeoutError:
             raise budget.overloaded() from None
-        claim.arrived()
+        memory.arrived()
         self.watch()
         return value
 
@@ -240,7 +240,7 @@ class Exchange:
             budget.largest,
         )
         return await self.receive_within(
-            budget, owner, lambda claim: receive_body(self.receive, claim, budget)
+            budget, owner, lambda memory: receive_body(self.receive, memory, budget)
         )
 
     # The answer

@@ -49,8 +49,8 @@ async def _parse(request: Request, cutter: Cutter, models: Sequence[type[Wire]])
     """Return the validated body, and its fields that were ignored. Raises InvalidRequest."""
     if not cutter.size:
         raise InvalidRequest("the body is required", code="missing_field")
-    assert request.claim is not None  # it has counted the body
-    shrink, strict = request.claim.shrink, request.state.settings.bodies.strict_requests
+    assert request.body_memory is not None  # it has counted the body
+    shrink, strict = request.body_memory.shrink, request.state.settings.bodies.strict_requests
     if cutter.size <= LARGE:
         return _validated(cutter, models, shrink, strict)
     return await asyncio.get_running_loop().run_in_executor(

@@ -135,8 +135,8 @@ class Request(Exchange):
     # The answer
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        if self.claim is not None:
-            self.claim.release()
+        if self.body_memory is not None:
+            self.body_memory.release()
         self._streams = headers.get("content-type", "").startswith(EVENTS)
         client = self.caller.client
         for noun, bucket in (("requests", client.requests), ("tokens", client.tokens)):

@@ -340,10 +340,10 @@ class Request(GatewayExchange):
         finally:
             self.attempts, self.trace.failures = job.attempts, job.failures
             self._work = [each.name for each in job.work]
-        if not copied and self.claim is not None:
+        if not copied and self.body_memory is not None:
             # No other backend gets the request any more, and its answer may take minutes.
             renderer.drop()
-            self.claim.release()
+            self.body_memory.release()
         if won.answer.is_stream:
             self.stream_began_s = services.clock() - self.started
         log.debug("%s goes to %s: %s", self.request_id, won.backend.name, won.reason)

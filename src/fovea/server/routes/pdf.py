@@ -54,7 +54,7 @@ async def render(request: Request, pages: Pages) -> Response:
     data = await request.receive_within(
         state.bodies,
         caller.client.name,
-        lambda claim: receive_file(request, state.bodies.largest, claim.add),
+        lambda memory: receive_file(request, state.bodies.largest, memory.add),
     )
     work = state.drawing.render(caller.client.name, data, wanted, caller.tenant)
     rendered = await deadline.limit(work, "its PDF was drawn")
