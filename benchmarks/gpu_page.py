@@ -5,11 +5,13 @@ It does not import torch, so tests run anywhere.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fovea.core.markdown import markdown_table
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # the tree is used without an installation
+from fovea.core.markdown import markdown_table  # noqa: E402
 
 IN_MEMORY = Path("/dev/shm/fovea-bench")
 """Folder of the checkpoint if it is written to memory. It is removed after the measurement."""
