@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # the tree is used without an installation
-from fovea.core.markdown import markdown_table  # noqa: E402
+from fovea.core.markdown import markdown_table
 
 IN_MEMORY = Path("/dev/shm/fovea-bench")
 """Folder of the checkpoint if it is written to memory. It is removed after the measurement."""

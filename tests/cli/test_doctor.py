@@ -14,7 +14,7 @@ import pytest
 
 from fovea.cli.doctor import ended_by_signals
 from fovea.deploy.monitoring.files import alert_rules, prometheus_config, recording_rules
-from fovea.doctor.checks.all import CHECKS
+from fovea.doctor.checks import CHECKS
 from tests.cli.support import Caller, Outcome, finish, start, until
 from tests.support import servers
 from tests.support.checkpoints import write

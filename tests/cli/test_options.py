@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from fovea.cli import main as cli
 from fovea.cli import options
 from fovea.cli.common import ALL_KEYS, check_writable
 from fovea.cli.profile import ProfileSettings
-from fovea.cli.serve import ServeSettings
+from fovea.cli.serve import FIRST, ServeSettings
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_value, flat_values, settings_of
 from fovea.core.trace import Workload
@@ -287,8 +288,19 @@ def test_help_of_every_command(command: tuple[str, ...], fovea: Caller) -> None:
         assert all(f"\n    {name} " in outcome.out for name in COMMANDS)
 
 
-def test_every_setting_is_a_flag_of_serve(fovea: Caller) -> None:
+def test_help_of_serve_shows_the_flags_that_people_set(fovea: Caller) -> None:
+    """It once printed 145 flags, which nobody reads."""
     text = fovea("serve", "--help").out
+    shown = re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE)
+    assert sorted(shown) == sorted(["--help", "--help-all", *map(options.flag, FIRST)])
+    assert set(FIRST) - {"config"} <= set(ALL_KEYS)
+    assert "engine: schedule:\n" in text
+    assert "server batches:\n" in text
+    assert "server traces:\n" in text
+
+
+def test_every_setting_is_a_flag_of_serve(fovea: Caller) -> None:
+    text = fovea("serve", "--help-all").out
     for entry in SERVED:
         assert f" {options.flag(entry.name)} " in text
         assert "".join(entry.rule.help.split()) in "".join(text.split())  # lines may break at hyphens

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from fovea import Engine
-from fovea.cli.serve import _keys_in_words
+from fovea.cli.serve import keys_in_words
 from fovea.server.settings import ServerSettings
 from tests.cli.support import Caller, finish, start, until, write_lines
 from tests.support.forks import Fork
@@ -209,7 +209,7 @@ def test_the_log_says_who_may_use_the_server(settings: dict[str, Any], words: st
     """With keys for operators only, it said that everything is open to all."""
     if "keys_file" in settings:
         settings = settings | {"keys_file": Path(settings["keys_file"])}
-    assert _keys_in_words(ServerSettings.of(**settings)) == words
+    assert keys_in_words(ServerSettings.of(**settings)) == words
 
 
 def test_a_revision_of_a_folder_is_an_error_before_the_port_opens(

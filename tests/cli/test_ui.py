@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_another_program_is_not_opened() -> None:
     [
         (("--model", "fovea-tiny"), "--model"),
         (("--port", "8000"), "--port"),
-        (("--max-queue", "4"), "--max-queue"),
+        (("--device", "cpu"), "--device"),
     ],
 )
 def test_flags_of_a_started_server_beside_a_url(flags: tuple[str, ...], named: str, fovea: Caller) -> None:
@@ -120,12 +121,16 @@ def test_flags_of_a_started_server_beside_a_url(flags: tuple[str, ...], named: s
 
 
 @pytest.mark.parametrize(
-    "words", [pytest.param(("--simulate",), marks=pytest.mark.slow), ("--model", "TINY", "--admin")]
+    ("words", "simulate"),
+    [pytest.param((), "1", marks=pytest.mark.slow), (("--model", "TINY", "--admin"), "")],
 )
-def test_a_started_server_is_ready_when_its_page_is_shown(words: tuple[str, ...], tiny: Path) -> None:
+def test_a_started_server_is_ready_when_its_page_is_shown(
+    words: tuple[str, ...], simulate: str, tiny: Path
+) -> None:
     """It listens on loopback at a free port, also if settings for `fovea serve` say otherwise."""
     words = tuple(str(tiny) if word == "TINY" else word for word in words)
-    process = start("ui", "--no-browser", *words, FOVEA_HOST="0.0.0.0", FOVEA_PORT="1")
+    variables = {"FOVEA_HOST": "0.0.0.0", "FOVEA_PORT": "1", "FOVEA_SIMULATE": simulate}
+    process = start("ui", "--no-browser", *words, **variables)
     try:
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:")
@@ -138,6 +143,18 @@ def test_a_started_server_is_ready_when_its_page_is_shown(words: tuple[str, ...]
         process.kill()
     assert (ended.code, ended.out) == (0, "")
     assert "Traceback" not in ended.err
+
+
+def test_it_has_few_flags_of_its_own(fovea: Caller) -> None:
+    """It once took the 145 flags of `fovea serve`; they are settings of the file and variables, too."""
+    shown = re.findall(r"^  (?:-h, )?--([a-z-]+)", fovea("ui", "--help").out, re.MULTILINE)
+    assert sorted(shown) == [
+        "admin", "config", "device", "help", "log-level", "model", "no-browser", "port", "quantization",
+        "threads", "url", "visual-tokens",
+    ]  # fmt: skip
+    refused = fovea("ui", "--max-queue", "4")
+    assert refused.code == 2
+    assert refused.err.endswith("error: unrecognized arguments: --max-queue 4\n")
 
 
 def test_a_model_that_does_not_load_opens_nothing(folder: Path) -> None:

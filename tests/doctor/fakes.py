@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from fovea.cli.doctor_subject import monitoring_facts
 from fovea.core.settings import flat_values
 from fovea.doctor.check import Check, Status, Verdict, examine
-from fovea.doctor.checks.all import CHECKS
+from fovea.doctor.checks import CHECKS
 from fovea.doctor.load import DoctorSettings, LoadFigures, LoadTest
 from fovea.doctor.machine import Disk
 from fovea.doctor.server import Answer, NoAnswer, Server

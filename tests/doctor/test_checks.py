@@ -17,7 +17,7 @@ from fovea.doctor.check import (
     select,
     warned,
 )
-from fovea.doctor.checks.all import CHECKS
+from fovea.doctor.checks import CHECKS
 from fovea.doctor.subject import Subject
 from tests.doctor import fault_cases, machine_cases, server_cases
 from tests.doctor.case import Case

@@ -16,9 +16,9 @@ from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.backends.route import Router
 from fovea.gateway.backends.watch import Watch
 from fovea.gateway.config import BackendConfig, ModelConfig
-from fovea.gateway.generate.dispatch import Dispatcher, Job, Outgoing
+from fovea.gateway.generate.dispatch import Dispatcher, Job
 from fovea.gateway.generate.outgoing import Renderer
-from fovea.gateway.generate.upstream import AttemptFailed
+from fovea.gateway.generate.upstream import AttemptFailed, Outgoing
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.fields import media_parts
@@ -114,9 +114,7 @@ def test_details_of_usage(name: str) -> None:
 class Failing:
     """A backend that answers 500 to everything."""
 
-    async def open(
-        self, backend: Backend, path: str, pieces: Any, headers: Any, *, stream: bool, deadline: float
-    ) -> Any:
+    async def open(self, backend: Backend, outgoing: Outgoing, *, stream: bool, deadline: float) -> Any:
         raise AttemptFailed("the backend answered 500", "status", status=500)
 
 

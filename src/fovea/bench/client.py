@@ -334,8 +334,7 @@ class Client:
             if self.target.model:
                 return self.target.model
             raise ConfigError(
-                f"{self.target.url}/models lists no model ({answer}); name one by --model",
-                param="model",
+                f"{self.target.url}/models lists no model ({answer}); name one by --model", param="model"
             )
         if self.target.model and self.target.model not in served:
             raise ConfigError(
@@ -371,10 +370,7 @@ class Client:
                 return await self._read(response, sample, on_progress)
 
     async def _read(
-        self,
-        response: aiohttp.ClientResponse,
-        sample: Sample,
-        on_progress: Callable[[Sample], bool] | None,
+        self, response: aiohttp.ClientResponse, sample: Sample, on_progress: Callable[[Sample], bool] | None
     ) -> Failure | None:
         if response.status != 200:
             return Failure(f"http {response.status}", _error_text(await response.read()))

@@ -63,10 +63,7 @@ async def open_loop(
     return [task.result() for task in tasks]
 
 
-async def closed_loop(
-    calls: Iterable[Callable[[], Awaitable[T]]],
-    clients: int,
-) -> list[T]:
+async def closed_loop(calls: Iterable[Callable[[], Awaitable[T]]], clients: int) -> list[T]:
     """Run all calls, `clients` at a time, and return the results in the order of the calls.
 
     Each client takes the next call when its previous one has returned.
@@ -106,9 +103,7 @@ class Lag:
 
 @contextlib.asynccontextmanager
 async def measure_lag(
-    clock: Callable[[], float],
-    busy: Callable[[], bool],
-    cpu: Callable[[], float] = time.process_time,
+    clock: Callable[[], float], busy: Callable[[], bool], cpu: Callable[[], float] = time.process_time
 ) -> AsyncIterator[Lag]:
     """Measure the event loop's lag and processor time every TICK_S seconds until the block ends.
 

@@ -1,1 +1,1 @@
-"""Floor F5: the commands. Only this floor connects engine and server."""
+"""The commands: the top layer, and the only package that connects engine and server."""

@@ -2,7 +2,7 @@
 
 Fovea's own engine is one of eight, and is named only where it is the better
 choice. `fovea gateway` works in front of any of them. docs/engine-advisor.md
-tells how rules weigh and how to use your own.
+lists the rules and tells how to use your own.
 
   fovea advise --device x86-cpu --strangers true
   fovea advise --device nvidia-gpu --several-devices true --checkpoint fp8 --sources
@@ -100,11 +100,7 @@ def _rules(rules: Iterable[Rule]) -> list[dict[str, Any]]:
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "advise",
-        description=__doc__,
-        usage="fovea advise [SITUATION] [OPTIONS]",
-    )
+    parser = commands.add_parser("advise", description=__doc__, usage="fovea advise [SITUATION] [OPTIONS]")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     options.add_options(parser, "situation", Situation)
     parser.add_argument("--rules", type=Path, metavar="FILE", help="your own rules (docs/engine-advisor.md)")

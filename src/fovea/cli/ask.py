@@ -56,9 +56,7 @@ def stats_table(answer: Completion) -> None:
 
 def register(commands: Any) -> None:
     parser = commands.add_parser(
-        "ask",
-        description=__doc__,
-        usage='fovea ask [OPTIONS] [IMAGE|VIDEO ...] "QUESTION"',
+        "ask", description=__doc__, usage='fovea ask [OPTIONS] [IMAGE|VIDEO ...] "QUESTION"'
     )
     parser.add_argument(
         "words",

@@ -321,11 +321,7 @@ class LineRunner:
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "batch",
-        description=__doc__,
-        usage="fovea batch [OPTIONS] IN OUT.jsonl",
-    )
+    parser = commands.add_parser("batch", description=__doc__, usage="fovea batch [OPTIONS] IN OUT.jsonl")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "input", type=Path, metavar="IN", help="questions, one JSON object per line; or a folder of images"

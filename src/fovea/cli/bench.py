@@ -98,9 +98,7 @@ IMPLIED = {"trace": "trace", "rate": "open", "turns": "chat", "clients": "closed
 
 def register(commands: Any) -> None:
     parser = commands.add_parser(
-        "bench",
-        description=__doc__,
-        usage="fovea bench URL [WORKLOAD ...] [OPTIONS]",
+        "bench", description=__doc__, usage="fovea bench URL [WORKLOAD ...] [OPTIONS]"
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("url", metavar="URL", help="URL of the server; without a path, /v1 is added")

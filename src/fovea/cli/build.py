@@ -24,10 +24,7 @@ SETTINGS = ("dtype", "device", "threads", "revision")
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "build",
-        description=f"{__doc__} See docs/engines.md.",
-    )
+    parser = commands.add_parser("build", description=f"{__doc__} See docs/engines.md.")
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help=f"a folder, a hub id, or {DEFAULT_MODEL} (default)"
     )

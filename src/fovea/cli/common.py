@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import textwrap
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -124,6 +125,19 @@ def count(text: str) -> int:
 def names(text: str) -> tuple[str, ...]:
     """Split A,B into names, each once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def wrapped(text: str, width: int, first: str = "", later: str | None = None) -> list[str]:
+    """Break a text into lines. Characters that a terminal would not print are replaced.
+
+    first, later: beginnings of the first line and of the others; None: spaces below `first`.
+    """
+    plain = "".join(char if char.isprintable() else "?" for char in text)
+    indent = " " * len(first) if later is None else later
+    lines = textwrap.wrap(
+        plain, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return lines or [first.rstrip()]
 
 
 def utf8(text: str) -> str:

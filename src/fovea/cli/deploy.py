@@ -18,8 +18,7 @@ from fovea.deploy.write import write
 
 def register(commands: Any) -> None:
     parser = commands.add_parser(
-        "deploy",
-        description=f"{__doc__} docs/deployment.md describes the spec and every target.",
+        "deploy", description=f"{__doc__} docs/deployment.md describes the spec and every target."
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     rendering = actions.add_parser("render", help="write the files of one target or more")

@@ -17,23 +17,19 @@ import contextlib
 import json
 import signal
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from fovea.cli import options
+from fovea.cli.common import wrapped
 from fovea.doctor.check import Check, Result, Status, counts
 from fovea.doctor.load import DoctorSettings
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        description=__doc__,
-        usage="fovea doctor [OPTIONS] [URL|MODEL]",
-    )
+    parser = commands.add_parser("doctor", description=__doc__, usage="fovea doctor [OPTIONS] [URL|MODEL]")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "target", nargs="?", metavar="URL|MODEL",
@@ -85,7 +81,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the checks and print their verdicts. Returns the exit status."""
     from fovea.doctor.check import select
-    from fovea.doctor.checks.all import CHECKS
+    from fovea.doctor.checks import CHECKS
 
     checks = select(CHECKS, args.only, quick=args.quick)
     if args.list:
@@ -166,19 +162,11 @@ def _lines(results: Sequence[Result]) -> Iterator[str]:
 def _result(result: Result) -> Iterator[str]:
     verdict = result.verdict
     head = f"  {WORDS[verdict.status]:<5}{result.check.name}: "
-    yield from _wrapped(verdict.figure or verdict.reason, head)
+    yield from wrapped(verdict.figure or verdict.reason, WIDTH, head, INDENT)
     if verdict.figure and verdict.reason:
-        yield from _wrapped(verdict.reason, INDENT)
+        yield from wrapped(verdict.reason, WIDTH, INDENT)
     if verdict.fix:
-        yield from _wrapped(verdict.fix, f"{INDENT}fix: ")
-
-
-def _wrapped(text: str, first: str) -> list[str]:
-    """Break a text into lines. Characters that a terminal would not print are replaced."""
-    plain = "".join(char if char.isprintable() else "?" for char in text)
-    return textwrap.wrap(
-        plain, WIDTH, initial_indent=first, subsequent_indent=INDENT, break_on_hyphens=False
-    ) or [first.rstrip()]
+        yield from wrapped(verdict.fix, WIDTH, f"{INDENT}fix: ", INDENT)
 
 
 class Progress:

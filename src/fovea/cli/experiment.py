@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from fovea.bench.measure import without_nan
 from fovea.core.config_files import read_toml
 from fovea.core.errors import ConfigError
 from fovea.gateway.experiments.config import CRITERIA, Experiment, read_experiments
@@ -113,7 +114,7 @@ def _show(args: argparse.Namespace, store: Store) -> int:
             "model": experiment.model,
             **_state(state),
             "variants": rows,
-            "verdicts": [_plain(dataclasses.asdict(each)) for each in found],
+            "verdicts": [without_nan(dataclasses.asdict(each)) for each in found],
         }
         print(json.dumps(answer))
     else:
@@ -166,15 +167,6 @@ def _numbers(name: str, sums: Statistics) -> dict[str, Any]:
         "rating": sums.rating,
         "ratings": sums.ratings,
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of which JSON has every part: infinity is null."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print(

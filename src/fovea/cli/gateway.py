@@ -75,7 +75,6 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     path = options.file_path(args.config)
     set_log_level(args, _read_file(path))
     for line in options.misspelt_variables([*_names(), "api_key", "admin_key"]):
@@ -83,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
     listen = options.settings(ListenSettings, args, _read_file(path))
     make_setup = functools.partial(read_setup, args, path)
     setup = make_setup()  # wrong settings are reported before the port is open
-    keys = "none, open to all" if _is_open(setup.settings) else "needed"
+    own = setup.settings
+    is_closed = own.api_keys or own.admin_keys or own.keys_file is not None
+    keys = "needed" if is_closed else "none, open to all"
     try:
         return serve(
             make_setup,
@@ -141,7 +142,3 @@ def _names() -> list[str]:
     """The keys of the file: settings and tables."""
     own = options.setting_names(ListenSettings, GatewaySettings)
     return [*(name for name in own if name not in NOT_DECODED), *TABLES, "log_level", "api_key", "admin_key"]
-
-
-def _is_open(settings: GatewaySettings) -> bool:
-    return not settings.api_keys and not settings.admin_keys and settings.keys_file is None

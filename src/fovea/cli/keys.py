@@ -165,8 +165,7 @@ def _revoke(args: argparse.Namespace) -> int:
     expected = tuple(record for record in file.records if record.digest not in hashes)
     if parse_key_file(kept, kind) != KeyFile(expected, file.cache_secret):
         raise ConfigError(
-            f"{args.file} is laid out in a way that this command cannot change; use an editor",
-            param="file",
+            f"{args.file} is laid out in a way that this command cannot change; use an editor", param="file"
         )
     _write(args.file, kept, kind)
     print(f"revoked: {', '.join(f'{record.name} {record.fingerprint}' for record in doomed)}")

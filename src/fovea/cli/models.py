@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fovea.cli.common import wrapped
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.markdown import markdown_table
 from fovea.core.protocols import VisualTokenRule
@@ -65,11 +65,11 @@ def check_table(report: Report) -> str:
 
 
 def _check_lines(report: Report) -> Iterator[str]:
-    yield from _wrapped(report.name)
+    yield from wrapped(report.name, WIDTH)
     for name, (label, write) in FACTS.items():
         value = report.facts.get(name)
         if value is not None and (value or name != "state_bytes_per_sequence"):
-            yield from _wrapped(write(value), f"  {label:{LABEL}}")
+            yield from wrapped(write(value), WIDTH, f"  {label:{LABEL}}")
     for word, findings in (
         ("error", report.errors),
         ("warning", report.warnings),
@@ -78,7 +78,7 @@ def _check_lines(report: Report) -> Iterator[str]:
         for finding in findings:
             yield from _finding(word, finding)
     yield ""
-    yield from _wrapped(verdict(report))
+    yield from wrapped(verdict(report), WIDTH)
 
 
 def verdict(report: Report) -> str:
@@ -92,19 +92,7 @@ def verdict(report: Report) -> str:
 
 
 def _finding(word: str, finding: Finding) -> Iterator[str]:
-    yield from _wrapped(finding.message, f"{word}, {finding.part}: ", "    ")
-
-
-def _wrapped(text: str, first: str = "", later: str | None = None) -> list[str]:
-    """Break a text into lines. Characters that a terminal would not print are replaced."""
-    plain = "".join(char if char.isprintable() else "?" for char in text)
-    return textwrap.wrap(
-        plain,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=" " * len(first) if later is None else later,
-        break_on_hyphens=False,
-    ) or [first.rstrip()]
+    yield from wrapped(finding.message, WIDTH, f"{word}, {finding.part}: ", "    ")
 
 
 _IMAGE_SIZE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")

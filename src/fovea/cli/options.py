@@ -57,6 +57,31 @@ def add_options(
         )
 
 
+def show_first(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """Let --help show only some settings, and add --help-all, which shows the flags of all of them.
+
+    names: the settings, and other flags, that --help shows.
+    """
+
+    class First(argparse.HelpFormatter):
+        """Leaves out the flags that --help does not show."""
+
+        def add_argument(self, action: argparse.Action) -> None:
+            if not action.option_strings or action.dest in (*names, "help"):
+                super().add_argument(action)
+
+    class All(argparse.Action):
+        """The action of --help-all."""
+
+        def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+            parser.formatter_class = argparse.HelpFormatter
+            parser.print_help()
+            parser.exit()
+
+    parser.formatter_class = First
+    parser.add_argument("--help-all", dest="help", action=All, nargs=0, help="show all flags, and exit")
+
+
 def refuse_options(parser: argparse.ArgumentParser, names: Iterable[str], reason: str) -> None:
     """Add flags that raise ConfigError with the reason when they are given. They are not in the help."""
 

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,16 @@ from fovea.server.settings import ServerSettings
 OnReady = Callable[[str], None]
 """Called with the URL of a server that accepts requests."""
 log = logging.getLogger("fovea.serve")
+FIRST = (
+    "api_key", "admin_key", "metrics_key", "log_level", "simulate", "host", "port", "served_model_name",
+    "config", "dtype", "quantization", "device", "threads", "kernels", "revision", "kv_cache_mib",
+    "max_context", "embed_cache_mib", "embed_disk_dir", "embed_disk_mib", "target_itl_ms",
+    "target_ttft_ms", "max_running", "max_queue", "detail_policy", "visual_tokens", "drain_seconds",
+    "request_timeout", "tls_cert", "tls_key", "trusted_proxies", "keys_file", "cors_origins",
+    "max_body_mib", "batch_dir", "log_format", "otlp_endpoint", "max_images", "allow_remote",
+    "allowed_hosts",
+)  # fmt: skip
+"""Settings that people set. --help shows their flags, and --help-all those of all settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +68,13 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         description=f"{__doc__} Every flag is also an environment variable and a key of the --config file: "
-        "--max-queue, FOVEA_MAX_QUEUE and max_queue. Flags override variables, and variables the file.",
+        "--max-queue, FOVEA_MAX_QUEUE and max_queue. Flags override variables, and variables the file. "
+        "These are the settings that most people set; --help-all shows all of them.",
         usage="fovea serve [OPTIONS] [MODEL]",
     )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
     )
-    add_serving_options(parser)
-    parser.set_defaults(run=run)
-
-
-def add_serving_options(
-    parser: argparse.ArgumentParser, *, model_flag: bool = False, skip: Iterable[str] = ()
-) -> None:
-    """Add the flags of a server.
-
-    model_flag: whether the model is a flag; otherwise it is an argument of the command.
-    skip: settings of ServeSettings without a flag.
-    """
     parser.add_argument(
         "--api-key",
         action="append",
@@ -96,22 +95,18 @@ def add_serving_options(
         help="open /metrics only to this key and to admin keys; may be given several times "
         "(or FOVEA_METRICS_KEY)",
     )
-    parser.add_argument(
-        "--log-level", choices=LOG_LEVELS, help="least severity that is logged (default: info)"
-    )
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
     parser.add_argument(
         "--simulate",
         action="store_const",
         const=True,
         help="serve no model, but filler words with the latencies of a cost model and the real scheduler",
     )
-    options.add_options(parser, "address and name", ServeSettings, skip=("simulate", *skip))
-    add_engine_options(parser, model_flag=model_flag, serving=True)
+    options.add_options(parser, "address and name", ServeSettings, skip=("simulate",))
+    add_engine_options(parser, model_flag=False, serving=True)
     options.add_options(parser, "server", ServerSettings)
-
-
-def run(args: argparse.Namespace) -> int:
-    return run_server(args)
+    options.show_first(parser, FIRST)
+    parser.set_defaults(run=run_server)
 
 
 def run_server(args: argparse.Namespace, on_ready: OnReady = lambda url: None, **fixed: Any) -> int:
@@ -236,7 +231,7 @@ def _serve_model(
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:
     """Log the address and who may use it. To be called when the port is open, after all checks."""
-    log.info("%s/v1  keys: %s", _url(settings, host, port), _keys_in_words(settings))
+    log.info("%s/v1  keys: %s", _url(settings, host, port), keys_in_words(settings))
 
 
 def _url(settings: ServerSettings, host: str, port: int) -> str:
@@ -246,7 +241,7 @@ def _url(settings: ServerSettings, host: str, port: int) -> str:
     return f"{scheme}://{shown}:{port}"
 
 
-def _keys_in_words(settings: ServerSettings) -> str:
+def keys_in_words(settings: ServerSettings) -> str:
     """Say which keys open /v1; if none is needed, which paths need one all the same."""
     keys = [f"{len(settings.api_keys)}"] if settings.api_keys else []
     if (file := settings.access.keys_file) is not None:

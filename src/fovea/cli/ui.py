@@ -8,22 +8,24 @@ import threading
 import webbrowser
 from typing import Any
 
-from fovea.cli.common import call_server
-from fovea.cli.options import flag
-from fovea.cli.serve import add_serving_options, run_server
+from fovea.cli import options
+from fovea.cli.common import DEFAULT_MODEL, LOG_LEVELS, call_server
+from fovea.cli.serve import run_server
 from fovea.core.errors import ConfigError
+from fovea.engine.config import EngineConfig
 
 HOST = "127.0.0.1"
 OWN = ("command", "run", "url", "port", "browser", "admin")
 """Arguments that are no settings of the server."""
+ENGINE_FLAGS = ("device", "threads", "quantization", "visual_tokens")
 
 
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "ui",
         description=f"{__doc__} That server listens on {HOST} only and ends with Ctrl-C. "
-        "All flags of `fovea serve` are accepted, except --host.",
-        usage="fovea ui [--url URL | --model MODEL] [--admin] [--no-browser] [OPTIONS]",
+        "All other settings of `fovea serve` come from --config or from variables FOVEA_*.",
+        usage="fovea ui [--url URL | --model MODEL] [OPTIONS]",
     )
     parser.add_argument("--url", help="URL of a running server (default: start one)")
     parser.add_argument(
@@ -38,7 +40,10 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--no-browser", dest="browser", action="store_false", help="only print the page's address"
     )
-    add_serving_options(parser, model_flag=True, skip=("host", "port"))
+    parser.add_argument("--model", help=f"a folder, a hub id, or {DEFAULT_MODEL} (default)")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings; flags override it")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
+    options.add_options(parser, "engine:", EngineConfig, only=ENGINE_FLAGS)
     parser.set_defaults(run=run)
 
 
@@ -51,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in vars(args).items():
         if name not in OWN and value is not None or (name == "port" and value):
             raise ConfigError(
-                f"{flag(name)} is for a server that this command starts, but --url names a running one",
+                f"{options.flag(name)} is for a server that this command starts, but --url names one",
                 param=name,
             )
     show(page_of(args.url, path), browser=args.browser)

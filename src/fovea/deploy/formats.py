@@ -96,19 +96,19 @@ FOLDER = Path(__file__).with_name("targets")
 def fill_template(name: str, /, **values: Any) -> str:
     """Return a template with its values. A value that the template names and nobody gives is an error.
 
-    name: path of the template beneath the folder of targets, such as "nginx/nginx.conf.j2".
+    name: path of the template under the folder of targets, such as "nginx/nginx.conf.j2".
     """
     return _environment().get_template(name).render(values)
 
 
 def plain_file(name: str) -> str:
-    """Return a file that targets render as it is. name: path beneath the folder of targets."""
+    """Return a file that targets render as it is. name: path under the folder of targets."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 @functools.cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(FOLDER),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -116,3 +116,5 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return environment

@@ -89,14 +89,7 @@ class Front:
         limits = {"body": self.body_mib, "header": HEADER_KIB, "url": URL_KIB}
         return {
             status: json.dumps(
-                {
-                    "error": {
-                        "message": message.format(**limits),
-                        "type": kind,
-                        "param": None,
-                        "code": code,
-                    }
-                }
+                {"error": {"message": message.format(**limits), "type": kind, "param": None, "code": code}}
             )
             for status, (kind, code, message) in ERRORS.items()
         }

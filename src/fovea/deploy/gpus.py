@@ -10,7 +10,6 @@ and nine compute slices of seven, do not fit on an A100-40GB: `mig -cgi 9,9,9` c
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fovea.core.errors import ConfigError
@@ -96,11 +95,6 @@ def most_instances(gpu: str, profile: str) -> int:
     while mig_fits(gpu, [profile] * (number + 1)):
         number += 1
     return number
-
-
-def mig_devices(profiles: Iterable[str]) -> dict[str, int]:
-    """Return the number of each profile."""
-    return dict(sorted(Counter(profiles).items()))
 
 
 def mig_resource(profile: str) -> str:

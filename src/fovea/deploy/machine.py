@@ -109,11 +109,7 @@ def redis_values(spec: DeploySpec, address: str) -> dict[str, Any]:
     """Return the gateway's settings of Redis, which holds the tenants' accounts and cached answers."""
     if spec.redis is None or spec.gateway is None:
         return {}
-    return {
-        "redis": f"redis://{address}/0",
-        "accounts": f"redis://{address}/1",
-        **sharing_values(spec),
-    }
+    return {"redis": f"redis://{address}/0", "accounts": f"redis://{address}/1", **sharing_values(spec)}
 
 
 def sharing_values(spec: DeploySpec) -> dict[str, Any]:

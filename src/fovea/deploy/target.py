@@ -56,7 +56,7 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One target: its name, its module beneath fovea.deploy.targets, and what it renders."""
+    """One target: its name, its module under fovea.deploy.targets, and what it renders."""
 
     name: str
     module: str
@@ -116,7 +116,7 @@ def render(spec: DeploySpec, names: Iterable[str]) -> Files:
 
 
 def check_path(path: str) -> None:
-    """Raise ValueError if a path is not relative and beneath the output folder."""
+    """Raise ValueError if a path is not relative and under the output folder."""
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or str(parts) != path:
         raise ValueError(f"a renderer returned the path {path!r}")

@@ -30,7 +30,7 @@ class WriteResult:
 
 
 def write(files: Files, folder: Path, *, force: bool = False) -> WriteResult:
-    """Write files beneath a folder.
+    """Write files under a folder.
 
     force: overwrite files that were edited, or that others have created.
     Raises ConfigError, before anything is written, if a file would be overwritten without `force`, if a path

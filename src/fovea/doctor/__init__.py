@@ -1,14 +1,13 @@
 """The production checklist as checks of a machine, a model and a server.
 
-    verdict.py, check.py              values: a verdict, and a check
-    examine.py                        makes the checks, and returns their results
-    settings.py                       how long and how hard the checks of load try
-    subject.py, facts.py              what checks read; tests fill it with values
-    machine.py, web.py, launch.py     the three seams to the world: files and programs, HTTP, own processes
-    server.py, clients.py             questions to a server, one by one and at the same time
-    load_test.py                      load for a server
-    image_hosts.py, pictures.py       servers of images that misbehave, and pictures
-    checks/                           one file per group of checks; `checks/all.py` lists them
+    check.py             checks and their verdicts as values; `examine` makes checks and returns results
+    subject.py           what checks read; tests fill it with values
+    machine.py           files, programs and addresses of this machine
+    server.py            HTTP, and questions to a server
+    launch.py            servers that doctor starts itself
+    load.py              questions at the same time, and the search for a server's saturation
+    pictures.py          pictures, and servers of images that misbehave
+    checks/              one file per group of checks; `checks.CHECKS` lists them
 
 No module here imports an engine, a server, the load generator or torch: cli hands over what checks need of
 them.

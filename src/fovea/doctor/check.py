@@ -182,9 +182,7 @@ class Result:
 
 
 def examine(
-    checks: Sequence[Check],
-    subject: Subject,
-    begin: Callable[[Check], None] = lambda check: None,
+    checks: Sequence[Check], subject: Subject, begin: Callable[[Check], None] = lambda check: None
 ) -> list[Result]:
     """Make the checks in order. begin: called before each of them."""
     results = []

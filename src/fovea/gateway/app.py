@@ -34,107 +34,12 @@ from fovea.gateway.backends.backend import Backend
 from fovea.gateway.experiments.statistics import answer_of, rating_of
 from fovea.gateway.generate.request import GatewayExchange, Request, Services
 from fovea.gateway.inspect.body import Body
-from fovea.gateway.translate.chat_reader import count_tokens_refusal
 from fovea.http.bodies import Receive, Scope, Send
 from fovea.http.exchange import Exchange
 from fovea.http.refusals import MethodNotAllowed
 from fovea.observe.py_spy import FORMATS, ProfileOptions, Profiler
 
 ADMIN = frozenset(("admin",))
-
-
-class Admin:
-    """The administration of one worker."""
-
-    def __init__(self, services: Services, reload: Callable[[], Awaitable[str]]) -> None:
-        """reload: reads the configuration again; returns a line that says what has changed."""
-        self._services = services
-        self._reload = reload
-        self._profiler = Profiler()
-
-    async def __call__(self, exchange: Exchange) -> None:
-        """Serve a request. Raises Unauthorized, Forbidden, NotFound, InvalidRequest."""
-        services = self._services
-        if not services.tenants.open and not services.tenants.has("admin"):
-            raise Forbidden(
-                "/admin is closed, because there are API keys and no admin key; accepted: --admin-key, or "
-                "FOVEA_ADMIN_KEY, at the gateway's start",
-                code="no_admin_key",
-            )
-        services.tenants.authenticate(exchange.headers.get(b"authorization", b""), ADMIN)
-        words = exchange.path.removeprefix("/admin/").split("/")
-        match (exchange.method, *words):
-            case ("GET", "backends"):
-                await exchange.reply_json({"backends": [self._shown(one) for one in services.fleet]})
-            case ("POST", "backends", *name, ("drain" | "undrain") as verb) if name:
-                backend = self._drain("/".join(name), drain=verb == "drain")
-                await exchange.reply_json(self._shown(backend))
-            case ("POST", "reload"):
-                await exchange.reply_json({"reloaded": await self._read_again()})
-            case ("POST", "cache", "clear"):
-                if services.cache is None:
-                    raise InvalidRequest("the response cache is turned off", code="no_cache")
-                await exchange.reply_json({"removed": await services.cache.clear()})
-            case ("GET", "slow"):
-                await exchange.reply_json({"requests": services.records.slow.rows()})
-            case ("GET", "profile"):
-                await self._profile(exchange)
-            case _:
-                raise NotFound(
-                    f"there is no route {exchange.method} {exchange.path[:100]}; accepted: GET "
-                    "/admin/backends, POST /admin/backends/NAME/drain and /undrain, POST /admin/reload, "
-                    "POST /admin/cache/clear, GET /admin/slow, GET /admin/profile",
-                    code="unknown_url",
-                )
-
-    async def _profile(self, exchange: Exchange) -> None:
-        options = ProfileOptions.of(exchange.query)
-        exchange.watch()
-        recording = await self._profiler.profile(options)
-        kind = {"content-type": FORMATS[options.form], "content-length": str(len(recording))}
-        await exchange.reply(200, recording, {**kind, "cache-control": "no-store"})
-
-    async def _read_again(self) -> str:
-        """Read the configuration. Raises InvalidRequest that says what is wrong with it."""
-        try:
-            return await self._reload()
-        except ConfigError as error:
-            raise InvalidRequest(
-                f"the configuration stays what it was: {error.message}", param=error.param, code="bad_config"
-            ) from error
-
-    def _drain(self, name: str, *, drain: bool) -> Backend:
-        backend = self._services.fleet.get(name)
-        if backend is None:
-            known = ", ".join(one.name for one in self._services.fleet)
-            raise NotFound(
-                f"there is no backend {name[:100]!r}; known: {known or 'none'}", code="unknown_backend"
-            )
-        self._services.drains.set(name, drain=drain)
-        self._services.drains.apply(self._services.fleet, self._services.clock())
-        return backend
-
-    def _shown(self, backend: Backend) -> dict[str, Any]:
-        now = self._services.clock()
-        return {
-            "name": backend.name,
-            "url": backend.config.url,
-            "models": sorted(backend.models),
-            "accepts": {
-                "text": backend.why_not(now, vision=False) or "yes",
-                "images": backend.why_not(now, vision=True) or "yes",
-            },
-            "healthy": backend.healthy,
-            "draining": backend.draining or backend.drains_itself,
-            "weight": round(backend.weight(now), 3),
-            "requests": backend.requests,
-            "text_tokens": backend.text,
-            "visual_tokens": backend.visual,
-            "breakers": {stage: str(breaker.state(now)) for stage, breaker in backend.breakers.items()},
-            "ejections": backend.ejections,
-        }
-
-
 log = logging.getLogger("fovea.gateway")
 APIS = {
     "/v1/chat/completions": "chat",
@@ -156,16 +61,13 @@ class Gateway:
     """
 
     def __init__(
-        self,
-        services: Services,
-        start: Lifespan,
-        stop: Lifespan,
-        reload: Callable[[], Awaitable[str]],
+        self, services: Services, start: Lifespan, stop: Lifespan, reload: Callable[[], Awaitable[str]]
     ) -> None:
         self.services = services
         self.start = start
         self.stop = stop
-        self._admin = Admin(services, reload)
+        self._reload = reload
+        self._profiler = Profiler()
         self._routes: Mapping[tuple[str, str], Callable[[Exchange], Awaitable[None]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
@@ -209,14 +111,17 @@ class Gateway:
         if api is not None and method == "POST":
             raise Unavailable("the gateway is shutting down", code="draining")
         if path.startswith("/admin/"):
-            await self._admin(exchange)
+            await self._administer(exchange)
             return
         route = self._routes.get((method if method != "HEAD" else "GET", path))
         if route is not None:
             await route(exchange)
             return
         if path == "/v1/messages/count_tokens":
-            raise count_tokens_refusal()
+            raise NotFound(
+                "/v1/messages/count_tokens is not offered by this gateway; accepted: /v1/messages",
+                code="count_tokens_unsupported",
+            )
         if path.startswith("/v1/models/") and method == "GET":
             self._authenticate(exchange)
             name = self.services.fleet.model(path.removeprefix("/v1/models/")).name
@@ -285,6 +190,88 @@ class Gateway:
                 code="unknown_request",
             )  # fmt: skip
         await exchange.reply_json({"request_id": request_id, "rating": rating})
+
+    async def _administer(self, exchange: Exchange) -> None:
+        """Serve a request to /admin. Raises Unauthorized, Forbidden, NotFound, InvalidRequest."""
+        services = self.services
+        if not services.tenants.open and not services.tenants.has("admin"):
+            raise Forbidden(
+                "/admin is closed, because there are API keys and no admin key; accepted: --admin-key, or "
+                "FOVEA_ADMIN_KEY, at the gateway's start",
+                code="no_admin_key",
+            )
+        services.tenants.authenticate(exchange.headers.get(b"authorization", b""), ADMIN)
+        words = exchange.path.removeprefix("/admin/").split("/")
+        match (exchange.method, *words):
+            case ("GET", "backends"):
+                await exchange.reply_json({"backends": [self._shown(one) for one in services.fleet]})
+            case ("POST", "backends", *name, ("drain" | "undrain") as verb) if name:
+                backend = self._drain("/".join(name), drain=verb == "drain")
+                await exchange.reply_json(self._shown(backend))
+            case ("POST", "reload"):
+                await exchange.reply_json({"reloaded": await self._read_again()})
+            case ("POST", "cache", "clear"):
+                if services.cache is None:
+                    raise InvalidRequest("the response cache is turned off", code="no_cache")
+                await exchange.reply_json({"removed": await services.cache.clear()})
+            case ("GET", "slow"):
+                await exchange.reply_json({"requests": services.records.slow.rows()})
+            case ("GET", "profile"):
+                await self._profile(exchange)
+            case _:
+                raise NotFound(
+                    f"there is no route {exchange.method} {exchange.path[:100]}; accepted: GET "
+                    "/admin/backends, POST /admin/backends/NAME/drain and /undrain, POST /admin/reload, "
+                    "POST /admin/cache/clear, GET /admin/slow, GET /admin/profile",
+                    code="unknown_url",
+                )
+
+    async def _profile(self, exchange: Exchange) -> None:
+        options = ProfileOptions.of(exchange.query)
+        exchange.watch()
+        recording = await self._profiler.profile(options)
+        kind = {"content-type": FORMATS[options.form], "content-length": str(len(recording))}
+        await exchange.reply(200, recording, {**kind, "cache-control": "no-store"})
+
+    async def _read_again(self) -> str:
+        """Read the configuration. Raises InvalidRequest that says what is wrong with it."""
+        try:
+            return await self._reload()
+        except ConfigError as error:
+            raise InvalidRequest(
+                f"the configuration stays what it was: {error.message}", param=error.param, code="bad_config"
+            ) from error
+
+    def _drain(self, name: str, *, drain: bool) -> Backend:
+        backend = self.services.fleet.get(name)
+        if backend is None:
+            known = ", ".join(one.name for one in self.services.fleet)
+            raise NotFound(
+                f"there is no backend {name[:100]!r}; known: {known or 'none'}", code="unknown_backend"
+            )
+        self.services.drains.set(name, drain=drain)
+        self.services.drains.apply(self.services.fleet, self.services.clock())
+        return backend
+
+    def _shown(self, backend: Backend) -> dict[str, Any]:
+        now = self.services.clock()
+        return {
+            "name": backend.name,
+            "url": backend.config.url,
+            "models": sorted(backend.models),
+            "accepts": {
+                "text": backend.why_not(now, vision=False) or "yes",
+                "images": backend.why_not(now, vision=True) or "yes",
+            },
+            "healthy": backend.healthy,
+            "draining": backend.draining or backend.drains_itself,
+            "weight": round(backend.weight(now), 3),
+            "requests": backend.requests,
+            "text_tokens": backend.text,
+            "visual_tokens": backend.visual,
+            "breakers": {stage: str(breaker.state(now)) for stage, breaker in backend.breakers.items()},
+            "ejections": backend.ejections,
+        }
 
 
 def _model(name: str) -> dict[str, Any]:

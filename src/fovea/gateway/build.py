@@ -112,8 +112,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         tenants=Tenants(settings.keys_file, api_keys=settings.api_keys, admin_keys=settings.admin_keys),
         accounts=open_accounts(
             replace(
-                settings.accounts,
-                accounts_sharers=max(settings.accounts.accounts_sharers, settings.workers),
+                settings.accounts, accounts_sharers=max(settings.accounts.accounts_sharers, settings.workers)
             )
         ),
         prices=prices,
@@ -121,7 +120,7 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
         experiments=experiments,
         shadows=Shadows(experiments, copies, fleet, prices, clock),
         drains=Drains(setup.drains),
-        silence=SilenceWatch(clock),
+        silence=SilenceWatch(clock, settings.timeouts.idle_s),
         records=Records(
             metrics,
             _usage_log(settings, prices),

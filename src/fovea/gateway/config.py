@@ -22,13 +22,13 @@ All other keys of the file are settings (`settings.py`).
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fovea.core.config_files import check_keys, errors_in, tables
 from fovea.core.errors import ConfigError
 from fovea.gateway.settings import POLICIES
 
@@ -164,7 +164,7 @@ TABLES = ("backend", "discover", "model", "experiment", "experiments")
 def read_tables(values: Mapping[str, Any], base: Path | None = None) -> Tables:
     """Read the tables of a parsed file.
 
-    base: folder of the file; relative paths of secrets are beneath it.
+    base: folder of the file; relative paths of secrets begin there.
     Raises ConfigError, which names the table and the field.
     """
 
@@ -203,23 +203,31 @@ def api_key(backend: BackendConfig) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(
-            f"backend {backend.name!r}: {backend.api_key_file} cannot be read: {reason}",
-            param="api_key_file",
+            f"backend {backend.name!r}: {backend.api_key_file} cannot be read: {reason}", param="api_key_file"
         ) from error
 
 
 def _each(values: Mapping[str, Any], table: str, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
+    entries = values.get(table, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{table} is no list of tables; accepted: [[{table}]]", param=table)
     done = []
-    for number, entry in enumerate(tables("", values, table), 1):
-        with errors_in(f"[[{table}]] number {number}"):
+    for number, entry in enumerate(entries, 1):
+        try:
             done.append(read(entry))
+        except ConfigError as error:
+            raise ConfigError(f"[[{table}]] number {number}: {error.message}", param=error.param) from error
     return tuple(done)
 
 
 def _read(cls: type[T], entry: Mapping[str, Any]) -> T:
     """Return a dataclass from a table. Raises ConfigError for unknown, missing and wrong fields."""
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    check_keys("", entry, known)
+    for name in entry:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(known)}"
+            raise ConfigError(f"unknown key {name!r}; {hint}", param=name)
     for name, field in known.items():
         if field.default is MISSING and name not in entry:
             raise ConfigError(f"{name} is missing", param=name)

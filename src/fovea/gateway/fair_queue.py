@@ -53,8 +53,14 @@ from typing import NamedTuple
 from fovea.core.errors import Overloaded
 from fovea.gateway.settings import QueueSettings
 
-MOST_PRIORITY = 1000
-"""Priorities are whole numbers from -MOST_PRIORITY to MOST_PRIORITY, as in the API. The lowest goes first."""
+MOST_DEBT = 1000
+"""Most quanta of a flow's debt. More is forgiven: one wrong number must not make the ring turn for long."""
+MEMORY_S = 20.0
+"""Seconds after which a measurement counts 1/e."""
+SHORTEST_S, LONGEST_S = 1.0, 60.0
+"""Bounds of an estimate. The capacity changes too often for more than a minute."""
+LARGEST_KEPT = 4
+"""The most that a large request must leave free is the capacity divided by this."""
 
 
 class State(enum.Enum):
@@ -87,8 +93,237 @@ class Turn:
         self.waiter: asyncio.Future[None] | None = None
 
 
-MOST_DEBT = 1000
-"""Most quanta of a flow's debt. More is forgiven: one wrong number must not make the ring turn for long."""
+class Decision(NamedTuple):
+    """The answer to a new request.
+
+    started: requests that run from now on, in order. The new one is among them if there is room for it.
+    refusal: the new request cannot wait, because the queue is full. It is not in the queue.
+    """
+
+    started: list[Turn]
+    refusal: Overloaded | None = None
+
+
+class FairQueue:
+    """The waiting and running requests of all tenants.
+
+    tokens, requests: the capacity, which is what may run at once. 0: nothing may run.
+    now_s arguments are seconds of any clock that never goes back.
+    """
+
+    def __init__(self, settings: QueueSettings, tokens: int, requests: int) -> None:
+        self._settings = settings
+        self._drain = Drain()
+        self.running = self.running_tokens = self.waiting = self.waiting_tokens = 0
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # the one seen longest ago comes first
+        self._waiting_tenants = 0
+        self._waiting_weight = 0.0
+        self._orders: dict[int, Order] = {}
+        self._classes: list[int] = []  # priorities that have waiting requests, ascending
+        self._owed = 0.0  # tokens that the less urgent classes have earned
+        self._last_owed = 0  # the class that spent them last
+        self._set_capacity(tokens, requests)
+
+    def offer(self, turn: Turn, now_s: float) -> Decision:
+        """Add a new request. It runs at once, waits, or is refused."""
+        tenant = self._seen(turn.tenant, now_s)
+        self._add(tenant, turn)
+        started = self._start()
+        if turn.state is State.RUNNING:
+            return Decision(started)
+        settings = self._settings
+        mine = tenant.waiting > settings.queue_length_per_tenant
+        if not mine and self.waiting <= settings.queue_length:
+            return Decision(started)
+        refusal = self._refusal(tenant, mine, now_s)
+        self._remove(tenant, turn)
+        return Decision(started + self._start(), refusal)
+
+    def finish(self, turn: Turn, now_s: float, used: int | None = None) -> list[Turn]:
+        """End a running request. Returns the requests that run from now on.
+
+        used: tokens that it used, if they are known. Its tenant is charged for them, not for the estimate.
+        """
+        turn.state = State.ENDED
+        tenant = self._seen(turn.tenant, now_s)
+        tenant.running -= 1
+        self.running -= 1
+        self.running_tokens -= turn.cost
+        self._drain.add(turn.cost, now_s)
+        if used is not None and used != turn.cost:
+            # The rest of a round is not taken back from a flow that was idle since: it starts again.
+            flow = tenant.flows.get(turn.priority)
+            if flow is not None and flow.ring is not None:
+                self._orders[turn.priority].charge(flow, used - turn.cost)
+        return self._start()
+
+    def withdraw(self, turn: Turn, now_s: float) -> list[Turn]:
+        """Remove a waiting request. Returns the requests that run from now on."""
+        self._remove(self._seen(turn.tenant, now_s), turn)
+        return self._start()
+
+    def resize(self, tokens: int, requests: int) -> list[Turn]:
+        """Change the capacity; running requests go on. Returns the requests that run from now on."""
+        self._set_capacity(tokens, requests)
+        return self._start()
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        """Tokens and requests that may run at once."""
+        return self._tokens, self._requests
+
+    @property
+    def tenants(self) -> int:
+        """Number of tenants in memory."""
+        return len(self._tenants)
+
+    def _set_capacity(self, tokens: int, requests: int) -> None:
+        self._tokens, self._requests = tokens, requests
+        share = self._settings.queue_headroom
+        self._keeps = share > 0
+        self._kept_tokens, self._kept_requests = int(tokens * share), int(requests * share)
+
+    def _seen(self, name: str, now_s: float) -> _Tenant:
+        """Return a tenant, and forget one that was not seen for `queue_recent_s`."""
+        tenants = self._tenants
+        tenant = tenants.get(name)
+        if tenant is None:
+            tenant = tenants[name] = _Tenant()
+        else:
+            tenants.move_to_end(name)
+        tenant.seen_s = now_s
+        # Two per call at most, so that a call takes the same time always, and old ones still go faster
+        # than new ones come.
+        for _ in range(2):
+            oldest = next(iter(tenants))
+            if tenants[oldest].seen_s >= now_s - self._settings.queue_recent_s:
+                break
+            self._forget(oldest, now_s)
+        return tenant
+
+    def _forget(self, name: str, now_s: float) -> None:
+        """Forget a tenant, or count it as seen now if it has requests."""
+        tenant = self._tenants[name]
+        if tenant.running or tenant.waiting:
+            tenant.seen_s = now_s
+            self._tenants.move_to_end(name)
+            return
+        for priority, flow in tenant.flows.items():
+            self._orders[priority].forget(flow)
+        del self._tenants[name]
+
+    def _add(self, tenant: _Tenant, turn: Turn) -> None:
+        priority = turn.priority
+        order = self._orders.get(priority)
+        if order is None:
+            order = self._orders[priority] = Order(self._settings.queue_quantum)
+        flow = tenant.flows.get(priority)
+        if flow is None:
+            flow = tenant.flows[priority] = Flow()
+        if not order.waiting:
+            insort(self._classes, priority)
+        if not tenant.waiting:
+            tenant.weight = turn.weight
+            self._waiting_tenants += 1
+            self._waiting_weight += turn.weight
+        order.add(flow, turn)
+        turn.state = State.WAITING
+        tenant.waiting += 1
+        tenant.waiting_tokens += turn.cost
+        self.waiting += 1
+        self.waiting_tokens += turn.cost
+
+    def _remove(self, tenant: _Tenant, turn: Turn) -> None:
+        order = self._orders[turn.priority]
+        order.remove(tenant.flows[turn.priority], turn)
+        turn.state = State.ENDED
+        self._left(tenant, turn, order)
+
+    def _left(self, tenant: _Tenant, turn: Turn, order: Order) -> None:
+        """Count a request out of those that wait."""
+        tenant.waiting -= 1
+        tenant.waiting_tokens -= turn.cost
+        self.waiting -= 1
+        self.waiting_tokens -= turn.cost
+        if not tenant.waiting:
+            self._waiting_tenants -= 1
+            # No rounding error gathers in the sum: it starts again whenever nothing waits.
+            self._waiting_weight = self._waiting_weight - tenant.weight if self.waiting else 0.0
+        if not order.waiting:
+            del self._classes[bisect_left(self._classes, turn.priority)]
+
+    def _start(self) -> list[Turn]:
+        """Start requests in order until the next one does not fit."""
+        started: list[Turn] = []
+        while self.waiting:
+            order = self._orders[self._class()]
+            head = order.head()
+            if not self._fits(head):
+                break
+            turn = head.turn
+            self._charge_classes(turn)
+            order.take(head)
+            tenant = self._tenants[turn.tenant]
+            self._left(tenant, turn, order)
+            turn.state = State.RUNNING
+            tenant.running += 1
+            self.running += 1
+            self.running_tokens += turn.cost
+            started.append(turn)
+        return started
+
+    def _fits(self, head: Head) -> bool:
+        if not self._requests or not self._tokens:
+            return False
+        if not self.running:
+            return True
+        tokens, requests = self.running_tokens + head.turn.cost, self.running + 1
+        # Recent tenants that do not wait may come back at any time: room is kept free for them.
+        if self._keeps and not head.fresh and len(self._tenants) > self._waiting_tenants:
+            tokens += max(self._kept_tokens, min(head.turn.cost, self._tokens // LARGEST_KEPT))
+            requests += self._kept_requests
+        return tokens <= self._tokens and requests <= self._requests
+
+    def _class(self) -> int:
+        """Return the priority that sends next."""
+        classes = self._classes
+        if len(classes) > 1:
+            other = self._next_owed()
+            if self._owed >= self._orders[other].head().turn.cost:
+                return other
+        return classes[0]
+
+    def _next_owed(self) -> int:
+        """Return the class, other than the most urgent one, that spends the earned tokens next."""
+        classes = self._classes
+        place = bisect_right(classes, self._last_owed, lo=1)
+        return classes[place] if place < len(classes) else classes[1]
+
+    def _charge_classes(self, turn: Turn) -> None:
+        """Let the less urgent classes earn from a more urgent request, or pay for their own."""
+        classes = self._classes
+        if len(classes) == 1:
+            self._owed = 0.0
+        elif turn.priority == classes[0]:
+            self._owed += turn.cost * self._settings.queue_class_share
+        else:
+            self._owed -= turn.cost
+            self._last_owed = turn.priority
+
+    def _refusal(self, tenant: _Tenant, mine: bool, now_s: float) -> Overloaded:
+        """Build the error of a request that cannot wait.
+
+        mine: whether the tenant's own bound is reached, not that of all tenants.
+        """
+        if mine:
+            share = min(1.0, tenant.weight / self._waiting_weight)
+            seconds = self._drain.seconds(int(tenant.waiting_tokens / share), now_s)
+            bound, name = self._settings.queue_length_per_tenant, "queue_length_per_tenant"
+            text = f"{bound} requests of this client wait already, which is the most ({name})"
+        else:
+            seconds = self._drain.seconds(self.waiting_tokens, now_s)
+            text = f"{self._settings.queue_length} requests wait already, which is the most (queue_length)"
+        return Overloaded(f"{text}; try again in {seconds:.0f} s", retry_after=seconds, code="queue_full")
 
 
 class Flow:
@@ -210,12 +445,6 @@ class Order:
         flow.ring = ring
 
 
-MEMORY_S = 20.0
-"""Seconds after which a measurement counts 1/e."""
-SHORTEST_S, LONGEST_S = 1.0, 60.0
-"""Bounds of an estimate. The capacity changes too often for more than a minute."""
-
-
 class Drain:
     """Tokens that ended per second, as an average that forgets exponentially."""
 
@@ -250,21 +479,6 @@ class Drain:
         return min(LONGEST_S, max(SHORTEST_S, tokens / rate)) if rate > 0 else LONGEST_S
 
 
-LARGEST_KEPT = 4
-"""The most that a large request must leave free is the capacity divided by this."""
-
-
-class Decision(NamedTuple):
-    """The answer to a new request.
-
-    started: requests that run from now on, in order. The new one is among them if there is room for it.
-    refusal: the new request cannot wait, because the queue is full. It is not in the queue.
-    """
-
-    started: list[Turn]
-    refusal: Overloaded | None = None
-
-
 class _Tenant:
     """The requests of one tenant."""
 
@@ -277,229 +491,3 @@ class _Tenant:
         self.waiting_tokens = 0
         self.weight = 1.0
         self.flows: dict[int, Flow] = {}
-
-
-class FairQueue:
-    """The waiting and running requests of all tenants.
-
-    tokens, requests: the capacity, which is what may run at once. 0: nothing may run.
-    now_s arguments are seconds of any clock that never goes back.
-    """
-
-    def __init__(self, settings: QueueSettings, tokens: int, requests: int) -> None:
-        self._settings = settings
-        self._drain = Drain()
-        self.running = self.running_tokens = self.waiting = self.waiting_tokens = 0
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # the one seen longest ago comes first
-        self._waiting_tenants = 0
-        self._waiting_weight = 0.0
-        self._orders: dict[int, Order] = {}
-        self._classes: list[int] = []  # priorities that have waiting requests, ascending
-        self._owed = 0.0  # tokens that the less urgent classes have earned
-        self._last_owed = 0  # the class that spent them last
-        self._set_capacity(tokens, requests)
-
-    def offer(self, turn: Turn, now_s: float) -> Decision:
-        """Add a new request. It runs at once, waits, or is refused."""
-        tenant = self._seen(turn.tenant, now_s)
-        self._add(tenant, turn)
-        started = self._start()
-        if turn.state is State.RUNNING:
-            return Decision(started)
-        settings = self._settings
-        mine = tenant.waiting > settings.queue_length_per_tenant
-        if not mine and self.waiting <= settings.queue_length:
-            return Decision(started)
-        refusal = self._refusal(tenant, mine, now_s)
-        self._remove(tenant, turn)
-        return Decision(started + self._start(), refusal)
-
-    def finish(self, turn: Turn, now_s: float, used: int | None = None) -> list[Turn]:
-        """End a running request. Returns the requests that run from now on.
-
-        used: tokens that it used, if they are known. Its tenant is charged for them, not for the estimate.
-        """
-        turn.state = State.ENDED
-        tenant = self._seen(turn.tenant, now_s)
-        tenant.running -= 1
-        self.running -= 1
-        self.running_tokens -= turn.cost
-        self._drain.add(turn.cost, now_s)
-        if used is not None and used != turn.cost:
-            # The rest of a round is not taken back from a flow that was idle since: it begins anew.
-            flow = tenant.flows.get(turn.priority)
-            if flow is not None and flow.ring is not None:
-                self._orders[turn.priority].charge(flow, used - turn.cost)
-        return self._start()
-
-    def withdraw(self, turn: Turn, now_s: float) -> list[Turn]:
-        """Remove a waiting request. Returns the requests that run from now on."""
-        self._remove(self._seen(turn.tenant, now_s), turn)
-        return self._start()
-
-    def resize(self, tokens: int, requests: int) -> list[Turn]:
-        """Change the capacity; running requests go on. Returns the requests that run from now on."""
-        self._set_capacity(tokens, requests)
-        return self._start()
-
-    def wait_s(self, now_s: float) -> float:
-        """Estimate the seconds until the requests that wait now have all left the queue; 0: none waits."""
-        return self._drain.seconds(self.waiting_tokens, now_s) if self.waiting else 0.0
-
-    @property
-    def capacity(self) -> tuple[int, int]:
-        """Tokens and requests that may run at once."""
-        return self._tokens, self._requests
-
-    @property
-    def tenants(self) -> int:
-        """Number of tenants in memory."""
-        return len(self._tenants)
-
-    def _set_capacity(self, tokens: int, requests: int) -> None:
-        self._tokens, self._requests = tokens, requests
-        share = self._settings.queue_headroom
-        self._keeps = share > 0
-        self._kept_tokens, self._kept_requests = int(tokens * share), int(requests * share)
-
-    def _seen(self, name: str, now_s: float) -> _Tenant:
-        """Return a tenant, and forget one that was not seen for `queue_recent_s`."""
-        tenants = self._tenants
-        tenant = tenants.get(name)
-        if tenant is None:
-            tenant = tenants[name] = _Tenant()
-        else:
-            tenants.move_to_end(name)
-        tenant.seen_s = now_s
-        # Two per call at most, so that a call takes the same time always, and old ones still go faster
-        # than new ones come.
-        for _ in range(2):
-            oldest = next(iter(tenants))
-            if tenants[oldest].seen_s >= now_s - self._settings.queue_recent_s:
-                break
-            self._forget(oldest, now_s)
-        return tenant
-
-    def _forget(self, name: str, now_s: float) -> None:
-        """Forget a tenant, or count it as seen now if it has requests."""
-        tenant = self._tenants[name]
-        if tenant.running or tenant.waiting:
-            tenant.seen_s = now_s
-            self._tenants.move_to_end(name)
-            return
-        for priority, flow in tenant.flows.items():
-            self._orders[priority].forget(flow)
-        del self._tenants[name]
-
-    def _add(self, tenant: _Tenant, turn: Turn) -> None:
-        priority = turn.priority
-        order = self._orders.get(priority)
-        if order is None:
-            order = self._orders[priority] = Order(self._settings.queue_quantum)
-        flow = tenant.flows.get(priority)
-        if flow is None:
-            flow = tenant.flows[priority] = Flow()
-        if not order.waiting:
-            insort(self._classes, priority)
-        if not tenant.waiting:
-            tenant.weight = turn.weight
-            self._waiting_tenants += 1
-            self._waiting_weight += turn.weight
-        order.add(flow, turn)
-        turn.state = State.WAITING
-        tenant.waiting += 1
-        tenant.waiting_tokens += turn.cost
-        self.waiting += 1
-        self.waiting_tokens += turn.cost
-
-    def _remove(self, tenant: _Tenant, turn: Turn) -> None:
-        order = self._orders[turn.priority]
-        order.remove(tenant.flows[turn.priority], turn)
-        turn.state = State.ENDED
-        self._left(tenant, turn, order)
-
-    def _left(self, tenant: _Tenant, turn: Turn, order: Order) -> None:
-        """Count a request out of those that wait."""
-        tenant.waiting -= 1
-        tenant.waiting_tokens -= turn.cost
-        self.waiting -= 1
-        self.waiting_tokens -= turn.cost
-        if not tenant.waiting:
-            self._waiting_tenants -= 1
-            # No rounding error gathers in the sum: it begins anew whenever nothing waits.
-            self._waiting_weight = self._waiting_weight - tenant.weight if self.waiting else 0.0
-        if not order.waiting:
-            del self._classes[bisect_left(self._classes, turn.priority)]
-
-    def _start(self) -> list[Turn]:
-        """Start requests in order until the next one does not fit."""
-        started: list[Turn] = []
-        while self.waiting:
-            order = self._orders[self._class()]
-            head = order.head()
-            if not self._fits(head):
-                break
-            turn = head.turn
-            self._charge_classes(turn)
-            order.take(head)
-            tenant = self._tenants[turn.tenant]
-            self._left(tenant, turn, order)
-            turn.state = State.RUNNING
-            tenant.running += 1
-            self.running += 1
-            self.running_tokens += turn.cost
-            started.append(turn)
-        return started
-
-    def _fits(self, head: Head) -> bool:
-        if not self._requests or not self._tokens:
-            return False
-        if not self.running:
-            return True
-        tokens, requests = self.running_tokens + head.turn.cost, self.running + 1
-        # Recent tenants that do not wait may come back at any time: room is kept free for them.
-        if self._keeps and not head.fresh and len(self._tenants) > self._waiting_tenants:
-            tokens += max(self._kept_tokens, min(head.turn.cost, self._tokens // LARGEST_KEPT))
-            requests += self._kept_requests
-        return tokens <= self._tokens and requests <= self._requests
-
-    def _class(self) -> int:
-        """Return the priority that sends next."""
-        classes = self._classes
-        if len(classes) > 1:
-            other = self._next_owed()
-            if self._owed >= self._orders[other].head().turn.cost:
-                return other
-        return classes[0]
-
-    def _next_owed(self) -> int:
-        """Return the class, other than the most urgent one, that spends the earned tokens next."""
-        classes = self._classes
-        place = bisect_right(classes, self._last_owed, lo=1)
-        return classes[place] if place < len(classes) else classes[1]
-
-    def _charge_classes(self, turn: Turn) -> None:
-        """Let the less urgent classes earn from a more urgent request, or pay for their own."""
-        classes = self._classes
-        if len(classes) == 1:
-            self._owed = 0.0
-        elif turn.priority == classes[0]:
-            self._owed += turn.cost * self._settings.queue_class_share
-        else:
-            self._owed -= turn.cost
-            self._last_owed = turn.priority
-
-    def _refusal(self, tenant: _Tenant, mine: bool, now_s: float) -> Overloaded:
-        """Build the error of a request that cannot wait.
-
-        mine: whether the tenant's own bound is reached, not that of all tenants.
-        """
-        if mine:
-            share = min(1.0, tenant.weight / self._waiting_weight)
-            seconds = self._drain.seconds(int(tenant.waiting_tokens / share), now_s)
-            bound, name = self._settings.queue_length_per_tenant, "queue_length_per_tenant"
-            text = f"{bound} requests of this client wait already, which is the most ({name})"
-        else:
-            seconds = self._drain.seconds(self.waiting_tokens, now_s)
-            text = f"{self._settings.queue_length} requests wait already, which is the most (queue_length)"
-        return Overloaded(f"{text}; try again in {seconds:.0f} s", retry_after=seconds, code="queue_full")

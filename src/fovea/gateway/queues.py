@@ -14,12 +14,77 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
-from fovea.core.errors import DeadlineExceeded, InvalidRequest
+from fovea.core.errors import DeadlineExceeded
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.fair_queue import MOST_PRIORITY, FairQueue, State, Turn
+from fovea.gateway.fair_queue import FairQueue, State, Turn
 from fovea.gateway.settings import QueueSettings, RouteSettings
+
+ENDLESS = 1 << 60
+"""A capacity without a limit."""
+LOW_AT = 1.0
+"""Part of the capacity in use from which images are asked for at the lowest level."""
+
+
+@dataclass(eq=False)
+class Queues:
+    """The queues of one worker. A worker's share of a backend is the same as that of every other worker.
+
+    workers: processes that send to the same backends.
+    """
+
+    fleet: Fleet
+    route: RouteSettings
+    settings: QueueSettings
+    workers: int
+    clock: Callable[[], float]
+    _queues: dict[str, TurnQueue] = field(default_factory=dict, init=False)
+
+    def __iter__(self) -> Iterator[tuple[str, TurnQueue]]:
+        return iter(self._queues.items())
+
+    def of(self, model: ModelConfig) -> TurnQueue:
+        """Return the queue of a model."""
+        queue = self._queues.get(model.name)
+        if queue is None:
+            tokens, requests = self._capacity(model)
+            queue = TurnQueue(self.settings, tokens, requests, self.clock)
+            self._queues[model.name] = queue
+        return queue
+
+    def resize(self) -> None:
+        """Fit all queues to the backends that there are now. Queues of models that are gone are dropped."""
+        known = {model.name: model for model in self.fleet.models()}
+        for name, queue in list(self._queues.items()):
+            if name in known:
+                queue.resize(*self._capacity(known[name]))
+            elif not queue.queue.waiting and not queue.queue.running:
+                del self._queues[name]
+
+    def degrade(self, model: ModelConfig) -> str:
+        """Return the detail level to which images are lowered under the load of a model; "": not lowered."""
+        at = self.route.degrade_at
+        queue = self.of(model).queue
+        tokens, requests = queue.capacity
+        used = max(queue.running_tokens / max(1, tokens), queue.running / max(1, requests))
+        if not at or used < at:
+            return ""
+        return "low" if queue.waiting or used >= LOW_AT else "medium"
+
+    def _capacity(self, model: ModelConfig) -> tuple[int, int]:
+        """Tokens and requests that the backends of a model may have outstanding from this worker.
+
+        Backends that accept nothing now count, too: a model without any backend must answer with their
+        reasons at once, not after a wait.
+        """
+        tokens = requests = 0
+        for backend in self.fleet.serving(model):
+            tokens += backend.config.max_tokens or self.route.tokens_per_backend or ENDLESS
+            requests += backend.config.max_requests or self.route.requests_per_backend or ENDLESS
+        share = self.workers
+        return min(ENDLESS, -(-tokens // share)) or ENDLESS, min(ENDLESS, -(-requests // share)) or ENDLESS
 
 
 class TurnQueue:
@@ -51,15 +116,10 @@ class TurnQueue:
         cost: estimated tokens of text and images.
         deadline_s: the time of the clock at which waiting ends; None: never.
 
-        Raises Overloaded if the queue is full, DeadlineExceeded if the deadline passes while it waits, and
-        InvalidRequest for a priority that is not accepted; ValueError for a wrong weight. A task that is
-        cancelled leaves the queue.
+        Raises Overloaded if the queue is full, and DeadlineExceeded if the deadline passes while it waits. A
+        task that is cancelled leaves the queue. Raises ValueError for a wrong weight.
         """
-        if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-            raise InvalidRequest(
-                f"priority is {priority}; accepted: -{MOST_PRIORITY} to {MOST_PRIORITY}", param="priority"
-            )
-        if not weight > 0:
+        if not weight > 0:  # the order would never come to this tenant
             raise ValueError(f"weight is {weight}; accepted: numbers greater than 0")
         turn = Turn(tenant, weight, priority, cost)
         started, refusal = self.queue.offer(turn, self._clock())
@@ -118,75 +178,3 @@ def _wake(turns: Iterable[Turn]) -> None:
     for turn in turns:
         if turn.waiter is not None and not turn.waiter.done():
             turn.waiter.set_result(None)
-
-
-ENDLESS = 1 << 60
-"""A capacity without a limit."""
-LOW_AT = 1.0
-"""Part of the capacity in use from which images are asked for at the lowest level."""
-
-
-class Queues:
-    """The queues of one worker. A worker's share of a backend is the same as that of every other worker.
-
-    workers: processes that send to the same backends.
-    """
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        route: RouteSettings,
-        settings: QueueSettings,
-        workers: int,
-        clock: Callable[[], float],
-    ) -> None:
-        self._fleet = fleet
-        self._route = route
-        self._settings = settings
-        self._workers = workers
-        self._clock = clock
-        self._queues: dict[str, TurnQueue] = {}
-
-    def __iter__(self) -> Iterator[tuple[str, TurnQueue]]:
-        return iter(self._queues.items())
-
-    def of(self, model: ModelConfig) -> TurnQueue:
-        """Return the queue of a model."""
-        queue = self._queues.get(model.name)
-        if queue is None:
-            tokens, requests = self._capacity(model)
-            queue = TurnQueue(self._settings, tokens, requests, self._clock)
-            self._queues[model.name] = queue
-        return queue
-
-    def resize(self) -> None:
-        """Fit all queues to the backends that there are now. Queues of models that are gone are dropped."""
-        known = {model.name: model for model in self._fleet.models()}
-        for name, queue in list(self._queues.items()):
-            if name in known:
-                queue.resize(*self._capacity(known[name]))
-            elif not queue.queue.waiting and not queue.queue.running:
-                del self._queues[name]
-
-    def degrade(self, model: ModelConfig) -> str:
-        """Return the detail level to which images are lowered under the load of a model; "": not lowered."""
-        at = self._route.degrade_at
-        queue = self.of(model).queue
-        tokens, requests = queue.capacity
-        used = max(queue.running_tokens / max(1, tokens), queue.running / max(1, requests))
-        if not at or used < at:
-            return ""
-        return "low" if queue.waiting or used >= LOW_AT else "medium"
-
-    def _capacity(self, model: ModelConfig) -> tuple[int, int]:
-        """Tokens and requests that the backends of a model may have outstanding from this worker.
-
-        Backends that accept nothing now count, too: a model without any backend must answer with their
-        reasons at once, not after a wait.
-        """
-        tokens = requests = 0
-        for backend in self._fleet.serving(model):
-            tokens += backend.config.max_tokens or self._route.tokens_per_backend or ENDLESS
-            requests += backend.config.max_requests or self._route.requests_per_backend or ENDLESS
-        share = self._workers
-        return min(ENDLESS, -(-tokens // share)) or ENDLESS, min(ENDLESS, -(-requests // share)) or ENDLESS

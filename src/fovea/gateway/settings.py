@@ -15,6 +15,10 @@ from fovea.observe.tracer import TraceSettings
 
 MIB = 1024 * 1024
 KIB = 1024
+ON_FAILURE = ("refuse", "local")
+SCHEMES = ("redis://", "rediss://", "unix://")
+POLICIES = ("cache-affine", "least-busy", "lod-cost", "round-robin", "priority")
+REMOTE = ("resolve", "fetch", "refuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +122,6 @@ class QueueSettings:
         check_settings(self)
 
 
-ON_FAILURE = ("refuse", "local")
-SCHEMES = ("redis://", "rediss://", "unix://")
-
-
 def check_accounts(text: str) -> str:
     """Return an empty text if a place for accounts is accepted, otherwise the accepted ones in words."""
     if text == "memory" or text.startswith(SCHEMES) or (text.startswith("sqlite:") and len(text) > 7):
@@ -173,10 +173,6 @@ class AccountSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
-
-
-POLICIES = ("cache-affine", "least-busy", "lod-cost", "round-robin", "priority")
-REMOTE = ("resolve", "fetch", "refuse")
 
 
 @dataclass(frozen=True, slots=True)

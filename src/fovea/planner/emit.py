@@ -63,7 +63,7 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
 def engine_toml(choice: Choice, workload: Workload) -> str:
     """Return a configuration file of `fovea serve --config`. Raises the errors of `engine_settings`."""
     lines = [f"# {choice.title}", *(f"# {reason}" for reason in choice.reasons)]
-    lines += [f"{name} = {_value(value)}" for name, value in engine_settings(choice, workload).items()]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in engine_settings(choice, workload).items()]
     return "\n".join(lines) + "\n"
 
 
@@ -87,12 +87,8 @@ def deploy_toml(choice: Choice, workload: Workload, gpus: Mapping[str, str]) -> 
     }
     if setup.hardware.kind == "gpu" and setup.hardware.name in gpus:
         pool["gpu"] = gpus[setup.hardware.name]
-    inline = ", ".join(f"{name} = {_value(value)}" for name, value in settings.items())
+    inline = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
     lines = [f"# {choice.title}", 'name = "vlm"', 'host = "localhost"', "", "[[pool]]"]
-    lines += [f"{name} = {_value(value)}" for name, value in pool.items()]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in pool.items()]
     lines += [f"settings = {{ {inline} }}", "", "[gateway]", "", "[monitoring]"]
     return "\n".join(lines) + "\n"
-
-
-def _value(value: object) -> str:
-    return json.dumps(value)

@@ -222,19 +222,16 @@ def read_hardware(path: Path) -> tuple[Hardware, ...]:
     where = f"hardware file {path}"
     content = read_toml(path, "hardware file")
     check_keys(where, content, ("hardware",))
-    found = [_device(where, number, table) for number, table in enumerate(_tables(where, content), 1)]
+    found = [
+        _device(where, number, table) for number, table in enumerate(tables(where, content, "hardware"), 1)
+    ]
+    if not found:
+        raise ConfigError(f"{where} has no device; accepted: one [[hardware]] for each", param="hardware")
     names = [device.name for device in found]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{where}: two devices have the name {name!r}", param="name")
     return tuple(found)
-
-
-def _tables(where: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = tables(where, content, "hardware")
-    if not found:
-        raise ConfigError(f"{where} has no device; accepted: one [[hardware]] for each", param="hardware")
-    return found
 
 
 def _device(file: str, number: int, values: Mapping[str, Any]) -> Hardware:

@@ -203,13 +203,7 @@ def open_load(cost: CostModel, mix: Mix, rate: float, room: int, percentile: flo
 
 
 def most_rate(
-    cost: CostModel,
-    mix: Mix,
-    room: int,
-    *,
-    ttft_s: float = 0.0,
-    itl_s: float = 0.0,
-    percentile: float = 95,
+    cost: CostModel, mix: Mix, room: int, *, ttft_s: float = 0.0, itl_s: float = 0.0, percentile: float = 95
 ) -> float:
     """Return the highest rate, in requests/s, at which one replica meets the targets; 0: it never does.
 

@@ -1,29 +1,35 @@
-"""Numbers in the flags of `fovea plan`."""
+"""Sizes and videos in the flags of `fovea plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from fovea.cli.plan.make import _counts, _size, _video
+from fovea.cli import main as cli
+from fovea.cli.plan.make import workload_of
 from fovea.core.errors import ConfigError
+from fovea.planner.workload import Video, Workload
+
+
+def workload(*flags: str) -> Workload:
+    return workload_of(cli.build_parser("plan").parse_args(["plan", "model", *flags]))
 
 
 def test_numbers_are_read() -> None:
-    assert _counts("4, 1,2,2") == (1, 2, 4)
-    assert _size("1024X768") == (1024, 768)
-    assert _video("16:640x360").frames == 16
+    found = workload(
+        "--image", "1024X768", "--image", "64x64", "--text", "7", "--json-share", "0.5", "--rate", "2"
+    )
+    (kind,) = found.kinds
+    assert (kind.images, kind.text, kind.json, found.rate) == (((1024, 768), (64, 64)), 7, 0.5, 2.0)
+    assert workload("--video", "16:640x360").kinds[0].video == Video(16, 640, 360)
 
 
-@pytest.mark.parametrize(
-    ("read", "text"),
-    [
-        (_counts, "1,"), (_counts, "0"), (_counts, "1025"), (_counts, "\N{SUPERSCRIPT TWO}"),
-        (_size, "1024"), (_size, "0x1"), (_size, "65537x1"), (_size, "\N{SUPERSCRIPT TWO}x3"),
-        (_video, "16"), (_video, "0:1x1"), (_video, "\N{SUPERSCRIPT TWO}:1x1"),
-    ],
-)  # fmt: skip
-def test_other_texts_are_refused(read: Callable[[str], object], text: str) -> None:
+@pytest.mark.parametrize("text", ["1024", "0x1", "65537x1", "\N{SUPERSCRIPT TWO}x3"])
+def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="accepted"):
-        read(text)
+        workload("--image", text)
+
+
+@pytest.mark.parametrize("text", ["16", "0:1x1", "\N{SUPERSCRIPT TWO}:1x1", "100001:1x1"])
+def test_other_videos_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="accepted"):
+        workload("--video", text)

@@ -14,13 +14,9 @@ from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.core.media import content_identity
 from fovea.gateway.cache.key import (
     EXCLUDED,
-    FULL,
     MEDIA_MARK,
-    NONE,
-    REFRESH,
-    Directives,
     cacheability,
-    parse_directives,
+    permissions,
 )
 
 CAT = content_identity("image/png", 8, 8, b"cat")
@@ -229,15 +225,15 @@ def test_halves_of_characters_are_no_failure() -> None:
 @pytest.mark.parametrize(
     ("header", "directives"),
     [
-        (None, FULL),
-        ("", FULL),
-        ("max-age=60", FULL),
-        ("No-Cache", REFRESH),
-        ("max-age = 0", REFRESH),
-        ("no-cache, no-store", NONE),
-        (" no-store ", NONE),
-        ("x-no-store", FULL),
+        (None, (True, True)),
+        ("", (True, True)),
+        ("max-age=60", (True, True)),
+        ("No-Cache", (False, True)),
+        ("max-age = 0", (False, True)),
+        ("no-cache, no-store", (False, False)),
+        (" no-store ", (False, False)),
+        ("x-no-store", (True, True)),
     ],
 )
-def test_cache_control(header: str | None, directives: Directives) -> None:
-    assert parse_directives(header) == directives
+def test_cache_control(header: str | None, directives: tuple[bool, bool]) -> None:
+    assert permissions(header) == directives

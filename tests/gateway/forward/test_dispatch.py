@@ -21,11 +21,10 @@ from fovea.gateway.generate.dispatch import (
     Dispatcher,
     GatewayTimeout,
     Job,
-    Outgoing,
     RetryBudget,
     Won,
 )
-from fovea.gateway.generate.upstream import Answer, AttemptFailed
+from fovea.gateway.generate.upstream import Answer, AttemptFailed, Outgoing
 from fovea.gateway.settings import ResilienceSettings, RouteSettings
 from tests.gateway.samples import MODEL, demand, fleet, run
 
@@ -61,7 +60,7 @@ class FakeUpstream:
         self.answers: list[FakeAnswer] = []
 
     async def open(
-        self, backend: Backend, path: str, body: Any, headers: Any, *, stream: bool, deadline: float
+        self, backend: Backend, outgoing: Outgoing, *, stream: bool, deadline: float
     ) -> FakeAnswer:
         self.asked.append(backend.name)
         steps = self.script.get(backend.name, [(0.0, 200)])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fovea.core.errors import InvalidRequest
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.generate.dispatch import Outgoing
 from fovea.gateway.generate.outgoing import (
     LONGEST_HEADER,
     MOST_BYTES,
@@ -27,6 +26,7 @@ from fovea.gateway.generate.outgoing import (
     headers_of,
     lowered,
 )
+from fovea.gateway.generate.upstream import Outgoing
 from fovea.gateway.translate.translation import to_chat
 from tests.gateway.samples import MODEL, backend, body, chat
 

@@ -128,7 +128,6 @@ async def test_places_in_flight_and_leases(accounts: MemoryAccounts, clock: Cloc
         (TenantLimits(visual_tokens_per_day=10), Amounts(1, 0, 11), "at most 10 (visual_tokens_per_day)"),
         (TenantLimits(cost_per_minute=0.1), Amounts(cost=100_001), "0.100001 (cost), and key 'alice' may"),
         (TenantLimits(cost_per_month=0.1), Amounts(cost=100_001), "at most 0.1 (cost_per_month)"),
-        (TenantLimits(max_visual_tokens=7), Amounts(1, 0, 8), "at most 7 (max_visual_tokens)"),
     ],
 )
 async def test_an_amount_that_never_fits_says_so(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import Overloaded
-from fovea.gateway.translate.chat_reader import BackendError, count_tokens_refusal, refusal
+from fovea.gateway.translate.chat_reader import BackendError
 from fovea.gateway.translate.translation import Api
 from tests.gateway.translate.support import APIS, USAGE, Json, call, numbered, translation
 
@@ -174,6 +174,5 @@ def test_long_messages_are_cut() -> None:
 def test_errors_of_the_gateway_itself() -> None:
     error = Overloaded("wait", retry_after=1.0, param="model")
     wrong = {"message": "wait", "type": "rate_limit_error", "param": "model", "code": "overloaded"}
-    assert refusal("messages", error) == {"type": "error", "error": wrong}
-    assert refusal("responses", error) == {"error": wrong}
-    assert count_tokens_refusal().status == 404
+    assert translation("messages").refusal(error) == {"type": "error", "error": wrong}
+    assert translation("responses").refusal(error) == {"error": wrong}

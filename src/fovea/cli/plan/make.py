@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -249,20 +250,18 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _size(text: str) -> tuple[int, int]:
-    width, _, height = text.lower().partition("x")
-    if not (
-        width.isdecimal() and height.isdecimal() and 1 <= int(width) <= 65536 and 1 <= int(height) <= 65536
-    ):
+    match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text.lower())
+    if match is None:
         raise ConfigError(
             f"size {text!r}; accepted: width and height in pixels, such as 1024x768", param="image"
         )
-    return int(width), int(height)
+    return int(match[1]), int(match[2])
 
 
 def _video(text: str) -> Video:
-    frames, _, size = text.partition(":")
-    if not frames.isdecimal() or not 1 <= int(frames) <= 100_000 or not size:
+    match = re.fullmatch(r"(\d{1,6}):(.+)", text)
+    if match is None:
         raise ConfigError(
             f"--video is {text!r}; accepted: frames and size, such as 16:640x360", param="video"
         )
-    return Video(int(frames), *_size(size))
+    return Video(int(match[1]), *_size(match[2]))

@@ -20,10 +20,7 @@ class ProfileSettings:
 
     image: Path | None = setting(None, "Image file of all requests; none: a generated image.")
     side: int | None = setting(
-        None,
-        "Width and height of the generated image in pixels. 0: no image. none: 448.",
-        low=0,
-        high=8192,
+        None, "Width and height of the generated image in pixels. 0: no image. none: 448.", low=0, high=8192
     )
     text: str = setting("Describe the picture.", "The question.")
     tokens: int = setting(32, "Tokens of every answer.", low=2, high=10**5)
@@ -38,11 +35,7 @@ class ProfileSettings:
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "profile",
-        description=__doc__,
-        usage="fovea profile [MODEL] [OPTIONS]",
-    )
+    parser = commands.add_parser("profile", description=__doc__, usage="fovea profile [MODEL] [OPTIONS]")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"

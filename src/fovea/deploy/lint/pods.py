@@ -269,10 +269,7 @@ def _least_replicas(pods: Pods, cluster: Cluster) -> int:
     """The number of pods: their owner's, or the least one of its autoscaler, or 1."""
     if pods.replicas is not None:
         return int(pods.replicas)
-    bounds: Mapping[str, str] = {
-        "HorizontalPodAutoscaler": "minReplicas",
-        "ScaledObject": "minReplicaCount",
-    }
+    bounds: Mapping[str, str] = {"HorizontalPodAutoscaler": "minReplicas", "ScaledObject": "minReplicaCount"}
     for each in cluster.of(*bounds):
         target: Any = fields_of(each.spec.get("scaleTargetRef"))
         if target.get("name") == pods.owner.name:

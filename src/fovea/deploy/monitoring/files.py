@@ -59,12 +59,7 @@ def _job(name: str, targets: Sequence[str], key_file: str) -> dict[str, Any]:
 
 
 def alertmanager_config(
-    webhook_url: str,
-    *,
-    critical_url: str = "",
-    wait: str = "30s",
-    interval: str = "5m",
-    repeat: str = "4h",
+    webhook_url: str, *, critical_url: str = "", wait: str = "30s", interval: str = "5m", repeat: str = "4h"
 ) -> str:
     """Return alertmanager.yml, which sends alerts to webhooks, grouped by name and job.
 
@@ -205,7 +200,7 @@ def prometheus_files(
 
 
 def grafana_files(spec: DeploySpec) -> Files:
-    """Return the files of Grafana, beneath grafana/; none if the spec has no Grafana."""
+    """Return the files of Grafana, under grafana/; none if the spec has no Grafana."""
     if spec.monitoring is None or not spec.monitoring.grafana:
         return {}
     provisioning = grafana_provisioning()

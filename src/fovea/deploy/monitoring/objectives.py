@@ -28,7 +28,6 @@ from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 from fovea.observe.table import SECONDS
 
-SEVERITIES = ("critical", "warning", "info")
 WIDTH = 110
 """Columns of a rules file. Long expressions are folded."""
 
@@ -236,7 +235,6 @@ def _rest(share: float) -> float:
 
 SHORT = ("5m", "30m", "1h", "2h", "6h")
 LONG = ("1d", "3d", "30d")
-WINDOWS = (*SHORT, *LONG)
 JOBS = 'job=~"fovea.*"'
 """Matches the jobs of servers and gateways. Only `up` needs it: all other names are Fovea's own."""
 ROUTES = 'route=~"/v1/(chat/completions|completions|messages|responses|predict)|/invocations"'

@@ -16,14 +16,7 @@ from fovea.deploy.formats import yaml_text
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes.layout import OVERLAY, lint
-from fovea.deploy.targets.kubernetes.objects import (
-    MODEL_LABEL,
-    PORT,
-    Manifest,
-    manifest,
-    selector,
-    slug,
-)
+from fovea.deploy.targets.kubernetes.objects import MODEL_LABEL, PORT, Manifest, manifest, selector, slug
 
 ROOT = "gateway-api"
 API = "gateway.networking.k8s.io/v1"

@@ -97,10 +97,7 @@ def _predictor(spec: DeploySpec, pool: Pool, *, scaled: bool) -> dict[str, Any]:
         "timeout": spec.max_answer_s,
         "labels": labels(spec, "engine", pool),
         "deploymentStrategy": workloads.ROLLING,
-        "model": {
-            "modelFormat": {"name": FORMAT, "version": "1"},
-            "runtime": pool_name(spec, pool),
-        },
+        "model": {"modelFormat": {"name": FORMAT, "version": "1"}, "runtime": pool_name(spec, pool)},
         **rest,
     }
     if scaled:
@@ -156,10 +153,7 @@ def _knative(spec: DeploySpec) -> Files:
         found = {"kind": "InferenceService", "name": pool_name(spec, pool)}
         patches.append({"target": found, "patch": _json_patch(patch)})
     kustomization = {**OVERLAY, "resources": ["../../base", "network.yaml"], "patches": patches}
-    return {
-        "kustomization.yaml": yaml_text(kustomization),
-        "network.yaml": yaml_text(_queue_proxies(spec)),
-    }
+    return {"kustomization.yaml": yaml_text(kustomization), "network.yaml": yaml_text(_queue_proxies(spec))}
 
 
 def _queue_proxies(spec: DeploySpec) -> Manifest:

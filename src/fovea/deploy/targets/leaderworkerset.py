@@ -53,9 +53,5 @@ def _engines(spec: DeploySpec, pool: Pool) -> list[Manifest]:
 
 
 LAYOUT = Layout(
-    "leaderworkerset",
-    _engines,
-    custom=True,
-    scaled_kind=(API, KIND),
-    references=((KIND, VOLUME_NAMES),),
+    "leaderworkerset", _engines, custom=True, scaled_kind=(API, KIND), references=((KIND, VOLUME_NAMES),)
 )

@@ -93,9 +93,7 @@ def built_engines(subject: Subject) -> Verdict:
         if not facts.exists:
             return not_applicable("no encoders are built, and none are wanted")
         return warned(
-            f"{plural(facts.grids, 'grid')} in {facts.folder}",
-            "they are not used",
-            "--encoder-engines auto",
+            f"{plural(facts.grids, 'grid')} in {facts.folder}", "they are not used", "--encoder-engines auto"
         )
     if not facts.exists:
         return failed(f"none in {facts.folder}", "the settings want them", "fovea build MODEL")

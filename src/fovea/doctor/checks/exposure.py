@@ -82,7 +82,7 @@ def files(subject: Subject) -> Verdict:
     answer = subject.server.ask("What is this?", [FILE])
     if subject.settings is not None and subject.setting("file_root") is not None:
         return warned(
-            f"files beneath {subject.setting('file_root')} are read for clients",
+            f"files under {subject.setting('file_root')} are read for clients",
             "whoever has a key may ask about every picture there",
             "--file-root none, if clients do not need it",
         )

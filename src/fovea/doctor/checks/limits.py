@@ -89,9 +89,7 @@ def decoders(subject: Subject) -> Verdict:
     inside = [name for name, count in workers.items() if not count]
     if inside:
         return failed(
-            figure,
-            f"a hole in a decoder of {inside[0]}s is a hole in the server",
-            f"--{inside[0]}-workers 2",
+            figure, f"a hole in a decoder of {inside[0]}s is a hole in the server", f"--{inside[0]}-workers 2"
         )
     return passed(figure)
 

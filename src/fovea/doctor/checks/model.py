@@ -24,9 +24,7 @@ def checkpoint(subject: Subject) -> Verdict:
     if facts.errors:
         more = f", and {plural(len(facts.errors) - 1, 'more error')}" if len(facts.errors) > 1 else ""
         return failed(
-            plural(len(facts.errors), "error"),
-            facts.errors[0] + more,
-            f"fovea models --check {facts.name}",
+            plural(len(facts.errors), "error"), facts.errors[0] + more, f"fovea models --check {facts.name}"
         )
     doubts = [*facts.warnings, *facts.unchecked]
     if doubts:

@@ -111,7 +111,7 @@ def _groups(subject: Subject, names: Sequence[str], harm: str) -> Verdict:
         return failed(
             f"{len(broken)} of {plural(len(ours), 'rule')} fail",
             f"{broken[0].get('name')}: {broken[0].get('lastError', '')}",
-            "write the rules anew: docs/monitoring.md",
+            "write the rules again: docs/monitoring.md",
         )
     return passed(f"{plural(len(ours), 'rule')} in {plural(len(names), 'group')}")
 

@@ -18,13 +18,6 @@ from fovea.gateway.settings import ResilienceSettings
 
 CONNECT, TEXT, VISION = "connect", "text", "vision"
 STAGES = (CONNECT, TEXT, VISION)
-
-
-def stage_of(*, vision: bool) -> str:
-    """The stage that answers a request. vision: whether the request has images."""
-    return VISION if vision else TEXT
-
-
 RECENT = 64
 """Times to the first byte that are kept for each backend."""
 BUSY = "busy"
@@ -33,21 +26,6 @@ FADE = 0.99
 """Factor by which earlier answers count less at each tick of the watch, twice per second: half in 35 s."""
 LEAST_SHARE = 0.1
 """Share of its weight with which a backend starts that came back."""
-
-
-class Load(NamedTuple):
-    """The outstanding work of one request.
-
-    text, visual: tokens.
-    """
-
-    text: int
-    visual: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of text and images together."""
-        return self.text + self.visual
 
 
 class Backend:
@@ -197,3 +175,23 @@ class Backend:
         """The lower quartile of the known times to the first byte in seconds; 0: none is known."""
         ordered = sorted(self.first_bytes)
         return ordered[(len(ordered) - 1) // 4] if ordered else 0.0
+
+
+def stage_of(*, vision: bool) -> str:
+    """The stage that answers a request. vision: whether the request has images."""
+    return VISION if vision else TEXT
+
+
+class Load(NamedTuple):
+    """The outstanding work of one request.
+
+    text, visual: tokens.
+    """
+
+    text: int
+    visual: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of text and images together."""
+        return self.text + self.visual

@@ -12,17 +12,26 @@ import logging
 import os
 import re
 import ssl
+import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fovea.core.config_files import parse_toml
 from fovea.core.errors import ConfigError, NotFound
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import BackendConfig, DiscoverConfig, ModelConfig, api_key, read_tables
 from fovea.gateway.settings import ResilienceSettings
 from fovea.media.fetch.resolve import Resolver
+
+log = logging.getLogger("fovea.gateway")
+EVERY_S = 2.0
+"""Seconds between two looks."""
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Folder of a pod's own token and of the certificate of the Kubernetes API."""
+_TABLE = re.compile(r"^\s*\[\[\s*backend\s*\]\]", re.MULTILINE)
+Look = Callable[[], Awaitable[Sequence[BackendConfig]]]
+"""Returns the backends that a source lists now. Raises OSError, TimeoutError or ValueError if it cannot."""
 
 
 class Fleet:
@@ -171,17 +180,6 @@ class Drains:
                 self._names = frozenset(json.loads(self._path.read_text(encoding="utf-8")))
 
 
-log = logging.getLogger("fovea.gateway")
-EVERY_S = 2.0
-"""Seconds between two looks."""
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Folder of a pod's own token and of the certificate of the Kubernetes API."""
-
-_TABLE = re.compile(r"^\s*\[\[\s*backend\s*\]\]", re.MULTILINE)
-Look = Callable[[], Awaitable[Sequence[BackendConfig]]]
-"""Returns the backends that a source lists now. Raises OSError, TimeoutError or ValueError if it cannot."""
-
-
 class Discovery:
     """The backends of all sources, the fixed ones among them.
 
@@ -258,7 +256,7 @@ async def _file(path: Path, rest: Any) -> Sequence[BackendConfig]:
     """Read [[backend]] tables of a TOML file, or a URL per line. Empty lines and # are left out."""
     text = await asyncio.to_thread(path.read_text, encoding="utf-8")
     if _TABLE.search(text):
-        values = parse_toml(text, str(path)).get("backend", [])
+        values = tomllib.loads(text).get("backend", [])
         return read_tables({"backend": [{**rest, **entry} for entry in values]}, path.parent).backends
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return read_tables({"backend": [{**rest, "url": line} for line in lines if line]}).backends

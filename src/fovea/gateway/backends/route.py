@@ -16,6 +16,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fovea.core.errors import ConfigError, Overloaded, Unavailable
@@ -28,6 +29,82 @@ from fovea.gateway.settings import RouteSettings
 _BITS = 52
 """Bits of a hash that are used: with half a step more, each such number is a float between 0 and 1."""
 MOST_ORDERS = 8192
+
+
+class Choice(NamedTuple):
+    """A chosen backend and the reason for it, in words that fit a header."""
+
+    backend: Backend
+    reason: str
+
+
+class Situation(NamedTuple):
+    """The facts by which a policy decides.
+
+    candidates: backends that accept the request now, at least one.
+    members: all backends of the model, whatever their state is.
+    model: name of the model.
+    load: the work of the request.
+    now: the clock in seconds.
+    version: of the fleet.
+    """
+
+    candidates: Sequence[Backend]
+    members: Sequence[Backend]
+    model: str
+    demand: Demand
+    load: Load
+    now: float
+    version: int
+
+
+@dataclass(eq=False)
+class Router:
+    """Chooses backends for the requests of one worker."""
+
+    fleet: Fleet
+    settings: RouteSettings
+    clock: Callable[[], float]
+    _policies: dict[str, Policy] = field(default_factory=dict, init=False)
+
+    def choose(
+        self, model: ModelConfig, demand: Demand, load: Load, tried: Collection[str] = ()
+    ) -> Choice | None:
+        """Choose a backend; None: none accepts the request that was not tried.
+
+        tried: names of backends that failed on this request.
+        """
+        now, vision = self.clock(), demand.has_images
+        members = self.fleet.serving(model)
+        candidates = [one for one in members if one.name not in tried and one.accepts(now, vision=vision)]
+        if not candidates:
+            return None
+        if len(members) == 1:
+            return Choice(candidates[0], "only")
+        policy = self._policy(model.policy or self.settings.policy)
+        return policy(Situation(candidates, members, model.name, demand, load, now, self.fleet.version))
+
+    def unavailable(self, model: ModelConfig, demand: Demand) -> Unavailable | Overloaded:
+        """The error for a request that no backend accepts now. It names every backend's reason.
+
+        If all of them have only asked for a pause, it tells when the first one wants to be asked again.
+        """
+        now, vision = self.clock(), demand.has_images
+        members = self.fleet.serving(model)
+        whys = [one.why_not(now, vision=vision) or "failed" for one in members]
+        if members and set(whys) == {BUSY}:
+            pause_s = max(1.0, min(one.busy_until for one in members) - now)
+            return Overloaded("all backends are busy", retry_after=pause_s, code="backends_busy")
+        reasons = ", ".join(f"{one.name}: {why}" for one, why in zip(members, whys, strict=True))
+        return Unavailable(
+            f"no backend of {model.name!r} accepts requests now ({reasons or 'none is known'})",
+            code="no_backend",
+        )
+
+    def _policy(self, name: str) -> Policy:
+        if name not in self._policies:
+            self._policies[name] = make_policy(name, self.settings)
+        return self._policies[name]
 
 
 def score(key: str, name: str, weight: float) -> float:
@@ -74,33 +151,6 @@ class Orders:
         else:
             self._orders.move_to_end((model, key))
         return found
-
-
-class Choice(NamedTuple):
-    """A chosen backend and the reason for it, in words that fit a header."""
-
-    backend: Backend
-    reason: str
-
-
-class Situation(NamedTuple):
-    """The facts by which a policy decides.
-
-    candidates: backends that accept the request now, at least one.
-    members: all backends of the model, whatever their state is.
-    model: name of the model.
-    load: the work of the request.
-    now: the clock in seconds.
-    version: of the fleet.
-    """
-
-    candidates: Sequence[Backend]
-    members: Sequence[Backend]
-    model: str
-    demand: Demand
-    load: Load
-    now: float
-    version: int
 
 
 Policy = Callable[[Situation], Choice]
@@ -222,52 +272,3 @@ def make_policy(name: str, settings: RouteSettings) -> Policy:
     if name not in makers:
         raise ConfigError(f"policy is {name!r}; accepted: {', '.join(makers)}", param="policy")
     return makers[name]()
-
-
-class Router:
-    """Chooses backends for the requests of one worker."""
-
-    def __init__(self, fleet: Fleet, settings: RouteSettings, clock: Callable[[], float]) -> None:
-        self._fleet = fleet
-        self._settings = settings
-        self._clock = clock
-        self._policies: dict[str, Policy] = {}
-
-    def choose(
-        self, model: ModelConfig, demand: Demand, load: Load, tried: Collection[str] = ()
-    ) -> Choice | None:
-        """Choose a backend; None: none accepts the request that was not tried.
-
-        tried: names of backends that failed on this request.
-        """
-        now, vision = self._clock(), demand.has_images
-        members = self._fleet.serving(model)
-        candidates = [one for one in members if one.name not in tried and one.accepts(now, vision=vision)]
-        if not candidates:
-            return None
-        if len(members) == 1:
-            return Choice(candidates[0], "only")
-        policy = self._policy(model.policy or self._settings.policy)
-        return policy(Situation(candidates, members, model.name, demand, load, now, self._fleet.version))
-
-    def unavailable(self, model: ModelConfig, demand: Demand) -> Unavailable | Overloaded:
-        """The error for a request that no backend accepts now. It names every backend's reason.
-
-        If all of them have only asked for a pause, it tells when the first one wants to be asked again.
-        """
-        now, vision = self._clock(), demand.has_images
-        members = self._fleet.serving(model)
-        whys = [one.why_not(now, vision=vision) or "failed" for one in members]
-        if members and set(whys) == {BUSY}:
-            pause_s = max(1.0, min(one.busy_until for one in members) - now)
-            return Overloaded("all backends are busy", retry_after=pause_s, code="backends_busy")
-        reasons = ", ".join(f"{one.name}: {why}" for one, why in zip(members, whys, strict=True))
-        return Unavailable(
-            f"no backend of {model.name!r} accepts requests now ({reasons or 'none is known'})",
-            code="no_backend",
-        )
-
-    def _policy(self, name: str) -> Policy:
-        if name not in self._policies:
-            self._policies[name] = make_policy(name, self._settings)
-        return self._policies[name]

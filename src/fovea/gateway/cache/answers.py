@@ -24,9 +24,19 @@ from fovea.api import sse
 
 FINISHED = frozenset({"stop", "length", "tool_calls", "function_call"})
 """The reasons for the end of a successful answer. An answer that ended for another one is not stored."""
-
 _HEAD = struct.Struct(">4s?d")
 _MAGIC = b"fvr1"
+TEXTS = ("content", "refusal", "reasoning", "reasoning_content")
+"""Fields of a message whose pieces are appended."""
+CHUNK_OBJECT, CHAT_OBJECT = "chat.completion.chunk", "chat.completion"
+_OWN = frozenset({"choices", "usage", "object", "created", "obfuscation"})
+PIECE = 2048
+"""Longest text of a chunk in characters."""
+PIECE_ENTRIES = 16
+"""Most tokens whose log probabilities one chunk has."""
+_HEAD_FIELDS = ("id", "created", "model", "system_fingerprint", "service_tier")
+_ELSEWHERE = frozenset({*_HEAD_FIELDS, "object", "choices", "usage"})
+_CHOICE_FIELDS = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
 
 
 class Unstorable(ValueError):
@@ -83,12 +93,6 @@ def check_answer(body: Any, choices: int) -> Mapping[str, Any]:
         if not (isinstance(choice.get("message"), dict) or isinstance(choice.get("text"), str)):
             raise Unstorable("not_an_answer")
     return body
-
-
-TEXTS = ("content", "refusal", "reasoning", "reasoning_content")
-"""Fields of a message whose pieces are appended."""
-CHUNK_OBJECT, CHAT_OBJECT = "chat.completion.chunk", "chat.completion"
-_OWN = frozenset({"choices", "usage", "object", "created", "obfuscation"})
 
 
 class Assembler:
@@ -287,16 +291,6 @@ def _set_once(fields: dict[str, Any], name: str, value: Any) -> None:
         fields[name] = value
     elif value is not None and value != known:
         raise Unstorable("ambiguous")
-
-
-PIECE = 2048
-"""Longest text of a chunk in characters."""
-PIECE_ENTRIES = 16
-"""Most tokens whose log probabilities one chunk has."""
-
-_HEAD_FIELDS = ("id", "created", "model", "system_fingerprint", "service_tier")
-_ELSEWHERE = frozenset({*_HEAD_FIELDS, "object", "choices", "usage"})
-_CHOICE_FIELDS = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
 
 
 def events(body: Mapping[str, Any], *, include_usage: bool) -> list[bytes]:

@@ -30,7 +30,7 @@ from fovea.core.json_text import one_line
 from fovea.core.names import install_command
 from fovea.gateway.cache.answers import Assembler, Entry, Unstorable, check_answer, events, unpack
 from fovea.gateway.cache.flight import Flights
-from fovea.gateway.cache.key import Plan, cacheability, choices_of, parse_directives, wants_usage
+from fovea.gateway.cache.key import Plan, cacheability, choices_of, permissions, wants_usage
 from fovea.gateway.cache.stores import LayeredStore, MemoryStore, ResponseStore, store_key
 from fovea.gateway.settings import KIB, MIB, ResponseCacheSettings
 
@@ -50,11 +50,7 @@ class ResponseCache:
     """Finds stored answers, and stores new ones. For one event loop."""
 
     def __init__(
-        self,
-        store: ResponseStore,
-        settings: ResponseCacheSettings,
-        *,
-        wall: Callable[[], float] = time.time,
+        self, store: ResponseStore, settings: ResponseCacheSettings, *, wall: Callable[[], float] = time.time
     ) -> None:
         """wall: returns the time in seconds since 1970."""
         self._store = store
@@ -82,8 +78,8 @@ class ResponseCache:
         tenant: who sends the request; its share of the memory is used.
         cache_control: the request's header Cache-Control, or None.
         """
-        directives = parse_directives(cache_control)
-        if not directives.write:
+        reads, stores = permissions(cache_control)
+        if not stores:
             return self._bypass(tenant, "no_store")
         shared = self._settings.response_cache_scope == "shared"
         scope = "shared" if shared else f"tenant:{tenant}"
@@ -92,12 +88,12 @@ class ResponseCache:
         )
         if key is None:
             return self._bypass(tenant, reason)
-        if not directives.read:
+        if not reads:
             self._counts["bypass_no_cache"] += 1
         return Plan(
             key=store_key(scope, key),
             owner=tenant,
-            reads=directives.read,
+            reads=reads,
             stream=body.get("stream") is True,
             include_usage=wants_usage(body),
             choices=choices_of(body),

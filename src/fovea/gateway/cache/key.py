@@ -37,19 +37,15 @@ EXCLUDED = frozenset(
     }
 )
 """Top-level fields that do not change an answer. A replay follows `stream` and `stream_options` itself."""
-
 MEDIA_MARK = "fovea-media:"
 """The URL of the media item number N (from 0) in a body for `cacheability` is this text and N."""
-
 FORMAT = b"fovea response 1"
 """First part of every key. Another number makes all stored answers unreachable."""
-
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 _MARKS = re.compile(rf'"{MEDIA_MARK}(\d+)"')
 # In JSON the quotes inside of a text are escaped, so these match fields, and no text that looks like one.
 _URLS = re.compile(rf'url":"(?!{MEDIA_MARK}\d+")')
 _FILES = ('file_id":"', 'file_uri":"')
-
 _SERVER_TOOL_FIELDS = ("web_search_options", "search_parameters", "plugins")
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
@@ -140,36 +136,19 @@ def _digest(parts: Sequence[str]) -> str:
     return hashlib.sha256(b"".join(framed)).hexdigest()
 
 
-class Directives(NamedTuple):
-    """The permissions of a request to use the cache.
+def permissions(cache_control: str | None) -> tuple[bool, bool]:
+    """Return whether a stored answer may be returned, and whether the answer may be stored.
 
-    read: a stored answer may be returned.
-    write: the answer may be stored.
-    """
-
-    read: bool = True
-    write: bool = True
-
-
-FULL = Directives()
-REFRESH = Directives(read=False)
-NONE = Directives(read=False, write=False)
-
-
-def parse_directives(cache_control: str | None) -> Directives:
-    """Return the directives of a request's header Cache-Control (RFC 9111, section 5.2.1).
-
-    no-store: neither read nor write. no-cache, and max-age=0: write only. Others have no effect.
+    The client says so in the header Cache-Control (RFC 9111, section 5.2.1). no-store: neither; no-cache, and
+    max-age=0: only to be stored. Others have no effect.
     cache_control: value of the header; several headers are joined by commas. None: there is none.
     """
     if not cache_control:
-        return FULL
+        return True, True
     words = {word.strip().lower().replace(" ", "") for word in cache_control.split(",")}
     if "no-store" in words:
-        return NONE
-    if words & {"no-cache", "max-age=0"}:
-        return REFRESH
-    return FULL
+        return False, False
+    return not words & {"no-cache", "max-age=0"}, True
 
 
 @dataclass(slots=True)

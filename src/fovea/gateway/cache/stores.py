@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fovea.core.ledger import Ledger
@@ -17,11 +18,8 @@ from fovea.core.ledger import Ledger
 if TYPE_CHECKING:
     from fovea.gateway.cache.redis import RedisStore
 
-
-def store_key(scope: str, key: str) -> str:
-    """Return the key of an answer in a store: 16 hex digits for its scope, a colon, and the request's key."""
-    tag = hashlib.sha256(scope.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{tag}:{key}"
+ENTRY_BYTES = 1024
+"""Estimated bytes of an entry beside its value: its key and its places in the ledger's tables."""
 
 
 class ResponseStore(Protocol):
@@ -54,8 +52,10 @@ class ResponseStore(Protocol):
         ...
 
 
-ENTRY_BYTES = 1024
-"""Estimated bytes of an entry beside its value: its key and its places in the ledger's tables."""
+def store_key(scope: str, key: str) -> str:
+    """Return the key of an answer in a store: 16 hex digits for its scope, a colon, and the request's key."""
+    tag = hashlib.sha256(scope.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{tag}:{key}"
 
 
 class _Value(NamedTuple):
@@ -72,12 +72,7 @@ class MemoryStore:
     """
 
     def __init__(
-        self,
-        capacity: int,
-        *,
-        ttl_s: float,
-        share: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, capacity: int, *, ttl_s: float, share: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """capacity: ceiling in bytes, each entry with ENTRY_BYTES.
 
@@ -134,44 +129,44 @@ class MemoryStore:
         self._ledger.clear()
 
 
+@dataclass(eq=False)
 class LayeredStore:
     """Looks into memory first, then into Redis. What Redis has is copied into memory.
 
     near_ttl_s: longest time of a copy in seconds. After `clear`, other workers find their copies for so long.
     """
 
-    def __init__(self, near: MemoryStore, far: RedisStore, near_ttl_s: float) -> None:
-        self._near = near
-        self._far = far
-        self._near_ttl_s = near_ttl_s
+    near: MemoryStore
+    far: RedisStore
+    near_ttl_s: float
 
     async def get(self, key: str, *, owner: str = "") -> bytes | None:
         """Return the bytes of a key, or None if neither store has them."""
-        value = await self._near.get(key)
+        value = await self.near.get(key)
         if value is not None:
             return value
-        found = await self._far.fetch(key)
+        found = await self.far.fetch(key)
         if found is None:
             return None
-        await self._near.put(key, found.value, min(found.ttl_s, self._near_ttl_s), owner=owner)
+        await self.near.put(key, found.value, min(found.ttl_s, self.near_ttl_s), owner=owner)
         return found.value
 
     async def put(self, key: str, value: bytes, ttl_s: float, *, owner: str = "") -> bool:
         """Store bytes in both. The memory has them before this waits for Redis."""
-        near = await self._near.put(key, value, min(ttl_s, self._near_ttl_s), owner=owner)
-        far = await self._far.put(key, value, ttl_s)
+        near = await self.near.put(key, value, min(ttl_s, self.near_ttl_s), owner=owner)
+        far = await self.far.put(key, value, ttl_s)
         return near or far
 
     async def clear(self) -> int:
         """Remove all answers. Returns how many Redis had."""
-        await self._near.clear()
-        return await self._far.clear()
+        await self.near.clear()
+        return await self.far.clear()
 
     def stats(self) -> Mapping[str, float]:
         """Return the counts and sizes of both by name."""
-        return {**self._near.stats(), **self._far.stats()}
+        return {**self.near.stats(), **self.far.stats()}
 
     async def aclose(self) -> None:
         """Close both."""
-        await self._near.aclose()
-        await self._far.aclose()
+        await self.near.aclose()
+        await self.far.aclose()

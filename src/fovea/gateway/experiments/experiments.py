@@ -35,93 +35,9 @@ HEADER = "header"
 SHADOW = "shadow"
 PROMOTED = "promoted"
 ROLLED_BACK = "rolled_back"
-
-
-class Assignment(NamedTuple):
-    """The variant that a request gets, and why.
-
-    model: name of the served model.
-    reason: `split` (by weight), `header` (the client named it), `shadow` (a copy), `promoted` or
-        `rolled_back` (the experiment is decided).
-    generation: that of the numbers to which the outcome belongs.
-    """
-
-    experiment: str
-    variant: str
-    model: str
-    reason: str
-    generation: int = 0
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether the outcome belongs into the comparison: who gets the variant was chosen at random."""
-        return self.reason in (SPLIT, SHADOW)
-
-
-class Splitter:
-    """The weights of an experiment's variants, ready to choose."""
-
-    def __init__(self, experiment: Experiment, removed: Iterable[str] = ()) -> None:
-        """removed: names of variants that get no more requests."""
-        gone = {*removed, experiment.shadow.variant}
-        self._clocks: list[tuple[Variant, Callable[[], hashlib.blake2b], float]] = [
-            (variant, _salted(experiment.name, variant.name).copy, 1 / variant.weight)
-            for variant in experiment.variants
-            if variant.name not in gone and variant.weight > 0
-        ]
-
-    def choose(self, sticky: str) -> Variant:
-        """Return the variant of a sticky value."""
-        data = sticky.encode("utf-8", "surrogatepass")
-        best, earliest = self._clocks[0][0], math.inf
-        for variant, start, scale in self._clocks:
-            digest = start()
-            digest.update(data)
-            point = (int.from_bytes(digest.digest(), "big") + 0.5) / 18446744073709551616.0
-            time = -math.log(point) * scale
-            if time < earliest:
-                best, earliest = variant, time
-        return best
-
-
-def _salted(experiment: str, variant: str) -> hashlib.blake2b:
-    """Return a hash that differs between experiments, so that their splits are independent."""
-    return hashlib.blake2b(f"{experiment}\0{variant}\0".encode(), digest_size=8)
-
-
 ELSEWHERE = -1
 """Generation of outcomes that do not count, because other processes run other variants meanwhile."""
 log = logging.getLogger("fovea.gateway.experiments")
-
-
-class _Running:
-    """One experiment in this process.
-
-    fixed: the assignment of all requests once the experiment is decided; None while it is active.
-    splitter: chooses by weight.
-    generation: that of the numbers to which outcomes are added.
-    copies: copies in flight.
-    owed: share of the next copy that is due already.
-    """
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-        self.copies = 0
-        self.owed = 0.0
-        self.follow(State())
-
-    def follow(self, state: State) -> None:
-        """Change to a state."""
-        experiment = self.experiment
-        self.state = state
-        self.generation = state.generation if state.identity in ("", experiment.identity) else ELSEWHERE
-        self.splitter = Splitter(experiment, state.removed)
-        self.fixed = None
-        if state.state != ACTIVE:
-            variant = experiment.variant(state.promoted) or experiment.baseline
-            self.fixed = Assignment(
-                experiment.name, variant.name, variant.model, state.state, self.generation
-            )
 
 
 class Experiments:
@@ -329,3 +245,85 @@ class Experiments:
                 delta.requests += newer.requests
             del delta.requests[: -self._config.settings.recent_requests]
             self._deltas[key] = delta
+
+
+class Assignment(NamedTuple):
+    """The variant that a request gets, and why.
+
+    model: name of the served model.
+    reason: `split` (by weight), `header` (the client named it), `shadow` (a copy), `promoted` or
+        `rolled_back` (the experiment is decided).
+    generation: that of the numbers to which the outcome belongs.
+    """
+
+    experiment: str
+    variant: str
+    model: str
+    reason: str
+    generation: int = 0
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the outcome belongs into the comparison: who gets the variant was chosen at random."""
+        return self.reason in (SPLIT, SHADOW)
+
+
+class Splitter:
+    """The weights of an experiment's variants, ready to choose."""
+
+    def __init__(self, experiment: Experiment, removed: Iterable[str] = ()) -> None:
+        """removed: names of variants that get no more requests."""
+        gone = {*removed, experiment.shadow.variant}
+        self._clocks: list[tuple[Variant, Callable[[], hashlib.blake2b], float]] = [
+            (variant, _salted(experiment.name, variant.name).copy, 1 / variant.weight)
+            for variant in experiment.variants
+            if variant.name not in gone and variant.weight > 0
+        ]
+
+    def choose(self, sticky: str) -> Variant:
+        """Return the variant of a sticky value."""
+        data = sticky.encode("utf-8", "surrogatepass")
+        best, earliest = self._clocks[0][0], math.inf
+        for variant, start, scale in self._clocks:
+            digest = start()
+            digest.update(data)
+            point = (int.from_bytes(digest.digest(), "big") + 0.5) / 18446744073709551616.0
+            time = -math.log(point) * scale
+            if time < earliest:
+                best, earliest = variant, time
+        return best
+
+
+def _salted(experiment: str, variant: str) -> hashlib.blake2b:
+    """Return a hash that differs between experiments, so that their splits are independent."""
+    return hashlib.blake2b(f"{experiment}\0{variant}\0".encode(), digest_size=8)
+
+
+class _Running:
+    """One experiment in this process.
+
+    fixed: the assignment of all requests once the experiment is decided; None while it is active.
+    splitter: chooses by weight.
+    generation: that of the numbers to which outcomes are added.
+    copies: copies in flight.
+    owed: share of the next copy that is due already.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.copies = 0
+        self.owed = 0.0
+        self.follow(State())
+
+    def follow(self, state: State) -> None:
+        """Change to a state."""
+        experiment = self.experiment
+        self.state = state
+        self.generation = state.generation if state.identity in ("", experiment.identity) else ELSEWHERE
+        self.splitter = Splitter(experiment, state.removed)
+        self.fixed = None
+        if state.state != ACTIVE:
+            variant = experiment.variant(state.promoted) or experiment.baseline
+            self.fixed = Assignment(
+                experiment.name, variant.name, variant.model, state.state, self.generation
+            )

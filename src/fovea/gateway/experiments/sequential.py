@@ -67,7 +67,7 @@ class Bets:
 
 @functools.cache
 def bets(centre: float) -> Bets:
-    """Return bets of which most are within a few times of a centre, and some of any size.
+    """Return bets, most of them within a few times of a centre, and some of any size.
 
     The parts fall as a half-Cauchy distribution of the share: with the distance from the centre, on both
     sides.
@@ -281,7 +281,7 @@ class _Cells:
 
 
 def _plausible(sample: Sample, limit: float) -> tuple[float, float]:
-    """Return ends outside of which the evidence against every mean is at least the limit.
+    """Return two ends; the evidence against every mean outside of them is at least the limit.
 
     Evidence is that of `both`: half of the capital is bet on each side.
     """

@@ -13,18 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fovea.gateway.experiments import sequential
 from fovea.gateway.experiments.config import Experiment
-from fovea.gateway.experiments.sequential import (
-    Interval,
-    Sample,
-    amounts,
-    events,
-    mean_difference,
-    mean_interval,
-    mean_ratio,
-    percentile_ratio,
-    ratings,
-)
 from fovea.gateway.experiments.statistics import Statistics, amount_ceiling, amount_edge
 
 PROMOTE, ROLL_BACK, CONTINUE = "promote", "roll_back", "continue"
@@ -47,7 +37,7 @@ class Result:
 
     name: str
     value: float | None
-    interval: Interval
+    interval: sequential.Interval
     bound: float
     met: bool | None
     words: str
@@ -84,8 +74,8 @@ def verdict(experiment: Experiment, variant: str, baseline: Statistics, ours: St
     """
     criteria, guard = experiment.criteria, experiment.guard
     alpha = criteria.alpha / (STATEMENTS * (len(experiment.variants) - 1))
-    errors = mean_interval(_errors(ours), alpha)
-    p95 = percentile_ratio(baseline.histogram("latency"), ours.histogram("latency"), 95, alpha)
+    errors = sequential.mean_interval(_errors(ours), alpha)
+    p95 = sequential.percentile_ratio(baseline.histogram("latency"), ours.histogram("latency"), 95, alpha)
     speed = _quotient(baseline.percentile("latency", 95), ours.percentile("latency", 95))
     reasons = (
         _latency(speed, p95, criteria.p95_gain),
@@ -113,19 +103,19 @@ def _decide(experiment: Experiment, variant: str, ours: Statistics, reasons: tup
     return Verdict(variant, CONTINUE, reasons, missing)
 
 
-def _errors(sums: Statistics) -> Sample:
-    return events(sums.errors, sums.requests)
+def _errors(sums: Statistics) -> sequential.Sample:
+    return sequential.events(sums.errors, sums.requests)
 
 
-def _ratings(sums: Statistics) -> Sample:
+def _ratings(sums: Statistics) -> sequential.Sample:
     counts = sums.histogram("rating")
-    return ratings(np.array([counts.get(value, 0.0) for value in range(1, 6)], dtype=float))
+    return sequential.ratings(np.array([counts.get(value, 0.0) for value in range(1, 6)], dtype=float))
 
 
-def _costs(sums: Statistics, largest: float) -> Sample:
+def _costs(sums: Statistics, largest: float) -> sequential.Sample:
     counts = sums.histogram("cost_share")
     edges = sorted(counts)
-    return amounts(
+    return sequential.amounts(
         np.array([amount_edge(edge) for edge in edges], dtype=float),
         np.array([counts[edge] for edge in edges], dtype=float),
         amount_ceiling(largest),
@@ -133,14 +123,14 @@ def _costs(sums: Statistics, largest: float) -> Sample:
 
 
 def _rating(baseline: Statistics, ours: Statistics, gain: float, alpha: float) -> Result:
-    interval = mean_ratio(_ratings(baseline), _ratings(ours), alpha, offset=1.0)
+    interval = sequential.mean_ratio(_ratings(baseline), _ratings(ours), alpha, offset=1.0)
     bound = 1 + gain
     met = _certain(interval.low >= bound, interval.high < bound)
     words = _compared(met, gain, better=interval.low > 1, worse=interval.high < 1)
     return Result("rating", _quotient(baseline.rating, ours.rating), interval, bound, met, words)
 
 
-def _latency(value: float | None, interval: Interval, gain: float) -> Result:
+def _latency(value: float | None, interval: sequential.Interval, gain: float) -> Result:
     bound = 1 - gain
     met = _certain(interval.high <= bound, interval.low > bound)
     words = _compared(met, gain, better=interval.high < 1, worse=interval.low > 1)
@@ -152,10 +142,12 @@ def _cost(experiment: Experiment, baseline: Statistics, ours: Statistics, alpha:
     old, new = _costs(baseline, largest), _costs(ours, largest)
     has_both = old.total > 0 and new.total > 0
     value = _quotient(old.mean, new.mean) if has_both else None
-    return _limit("cost", value, mean_ratio(old, new, alpha), 1 + experiment.criteria.cost_increase)
+    return _limit(
+        "cost", value, sequential.mean_ratio(old, new, alpha), 1 + experiment.criteria.cost_increase
+    )
 
 
-def _limit(name: str, value: float | None, interval: Interval, bound: float) -> Result:
+def _limit(name: str, value: float | None, interval: sequential.Interval, bound: float) -> Result:
     """Judge a value that must not exceed a bound."""
     met = _certain(interval.high <= bound, interval.low > bound)
     words = {True: "certainly at most", False: "certainly above", None: "not yet certain to be at most"}[met]
@@ -164,7 +156,7 @@ def _limit(name: str, value: float | None, interval: Interval, bound: float) -> 
 
 def _difference(baseline: Statistics, ours: Statistics, alpha: float) -> Result:
     """Compare the shares of failed requests."""
-    interval = mean_difference(_errors(baseline), _errors(ours), alpha)
+    interval = sequential.mean_difference(_errors(baseline), _errors(ours), alpha)
     old, new = baseline.error_rate, ours.error_rate
     words = _compared(None, 0.0, better=interval.high < 0, worse=interval.low > 0)
     return Result(

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from fovea.api.errors import clip
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
@@ -23,7 +22,7 @@ from fovea.gateway.backends.backend import CONNECT, Backend, Load, stage_of
 from fovea.gateway.backends.route import Choice, Router
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.generate.ends import ENDS, GOOD, NEUTRAL, NOTHING, UNREACHABLE, end_of_status
-from fovea.gateway.generate.upstream import Answer, AttemptFailed, Upstream
+from fovea.gateway.generate.upstream import Answer, AttemptFailed, Outgoing, Upstream
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.settings import ResilienceSettings
@@ -48,19 +47,6 @@ class GatewayTimeout(EngineError):
     status = 504
     kind = "timeout_error"
     default_code = "upstream_timeout"
-
-
-class Outgoing(NamedTuple):
-    """A request as one backend gets it.
-
-    path: of its URL.
-    pieces: of its body.
-    headers: names in lower case.
-    """
-
-    path: str
-    pieces: Sequence[bytes | bytearray]
-    headers: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -134,23 +120,19 @@ class RetryBudget:
         return True
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Sends requests to backends."""
 
-    def __init__(
-        self,
-        router: Router,
-        upstream: Upstream,
-        settings: ResilienceSettings,
-        clock: Callable[[], float],
-        metrics: Metrics,
-    ) -> None:
-        self._router = router
-        self._upstream = upstream
-        self._settings = settings
-        self._clock = clock
-        self._metrics = metrics
-        self.budget = RetryBudget(settings.retry_share)
+    router: Router
+    upstream: Upstream
+    settings: ResilienceSettings
+    clock: Callable[[], float]
+    metrics: Metrics
+    budget: RetryBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = RetryBudget(self.settings.retry_share)
 
     async def send(self, job: Job) -> Won:
         """Return the first answer of a backend.
@@ -164,7 +146,7 @@ class Dispatcher:
             if error is not None:
                 if _is_over(job):
                     break
-                self._metrics.count("retries", "fallback")
+                self.metrics.count("retries", "fallback")
             try:
                 return await self._with_model(job, model, fallback=place > 0)
             except (Overloaded, Unavailable, BadGateway, GatewayTimeout) as failure:
@@ -178,19 +160,19 @@ class Dispatcher:
         failure: AttemptFailed | None = None
         if _is_over(job):
             raise DeadlineExceeded("the request took longer than total_s", code="total_timeout")
-        while len(tried) < self._settings.max_attempts and not (failure is not None and _is_over(job)):
+        while len(tried) < self.settings.max_attempts and not (failure is not None and _is_over(job)):
             choice = self._next(job, model, tried, failure, fallback=fallback)
             if choice is None:
                 break
             tried.append(choice.backend.name)
             try:
-                if self._settings.hedge_after_s:
+                if self.settings.hedge_after_s:
                     return await self._hedged(job, model, choice, tried)
                 return await self._attempt(job, model, choice)
             except AttemptFailed as failed:
                 failure = failed
         if failure is None:
-            raise self._router.unavailable(model, job.demand)
+            raise self.router.unavailable(model, job.demand)
         raise _as_error(failure, len(tried))
 
     def _next(
@@ -207,11 +189,11 @@ class Dispatcher:
         failure: of the backend before. One that was not even connected to has cost nothing, so the retry does
             not count: when a backend dies, all of its requests may go elsewhere.
         """
-        choice = self._router.choose(model, job.demand, job.load_of(model), tried)
+        choice = self.router.choose(model, job.demand, job.load_of(model), tried)
         if choice is None or (failure is not None and failure.connected and not self.budget.take()):
             return None
         if failure is not None:
-            self._metrics.count("retries", "retry")
+            self.metrics.count("retries", "retry")
         words = ["fallback"] * fallback + ["retry"] * (failure is not None)
         return choice._replace(reason=", ".join([*words, choice.reason]))
 
@@ -220,7 +202,7 @@ class Dispatcher:
         first = asyncio.ensure_future(self._attempt(job, model, choice))
         running = {first}
         try:
-            done, _ = await asyncio.wait(running, timeout=self._settings.hedge_after_s)
+            done, _ = await asyncio.wait(running, timeout=self.settings.hedge_after_s)
             if not done and (other := self._second(job, model, tried)) is not None:
                 tried.append(other.backend.name)
                 running.add(asyncio.ensure_future(self._attempt(job, model, other)))
@@ -241,10 +223,10 @@ class Dispatcher:
                 task.cancel()
 
     def _second(self, job: Job, model: ModelConfig, tried: Sequence[str]) -> Choice | None:
-        choice = self._router.choose(model, job.demand, job.load_of(model), tried)
+        choice = self.router.choose(model, job.demand, job.load_of(model), tried)
         if choice is None or not self.budget.take():
             return None
-        self._metrics.count("retries", "hedge")
+        self.metrics.count("retries", "hedge")
         return choice._replace(reason=f"hedge, {choice.reason}")
 
     async def _attempt(self, job: Job, model: ModelConfig, choice: Choice) -> Won:
@@ -253,21 +235,16 @@ class Dispatcher:
         outgoing = job.render(backend, model)
         job.attempts += 1
         job.work.append(model)
-        started = self._clock()
+        started = self.clock()
         backend.begin(load, started, vision=vision)
         answer: Answer | None = None
         try:
-            answer = await self._upstream.open(
-                backend,
-                outgoing.path,
-                outgoing.pieces,
-                outgoing.headers,
-                stream=job.demand.stream,
-                deadline=job.deadline,
+            answer = await self.upstream.open(
+                backend, outgoing, stream=job.demand.stream, deadline=job.deadline
             )
         except AttemptFailed as failure:
-            job.failures.append((backend.name, failure.reason, self._clock()))
-            self._metrics.count("attempts", backend.name, failure.reason)
+            job.failures.append((backend.name, failure.reason, self.clock()))
+            self.metrics.count("attempts", backend.name, failure.reason)
             log.warning("%s: %s", outgoing.headers.get("x-request-id", ""), failure.message)
             end = failure.end(links=job.demand.has_links)
             # A complete answer that takes too long says something about the request, if others were answered
@@ -279,7 +256,7 @@ class Dispatcher:
             if failure.status:
                 backend.breakers[CONNECT].succeed()
             if ENDS[end].pauses:
-                backend.busy_until = self._clock() + (failure.retry_after or USUAL_PAUSE_S)
+                backend.busy_until = self.clock() + (failure.retry_after or USUAL_PAUSE_S)
             self.note(backend, stage_of(vision=vision), end)
             raise
         finally:
@@ -287,7 +264,7 @@ class Dispatcher:
                 backend.end(load)
                 for stage in (CONNECT, stage_of(vision=vision)):
                     backend.breakers[stage].release()
-        backend.answered_at = now = self._clock()
+        backend.answered_at = now = self.clock()
         seconds = now - started
         backend.breakers[CONNECT].succeed()
         if ENDS[end_of_status(answer.status)].verdict == GOOD:
@@ -308,8 +285,8 @@ class Dispatcher:
             breaker.succeed()
         elif verdict == NEUTRAL:
             breaker.release()
-        elif breaker.fail(self._clock()):
-            self._metrics.count("breaker_opened", backend.name, stage)
+        elif breaker.fail(self.clock()):
+            self.metrics.count("breaker_opened", backend.name, stage)
             log.error("backend %s: the circuit breaker of %s has opened", backend.name, stage)
 
 

@@ -1,7 +1,7 @@
-"""How an attempt or an answer can end, what follows for breakers and bills, and how a stream tells its end.
+"""How an attempt or an answer can end, what follows for breakers and costs, and how a stream tells its end.
 
-The table has one row for each way in which a backend's work can end. Breakers, retries, pauses and bills all
-read it, so a client's own deadline, for example, can neither open a breaker nor be free. docs/gateway.md
+The table has one row for each way in which a backend's work can end. Breakers, retries, pauses and charges
+all read it, so a client's own deadline, for example, can neither open a breaker nor be free. docs/gateway.md
 shows the table.
 
 A stream of events is seen a piece at a time on its way to the client. Pieces are passed on as they are, cut
@@ -18,6 +18,31 @@ from typing import Any, NamedTuple
 
 GOOD, NEUTRAL, FAULT, UNREACHABLE = "good", "neutral", "fault", "unreachable"
 NOTHING, USED, MOST = "nothing", "used", "most"
+_OF_STATUS = {
+    401: "key refused", 407: "key refused", 408: "deadline", 429: "engine busy", 501: "refused",
+    503: "engine busy", 505: "refused", 529: "engine busy",
+}  # fmt: skip
+"""Statuses that do not mean what their hundred means. 401 and 407 are about the gateway's own key. 501 and
+505 are about the request, so all backends would repeat them."""
+_OWN_KINDS = frozenset(
+    ("invalid_request_error", "not_found_error", "permission_error", "rate_limit_error", "request_too_large")
+)
+"""Types of errors that say nothing about the engine."""
+_OWN_CODES = frozenset(("deadline_exceeded",))
+LONGEST_EVENT = 1024 * 1024
+"""Bytes without the end of an event after which a piece is passed on all the same."""
+_ENDS = {
+    "messages": (b"message_stop",),
+    "responses": (b"response.completed", b"response.incomplete", b"response.failed"),
+}
+_DONE = (b"[DONE]",)
+DONE = b"data: [DONE]\n\n"
+_REASONS = {"messages": (b'"stop_reason":"', b'"stop_reason": "'), "responses": ()}
+_REASON = (b'"finish_reason":"', b'"finish_reason": "')
+"""Only a field looks like this: within the text of an answer, quotes are escaped."""
+_USAGE = (b'"usage":{', b'"usage": {')
+_BETWEEN = re.compile(rb"(\r?\n\r?\n)")
+_NO_CHOICES = (b'"choices":[]', b'"choices": []')
 
 
 class End(NamedTuple):
@@ -64,18 +89,6 @@ ENDS: Mapping[str, End] = {
 }
 """The ends by their names, which docs/gateway.md explains."""
 
-_OF_STATUS = {
-    401: "key refused", 407: "key refused", 408: "deadline", 429: "engine busy", 501: "refused",
-    503: "engine busy", 505: "refused", 529: "engine busy",
-}  # fmt: skip
-"""Statuses that do not mean what their hundred means. 401 and 407 are about the gateway's own key. 501 and
-505 are about the request, so all backends would repeat them."""
-_OWN_KINDS = frozenset(
-    ("invalid_request_error", "not_found_error", "permission_error", "rate_limit_error", "request_too_large")
-)
-"""Types of errors that say nothing about the engine."""
-_OWN_CODES = frozenset(("deadline_exceeded",))
-
 
 def end_of_status(status: int, *, scope: str = "", links: bool = False) -> str:
     """Return the name of the end that an HTTP status means.
@@ -103,25 +116,6 @@ def is_own_error(error: object) -> bool:
     if isinstance(code, int):
         return 400 <= code < 500 and ENDS[end_of_status(code)].verdict == NEUTRAL
     return code in _OWN_CODES or error.get("type") in _OWN_KINDS
-
-
-LONGEST_EVENT = 1024 * 1024
-"""Bytes without the end of an event after which a piece is passed on all the same."""
-_ENDS = {
-    "messages": (b"message_stop",),
-    "responses": (b"response.completed", b"response.incomplete", b"response.failed"),
-}
-_DONE = (b"[DONE]",)
-DONE = b"data: [DONE]\n\n"
-_REASONS = {
-    "messages": (b'"stop_reason":"', b'"stop_reason": "'),
-    "responses": (),
-}
-_REASON = (b'"finish_reason":"', b'"finish_reason": "')
-"""Only a field looks like this: within the text of an answer, quotes are escaped."""
-_USAGE = (b'"usage":{', b'"usage": {')
-_BETWEEN = re.compile(rb"(\r?\n\r?\n)")
-_NO_CHOICES = (b'"choices":[]', b'"choices": []')
 
 
 class EventStream:

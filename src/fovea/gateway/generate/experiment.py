@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fovea.core.errors import FoveaError, Overloaded
@@ -72,23 +72,16 @@ def outcome_of(request: Request) -> Outcome | None:
     )
 
 
+@dataclass(eq=False)
 class Shadows:
     """Sends copies in the background, as many as the experiments allow."""
 
-    def __init__(
-        self,
-        experiments: Experiments | None,
-        dispatcher: Dispatcher,
-        fleet: Fleet,
-        prices: PriceTable | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._experiments = experiments
-        self._dispatcher = dispatcher
-        self._fleet = fleet
-        self._prices = prices
-        self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+    experiments: Experiments | None
+    dispatcher: Dispatcher
+    fleet: Fleet
+    prices: PriceTable | None
+    clock: Callable[[], float]
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def maybe(self, assignment: Assignment | None, job: Job, model: str) -> bool:
         """Send a copy of a request if its model's experiment wants one now. Returns whether it is sent.
@@ -96,16 +89,16 @@ class Shadows:
         assignment: of the request itself; None: its model has no experiment.
         model: the name that the client asked for.
         """
-        if self._experiments is None or assignment is None:
+        if self.experiments is None or assignment is None:
             return False
-        copy = self._experiments.shadow(model)
+        copy = self.experiments.shadow(model)
         if copy is None:
             return False
         try:
-            ladder = [self._fleet.model(copy.model)]
+            ladder = [self.fleet.model(copy.model)]
         except FoveaError as error:
             log.warning("experiment %s: no copy is sent: %s", copy.experiment, error.message)
-            self._experiments.drop(copy)
+            self.experiments.drop(copy)
             return False
         task = asyncio.get_running_loop().create_task(self._send(copy, replace(job, ladder=ladder)))
         self._tasks.add(task)
@@ -119,23 +112,23 @@ class Shadows:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _send(self, copy: Assignment, job: Job) -> None:
-        assert self._experiments is not None  # `maybe` has asked them
-        started = self._clock()
+        assert self.experiments is not None  # `maybe` has asked them
+        started = self.clock()
         outcome: Outcome | None = None
         try:
             outcome = await self._measure(job, started)
         except FoveaError:
-            outcome = Outcome(self._clock() - started, failed=True)
+            outcome = Outcome(self.clock() - started, failed=True)
         finally:
             if outcome is None:
-                self._experiments.drop(copy)
+                self.experiments.drop(copy)
             else:
-                self._experiments.record(copy, outcome)
+                self.experiments.record(copy, outcome)
 
     async def _measure(self, job: Job, started: float) -> Outcome:
         """Read the answer to a copy to its end."""
-        won = await self._dispatcher.send(job)
-        first = self._clock() - started
+        won = await self.dispatcher.send(job)
+        first = self.clock() - started
         events = EventStream()
         failed = won.answer.status >= 500
         end = end_of_status(won.answer.status)
@@ -153,8 +146,8 @@ class Shadows:
             failed, end = True, "cut"
         finally:
             won.end()
-        self._dispatcher.note(won.backend, stage_of(vision=job.demand.has_images), end)
+        self.dispatcher.note(won.backend, stage_of(vision=job.demand.has_images), end)
         told = events.usage() if won.answer.is_stream else usage_of(won.answer.first)
         used = consumption_of(told, Consumption(completion_tokens=events.count))
-        cost = 0 if self._prices is None else self._prices.cost(won.model.name, used)
-        return Outcome(self._clock() - started, first if won.answer.is_stream else None, failed, used, cost)
+        cost = 0 if self.prices is None else self.prices.cost(won.model.name, used)
+        return Outcome(self.clock() - started, first if won.answer.is_stream else None, failed, used, cost)

@@ -13,7 +13,8 @@ from typing import Any
 from fovea.core.errors import InvalidRequest
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.generate.dispatch import Outgoing, Won
+from fovea.gateway.generate.dispatch import Won
+from fovea.gateway.generate.upstream import Outgoing
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.fields import media_parts
 
@@ -29,6 +30,15 @@ LONGEST_HEADER = 1024
 """Most bytes of a header that is passed on. Some engines refuse requests with more than 8 KiB of headers."""
 DEGRADED_PIXELS = {"medium": 512 * 512, "low": 256 * 256}
 """Pixels of an image for backends that know no detail levels."""
+OWN_HEADERS = frozenset(
+    f"x-fovea-{name}"
+    for name in ("backend", "route", "model", "attempts", "fallback", "degraded", "cache", "experiment")
+)
+"""Headers that only the gateway itself may set."""
+MOST_BYTES = 8192
+"""Bytes of names and values that are passed on of a backend's headers, all together."""
+MOST_HEADERS = 16
+"""Headers of a backend's answer that are passed on at most. Proxies in front of the gateway have limits."""
 
 
 def check_headers(headers: Mapping[bytes, bytes]) -> None:
@@ -142,17 +152,6 @@ def _replace(node: Any, changed: Mapping[int, dict[str, Any]]) -> Any:
     if isinstance(node, list):
         return [_replace(entry, changed) for entry in node]
     return node
-
-
-OWN_HEADERS = frozenset(
-    f"x-fovea-{name}"
-    for name in ("backend", "route", "model", "attempts", "fallback", "degraded", "cache", "experiment")
-)
-"""Headers that only the gateway itself may set."""
-MOST_BYTES = 8192
-"""Bytes of names and values that are passed on of a backend's headers, all together."""
-MOST_HEADERS = 16
-"""Headers of a backend's answer that are passed on at most. Proxies in front of the gateway have limits."""
 
 
 def headers_of(won: Won, wanted: ModelConfig, attempts: int, degraded: str, cache: str) -> dict[str, str]:

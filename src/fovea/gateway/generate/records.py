@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fovea.access.audit import Audit
 from fovea.access.keys import digest, fingerprint
@@ -30,19 +31,20 @@ if TYPE_CHECKING:
     from fovea.gateway.generate.request import Request
 
 MILLION = 1_000_000
-STAGES = ("receive", "inspect", "cache", "limits", "queue", "forward")
+Stage = Literal["receive", "inspect", "cache", "limits", "queue", "forward"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 """Stages of a request in a gateway, in order. The answer from the response cache ends after `cache`."""
-RECEIVE, INSPECT, CACHE, LIMITS, QUEUE, FORWARD = STAGES
 _CAUSES = {
-    RECEIVE: "the request arrived slowly",
-    INSPECT: "its images were slow to read, or came from slow hosts",
-    CACHE: "the response cache was slow, or it waited for an equal request",
-    LIMITS: "the accounts of tenants were slow",
-    QUEUE: "it waited for a backend with room",
-    FORWARD: "its backend took the time; the trace and the backend's own log tell more",
+    "receive": "the request arrived slowly",
+    "inspect": "its images were slow to read, or came from slow hosts",
+    "cache": "the response cache was slow, or it waited for an equal request",
+    "limits": "the accounts of tenants were slow",
+    "queue": "it waited for a backend with room",
+    "forward": "its backend took the time; the trace and the backend's own log tell more",
 }
 
 
+@dataclass(eq=False)
 class Records:
     """The records of one worker.
 
@@ -51,21 +53,12 @@ class Records:
     slow: the latest slow requests.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        usage: UsageLog | None,
-        audit: Audit,
-        slow: SlowRequests,
-        tracer: Tracer | None,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._metrics = metrics
-        self._usage = usage
-        self._audit = audit
-        self._now = now
-        self.slow = slow
-        self.tracer = tracer
+    metrics: Metrics
+    usage: UsageLog | None
+    audit: Audit
+    slow: SlowRequests
+    tracer: Tracer | None
+    now: Callable[[], float] = time.time
 
     def stats(self) -> dict[str, float]:
         """Figures of the export of traces, for the metrics."""
@@ -73,19 +66,19 @@ class Records:
 
     def close(self) -> None:
         """Write and export what is left. May take seconds."""
-        if self._usage is not None:
-            self._usage.close()
-        self._audit.close()
+        if self.usage is not None:
+            self.usage.close()
+        self.audit.close()
         if self.tracer is not None:
             self.tracer.close()
 
     def enter(self, request: Request, ended: float) -> None:
         """Record a request. ended: time of the gateway's clock."""
         self._count(request, ended)
-        if self._usage is not None and request.model is not None:
-            self._usage.add(self._usage_of(request, ended))
-        if self._audit.on:
-            self._audit.answered(self._now(), _audited(request, ended))
+        if self.usage is not None and request.model is not None:
+            self.usage.add(self._usage_of(request, ended))
+        if self.audit.on:
+            self.audit.answered(self.now(), _audited(request, ended))
         if self.slow.is_slow(ended - request.started, request.stream_began_s):
             self.slow.add(row_of(request, ended))
         trace, code = request.trace, request.code
@@ -96,7 +89,7 @@ class Records:
 
     def _count(self, request: Request, ended: float) -> None:
         """Add the request to the metrics."""
-        metrics, used, won = self._metrics, request.consumption or NOTHING, request.won
+        metrics, used, won = self.metrics, request.consumption or NOTHING, request.won
         model = metrics.models(request.model.name if request.model is not None else "unknown")
         tenant = metrics.tenants(request.tenant.name)
         context = request.trace.context
@@ -135,7 +128,7 @@ class Records:
             "own_error",
         )
         return UsageRecord(
-            self._now(), request.tenant.name, model or request.model.name, backend, served, failed,
+            self.now(), request.tenant.name, model or request.model.name, backend, served, failed,
             request.consumption or NOTHING, request.price, ended - request.started,
         )  # fmt: skip
 
@@ -199,13 +192,13 @@ class Trace:
         self.marks: list[tuple[str, float]] = []
         self.failures: list[tuple[str, str, float]] = []
 
-    def mark(self, stage: str, now: float) -> None:
+    def mark(self, stage: Stage, now: float) -> None:
         """Note that a stage has ended now."""
         self.marks.append((stage, now))
 
     def fail(self, now: float) -> None:
         """Note that the request has failed now, before a backend got it: the next stage had begun."""
-        if len(self.marks) < STAGES.index(FORWARD):
+        if len(self.marks) < STAGES.index("forward"):
             self.mark(STAGES[len(self.marks)], now)
 
     def stages(self) -> dict[str, float]:
@@ -256,7 +249,7 @@ def spans_of(
         trace.wall(trace.started), trace.wall(ended), root, "server", error, context.state,
     )  # fmt: skip
     for stage, start, end in trace.intervals():
-        is_forward = stage == FORWARD
+        is_forward = stage == "forward"
         yield Span(
             stage,
             context.trace_id,

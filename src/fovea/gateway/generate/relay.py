@@ -21,87 +21,15 @@ from fovea.gateway.cache.cache import Hit, Recorder
 from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Won
 from fovea.gateway.generate.ends import DONE, EventStream, end_of_status, error_event
 from fovea.gateway.generate.upstream import BROKEN, reason_of
-from fovea.gateway.settings import TimeoutSettings
 from fovea.gateway.translate.chat_reader import BackendError
 from fovea.gateway.translate.translation import ChatTranslation, StreamTranslator
 from fovea.gateway.usage.prices import answer_tokens
 from fovea.http.exchange import Exchange
 
 TICK_S = 0.25
-
-
-class Silence:
-    """The silence of one stream.
-
-    since: time since which it waits for its backend; infinite: it does not.
-    """
-
-    __slots__ = ("_deadline", "_idle_s", "_limit", "since")
-
-    def __init__(self, idle_s: float, deadline: float, limit: asyncio.Timeout) -> None:
-        self.since = math.inf
-        self._idle_s = idle_s
-        self._deadline = deadline
-        self._limit = limit
-
-    def check(self, now: float) -> None:
-        """End the stream if it has been silent for too long, or if its time is over."""
-        if now - self.since > self._idle_s or (now > self._deadline and self.since < math.inf):
-            self._limit.reschedule(now)
-            self.since = math.inf
-
-
-class SilenceWatch:
-    """Watches the streams of one worker.
-
-    clock: the event loop's clock in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._streams: set[Silence] = set()
-        self._task: asyncio.Task[None] | None = None
-
-    @asynccontextmanager
-    async def watch(self, idle_s: float, deadline: float) -> AsyncIterator[Silence]:
-        """Watch a stream until the block ends. A stream that is ended raises TimeoutError from the block.
-
-        idle_s: longest silence. deadline: time of the clock at which the stream is ended in any case.
-        """
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-        async with asyncio.timeout(None) as limit:
-            silence = Silence(idle_s, deadline, limit)
-            self._streams.add(silence)
-            try:
-                yield silence
-            finally:
-                self._streams.discard(silence)
-
-    async def aclose(self) -> None:
-        """Stop watching."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = self._clock()
-            for stream in tuple(self._streams):
-                stream.check(now)
-
-
 STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-
 _BROKEN = frozenset(("cut", "silent", "unfinished", "error event", "own error", "total time"))
 """Ends of streams that their clients see as errors."""
-
-
-class ShuttingDown(EngineError):
-    """The gateway ends before the answer does."""
-
-    status = 503
-    default_code = "shutting_down"
 
 
 class Relay:
@@ -142,29 +70,13 @@ class Relay:
             await self._exchange.start(200, STREAM_HEADERS)
             await self._exchange.write(data, more=False)
             return
-        await self._complete(200, payload)
+        await self.complete(200, payload)
 
-    async def pass_on(
-        self,
-        won: Won,
-        recorder: Recorder | None,
-        strip_usage: bool,
-        deadline: float,
-        timeouts: TimeoutSettings,
-    ) -> None:
-        """Send a backend's answer.
-
-        strip_usage: leave out the event of usage. deadline: of the whole request.
-        """
-        if won.answer.is_stream:
-            await self._stream(won, recorder, strip_usage, deadline, timeouts)
-            return
+    async def complete(self, status: int, body: bytes, recorder: Recorder | None = None) -> None:
+        """Send a complete answer. recorder: takes it for the cache."""
         if recorder is not None:
-            recorder.feed(won.answer.first)
-            recorder.finish(won.answer.status)
-        await self._complete(won.answer.status, won.answer.first)
-
-    async def _complete(self, status: int, body: bytes) -> None:
+            recorder.feed(body)
+            recorder.finish(status)
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):
@@ -187,15 +99,12 @@ class Relay:
             return
         await self._exchange.reply(status, body)
 
-    async def _stream(
-        self,
-        won: Won,
-        recorder: Recorder | None,
-        strip_usage: bool,
-        deadline: float,
-        timeouts: TimeoutSettings,
-    ) -> None:
-        """Send a stream. After an error or a silence it ends with an error event, and without [DONE]."""
+    async def stream(self, won: Won, recorder: Recorder | None, strip_usage: bool, deadline: float) -> None:
+        """Send a backend's stream. After an error or a silence it ends with an error event, and without
+        [DONE].
+
+        strip_usage: leave out the event of usage. deadline: of the whole request.
+        """
         events, translator = EventStream(self._sent_as, strip_usage=strip_usage), self._translator()
         loop = asyncio.get_running_loop()
         answer, data = won.answer, won.answer.first
@@ -206,7 +115,7 @@ class Relay:
         read, send, feed, now = answer.read, self._exchange.send, events.feed, loop.time
         keep = recorder.feed if recorder is not None and recorder.active else None
         try:
-            async with self._silence.watch(timeouts.idle_s, deadline) as silence:
+            async with self._silence.watch(deadline) as silence:
                 while data:
                     if keep is not None:
                         keep(data)
@@ -271,3 +180,73 @@ class Relay:
 
     def _translator(self) -> StreamTranslator | None:
         return None if self._translation is None else self._translation.translator()
+
+
+class Silence:
+    """The silence of one stream.
+
+    since: time since which it waits for its backend; infinite: it does not.
+    """
+
+    __slots__ = ("_deadline", "_idle_s", "_limit", "since")
+
+    def __init__(self, idle_s: float, deadline: float, limit: asyncio.Timeout) -> None:
+        self.since = math.inf
+        self._idle_s = idle_s
+        self._deadline = deadline
+        self._limit = limit
+
+    def check(self, now: float) -> None:
+        """End the stream if it has been silent for too long, or if its time is over."""
+        if now - self.since > self._idle_s or (now > self._deadline and self.since < math.inf):
+            self._limit.reschedule(now)
+            self.since = math.inf
+
+
+class SilenceWatch:
+    """Watches the streams of one worker.
+
+    clock: the event loop's clock in seconds.
+    idle_s: longest silence.
+    """
+
+    def __init__(self, clock: Callable[[], float], idle_s: float) -> None:
+        self._clock = clock
+        self._idle_s = idle_s
+        self._streams: set[Silence] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def watch(self, deadline: float) -> AsyncIterator[Silence]:
+        """Watch a stream until the block ends. A stream that is ended raises TimeoutError from the block.
+
+        deadline: time of the clock at which the stream is ended in any case.
+        """
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        async with asyncio.timeout(None) as limit:
+            silence = Silence(self._idle_s, deadline, limit)
+            self._streams.add(silence)
+            try:
+                yield silence
+            finally:
+                self._streams.discard(silence)
+
+    async def aclose(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._clock()
+            for stream in tuple(self._streams):
+                stream.check(now)
+
+
+class ShuttingDown(EngineError):
+    """The gateway ends before the answer does."""
+
+    status = 503
+    default_code = "shutting_down"

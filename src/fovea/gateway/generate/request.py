@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,27 +36,12 @@ from fovea.gateway.generate.dispatch import BadGateway, Dispatcher, GatewayTimeo
 from fovea.gateway.generate.ends import ENDS, MOST, USED
 from fovea.gateway.generate.experiment import Shadows, assignment_of, outcome_of
 from fovea.gateway.generate.outgoing import PATHS, Renderer, check_headers, client_header, headers_of
-from fovea.gateway.generate.records import (
-    CACHE,
-    FORWARD,
-    INSPECT,
-    LIMITS,
-    QUEUE,
-    RECEIVE,
-    Records,
-    Trace,
-)
+from fovea.gateway.generate.records import Records, Trace
 from fovea.gateway.generate.relay import Relay, ShuttingDown, SilenceWatch
 from fovea.gateway.generate.upstream import Upstream
+from fovea.gateway.inspect import fields
 from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand, VisualCounter
-from fovea.gateway.inspect.fields import (
-    check_fields,
-    check_pictures,
-    check_priority,
-    media_parts,
-    separate_uuids,
-)
 from fovea.gateway.inspect.images import ImageInspector, KnownImages, RequestImage
 from fovea.gateway.metrics import Metrics
 from fovea.gateway.queues import Queues
@@ -186,21 +171,21 @@ class Request(GatewayExchange):
     async def _serve(self, body: Body) -> None:
         """Answer a request whose body has arrived."""
         services, trace = self.services, self.trace
-        trace.mark(RECEIVE, services.clock())
+        trace.mark("receive", services.clock())
         model, images = await self._inspect(body)
         self.model = model = self._assigned(body, model)
         body = self._translated(body, model)
         demand = self.demand = Demand(body, images, self.header(b"x-session-id"))
         body = self._bounded(body, model, demand)
         self.consumption = NOTHING
-        trace.mark(INSPECT, services.clock())
+        trace.mark("inspect", services.clock())
         hit = await self._find(body, model, images)
-        trace.mark(CACHE, services.clock())
+        trace.mark("cache", services.clock())
         if hit is None:
             expected = self._estimate(demand, demand.answer_tokens)
             cost = 0 if services.prices is None else services.prices.cost(model.name, expected)
             await self._reserve(Amounts(1, demand.text_tokens, demand.visual_tokens, cost))
-            trace.mark(LIMITS, services.clock())
+            trace.mark("limits", services.clock())
             try:
                 await self._from_backend(body, model, demand)
                 return
@@ -219,12 +204,12 @@ class Request(GatewayExchange):
         self.asked = model.name
         if not limits.allows(model.name):
             self.tenant.check_model(str(asked or model.name))
-        check_fields(body.value, self.api)
+        fields.check_fields(body.value, self.api)
         check_headers(self.headers)
-        check_priority(body.value, self.tenant.name, limits.priority)
-        parts = list(media_parts(body.value))
-        check_pictures(body, self.api)
-        separate_uuids(body, parts, self.tenant.name)
+        fields.check_priority(body.value, self.tenant.name, limits.priority)
+        parts = list(fields.media_parts(body.value))
+        fields.check_pictures(body, self.api)
+        fields.separate_uuids(body, parts, self.tenant.name)
         images = await services.inspector.inspect(body, parts) if parts else []
         services.metrics.count("images", by=len(images))
         return model, images
@@ -353,7 +338,10 @@ class Request(GatewayExchange):
         relay = self._relay = Relay(self, self.api, self._translation, services.silence)
         # An answer about smaller images must not be given later, when there is room for the whole ones.
         with self._recorder(wanted=won.model is model and not renderer.degraded) as recorder:
-            await relay.pass_on(won, recorder, renderer.adds_usage, deadline, services.settings.timeouts)
+            if won.answer.is_stream:
+                await relay.stream(won, recorder, renderer.adds_usage, deadline)
+            else:
+                await relay.complete(won.answer.status, won.answer.first, recorder)
         if relay.broken:
             self.code = "own_error" if relay.end == "own error" else "stream_broken"
         services.dispatcher.note(won.backend, stage_of(vision=demand.has_images), relay.end)
@@ -376,7 +364,7 @@ class Request(GatewayExchange):
         )
         now = services.clock()
         self.waited_s = now - began
-        self.trace.mark(QUEUE, now)
+        self.trace.mark("queue", now)
 
     def _load(self, model: ModelConfig, demand: Demand) -> Load:
         """Return the outstanding work of the request in a model."""
@@ -388,7 +376,7 @@ class Request(GatewayExchange):
         """Give everything back that the request has taken, and record it."""
         services, won, used = self.services, self.won, None
         if self.attempts:
-            self.trace.mark(FORWARD, services.clock())
+            self.trace.mark("forward", services.clock())
         elif self.code:
             self.trace.fail(services.clock())
         if won is not None:
@@ -422,13 +410,13 @@ class Request(GatewayExchange):
         if self.won is not None and relay is not None:
             model, billed = self.won.model.name, ENDS[relay.end].billed
             if billed == USED or (billed == MOST and relay.usage is not None):
-                self._use_told(model, demand, relay.usage, relay.generated, whole=relay.end == "answered")
+                self._use_told(model, demand, relay)
             elif billed == MOST:
                 self._use_most(model, demand)
         elif self._unanswered_work:
             left = "left stream" if demand.stream else "left"
             if self.gone and ENDS[left].billed == USED:
-                self._use_told(self._work[-1], demand, None, 0)  # its first token would have been sent
+                self._use_told(self._work[-1], demand, None)  # its first token would have been sent
             else:
                 self._use_most(self._work[-1], demand)
                 if not self.gone:  # the time of the gateway was over, and the client got nothing
@@ -455,22 +443,14 @@ class Request(GatewayExchange):
         used = self.consumption or NOTHING
         return Amounts(1, used.text_tokens, used.visual_tokens, self.price.cost)
 
-    def _use_told(
-        self,
-        model: str,
-        demand: Demand,
-        usage: Mapping[str, Any] | None,
-        generated: int,
-        *,
-        whole: bool = True,
-    ) -> None:
-        """Note what a backend has used.
+    def _use_told(self, model: str, demand: Demand, relay: Relay | None) -> None:
+        """Note what a backend says it has used. relay: has passed its answer on; None: it has sent nothing.
 
-        usage: what it says of it; None: nothing. generated: tokens of the answer that were seen.
-        whole: whether the answer has reached its end. Before it, usage may tell less than was seen.
+        Before the end of an answer, usage may tell less than was seen.
         """
+        usage, generated = (None, 0) if relay is None else (relay.usage, relay.generated)
         used = consumption_of(usage, self._estimate(demand, generated))
-        if not whole and generated > used.completion_tokens:
+        if relay is not None and relay.end != "answered" and generated > used.completion_tokens:
             used = used._replace(completion_tokens=generated, estimated=True)
         self._use(model, used)
 

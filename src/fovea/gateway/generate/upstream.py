@@ -1,4 +1,7 @@
-"""A request body for aiohttp that is written a piece at a time."""
+"""One attempt: a request is sent to one backend, up to the first byte of its answer.
+
+All traffic to backends for requests goes through `Upstream.open`, which a test can replace.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 from aiohttp.payload import Payload
@@ -20,27 +23,6 @@ from fovea.gateway.settings import TimeoutSettings
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
 
-
-class Pieces(Payload):
-    """The pieces of a body. It can be written several times."""
-
-    _autoclose = True
-
-    def __init__(self, pieces: Sequence[bytes | bytearray], size: int) -> None:
-        super().__init__(pieces)
-        self._size = size
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return b"".join(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        for piece in self._value:
-            await writer.write(piece)
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        await self.write(writer)
-
-
 KEEP_ALIVE_S = 4.0
 """Seconds for which an idle connection to a backend is reused: less than the 5 s after which uvicorn closes
 one, because a request that is sent into a closing connection is lost."""
@@ -48,52 +30,21 @@ LARGEST_ANSWER = 16 * 1024 * 1024
 LARGEST_ERROR = 64 * 1024
 SMALL = 64 * 1024
 LEAST_STATUS, MOST_STATUS = 200, 599
-
-
 BROKEN = (aiohttp.ClientError, OSError)
 """Errors of a stream that breaks off."""
 
 
-class AttemptFailed(Exception):
-    """A backend gave no answer that can be passed on. Nothing has reached the client.
+class Outgoing(NamedTuple):
+    """A request as one backend gets it.
 
-    reason: "connect", "timeout", "status", "broken" or "stream error".
-    connected: whether the backend took the request.
-    status: its HTTP status; 0: it sent none.
-    retry_after: seconds after which it wants to be asked again.
-    scope: value of the header x-fovea-scope of a 429 or 503; empty: it was missing.
-    body: the body of its error; b"": none.
+    path: of its URL.
+    pieces: of its body.
+    headers: names in lower case.
     """
 
-    def __init__(
-        self,
-        message: str,
-        reason: str,
-        *,
-        connected: bool = True,
-        status: int = 0,
-        retry_after: float = 0.0,
-        scope: str = "",
-        body: bytes = b"",
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.reason = reason
-        self.connected = connected
-        self.status = status
-        self.retry_after = retry_after
-        self.scope = scope
-        self.body = body
-
-    def end(self, *, links: bool) -> str:
-        """Return the name of its end in the table `ends.ENDS`. links: whether the request has links."""
-        if self.reason == "status":
-            return end_of_status(self.status, scope=self.scope, links=links)
-        if self.reason == "stream error" and links:
-            return "link error"
-        return {"connect": "unreachable", "timeout": "late", "stream error": "server error"}.get(
-            self.reason, "broken"
-        )
+    path: str
+    pieces: Sequence[bytes | bytearray]
+    headers: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -116,12 +67,6 @@ class Answer:
     close: Callable[[], None]
 
 
-def _answer(response: aiohttp.ClientResponse, first: bytes, *, is_stream: bool) -> Answer:
-    headers = [(name.lower(), value) for name, value in response.headers.items()]
-    # No method is around `readany`, because it is called for every event.
-    return Answer(response.status, headers, is_stream, first, response.content.readany, response.close)
-
-
 class Upstream:
     """The connections of one worker to all backends. Use it within one event loop, and `aclose` it."""
 
@@ -129,19 +74,9 @@ class Upstream:
         self._timeouts = timeouts
         self._session: aiohttp.ClientSession | None = None
 
-    async def open(
-        self,
-        backend: Backend,
-        path: str,
-        body: Sequence[bytes | bytearray],
-        headers: Mapping[str, str],
-        *,
-        stream: bool,
-        deadline: float,
-    ) -> Answer:
+    async def open(self, backend: Backend, outgoing: Outgoing, *, stream: bool, deadline: float) -> Answer:
         """Send a request and return its answer, at the first byte of a stream or at the end of another one.
 
-        body: the pieces of the body.
         deadline: time of the event loop's clock at which the request ends.
         Raises AttemptFailed. A status that another backend would repeat (such as 400) is an answer.
         """
@@ -151,9 +86,9 @@ class Upstream:
         try:
             async with asyncio.timeout_at(until):
                 response = await self._http().post(
-                    backend.config.url + path,
-                    data=_payload(body),
-                    headers=_with_key(headers, backend.key),
+                    backend.config.url + outgoing.path,
+                    data=_payload(outgoing.pieces),
+                    headers=_with_key(outgoing.headers, backend.key),
                     allow_redirects=False,
                 )
                 answer = await self._begin(response, stream=stream)
@@ -238,6 +173,66 @@ class Upstream:
                 max_field_size=64 * 1024,
             )
         return self._session
+
+
+class Pieces(Payload):
+    """A body for aiohttp that is written a piece at a time. It can be written several times."""
+
+    _autoclose = True
+
+    def __init__(self, pieces: Sequence[bytes | bytearray], size: int) -> None:
+        super().__init__(pieces)
+        self._size = size
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for piece in self._value:
+            await writer.write(piece)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        await self.write(writer)
+
+
+@dataclass(eq=False)
+class AttemptFailed(Exception):
+    """A backend gave no answer that can be passed on. Nothing has reached the client.
+
+    reason: "connect", "timeout", "status", "broken" or "stream error".
+    connected: whether the backend took the request.
+    status: its HTTP status; 0: it sent none.
+    retry_after: seconds after which it wants to be asked again.
+    scope: value of the header x-fovea-scope of a 429 or 503; empty: it was missing.
+    body: the body of its error; b"": none.
+    """
+
+    message: str
+    reason: str
+    connected: bool = True
+    status: int = 0
+    retry_after: float = 0.0
+    scope: str = ""
+    body: bytes = b""
+
+    def __str__(self) -> str:
+        return self.message
+
+    def end(self, *, links: bool) -> str:
+        """Return the name of its end in the table `ends.ENDS`. links: whether the request has links."""
+        if self.reason == "status":
+            return end_of_status(self.status, scope=self.scope, links=links)
+        if self.reason == "stream error" and links:
+            return "link error"
+        return {"connect": "unreachable", "timeout": "late", "stream error": "server error"}.get(
+            self.reason, "broken"
+        )
+
+
+def _answer(response: aiohttp.ClientResponse, first: bytes, *, is_stream: bool) -> Answer:
+    headers = [(name.lower(), value) for name, value in response.headers.items()]
+    # No method is around `readany`, because it is called for every event.
+    return Answer(response.status, headers, is_stream, first, response.content.readany, response.close)
 
 
 def _is_own(first: bytes) -> bool:

@@ -22,42 +22,7 @@ from fovea.api.unknown import HEAD_BYTES
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import Payload
 
-
-@dataclass(frozen=True, slots=True)
-class Prefixed:
-    """A JSON string that is a short text followed by a long one.
-
-    Anthropic's API sends the base64 of an image without the beginning of a data: URL. The writer of a body
-    writes `prefix` and then the text for which `value` stands.
-
-    prefix: ASCII without characters that JSON escapes, such as "data:image/png;base64,".
-    value: base64, or a placeholder of it, as it stood in the request.
-    """
-
-    prefix: str
-    value: str
-
-
-def prefixed(source: Base64Source) -> Prefixed:
-    """The data: URL of an image that was sent as base64."""
-    return Prefixed(f"data:{image_type(source.media_type)};base64,", str(source.data))
-
-
-def _no_constant(name: str) -> Any:
-    raise InvalidRequest(f"the body is not JSON: {name} is no number", code="invalid_json")
-
-
-def _finite(text: str) -> float:
-    """Return a number of the body. One that is too large would be written as Infinity, which is not JSON."""
-    number = float(text)
-    if math.isinf(number):
-        raise InvalidRequest("the body holds a number that is too large", code="invalid_json")
-    return number
-
-
-_READER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 _PLACEHOLDER = re.compile(rb'"((?:data:[^";,]{1,100};base64,)?)([0-9a-f]{32}:[0-9]+)"')
-
 _LONG_NAME = re.compile(rb'"[0-9a-f]{32}:[0-9]+"\s*:')
 _IS_DATA = re.compile(rb"\s*data:", re.IGNORECASE)
 
@@ -199,7 +164,7 @@ class Body:
         return Body(value, self._strings, self.size)
 
     def pieces(self) -> Iterator[bytes | bytearray]:
-        """Yield the bytes of the body, written anew, a long string at a time."""
+        """Yield the bytes of the body, written again, a long string at a time."""
         text = json.dumps(self.value, separators=(",", ":"), default=_written).encode()
         if not self._strings:
             yield text
@@ -217,6 +182,41 @@ class Body:
     def encoded(self) -> bytes:
         """The bytes of the body, written again."""
         return b"".join(self.pieces())
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixed:
+    """A JSON string that is a short text followed by a long one.
+
+    Anthropic's API sends the base64 of an image without the beginning of a data: URL. The writer of a body
+    writes `prefix` and then the text for which `value` stands.
+
+    prefix: ASCII without characters that JSON escapes, such as "data:image/png;base64,".
+    value: base64, or a placeholder of it, as it stood in the request.
+    """
+
+    prefix: str
+    value: str
+
+
+def prefixed(source: Base64Source) -> Prefixed:
+    """The data: URL of an image that was sent as base64."""
+    return Prefixed(f"data:{image_type(source.media_type)};base64,", str(source.data))
+
+
+def _no_constant(name: str) -> Any:
+    raise InvalidRequest(f"the body is not JSON: {name} is no number", code="invalid_json")
+
+
+def _finite(text: str) -> float:
+    """Return a number of the body. One that is too large would be written as Infinity, which is not JSON."""
+    number = float(text)
+    if math.isinf(number):
+        raise InvalidRequest("the body holds a number that is too large", code="invalid_json")
+    return number
+
+
+_READER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def _written(value: Any) -> str:

@@ -36,6 +36,19 @@ OWN_LIMITS = {
 }
 """Names of the longest answer that engines read, by API."""
 SESSION_FIELDS = ("prompt_cache_key", "conversation", "session_id")
+_PROMPTS = ("messages", "input", "prompt", "system", "instructions", "suffix")
+_SCHEMAS = (
+    "tools", "functions", "documents", "chat_template_kwargs", "response_format", "text", "guided_json",
+    "structured_outputs", "json_schema",
+)  # fmt: skip
+"""Fields whose names of fields are part of the prompt, too."""
+UNKNOWN_SIDE = 1024
+"""Assumed side in pixels of an image behind a URL, whose size is not known."""
+VIDEO_TOKENS = 2048
+"""Assumed tokens of a video: which frames a model takes is not known from the outside."""
+log = logging.getLogger("fovea.gateway")
+FindRule = Callable[[str], VisualTokenRule | None]
+"""Returns the rule of a model's name or of a checkpoint's folder; None: it is not known."""
 
 
 class Demand:
@@ -117,14 +130,6 @@ class Demand:
         yield "prefix", self.prefix
 
 
-_PROMPTS = ("messages", "input", "prompt", "system", "instructions", "suffix")
-_SCHEMAS = (
-    "tools", "functions", "documents", "chat_template_kwargs", "response_format", "text", "guided_json",
-    "structured_outputs", "json_schema",
-)  # fmt: skip
-"""Fields whose names of fields are part of the prompt, too."""
-
-
 def _prompt_bytes(value: Mapping[str, Any], body: Body, images: list[RequestImage]) -> int:
     """Sum the bytes of all texts of a prompt, without the URLs of its images.
 
@@ -174,7 +179,7 @@ def _limit(value: Mapping[str, Any]) -> int | None:
 
 
 def _answers(value: Mapping[str, Any]) -> int:
-    """The number of answers of a request, those included of which only the best are returned."""
+    """The number of answers of a request, including those that are not returned because others are better."""
     return max(int(value.get(name) or 1) for name in CHOICES) * _prompts(value.get("prompt"))
 
 
@@ -224,15 +229,6 @@ def _texts(content: Any) -> Iterator[str]:
             text = part.get("text") if isinstance(part, dict) else part
             if isinstance(text, str):
                 yield text
-
-
-UNKNOWN_SIDE = 1024
-"""Assumed side in pixels of an image behind a URL, whose size is not known."""
-VIDEO_TOKENS = 2048
-"""Assumed tokens of a video: which frames a model takes is not known from the outside."""
-log = logging.getLogger("fovea.gateway")
-FindRule = Callable[[str], VisualTokenRule | None]
-"""Returns the rule of a model's name or of a checkpoint's folder; None: it is not known."""
 
 
 class VisualCounter:

@@ -40,6 +40,75 @@ _LOADED = ("url", "path", "image", "video", "audio", "base64")
 _NEEDS_URL = frozenset(("image_url", "video_url", "input_image"))
 _ARGUMENTS = frozenset(("arguments", "tool_calls", "input", "source", *_URLS))
 """Fields that are not searched further: arguments of calls are data, and media have their own rule."""
+_CODE = "it would run code of a client in the engine"
+_CONNECT = "it would connect the engine to an address of the client's choice"
+_UNSEEN = "the gateway can neither check nor count it"
+_OTHERS = "it names what belongs to the engine or to other clients"
+REFUSED: Mapping[str, str] = {
+    "chat_template": _CODE,
+    "logits_processors": _CODE,
+    "custom_logit_processor": _CODE,
+    "kv_transfer_params": _CONNECT,
+    "disaggregated_params": _CONNECT,
+    "bootstrap_host": _CONNECT,
+    "bootstrap_port": _CONNECT,
+    "bootstrap_room": _CONNECT,
+    "prompt_embeds": _UNSEEN,
+    "input_embeds": _UNSEEN,
+    "multi_modal_data": _UNSEEN,
+    "image_data": _UNSEEN,
+    "video_data": _UNSEEN,
+    "audio_data": _UNSEEN,
+    "rid": _OTHERS,
+    "id_slot": _OTHERS,
+    "session_params": _OTHERS,
+    "lora_path": _OTHERS,
+}
+"""Fields of requests that are refused, and why. Each is one of vLLM, SGLang, TensorRT-LLM or llama.cpp."""
+_REFUSED = frozenset(REFUSED)
+_TEMPLATE = "chat_template_kwargs"
+_IN_TEMPLATE = frozenset(("chat_template", "tokenize"))
+ANSWERS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+"""Names of the longest answer in tokens. Engines disagree about which of them counts."""
+CHOICES = ("n", "best_of")
+MOST_CHOICES = 1024
+MOST_TOKENS = (1 << 31) - 1
+_TOP = {"chat": frozenset(ChatRequest.model_fields), "completions": frozenset(CompletionRequest.model_fields)}
+_IN_MESSAGES = frozenset(ChatMessage.model_fields)
+_IN_PARTS = frozenset(
+    name for model in (TextContent, ImageContent, VideoContent) for name in model.model_fields
+) | {"source", "input_audio"}
+
+
+def check_fields(value: Mapping[str, Any], api: str) -> None:
+    """Check the top-level fields of a request. Raises InvalidRequest, which names the field.
+
+    api: "chat", "completions", "messages" or "responses".
+    """
+    if not _REFUSED.isdisjoint(value):
+        for name, reason in REFUSED.items():
+            if value.get(name) is not None:
+                raise InvalidRequest(
+                    f"{name} is not forwarded: {reason}", param=name, code="unsupported_field"
+                )
+    held = value.get(_TEMPLATE)
+    if isinstance(held, dict) and not _IN_TEMPLATE.isdisjoint(held):
+        raise InvalidRequest(
+            f"{_TEMPLATE} holds chat_template or tokenize, which are not forwarded: {_CODE}",
+            param=_TEMPLATE,
+            code="unsupported_field",
+        )
+    stream = value.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidRequest("stream is neither true nor false", param="stream")
+    for name in ANSWERS:
+        _check_count(value, name, 0, MOST_TOKENS, unlimited=None if name == "n_predict" else -1)
+    for name in CHOICES:
+        _check_count(value, name, 1, MOST_CHOICES)
+    if api == "completions":
+        prompt = value.get("prompt")
+        if any(isinstance(entry, dict) for entry in (prompt if isinstance(prompt, list) else (prompt,))):
+            raise InvalidRequest("prompt holds an object; accepted: texts and token ids", param="prompt")
 
 
 class MediaPart(NamedTuple):
@@ -134,51 +203,6 @@ def _check(entry: dict[str, Any], path: str, found: bool) -> None:
         raise InvalidRequest(f"{path} has no URL of its media", param=path, code="unsupported_media")
 
 
-_CODE = "it would run code of a client in the engine"
-_CONNECT = "it would connect the engine to an address of the client's choice"
-_UNSEEN = "the gateway can neither check nor count it"
-_OTHERS = "it names what belongs to the engine or to other clients"
-REFUSED: Mapping[str, str] = {
-    "chat_template": _CODE,
-    "logits_processors": _CODE,
-    "custom_logit_processor": _CODE,
-    "kv_transfer_params": _CONNECT,
-    "disaggregated_params": _CONNECT,
-    "bootstrap_host": _CONNECT,
-    "bootstrap_port": _CONNECT,
-    "bootstrap_room": _CONNECT,
-    "prompt_embeds": _UNSEEN,
-    "input_embeds": _UNSEEN,
-    "multi_modal_data": _UNSEEN,
-    "image_data": _UNSEEN,
-    "video_data": _UNSEEN,
-    "audio_data": _UNSEEN,
-    "rid": _OTHERS,
-    "id_slot": _OTHERS,
-    "session_params": _OTHERS,
-    "lora_path": _OTHERS,
-}
-"""Fields of requests that are refused, and why. Each is one of vLLM, SGLang, TensorRT-LLM or llama.cpp."""
-_REFUSED = frozenset(REFUSED)
-_TEMPLATE = "chat_template_kwargs"
-_IN_TEMPLATE = frozenset(("chat_template", "tokenize"))
-ANSWERS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
-"""Names of the longest answer in tokens. Engines disagree about which of them counts."""
-CHOICES = ("n", "best_of")
-MOST_CHOICES = 1024
-MOST_TOKENS = (1 << 31) - 1
-
-
-_TOP = {
-    "chat": frozenset(ChatRequest.model_fields),
-    "completions": frozenset(CompletionRequest.model_fields),
-}
-_IN_MESSAGES = frozenset(ChatMessage.model_fields)
-_IN_PARTS = frozenset(
-    name for model in (TextContent, ImageContent, VideoContent) for name in model.model_fields
-) | {"source", "input_audio"}
-
-
 def check_pictures(body: Body, api: str) -> None:
     """Raise InvalidRequest for a picture in a field in which no engine looks for one.
 
@@ -206,37 +230,6 @@ def _unknown(value: dict[str, Any], known: frozenset[str]) -> Iterator[tuple[str
             if isinstance(part, dict):
                 inside = f"{at}.content[{place}]"
                 yield from ((f"{inside}.{name}", name, part[name]) for name in part if name not in _IN_PARTS)
-
-
-def check_fields(value: Mapping[str, Any], api: str) -> None:
-    """Check the top-level fields of a request. Raises InvalidRequest, which names the field.
-
-    api: "chat", "completions", "messages" or "responses".
-    """
-    if not _REFUSED.isdisjoint(value):
-        for name, reason in REFUSED.items():
-            if value.get(name) is not None:
-                raise InvalidRequest(
-                    f"{name} is not forwarded: {reason}", param=name, code="unsupported_field"
-                )
-    held = value.get(_TEMPLATE)
-    if isinstance(held, dict) and not _IN_TEMPLATE.isdisjoint(held):
-        raise InvalidRequest(
-            f"{_TEMPLATE} holds chat_template or tokenize, which are not forwarded: {_CODE}",
-            param=_TEMPLATE,
-            code="unsupported_field",
-        )
-    stream = value.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidRequest("stream is neither true nor false", param="stream")
-    for name in ANSWERS:
-        _check_count(value, name, 0, MOST_TOKENS, unlimited=None if name == "n_predict" else -1)
-    for name in CHOICES:
-        _check_count(value, name, 1, MOST_CHOICES)
-    if api == "completions":
-        prompt = value.get("prompt")
-        if any(isinstance(entry, dict) for entry in (prompt if isinstance(prompt, list) else (prompt,))):
-            raise InvalidRequest("prompt holds an object; accepted: texts and token ids", param="prompt")
 
 
 def check_priority(value: Mapping[str, Any], tenant: str, least: int) -> None:

@@ -20,7 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote_plus, urlsplit
 
@@ -44,6 +44,196 @@ _SIGNATURE = re.compile(
 )
 """Fields of a query that sign it or limit its life: those of S3, Google, Azure, Alibaba, Tencent, CloudFront,
 Akamai, and common names of home-made ones."""
+THREAD_BYTES = 512 * 1024
+"""Longer data: URLs are decoded and hashed in a thread, so that other requests go on meanwhile."""
+HOST_S = 30.0
+"""Seconds for which a host that was public is not resolved again."""
+MOST_HOSTS = 10_000
+Fetch = Callable[[str], Awaitable[bytes]]
+"""Downloads the bytes behind a URL; `media.fetch.cache.FetchCache.fetch` is one."""
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a host as text; `media.fetch.resolve.Resolver.resolve` is one."""
+
+
+@dataclass(slots=True)
+class RequestImage:
+    """The facts about one image or video of a request.
+
+    identity: 64 hex digits, as in the engine's caches; "": not known yet, because only the engine reads it.
+    name: the name of the image behind a URL (`remote.name_of`); b"" for a data: URL.
+    width, height: pixels; 0: not known.
+    is_video: whether it is a video.
+    part: where it is in the body.
+    size: bytes of the encoded file; 0: not known.
+    first_name: the name of the URL by which the picture was first known; b"": it is known by none.
+    """
+
+    identity: str
+    name: bytes
+    width: int
+    height: int
+    is_video: bool
+    part: MediaPart
+    size: int = 0
+    first_name: bytes = b""
+
+    @property
+    def key(self) -> str:
+        """The key by which the image is routed: the name of its first URL, or its identity if it had none."""
+        name = self.first_name or (b"" if self.identity else self.name)
+        return f"url:{name.hex()}" if name else self.identity
+
+
+@dataclass(eq=False)
+class ImageInspector:
+    """Checks the images of requests within `limits`.
+
+    limits: those of `fovea.media`; max_images, sizes, pixels, schemes and hosts apply.
+    remote: "resolve": URLs are forwarded if no address of their hosts is private; "fetch": images are
+        downloaded here and forwarded as data: URLs; "refuse": only data: URLs are accepted.
+    known: what was learned about URLs.
+    resolve, fetch: the ways to the network.
+    """
+
+    limits: MediaLimits
+    remote: str
+    known: KnownImages
+    resolve: Resolve
+    fetch: Fetch
+    clock: Callable[[], float] = time.monotonic
+    _public: dict[str, float] = field(default_factory=dict, init=False)
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, "fovea-images"), init=False
+    )
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    async def inspect(self, body: Body, parts: Sequence[MediaPart]) -> list[RequestImage]:
+        """Return the facts about the images and videos of a body, in order.
+
+        Images that are fetched here become data: URLs of the body. Raises InvalidRequest, InvalidImage,
+        InvalidVideo and Forbidden.
+        """
+        self._check_counts(parts)
+        images, numbers = [], [0, 0]
+        for part in parts:
+            index = numbers[part.is_video]
+            numbers[part.is_video] += 1
+            try:
+                images.append(await self._inspect(body, part))
+            except InvalidMedia as error:
+                raise error.at(index, part.param) from None
+            except (Forbidden, InvalidRequest) as error:
+                kind = Forbidden if isinstance(error, Forbidden) else InvalidRequest
+                noun = "video" if part.is_video else "image"
+                raise kind(f"{noun} {index}: {error.message}", param=part.param, code=error.code) from None
+        pixels = sum(image.width * image.height for image in images)
+        if pixels > self.limits.max_request_pixels:
+            raise InvalidRequest(
+                f"the request's {len(images)} images have {pixels} pixels together; "
+                f"accepted: at most {self.limits.max_request_pixels}",
+                code="image_too_large",
+            )
+        return images
+
+    def _check_counts(self, parts: Sequence[MediaPart]) -> None:
+        videos = [part for part in parts if part.is_video]
+        pictures = [part for part in parts if not part.is_video]
+        for noun, given, most in (
+            ("image", pictures, self.limits.max_images),
+            ("video", videos, self.limits.max_videos),
+        ):
+            if len(given) > most:
+                raise InvalidRequest(
+                    f"the request has {len(given)} {noun}s; accepted: at most {most}",
+                    param=given[most].param,
+                    code=f"too_many_{noun}s",
+                )
+
+    async def _inspect(self, body: Body, part: MediaPart) -> RequestImage:
+        kind = VIDEO if part.is_video else IMAGE
+        source = parse_source(self._url(body, part), self.limits, kind)
+        if isinstance(source, InlineSource):
+            facts = await self._in_turn(source)
+            return self._inline(facts, part)
+        if not isinstance(source, RemoteSource):
+            raise Forbidden(
+                f"file: URLs are not forwarded; accepted: data:, http: and https: URLs of {kind.noun}s",
+                code="url_not_allowed",
+            )
+        return await self._inspect_remote(body, part, source.url, kind)
+
+    def _url(self, body: Body, part: MediaPart) -> str | Payload:
+        if not part.bare:
+            return body.payload(part.url)
+        return Payload(b"data:image/any;base64," + body.unescaped(part.url))
+
+    async def _in_turn(self, source: InlineSource) -> _Facts:
+        """Read an inline source: here if it is small, in a thread if not."""
+        if len(source.encoded) <= THREAD_BYTES:
+            return _read(source, self.limits)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _read, source, self.limits)
+
+    async def _inspect_remote(self, body: Body, part: MediaPart, url: str, kind: Kind) -> RequestImage:
+        if self.remote == "refuse":
+            raise Forbidden(
+                f"remote {kind.noun}s are turned off here; send the {kind.noun} as a data: URL",
+                code="url_not_allowed",
+            )
+        parsed = parse_remote(url, self.limits, kind)
+        if self.remote == "fetch" and not part.is_video:
+            return await self._fetch(body, part, url)
+        host = host_of(parsed)
+        if not self.limits.allow_private_hosts:
+            await self._check_host(host, parsed.port or 0, kind)
+        name = name_of(url)
+        identity = self.known.find(name) or ""
+        first = self.known.first_name(identity)
+        return RequestImage(identity, name, 0, 0, part.is_video, part, first_name=first)
+
+    async def _fetch(self, body: Body, part: MediaPart, url: str) -> RequestImage:
+        """Download an image, and put it into the body in place of its URL."""
+        data = await self.fetch(url)
+        loop = asyncio.get_running_loop()
+        facts, text = await loop.run_in_executor(self._threads, _read_file, data, self.limits)
+        part.owner[part.key] = body.put(text)
+        return self._inline(facts, part)
+
+    def _inline(self, facts: _Facts, part: MediaPart) -> RequestImage:
+        """Return an image whose bytes were read."""
+        first = self.known.first_name(facts.identity)
+        return RequestImage(
+            facts.identity, b"", facts.width, facts.height, part.is_video, part, facts.size, first
+        )
+
+    async def _check_host(self, host: str, port: int, kind: Kind) -> None:
+        """Raise Forbidden for a host with a private address, InvalidMedia for one that does not exist.
+
+        The backend resolves the name again and might get another answer, so backends that download images
+        need a network without private hosts, or `remote_images = "fetch"`.
+        """
+        if self._public.get(host, 0.0) > self.clock():
+            return
+        try:
+            addresses = await self.resolve(host, port)
+        except TimeoutError:
+            raise kind.invalid(
+                f"the host of the {kind.noun} URL was not found in time", "{noun}_fetch_failed"
+            ) from None
+        except OSError:
+            raise kind.invalid(
+                f"the host of the {kind.noun} URL was not found", "{noun}_fetch_failed"
+            ) from None
+        if not addresses or not all(is_public(address) for address in addresses):
+            raise Forbidden(
+                f"the {kind.noun} URL leads to an address that is not public; accepted: public hosts",
+                code="url_not_allowed",
+            )
+        if len(self._public) >= MOST_HOSTS:
+            self._public.clear()
+        self._public[host] = self.clock() + HOST_S
 
 
 def unsigned(url: str) -> str:
@@ -127,212 +317,11 @@ def name_of(url: str) -> bytes:
     return hashlib.blake2b(unsigned(url).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-THREAD_BYTES = 512 * 1024
-"""Longer data: URLs are decoded and hashed in a thread, so that other requests go on meanwhile."""
-
-HOST_S = 30.0
-"""Seconds for which a host that was public is not resolved again."""
-MOST_HOSTS = 10_000
-
-
-@dataclass(slots=True)
-class RequestImage:
-    """The facts about one image or video of a request.
-
-    identity: 64 hex digits, as in the engine's caches; "": not known yet, because only the engine reads it.
-    name: the name of the image behind a URL (`remote.name_of`); b"" for a data: URL.
-    width, height: pixels; 0: not known.
-    is_video: whether it is a video.
-    part: where it is in the body.
-    size: bytes of the encoded file; 0: not known.
-    first_name: the name of the URL by which the picture was first known; b"": it is known by none.
-    """
-
-    identity: str
-    name: bytes
-    width: int
-    height: int
-    is_video: bool
-    part: MediaPart
-    size: int = 0
-    first_name: bytes = b""
-
-    @property
-    def key(self) -> str:
-        """The key by which the image is routed: the name of its first URL, or its identity if it had none."""
-        name = self.first_name or (b"" if self.identity else self.name)
-        return f"url:{name.hex()}" if name else self.identity
-
-
-Fetch = Callable[[str], Awaitable[bytes]]
-"""Downloads the bytes behind a URL; `media.fetch.cache.FetchCache.fetch` is one."""
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the addresses of a host as text; `media.fetch.resolve.Resolver.resolve` is one."""
-
-
 class _Facts(NamedTuple):
     identity: str
     width: int
     height: int
     size: int
-
-
-class ImageInspector:
-    """Checks the images of requests within `limits`.
-
-    limits: of the media floor; max_images, sizes, pixels, schemes and hosts apply.
-    remote: "resolve": URLs are forwarded if no address of their hosts is private; "fetch": images are
-        downloaded here and forwarded as data: URLs; "refuse": only data: URLs are accepted.
-    known: what was learned about URLs.
-    resolve, fetch: the ways to the network.
-    """
-
-    def __init__(
-        self,
-        limits: MediaLimits,
-        remote: str,
-        known: KnownImages,
-        resolve: Resolve,
-        fetch: Fetch,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._limits = limits
-        self._remote = remote
-        self._known = known
-        self._resolve = resolve
-        self._download = fetch
-        self._clock = clock
-        self._public: dict[str, float] = {}
-        self._threads = ThreadPoolExecutor(2, "fovea-images")
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False)
-
-    async def inspect(self, body: Body, parts: Sequence[MediaPart]) -> list[RequestImage]:
-        """Return the facts about the images and videos of a body, in order.
-
-        Images that are fetched here become data: URLs of the body. Raises InvalidRequest, InvalidImage,
-        InvalidVideo and Forbidden.
-        """
-        self._check_counts(parts)
-        images, numbers = [], [0, 0]
-        for part in parts:
-            index = numbers[part.is_video]
-            numbers[part.is_video] += 1
-            try:
-                images.append(await self._inspect(body, part))
-            except InvalidMedia as error:
-                raise error.at(index, part.param) from None
-            except (Forbidden, InvalidRequest) as error:
-                kind = Forbidden if isinstance(error, Forbidden) else InvalidRequest
-                noun = "video" if part.is_video else "image"
-                raise kind(f"{noun} {index}: {error.message}", param=part.param, code=error.code) from None
-        pixels = sum(image.width * image.height for image in images)
-        if pixels > self._limits.max_request_pixels:
-            raise InvalidRequest(
-                f"the request's {len(images)} images have {pixels} pixels together; "
-                f"accepted: at most {self._limits.max_request_pixels}",
-                code="image_too_large",
-            )
-        return images
-
-    def _check_counts(self, parts: Sequence[MediaPart]) -> None:
-        videos = [part for part in parts if part.is_video]
-        pictures = [part for part in parts if not part.is_video]
-        for noun, given, most in (
-            ("image", pictures, self._limits.max_images),
-            ("video", videos, self._limits.max_videos),
-        ):
-            if len(given) > most:
-                raise InvalidRequest(
-                    f"the request has {len(given)} {noun}s; accepted: at most {most}",
-                    param=given[most].param,
-                    code=f"too_many_{noun}s",
-                )
-
-    async def _inspect(self, body: Body, part: MediaPart) -> RequestImage:
-        kind = VIDEO if part.is_video else IMAGE
-        source = parse_source(self._url(body, part), self._limits, kind)
-        if isinstance(source, InlineSource):
-            facts = await self._in_turn(source)
-            return self._inline(facts, part)
-        if not isinstance(source, RemoteSource):
-            raise Forbidden(
-                f"file: URLs are not forwarded; accepted: data:, http: and https: URLs of {kind.noun}s",
-                code="url_not_allowed",
-            )
-        return await self._inspect_remote(body, part, source.url, kind)
-
-    def _url(self, body: Body, part: MediaPart) -> str | Payload:
-        if not part.bare:
-            return body.payload(part.url)
-        return Payload(b"data:image/any;base64," + body.unescaped(part.url))
-
-    async def _in_turn(self, source: InlineSource) -> _Facts:
-        """Read an inline source: here if it is small, in a thread if not."""
-        if len(source.encoded) <= THREAD_BYTES:
-            return _read(source, self._limits)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _read, source, self._limits)
-
-    async def _inspect_remote(self, body: Body, part: MediaPart, url: str, kind: Kind) -> RequestImage:
-        if self._remote == "refuse":
-            raise Forbidden(
-                f"remote {kind.noun}s are turned off here; send the {kind.noun} as a data: URL",
-                code="url_not_allowed",
-            )
-        parsed = parse_remote(url, self._limits, kind)
-        if self._remote == "fetch" and not part.is_video:
-            return await self._fetch(body, part, url)
-        host = host_of(parsed)
-        if not self._limits.allow_private_hosts:
-            await self._check_host(host, parsed.port or 0, kind)
-        name = name_of(url)
-        identity = self._known.find(name) or ""
-        first = self._known.first_name(identity)
-        return RequestImage(identity, name, 0, 0, part.is_video, part, first_name=first)
-
-    async def _fetch(self, body: Body, part: MediaPart, url: str) -> RequestImage:
-        """Download an image, and put it into the body in place of its URL."""
-        data = await self._download(url)
-        loop = asyncio.get_running_loop()
-        facts, text = await loop.run_in_executor(self._threads, _read_file, data, self._limits)
-        part.owner[part.key] = body.put(text)
-        return self._inline(facts, part)
-
-    def _inline(self, facts: _Facts, part: MediaPart) -> RequestImage:
-        """Return an image whose bytes were read."""
-        first = self._known.first_name(facts.identity)
-        return RequestImage(
-            facts.identity, b"", facts.width, facts.height, part.is_video, part, facts.size, first
-        )
-
-    async def _check_host(self, host: str, port: int, kind: Kind) -> None:
-        """Raise Forbidden for a host with a private address, InvalidMedia for one that does not exist.
-
-        The backend resolves the name again and might get another answer, so backends that download images
-        need a network without private hosts, or `remote_images = "fetch"`.
-        """
-        if self._public.get(host, 0.0) > self._clock():
-            return
-        try:
-            addresses = await self._resolve(host, port)
-        except TimeoutError:
-            raise kind.invalid(
-                f"the host of the {kind.noun} URL was not found in time", "{noun}_fetch_failed"
-            ) from None
-        except OSError:
-            raise kind.invalid(
-                f"the host of the {kind.noun} URL was not found", "{noun}_fetch_failed"
-            ) from None
-        if not addresses or not all(is_public(address) for address in addresses):
-            raise Forbidden(
-                f"the {kind.noun} URL leads to an address that is not public; accepted: public hosts",
-                code="url_not_allowed",
-            )
-        if len(self._public) >= MOST_HOSTS:
-            self._public.clear()
-        self._public[host] = self._clock() + HOST_S
 
 
 def _read(source: InlineSource, limits: MediaLimits) -> _Facts:

@@ -25,6 +25,17 @@ METRICS = ("requests", "text_tokens", "visual_tokens", "cost")
 Four = tuple[float, float, float, float]
 ZERO: Four = (0, 0, 0, 0)
 MILLIONTHS = 1_000_000
+MINUTE_US = 60_000_000
+DAY_US = 86_400_000_000
+ROUNDING = 1e-6
+"""A bucket that lacks only this much has room: rounding must not refuse what fits exactly."""
+RATE_LIMIT = "rate_limit_exceeded"
+BUDGET = "budget_exceeded"
+NEVER = "key_limit_exceeded"
+PLACE_WAIT_S = 1.0
+"""Seconds to wait for a request in flight to end. Nobody knows the real time."""
+_NOUNS = ("request", "text tokens", "visual tokens", "cost")
+_LEAST_WAIT_S = 0.001
 
 
 class Bounds(NamedTuple):
@@ -49,15 +60,6 @@ class Bounds(NamedTuple):
             self.month_cost / sharers,
             self.in_flight / sharers,
         )
-
-
-NO_BOUNDS = Bounds()
-
-
-MINUTE_US = 60_000_000
-DAY_US = 86_400_000_000
-ROUNDING = 1e-6
-"""A bucket that lacks only this much has room: rounding must not refuse what fits exactly."""
 
 
 class Counters(NamedTuple):
@@ -150,18 +152,7 @@ class Account:
 
     def fits(self, bounds: Bounds, amounts: Amounts) -> bool:
         """Whether all amounts fit into all limits now."""
-        for i, amount in enumerate(amounts):
-            if amount:
-                limit = bounds.minute[i]
-                if limit and self.minute[i] + amount > limit + ROUNDING:
-                    return False
-                limit = bounds.day[i]
-                if limit and self.day_used[i] + amount > limit + ROUNDING:
-                    return False
-        limit, cost = bounds.month_cost, amounts[3]
-        if limit and cost and self.month_cost + cost > limit + ROUNDING:
-            return False
-        return not bounds.in_flight or self.in_flight + 1 <= bounds.in_flight
+        return next(shortages(bounds, amounts, self), None) is None
 
     def take(self, bounds: Bounds, amounts: Amounts) -> None:
         """Add amounts to what is used, and a request in flight."""
@@ -201,8 +192,11 @@ class Account:
             self.month_cost = max(self.month_cost, remembered.month_cost)
 
 
+NO_BOUNDS = Bounds()
+
+
 def new_account(birth: str, now: int) -> Account:
-    """Return an account of which nothing is used. now: microseconds of the epoch."""
+    """Return an account that has used nothing. now: microseconds of the epoch."""
     day = now // DAY_US
     return Account(Counters(birth, now, ZERO, day, ZERO, month_of(day), 0, 0))
 
@@ -224,15 +218,6 @@ def difference(lease: str, reserved: Amounts, used: Amounts, day: int, month: in
     return Adjustment(lease, change, day, change, month, change[3])
 
 
-RATE_LIMIT = "rate_limit_exceeded"
-BUDGET = "budget_exceeded"
-NEVER = "key_limit_exceeded"
-PLACE_WAIT_S = 1.0
-"""Seconds to wait for a request in flight to end. Nobody knows the real time."""
-_NOUNS = ("request", "text tokens", "visual tokens", "cost")
-_LEAST_WAIT_S = 0.001
-
-
 class Shortage(NamedTuple):
     """One limit that a request exceeds.
 
@@ -252,10 +237,8 @@ class Shortage(NamedTuple):
     code: str
 
 
-def check_possible(tenant: str, bounds: Bounds, amounts: Amounts, max_visual_tokens: int = 0) -> None:
+def check_possible(tenant: str, bounds: Bounds, amounts: Amounts) -> None:
     """Raise InvalidRequest if amounts are larger than a limit, so that no waiting would help."""
-    if max_visual_tokens and amounts.visual_tokens > max_visual_tokens:
-        raise _never(tenant, "max_visual_tokens", 2, amounts.visual_tokens, max_visual_tokens)
     for i, amount in enumerate(amounts):
         if amount:
             if bounds.minute[i] and amount > bounds.minute[i]:
@@ -289,14 +272,11 @@ def refusal(tenant: str, bounds: Bounds, amounts: Amounts, counters: Counters) -
     )
     smaller_fits = worst.metric > 0 and worst.left >= 1
     return Overloaded(
-        message,
-        retry_after=worst.wait_s,
-        code=worst.code,
-        scope="request" if smaller_fits else "engine",
+        message, retry_after=worst.wait_s, code=worst.code, scope="request" if smaller_fits else "engine"
     )
 
 
-def shortages(bounds: Bounds, amounts: Amounts, counters: Counters) -> Iterator[Shortage]:
+def shortages(bounds: Bounds, amounts: Amounts, counters: Counters | Account) -> Iterator[Shortage]:
     """Yield the limits that amounts exceed. Yields at least one for amounts that do not fit."""
     midnight = (counters.day + 1) * DAY_US
     for i, amount in enumerate(amounts):

@@ -110,10 +110,8 @@ class MemoryAccounts:
         """Take amounts, as `Accounts.reserve` says."""
         bounds = limits.bounds
         if not limits.counted:
-            if limits.max_visual_tokens:
-                check_possible(tenant, bounds, amounts, limits.max_visual_tokens)
             return FREE
-        check_possible(tenant, bounds, amounts, limits.max_visual_tokens)
+        check_possible(tenant, bounds, amounts)
         account = self._account(tenant, bounds)
         if not account.fits(bounds, amounts):
             raise refusal(tenant, bounds, amounts, account.counters())

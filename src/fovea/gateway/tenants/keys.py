@@ -19,6 +19,9 @@ SCOPES = ("tenant", "shared")
 _MOST = 100_000_000_000
 _LEAST_COST = 0.000001
 _MOST_COST = 1_000_000_000.0
+log = logging.getLogger("fovea.gateway")
+API = frozenset(("api",))
+NOUNS = {API: "API key", frozenset(("admin",)): "admin key"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,6 @@ class TenantLimits:
 NO_LIMITS = TenantLimits()
 
 
-log = logging.getLogger("fovea.gateway")
-API = frozenset(("api",))
-NOUNS = {API: "API key", frozenset(("admin",)): "admin key"}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Tenant:
     """One tenant, as one of its keys opens it.
@@ -191,19 +189,13 @@ class Tenants:
         api, admin = tuple(api_keys), tuple(admin_keys)
         given = {"api": api, "admin": admin, "metrics": ()}
         self._closed = frozenset(role for role, keys in given.items() if keys or keys_file is not None)
-        self._table = KeyTable(
-            keys_file,
-            TenantLimits,
-            api=api,
-            admin=admin,
-            log=log,
-        )
+        self._table = KeyTable(keys_file, TenantLimits, api=api, admin=admin, log=log)
         self.open = "api" not in self._closed
         self._tenants: dict[bytes, Tenant] = {}
         self._use(self._table.keys)
 
     def authenticate(self, authorization: bytes, roles: frozenset[str] = API) -> Tenant:
-        """Return the tenant to whom the key of a request belongs.
+        """Return the tenant that owns the key of a request.
 
         authorization: the header.
         roles: the key needs one of them. If no key can have one, an API key is needed instead.

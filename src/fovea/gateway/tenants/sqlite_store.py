@@ -65,15 +65,48 @@ class SqliteStore:
         self, lease: str, tenant: str, bounds: Bounds, amounts: Amounts, known: Counters
     ) -> tuple[bool, Counters]:
         """Take all amounts and a place, or nothing."""
-        return await self._call(lambda file: self._reserve(file, lease, tenant, bounds, amounts, known))
+
+        def work(file: sqlite3.Connection) -> tuple[bool, Counters]:
+            account = self._load(file, tenant, bounds, known)
+            fits = account.fits(bounds, amounts)
+            if fits:
+                account.take(bounds, amounts)
+                ends = account.at + self._lease_us
+                file.execute("INSERT INTO lease VALUES (?, ?, ?)", (tenant, lease, ends))
+                _save(file, tenant, account)
+            return fits, account.counters()
+
+        return await self._call(work)
 
     async def adjust(self, tenant: str, bounds: Bounds, change: Adjustment, known: Counters) -> Counters:
         """Apply a change and return the account."""
-        return await self._call(lambda file: self._adjust(file, tenant, bounds, change, known))
+
+        def work(file: sqlite3.Connection) -> Counters:
+            account = self._load(file, tenant, bounds, known)
+            if change.lease:
+                ended = file.execute("DELETE FROM lease WHERE tenant = ? AND id = ?", (tenant, change.lease))
+                if not ended.rowcount:
+                    return account.counters()
+                account.in_flight -= 1
+            account.adjust(bounds, change)
+            _save(file, tenant, account)
+            return account.counters()
+
+        return await self._call(work)
 
     async def adopt(self, tenant: str, bounds: Bounds, leases: Sequence[str], known: Counters) -> Counters:
         """Register leases again."""
-        return await self._call(lambda file: self._adopt(file, tenant, bounds, leases, known))
+
+        def work(file: sqlite3.Connection) -> Counters:
+            account = self._load(file, tenant, bounds, known)
+            for lease in leases:
+                ends = account.at + self._lease_us
+                added = file.execute("INSERT OR IGNORE INTO lease VALUES (?, ?, ?)", (tenant, lease, ends))
+                account.in_flight += added.rowcount
+            _save(file, tenant, account)
+            return account.counters()
+
+        return await self._call(work)
 
     async def aclose(self) -> None:
         """Close the file. A call that hangs is left behind."""
@@ -117,53 +150,6 @@ class SqliteStore:
             raise
         self._file = file
         return file
-
-    def _reserve(
-        self,
-        file: sqlite3.Connection,
-        lease: str,
-        tenant: str,
-        bounds: Bounds,
-        amounts: Amounts,
-        known: Counters,
-    ) -> tuple[bool, Counters]:
-        account = self._load(file, tenant, bounds, known)
-        fits = account.fits(bounds, amounts)
-        if fits:
-            account.take(bounds, amounts)
-            ends = account.at + self._lease_us
-            file.execute("INSERT INTO lease VALUES (?, ?, ?)", (tenant, lease, ends))
-            _save(file, tenant, account)
-        return fits, account.counters()
-
-    def _adjust(
-        self, file: sqlite3.Connection, tenant: str, bounds: Bounds, change: Adjustment, known: Counters
-    ) -> Counters:
-        account = self._load(file, tenant, bounds, known)
-        if change.lease:
-            ended = file.execute("DELETE FROM lease WHERE tenant = ? AND id = ?", (tenant, change.lease))
-            if not ended.rowcount:
-                return account.counters()
-            account.in_flight -= 1
-        account.adjust(bounds, change)
-        _save(file, tenant, account)
-        return account.counters()
-
-    def _adopt(
-        self,
-        file: sqlite3.Connection,
-        tenant: str,
-        bounds: Bounds,
-        leases: Sequence[str],
-        known: Counters,
-    ) -> Counters:
-        account = self._load(file, tenant, bounds, known)
-        for lease in leases:
-            ends = account.at + self._lease_us
-            added = file.execute("INSERT OR IGNORE INTO lease VALUES (?, ?, ?)", (tenant, lease, ends))
-            account.in_flight += added.rowcount
-        _save(file, tenant, account)
-        return account.counters()
 
     def _load(self, file: sqlite3.Connection, tenant: str, bounds: Bounds, known: Counters) -> Account:
         """Return an account as it is now, without leases that have ended."""

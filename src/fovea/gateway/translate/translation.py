@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from fovea.api import messages_request as messages
 from fovea.api import responses_request as responses
@@ -24,14 +23,12 @@ from fovea.api import sse
 from fovea.api.explain import explained, fields_of
 from fovea.api.messages_answer import MessagesWriter
 from fovea.api.messages_request import MessagesRequest, ToolUseBlock
-from fovea.api.reading import Answer, Ending, NewId, new_id
+from fovea.api.reading import Answer, NewId, new_id
 from fovea.api.responses_answer import ResponsesWriter, echoed
 from fovea.api.responses_request import ResponsesRequest
 from fovea.api.unknown import Head, head_of, ignored_fields
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.json_text import is_nested_deeper
-from fovea.core.types import Usage
-from fovea.dialects.reader import Piece
 from fovea.gateway.inspect.body import prefixed
 from fovea.gateway.translate.chat_reader import (
     MOST_LEVELS,
@@ -39,62 +36,75 @@ from fovea.gateway.translate.chat_reader import (
     ChatReader,
     error_fields,
     is_error,
-    refusal,
 )
 
 Event = dict[str, Any]
-
-
-class Writer(Protocol):
-    """Writer of an answer in the form of one API: MessagesWriter or ResponsesWriter."""
-
-    model: str
-
-    def complete(self, answer: Answer, ending: Ending, logprobs: Sequence[Any] = ()) -> Event: ...
-
-    def begin(self, usage: Usage | None = None) -> list[Event]: ...
-
-    def pieces(self, pieces: Sequence[Piece], logprobs: Sequence[Any] = ()) -> list[Event]: ...
-
-    def end(self, ending: Ending) -> list[Event]: ...
-
-    def failure(self, fields: dict[str, Any]) -> Event: ...
-
-    def event(self, payload: Event) -> bytes: ...
-
-
+Writer = MessagesWriter | ResponsesWriter
 MakeWriter = Callable[[str, int, NewId], Writer]
 """Returns a writer for a model's name, a Unix time in seconds, and a maker of ids."""
-
-
 DONE = "[DONE]"
 LONGEST_EVENT = 16 * 1024 * 1024
 """Longest event of a backend, in bytes."""
+Api = Literal["messages", "responses"]
+TextOf = Callable[[str], str]
+"""Returns the text for which a placeholder stands, and any other text as it is."""
+REFUSED: dict[str, dict[str, str]] = {
+    "messages": {"mcp_servers": "a gateway runs no tools"},
+    "responses": {
+        "previous_response_id": "no answers are kept; send all items in input, with store: false",
+        "conversation": "no conversations are kept; send all items in input",
+        "prompt": "no prompts are kept; send instructions and input",
+    },
+}
+"""Fields that need what chat completions do not have, and the reason, by API."""
+_FIELDS = {"messages": fields_of(MessagesRequest), "responses": fields_of(ResponsesRequest)}
 
 
+def to_chat(api: Api, body: Any, text_of: TextOf = str, *, head: Head = head_of) -> ChatTranslation:
+    """Turn a request into a chat request.
+
+    api: "messages" for /v1/messages, "responses" for /v1/responses.
+    body: the request's JSON. It is not changed. Strings may be placeholders of long ones; they are passed on
+        as they are.
+    text_of: resolves placeholders. It is needed for what is not passed on as it is: arguments of calls,
+        which become JSON within JSON, stop strings, and fields that the answer repeats.
+    head: returns the beginning of a string, placeholder or not.
+
+    Raises InvalidRequest for a body that is not valid, and for features that need a store or tools of the
+    provider; `param` is the field's path.
+    """
+    for name, reason in REFUSED[api].items():
+        if isinstance(body, dict) and body.get(name):
+            raise InvalidRequest(
+                f"{name} is not supported in front of a backend of chat completions: {reason}",
+                param=name,
+                code="unsupported_field",
+            )
+    translation = _messages(body, text_of, head) if api == "messages" else _responses(body, text_of, head)
+    limit = translation.body.pop("max_completion_tokens", None)
+    if limit is not None:
+        translation.body["max_tokens"] = limit  # all engines know this name; some ignore the newer one
+    return translation
+
+
+@dataclass(eq=False)
 class StreamTranslator:
     """Translator of one stream.
 
+    make_writer: returns the writer of the answer; called once, when the head of it is known.
     ended: whether the last event was written. Nothing is written afterwards.
     failed: whether it was an error.
     """
 
-    def __init__(
-        self,
-        reader: ChatReader,
-        make_writer: Callable[[], Writer],
-        error_fields: Callable[[FoveaError], dict[str, Any]],
-    ) -> None:
-        """make_writer: returns the writer of the answer; called once, when the head of it is known."""
-        self.ended = False
-        self.failed = False
-        self._reader = reader
-        self._make = make_writer
-        self._error_fields = error_fields
-        self._writer: Writer | None = None
-        self._begun = False
-        self._out: list[bytes] = []
-        self._decoder = sse.Decoder(comments=True)
+    reader: ChatReader
+    make_writer: Callable[[], Writer]
+    error_fields: Callable[[FoveaError], dict[str, Any]]
+    ended: bool = field(default=False, init=False)
+    failed: bool = field(default=False, init=False)
+    _writer: Writer | None = field(default=None, init=False)
+    _begun: bool = field(default=False, init=False)
+    _out: list[bytes] = field(default_factory=list, init=False)
+    _decoder: sse.Decoder = field(default_factory=lambda: sse.Decoder(comments=True), init=False)
 
     def feed(self, chunk: bytes) -> bytes:
         """Add bytes of the backend's stream, cut anywhere. Returns the events that they complete, as bytes.
@@ -140,7 +150,7 @@ class StreamTranslator:
         After the finish reason, only token counts can come. If these broke off, the answer is whole.
         """
         for payload in self._decoder.feed(b"\n\n"):
-            if payload and not self.ended and (self._reader.reason is None or _is_json(payload)):
+            if payload and not self.ended and (self.reader.reason is None or _is_json(payload)):
                 self._read(payload)
         if not self.ended:
             self._read(DONE)
@@ -156,7 +166,7 @@ class StreamTranslator:
             self._fail(error)
 
     def _chunk(self, chunk: dict[str, Any]) -> None:
-        read = self._reader.read(chunk, "delta")
+        read = self.reader.read(chunk, "delta")
         if read is None:
             return
         self._begin()
@@ -167,24 +177,24 @@ class StreamTranslator:
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            self._write(self._made().begin(self._reader.usage))
+            self._write(self._made().begin(self.reader.usage))
 
     def _finish(self) -> None:
-        ending = self._reader.ending()
+        ending = self.reader.ending()
         self._begin()
         self._write(self._made().end(ending))
         self.ended = True
 
     def _fail(self, error: FoveaError) -> None:
         self.ended = self.failed = True
-        self._write([self._made().failure(self._error_fields(error))])
+        self._write([self._made().failure(self.error_fields(error))])
 
     def _write(self, events: list[Event]) -> None:
         self._out += map(self._made().event, events)
 
     def _made(self) -> Writer:
         if self._writer is None:
-            self._writer = self._make()
+            self._writer = self.make_writer()
         return self._writer
 
 
@@ -215,9 +225,6 @@ def _too_long() -> BackendError:
     return BackendError(
         f"an event of the backend's stream is too long; accepted: at most {LONGEST_EVENT} bytes"
     )
-
-
-Api = Literal["messages", "responses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +290,8 @@ class ChatTranslation:
 
     def refusal(self, error: FoveaError) -> dict[str, Any]:
         """The body of an answer that is an error, with the names of the client's fields."""
-        self.rename(error)
-        return refusal(self.api, error)
+        kind = {"type": "error"} if self.api == "messages" else {}
+        return {**kind, "error": self.error_fields(error)}
 
     def error_fields(self, error: FoveaError) -> dict[str, Any]:
         """The fields of an error for an event of a stream, with the names of the client's fields."""
@@ -294,55 +301,6 @@ class ChatTranslation:
     def writer(self, model: str, created: int, ids: NewId) -> Writer:
         """A writer of the answer. model: its name as the backend reports it; "": as the client sent it."""
         return self.make_writer(model or self.model, created, ids)
-
-
-TextOf = Callable[[str], str]
-"""Returns the text for which a placeholder stands, and any other text as it is."""
-REFUSED: dict[str, dict[str, str]] = {
-    "messages": {
-        "mcp_servers": "a gateway runs no tools",
-    },
-    "responses": {
-        "previous_response_id": "no answers are kept; send all items in input, with store: false",
-        "conversation": "no conversations are kept; send all items in input",
-        "prompt": "no prompts are kept; send instructions and input",
-    },
-}
-"""Fields that need what chat completions do not have, and the reason, by API."""
-_FIELDS = {"messages": fields_of(MessagesRequest), "responses": fields_of(ResponsesRequest)}
-
-
-def to_chat(
-    api: Api,
-    body: Any,
-    text_of: TextOf = str,
-    *,
-    head: Head = head_of,
-) -> ChatTranslation:
-    """Turn a request into a chat request.
-
-    api: "messages" for /v1/messages, "responses" for /v1/responses.
-    body: the request's JSON. It is not changed. Strings may be placeholders of long ones; they are passed on
-        as they are.
-    text_of: resolves placeholders. It is needed for what is not passed on as it is: arguments of calls,
-        which become JSON within JSON, stop strings, and fields that the answer repeats.
-    head: returns the beginning of a string, placeholder or not.
-
-    Raises InvalidRequest for a body that is not valid, and for features that need a store or tools of the
-    provider; `param` is the field's path.
-    """
-    for name, reason in REFUSED[api].items():
-        if isinstance(body, dict) and body.get(name):
-            raise InvalidRequest(
-                f"{name} is not supported in front of a backend of chat completions: {reason}",
-                param=name,
-                code="unsupported_field",
-            )
-    translation = _messages(body, text_of, head) if api == "messages" else _responses(body, text_of, head)
-    limit = translation.body.pop("max_completion_tokens", None)
-    if limit is not None:
-        translation.body["max_tokens"] = limit  # all engines know this name; some ignore the newer one
-    return translation
 
 
 def _messages(body: Any, text_of: TextOf, head: Head) -> ChatTranslation:
@@ -368,7 +326,7 @@ def _messages(body: Any, text_of: TextOf, head: Head) -> ChatTranslation:
         tuple(ignored),
         request.model or "",
         tuple(text_of(stop) for stop in request.stop_sequences or ()),
-        _messages_writer,
+        lambda model, created, ids: MessagesWriter(model, ids),
         rename,
     )
 
@@ -394,7 +352,7 @@ def _responses(body: Any, text_of: TextOf, head: Head) -> ChatTranslation:
         tuple(ignored),
         request.model or "",
         (),
-        partial(_responses_writer, echo),
+        lambda model, created, ids: ResponsesWriter(model, echo, created, ids),
         rename,
     )
 
@@ -409,14 +367,6 @@ def _chat_body(fields: dict[str, Any]) -> dict[str, Any]:
     if fields.get("stream"):
         fields["stream_options"] = {"include_usage": True}
     return fields
-
-
-def _messages_writer(model: str, created: int, ids: NewId) -> MessagesWriter:
-    return MessagesWriter(model, ids)
-
-
-def _responses_writer(echo: dict[str, Any], model: str, created: int, ids: NewId) -> ResponsesWriter:
-    return ResponsesWriter(model, echo, created, ids)
 
 
 def _resolved(value: Any, text_of: TextOf) -> Any:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from fovea.core.errors import ConfigError
@@ -38,206 +38,14 @@ OTHER = "(other)"
 LONGEST_NAME = 200
 MOST_COUNT = 10**12
 """Most tokens, or millionths, of one request that are believed. Sums of more could exceed 64 bits."""
-
-
-class UsageRecord(NamedTuple):
-    """The usage of one request.
-
-    at_s: time of its end, in seconds of the epoch.
-    model: the model that answered.
-    backend: name of the backend that answered; empty: none did.
-    served_from: backend: the first choice answered, or none did; fallback: another backend or model answered.
-    error: whether the client got an error.
-    seconds: from its arrival to its end.
-    """
-
-    at_s: float
-    tenant: str
-    model: str
-    backend: str
-    served_from: ServedFrom
-    error: bool
-    consumption: Consumption
-    price: Price
-    seconds: float
-
-
-class Key(NamedTuple):
-    """The requests that are summed in one row. hour: hours since the epoch."""
-
-    hour: int
-    tenant: str
-    model: str
-    backend: str
-    served_from: str
-
-
 SUMS = (
     "requests", "errors", "estimated", "images", "prompt_tokens", "visual_tokens", "cached_tokens",
     "completion_tokens", "cost", "credit", "visual_cost", "seconds",
 )  # fmt: skip
 """Names of the sums of a row. cost, credit, visual_cost: millionths of the currency. seconds: a float."""
-
-
-def key_of(record: UsageRecord) -> Key:
-    """Return the row to which a request belongs. Long names are cut."""
-    return Key(
-        int(record.at_s // 3600),
-        record.tenant[:LONGEST_NAME],
-        record.model[:LONGEST_NAME],
-        record.backend[:LONGEST_NAME],
-        record.served_from,
-    )
-
-
-def sums_of(record: UsageRecord) -> list[float]:
-    """Return what a request adds to the sums of its row, in the order of SUMS.
-
-    A request with a count above MOST_COUNT, which a broken backend may report, is counted as estimated, and
-    without tokens and costs.
-    """
-    if max(*record.consumption, *record.price) > MOST_COUNT:
-        nothing = Consumption(images=record.consumption.images, estimated=True)
-        return sums_of(record._replace(consumption=nothing, price=Price(0, estimated=True)))
-    prompt, visual, cached, completion, images, _ = record.consumption
-    cost, credit, visual_cost, estimated = record.price
-    return [
-        1, int(record.error), int(estimated), images, prompt, visual, cached, completion,
-        cost, credit, visual_cost, record.seconds,
-    ]  # fmt: skip
-
-
-class Batch:
-    """Sums of requests by row, with a bound on the number of rows.
-
-    most: most rows. Beyond it, requests are summed under the name OTHER. No request is lost.
-    """
-
-    __slots__ = ("rows", "_most")
-
-    def __init__(self, most: int) -> None:
-        self.rows: dict[Key, list[float]] = {}
-        self._most = most
-
-    def add(self, key: Key, sums: Sequence[float]) -> None:
-        """Add the sums of one or several requests."""
-        row = self.rows.get(key)
-        if row is None and len(self.rows) >= self._most:
-            key = Key(key.hour, OTHER, OTHER, OTHER, key.served_from)
-            row = self.rows.get(key)
-        if row is None:
-            self.rows[key] = list(sums)
-            return
-        for place, value in enumerate(sums):
-            row[place] += value
-
-    def merge(self, other: Batch) -> None:
-        """Add all rows of another batch."""
-        for key, sums in other.rows.items():
-            self.add(key, sums)
-
-
 VERSION = 1
 BUSY_S = 5.0
 """Seconds that a write waits for another process to end its write."""
-_KEYS = Key._fields
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS usage (hour INTEGER NOT NULL, "
-    + "".join(f"{name} TEXT NOT NULL, " for name in _KEYS[1:])
-    + "".join(f"{name} {'REAL' if name == 'seconds' else 'INTEGER'} NOT NULL, " for name in SUMS)
-    + f"PRIMARY KEY ({', '.join(_KEYS)})) WITHOUT ROWID"
-)
-_ADD = (
-    f"INSERT INTO usage ({', '.join((*_KEYS, *SUMS))}) VALUES ({', '.join('?' * (len(_KEYS) + len(SUMS)))}) "
-    f"ON CONFLICT ({', '.join(_KEYS)}) DO UPDATE SET "
-    + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)
-)
-
-
-class UsageStore:
-    """An open usage file, for one thread of one process.
-
-    path: the file. It is created with mode 0600 if it does not exist.
-    currency: the currency of the costs. A file has one currency.
-
-    Raises ConfigError if the file cannot be opened, is no usage file, or has another currency.
-    """
-
-    def __init__(self, path: Path, currency: str) -> None:
-        self._path = path
-        self._currency = currency
-        try:
-            self._connection, self._file = self._open()
-        except (sqlite3.Error, OSError) as error:
-            raise ConfigError(f"usage file {path} cannot be opened: {error}", param="usage_file") from error
-
-    def write(self, rows: Iterable[tuple[Key, Sequence[float]]]) -> None:
-        """Add sums to the rows of the file, all or none. Raises sqlite3.Error or OSError.
-
-        If the file was removed or replaced, a new one is begun.
-        """
-        self._reopen_if_replaced()
-        with self._connection:  # commits, or rolls back
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany(_ADD, [(*key, *sums) for key, sums in rows])
-
-    def forget(self, before_hour: int) -> None:
-        """Remove the rows of earlier hours. Raises sqlite3.Error or OSError."""
-        self._reopen_if_replaced()
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute("DELETE FROM usage WHERE hour < ?", (before_hour,))
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _reopen_if_replaced(self) -> None:
-        try:
-            status = self._path.stat()
-            if (status.st_dev, status.st_ino) == self._file:
-                return
-        except FileNotFoundError:
-            pass
-        fresh = self._open()
-        self._connection.close()
-        self._connection, self._file = fresh
-
-    def _open(self) -> tuple[sqlite3.Connection, tuple[int, int]]:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        status = os.fstat(descriptor)
-        os.close(descriptor)
-        connection = sqlite3.connect(
-            self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        try:
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection, (status.st_dev, status.st_ino)
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise OSError(f"its file system does not support WAL (SQLite uses {mode!r})")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, VERSION):
-                raise OSError(f"it has version {version}; accepted: {VERSION}")
-            if version == 0:
-                if connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-                    raise OSError("it is a database of another program")
-                connection.execute(_TABLE)
-                connection.execute("CREATE TABLE currency (name TEXT NOT NULL)")
-                connection.execute("INSERT INTO currency VALUES (?)", (self._currency,))
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-            (currency,) = connection.execute("SELECT name FROM currency").fetchone()
-        if currency != self._currency:
-            raise OSError(f"its costs are in {currency}, and the prices are in {self._currency}")
-
-
 GROUPS = {
     "tenant": "tenant",
     "model": "model",
@@ -247,141 +55,12 @@ GROUPS = {
     "hour": "strftime('%Y-%m-%d %H:00', hour * 3600, 'unixepoch')",
 }
 """SQL of the names by which rows can be grouped. Days and hours are those of UTC."""
-
-
-class Row(NamedTuple):
-    """Sums of the requests of one group.
-
-    group: its values, in the order of the names that it is grouped by.
-    cost, credit, visual_cost: in millionths of the currency.
-    seconds: sum of the requests' durations.
-    """
-
-    group: tuple[str, ...]
-    requests: int = 0
-    errors: int = 0
-    estimated: int = 0
-    images: int = 0
-    prompt_tokens: int = 0
-    visual_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cost: int = 0
-    credit: int = 0
-    visual_cost: int = 0
-    seconds: float = 0.0
-
-    @property
-    def cost_per_request(self) -> float:
-        """Millionths of the currency."""
-        return self.cost / self.requests if self.requests else 0.0
-
-    @property
-    def cost_per_image(self) -> float:
-        """The part of the cost that images cause, per image; millionths of the currency."""
-        return self.visual_cost / self.images if self.images else 0.0
-
-
-class Report(NamedTuple):
-    """Usage of a period: a row per group, and the sums of all of them. currency: three letters."""
-
-    currency: str
-    rows: tuple[Row, ...]
-    total: Row
-
-
-def read_usage(path: Path, by: Sequence[str], since_hour: int, until_hour: int) -> Report:
-    """Read the usage of a period.
-
-    by: names of GROUPS.
-    since_hour, until_hour: hours since the epoch; the first is included, the last is not.
-
-    Raises ConfigError if the file cannot be read or is no usage file.
-    """
-    group = ", ".join(GROUPS[name] for name in by)
-    sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in SUMS)
-    period = "FROM usage WHERE hour >= ? AND hour < ?"
-    numbers = ", ".join(str(place + 1) for place in range(len(by)))
-    if not path.exists():
-        raise ConfigError(f"usage file {path} does not exist", param="file")
-    try:
-        with closing(_connect(path)) as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version != VERSION:
-                raise ConfigError(
-                    f"{path} is no usage file of this version of Fovea (its version is {version})",
-                    param="file",
-                )
-            connection.execute("BEGIN")  # both queries see the same state
-            (currency,) = connection.execute("SELECT name FROM currency").fetchone()
-            rows = connection.execute(
-                f"SELECT {group}, {sums} {period} GROUP BY {numbers} ORDER BY {numbers}",
-                (since_hour, until_hour),
-            ).fetchall()
-            total = connection.execute(f"SELECT {sums} {period}", (since_hour, until_hour)).fetchone()
-    except sqlite3.Error as error:
-        raise ConfigError(f"usage file {path} cannot be read: {error}", param="file") from error
-    count = len(by)
-    return Report(currency, tuple(Row(row[:count], *row[count:]) for row in rows), Row(("",) * count, *total))
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Open a file to read it.
-
-    A file in WAL mode is read with a second file, which SQLite creates if no gateway is running. In a folder
-    where that is not allowed, the file is read as one that does not change: if its WAL is empty, no gateway
-    writes to it.
-    """
-    address = f"file:{quote(str(path.absolute()))}?mode=ro"
-    connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
-    try:
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        connection.close()
-        log = Path(f"{path}-wal")
-        if log.exists() and log.stat().st_size:
-            raise
-        connection = sqlite3.connect(f"{address}&immutable=1", uri=True, timeout=BUSY_S, isolation_level=None)
-    return connection
-
-
 log = logging.getLogger("fovea.gateway.usage")
 QUEUE = 4096
 """Most records that wait to be summed by the thread."""
 COMPLAIN_S = 60.0
 """Seconds between warnings while the file cannot be written."""
 _HOUR_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSettings:
-    """Settings of the usage log."""
-
-    usage_file: str = setting("", "Path of the usage file. Empty: no usage is recorded.")
-    usage_write_s: float = setting(1.0, "Seconds between writes of the usage file.", low=0.01, high=3600)
-    usage_days: int = setting(
-        400, "Days after which usage is removed from the file. 0: never.", low=1, high=36_500, or_zero=True
-    )
-    usage_rows: int = setting(
-        10_000,
-        "Most rows of usage (tenants, models, backends) between two writes. "
-        "Further ones are counted together as (other).",
-        low=10,
-        high=10**6,
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-
-class Store(Protocol):
-    """A place for the sums: `UsageStore`."""
-
-    def write(self, rows: Iterable[tuple[Key, Sequence[float]]], /) -> None: ...
-
-    def forget(self, before_hour: int, /) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class UsageLog:
@@ -391,7 +70,9 @@ class UsageLog:
     clock: returns the time in seconds of the epoch.
     """
 
-    def __init__(self, store: Store, settings: UsageSettings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: UsageStore, settings: UsageSettings, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self._settings = settings
         self._clock = clock
@@ -492,3 +173,312 @@ class UsageLog:
         if self._complained_s is None or now_s - self._complained_s >= COMPLAIN_S:
             self._complained_s = now_s
             log.warning("usage cannot be written; it stays in memory and is tried again: %s", error)
+
+
+class UsageRecord(NamedTuple):
+    """The usage of one request.
+
+    at_s: time of its end, in seconds of the epoch.
+    model: the model that answered.
+    backend: name of the backend that answered; empty: none did.
+    served_from: backend: the first choice answered, or none did; fallback: another backend or model answered.
+    error: whether the client got an error.
+    seconds: from its arrival to its end.
+    """
+
+    at_s: float
+    tenant: str
+    model: str
+    backend: str
+    served_from: ServedFrom
+    error: bool
+    consumption: Consumption
+    price: Price
+    seconds: float
+
+
+class Key(NamedTuple):
+    """The requests that are summed in one row. hour: hours since the epoch."""
+
+    hour: int
+    tenant: str
+    model: str
+    backend: str
+    served_from: str
+
+
+def key_of(record: UsageRecord) -> Key:
+    """Return the row to which a request belongs. Long names are cut."""
+    return Key(
+        int(record.at_s // 3600),
+        record.tenant[:LONGEST_NAME],
+        record.model[:LONGEST_NAME],
+        record.backend[:LONGEST_NAME],
+        record.served_from,
+    )
+
+
+def sums_of(record: UsageRecord) -> list[float]:
+    """Return what a request adds to the sums of its row, in the order of SUMS.
+
+    A request with a count above MOST_COUNT, which a broken backend may report, is counted as estimated, and
+    without tokens and costs.
+    """
+    if max(*record.consumption, *record.price) > MOST_COUNT:
+        nothing = Consumption(images=record.consumption.images, estimated=True)
+        return sums_of(record._replace(consumption=nothing, price=Price(0, estimated=True)))
+    prompt, visual, cached, completion, images, _ = record.consumption
+    cost, credit, visual_cost, estimated = record.price
+    return [
+        1, int(record.error), int(estimated), images, prompt, visual, cached, completion,
+        cost, credit, visual_cost, record.seconds,
+    ]  # fmt: skip
+
+
+class Batch:
+    """Sums of requests by row, with a bound on the number of rows.
+
+    most: most rows. Beyond it, requests are summed under the name OTHER. No request is lost.
+    """
+
+    __slots__ = ("rows", "_most")
+
+    def __init__(self, most: int) -> None:
+        self.rows: dict[Key, list[float]] = {}
+        self._most = most
+
+    def add(self, key: Key, sums: Sequence[float]) -> None:
+        """Add the sums of one or several requests."""
+        row = self.rows.get(key)
+        if row is None and len(self.rows) >= self._most:
+            key = Key(key.hour, OTHER, OTHER, OTHER, key.served_from)
+            row = self.rows.get(key)
+        if row is None:
+            self.rows[key] = list(sums)
+            return
+        for place, value in enumerate(sums):
+            row[place] += value
+
+    def merge(self, other: Batch) -> None:
+        """Add all rows of another batch."""
+        for key, sums in other.rows.items():
+            self.add(key, sums)
+
+
+_KEYS = Key._fields
+
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS usage (hour INTEGER NOT NULL, "
+    + "".join(f"{name} TEXT NOT NULL, " for name in _KEYS[1:])
+    + "".join(f"{name} {'REAL' if name == 'seconds' else 'INTEGER'} NOT NULL, " for name in SUMS)
+    + f"PRIMARY KEY ({', '.join(_KEYS)})) WITHOUT ROWID"
+)
+
+
+_ADD = (
+    f"INSERT INTO usage ({', '.join((*_KEYS, *SUMS))}) VALUES ({', '.join('?' * (len(_KEYS) + len(SUMS)))}) "
+    f"ON CONFLICT ({', '.join(_KEYS)}) DO UPDATE SET "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)
+)
+
+
+class UsageStore:
+    """An open usage file, for one thread of one process.
+
+    path: the file. It is created with mode 0600 if it does not exist.
+    currency: the currency of the costs. A file has one currency.
+
+    Raises ConfigError if the file cannot be opened, is no usage file, or has another currency.
+    """
+
+    def __init__(self, path: Path, currency: str) -> None:
+        self._path = path
+        self._currency = currency
+        try:
+            self._connection, self._file = self._open()
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"usage file {path} cannot be opened: {error}", param="usage_file") from error
+
+    def write(self, rows: Iterable[tuple[Key, Sequence[float]]]) -> None:
+        """Add sums to the rows of the file, all or none. Raises sqlite3.Error or OSError.
+
+        If the file was removed or replaced, a new one is begun.
+        """
+        self._reopen_if_replaced()
+        with self._connection:  # commits, or rolls back
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany(_ADD, [(*key, *sums) for key, sums in rows])
+
+    def forget(self, before_hour: int) -> None:
+        """Remove the rows of earlier hours. Raises sqlite3.Error or OSError."""
+        self._reopen_if_replaced()
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("DELETE FROM usage WHERE hour < ?", (before_hour,))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _reopen_if_replaced(self) -> None:
+        try:
+            status = self._path.stat()
+            if (status.st_dev, status.st_ino) == self._file:
+                return
+        except FileNotFoundError:
+            pass
+        fresh = self._open()
+        self._connection.close()
+        self._connection, self._file = fresh
+
+    def _open(self) -> tuple[sqlite3.Connection, tuple[int, int]]:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        status = os.fstat(descriptor)
+        os.close(descriptor)
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection, (status.st_dev, status.st_ino)
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise OSError(f"its file system does not support WAL (SQLite uses {mode!r})")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version not in (0, VERSION):
+                raise OSError(f"it has version {version}; accepted: {VERSION}")
+            if version == 0:
+                if connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    raise OSError("it is a database of another program")
+                connection.execute(_TABLE)
+                connection.execute("CREATE TABLE currency (name TEXT NOT NULL)")
+                connection.execute("INSERT INTO currency VALUES (?)", (self._currency,))
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+            (currency,) = connection.execute("SELECT name FROM currency").fetchone()
+        if currency != self._currency:
+            raise OSError(f"its costs are in {currency}, and the prices are in {self._currency}")
+
+
+class Row(NamedTuple):
+    """Sums of the requests of one group.
+
+    group: its values, in the order of the names that it is grouped by.
+    cost, credit, visual_cost: in millionths of the currency.
+    seconds: sum of the requests' durations.
+    """
+
+    group: tuple[str, ...]
+    requests: int = 0
+    errors: int = 0
+    estimated: int = 0
+    images: int = 0
+    prompt_tokens: int = 0
+    visual_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost: int = 0
+    credit: int = 0
+    visual_cost: int = 0
+    seconds: float = 0.0
+
+    @property
+    def cost_per_request(self) -> float:
+        """Millionths of the currency."""
+        return self.cost / self.requests if self.requests else 0.0
+
+    @property
+    def cost_per_image(self) -> float:
+        """The part of the cost that images cause, per image; millionths of the currency."""
+        return self.visual_cost / self.images if self.images else 0.0
+
+
+class Report(NamedTuple):
+    """Usage of a period: a row per group, and the sums of all of them. currency: three letters."""
+
+    currency: str
+    rows: tuple[Row, ...]
+    total: Row
+
+
+def read_usage(path: Path, by: Sequence[str], since_hour: int, until_hour: int) -> Report:
+    """Read the usage of a period.
+
+    by: names of GROUPS.
+    since_hour, until_hour: hours since the epoch; the first is included, the last is not.
+
+    Raises ConfigError if the file cannot be read or is no usage file.
+    """
+    group = ", ".join(GROUPS[name] for name in by)
+    sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in SUMS)
+    period = "FROM usage WHERE hour >= ? AND hour < ?"
+    numbers = ", ".join(str(place + 1) for place in range(len(by)))
+    if not path.exists():
+        raise ConfigError(f"usage file {path} does not exist", param="file")
+    try:
+        with closing(_connect(path)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != VERSION:
+                raise ConfigError(
+                    f"{path} is no usage file of this version of Fovea (its version is {version})",
+                    param="file",
+                )
+            connection.execute("BEGIN")  # both queries see the same state
+            (currency,) = connection.execute("SELECT name FROM currency").fetchone()
+            rows = connection.execute(
+                f"SELECT {group}, {sums} {period} GROUP BY {numbers} ORDER BY {numbers}",
+                (since_hour, until_hour),
+            ).fetchall()
+            total = connection.execute(f"SELECT {sums} {period}", (since_hour, until_hour)).fetchone()
+    except sqlite3.Error as error:
+        raise ConfigError(f"usage file {path} cannot be read: {error}", param="file") from error
+    count = len(by)
+    return Report(currency, tuple(Row(row[:count], *row[count:]) for row in rows), Row(("",) * count, *total))
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a file to read it.
+
+    A file in WAL mode is read with a second file, which SQLite creates if no gateway is running. In a folder
+    where that is not allowed, the file is read as one that does not change: if its WAL is empty, no gateway
+    writes to it.
+    """
+    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        log = Path(f"{path}-wal")
+        if log.exists() and log.stat().st_size:
+            raise
+        connection = sqlite3.connect(f"{address}&immutable=1", uri=True, timeout=BUSY_S, isolation_level=None)
+    return connection
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSettings:
+    """Settings of the usage log."""
+
+    usage_file: str = setting("", "Path of the usage file. Empty: no usage is recorded.")
+    usage_write_s: float = setting(1.0, "Seconds between writes of the usage file.", low=0.01, high=3600)
+    usage_days: int = setting(
+        400, "Days after which usage is removed from the file. 0: never.", low=1, high=36_500, or_zero=True
+    )
+    usage_rows: int = setting(
+        10_000,
+        "Most rows of usage (tenants, models, backends) between two writes. "
+        "Further ones are counted together as (other).",
+        low=10,
+        high=10**6,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -1,32 +1,69 @@
 """The whole deployment as a Compose stack on one machine.
 
 Services have no rights that they do not need: a read-only root, no capabilities, no new privileges. Keys are
-in files beneath ./secrets, never in docker-compose.yaml.
+in files under ./secrets, never in docker-compose.yaml.
 
 Files that are read again when they change are in folders of their own, and the folders are mounted. A mount
 of a file would keep showing the old one: editors and `fovea keys` write a new file and rename it.
+
+NGINX reads addresses once, when it starts. So the servers behind it have fixed ones.
 """
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
-from fovea.deploy.formats import toml_text
-from fovea.deploy.front import front_of
-from fovea.deploy.machine import Server, backend_tables, behind_proxy, engines
+from fovea.core.errors import ConfigError
+from fovea.deploy.formats import fill_template, toml_text
+from fovea.deploy.front import CERTIFICATE, PATIENCE_S, front_of
+from fovea.deploy.machine import (
+    Server,
+    backend_tables,
+    behind_proxy,
+    engines,
+    gateways,
+    redis_values,
+    trace_values,
+)  # fmt: skip
 from fovea.deploy.monitoring.files import grafana_files, monitoring_checks, prometheus_files
-from fovea.deploy.spec import DeploySpec
+from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets import nginx
-from fovea.deploy.targets.compose import services as others
-from fovea.deploy.targets.compose import services as servers
-from fovea.deploy.targets.compose.services import networks
+from fovea.deploy.targets.docker import HOME, USER_ID
 from fovea.deploy.targets.local import redis_configuration
 
 PATH = "docker-compose.yaml"
 COMMENT = "Rendered by `fovea deploy render --target compose`. docs/deployment.md explains it."
+IMAGES = {
+    "nginx": "nginxinc/nginx-unprivileged:1.27.4-alpine",
+    "redis": "redis:7.4.2-alpine",
+    "prometheus": "prom/prometheus:v3.2.1",
+    "alertmanager": "prom/alertmanager:v0.28.1",
+    "grafana": "grafana/grafana:11.6.0",
+}
+FRONT_NETWORK = ipaddress.IPv4Network("10.213.0.0/20")
+ENGINE_NETWORK = ipaddress.IPv4Network("10.213.16.0/20")
+PROXY_ADDRESS = str(FRONT_NETWORK[4])
+FIRST_FIXED = 16
+MOST_FIXED = FRONT_NETWORK.num_addresses - FIRST_FIXED - 1
+KEYS = "/etc/fovea/keys"
+METRICS_KEY = "/etc/fovea/metrics/metrics-key"
+NGINX_PORT = 8080
+"""Port of NGINX in its container, which may not open ports below 1024."""
+BODIES = "/var/cache/nginx/fovea"
+"""Beginning of the paths of NGINX's temporary files, in a volume: bodies can be large."""
+LOAD_S = 900
+"""Seconds in which an engine may load its model, or download it. A gateway is ready when an engine is."""
+PROBE = (
+    "import urllib.request as u; "
+    "u.build_opener(u.ProxyHandler({{}})).open('http://127.0.0.1:{port}/ready', timeout=4)"
+)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -36,22 +73,40 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """An engine or a gateway of the stack.
+
+    address: its fixed address in the network of the proxy; "": it is not behind the proxy.
+    device: its GPU; "": none.
+    """
+
+    name: str
+    pool: Pool | None
+    address: str
+    device: str = ""
+
+
 def render(spec: DeploySpec) -> Files:
     """Return docker-compose.yaml and the configuration of every service."""
-    front = front_of(spec, servers.servers_behind(spec), port=others.NGINX_PORT)
-    addresses = servers.metrics_addresses(spec)
+    inner, port = (gateways(spec), spec.gateway_port) if spec.gateway else (engines(spec), spec.engine_port)
+    behind = [Server(each.name, _fixed_address(number), port) for number, each in enumerate(inner)]
+    addresses = (
+        [f"{each.name}:{spec.engine_port}" for each in engines(spec)],
+        [f"{each.name}:{spec.gateway_port}" for each in gateways(spec)],
+    )
     files = {
         PATH: _compose(spec),
-        "nginx/nginx.conf": nginx.configuration(front, temporary=others.BODIES),
-        **prometheus_files(spec, *addresses, "alertmanager:9093", key_file=others.METRICS_KEY),
+        "nginx/nginx.conf": nginx.configuration(front_of(spec, behind, port=NGINX_PORT), temporary=BODIES),
+        **prometheus_files(spec, *addresses, "alertmanager:9093", key_file=METRICS_KEY),
         **grafana_files(spec),
     }
     for pool in spec.pools:
-        files[f"pool-{pool.name}.toml"] = toml_text(servers.engine_settings(spec, pool), comment=COMMENT)
+        files[f"pool-{pool.name}.toml"] = toml_text(_engine_settings(spec, pool), comment=COMMENT)
     if spec.gateway is not None:
-        inner = tuple(Server(each.name, each.name, spec.engine_port) for each in engines(spec))
+        backends = tuple(Server(each.name, each.name, spec.engine_port) for each in engines(spec))
         files["gateway/gateway.toml"] = toml_text(
-            servers.gateway_settings(spec), backend_tables(inner), comment=COMMENT
+            _gateway_settings(spec), backend_tables(backends), comment=COMMENT
         )
     if spec.redis is not None:
         files["redis.conf"] = redis_configuration(spec, port=6379, address="*", folder="/data")
@@ -65,24 +120,104 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
 
 
 def _compose(spec: DeploySpec) -> str:
-    behind = [each.name for each in behind_proxy(spec)]
-    services = {
-        **servers.engine_services(spec),
-        **servers.gateway_services(spec),
-        **({"redis": others.redis_service(spec)} if spec.redis else {}),
-        "nginx": others.nginx_service(spec, behind),
-        **others.monitoring_services(spec),
-    }
-    watched = spec.monitoring is not None
+    text = fill_template(
+        "compose/services.yaml.j2",
+        **IMAGES,
+        spec=spec,
+        engines=list(_engines(spec)),
+        gateways=[
+            _Service(each.name, None, _fixed_address(number)) for number, each in enumerate(gateways(spec))
+        ],
+        behind=[each.name for each in behind_proxy(spec)],
+        certificates=str(PurePosixPath(CERTIFICATE).parent),
+        config="/etc/fovea/config.toml",
+        gateway_folder="/etc/fovea/gateway",
+        home=HOME,
+        keys=KEYS,
+        load_s=LOAD_S,
+        metrics_folder=str(PurePosixPath(METRICS_KEY).parent),
+        nginx_port=NGINX_PORT,
+        patience_s=PATIENCE_S,
+        probe=PROBE,
+        proxy_address=PROXY_ADDRESS,
+        user=f"{USER_ID}:{USER_ID}",
+        wget=["wget", "-q"],
+    )
+    services: dict[str, Any] = yaml.safe_load(text)
     values: dict[str, Any] = {
         "name": spec.name,
         "services": services,
-        "networks": networks(monitoring=watched, redis=spec.redis is not None),
+        "networks": _networks(monitoring=spec.monitoring is not None, redis=spec.redis is not None),
         "volumes": {name: {} for name in _sources(services, "volume")},
         **_secrets(services),
     }
     head = "".join(f"# {line}".rstrip() + "\n" for line in _head(spec).splitlines())
     return head + yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=110)
+
+
+def _engines(spec: DeploySpec) -> Iterator[_Service]:
+    """Yield the engines. Each CUDA engine has a GPU of its own. Raises ConfigError for a model's path."""
+    gpus = 0
+    for number, engine in enumerate(engines(spec)):
+        pool = engine.pool
+        assert pool is not None
+        if pool.model.startswith("~"):
+            raise ConfigError(
+                f"[[pool]] {pool.name!r}: model is {pool.model!r}; accepted in containers: an absolute "
+                "folder, a hub id, or fovea-tiny",
+                param="model",
+            )
+        device = ""
+        if pool.hardware == "cuda":
+            device = f"{gpus}:0" if pool.mig else str(gpus)
+            gpus += 1
+        yield _Service(engine.name, pool, "" if spec.gateway else _fixed_address(number), device)
+
+
+def _fixed_address(number: int) -> str:
+    """Return the fixed address of a server behind the proxy. Raises ConfigError if there are too many."""
+    if number >= MOST_FIXED:
+        raise ConfigError(
+            f"more than {MOST_FIXED} servers do not fit into one Compose stack; accepted: fewer replicas",
+            param="replicas",
+        )
+    return str(FRONT_NETWORK[FIRST_FIXED + number])
+
+
+def _networks(*, monitoring: bool, redis: bool) -> dict[str, Any]:
+    """Return all networks. Internal ones have no way out of the machine."""
+    found: dict[str, Any] = {
+        "public": {},
+        "front": {"internal": True, "ipam": {"config": [{"subnet": str(FRONT_NETWORK)}]}},
+        "engines": {"ipam": {"config": [{"subnet": str(ENGINE_NETWORK)}]}},
+    }
+    if redis:
+        found["data"] = {"internal": True}
+    if monitoring:
+        found["monitoring"] = {}
+    return found
+
+
+def _engine_settings(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
+    """Return the settings of a pool's engines in containers. The pool's own settings win."""
+    values: dict[str, Any] = {"trusted_proxies": [str(ENGINE_NETWORK) if spec.gateway else PROXY_ADDRESS]}
+    if spec.gateway is None:
+        values["keys_file"] = f"{KEYS}/keys.toml"
+    values |= trace_values(spec)
+    return {**values, **spec.engine_settings(pool), "host": "0.0.0.0", "port": spec.engine_port}
+
+
+def _gateway_settings(spec: DeploySpec) -> dict[str, Any]:
+    """Return the settings of the gateways in containers. The spec's own settings win."""
+    return {
+        "trusted_proxies": [PROXY_ADDRESS],
+        "keys_file": f"{KEYS}/keys.toml",
+        **redis_values(spec, "redis:6379"),
+        **trace_values(spec),
+        **spec.gateway_settings(),
+        "host": "0.0.0.0",
+        "port": spec.gateway_port,
+    }
 
 
 def _sources(services: dict[str, Any], kind: str) -> list[str]:

@@ -31,13 +31,11 @@ def render(spec: DeploySpec) -> Files:
 
 
 def checks(spec: DeploySpec) -> tuple[Check, ...]:
-    """Return the checks of the script, the image, the page and the front matter."""
-    matter = "fovea.deploy.targets.huggingface_space.front_matter"
+    """Return the checks of the script, the image and the page."""
     return (
         Check("shellcheck", (f"{{dir}}/{FOLDER}/start.sh",), "script of the Space"),
         Check("hadolint", (f"{{dir}}/{FOLDER}/Dockerfile",), "image of the Space"),
         Check("python3", ("-c", PARSE, f"{{dir}}/{FOLDER}/app.py"), "syntax of the page"),
-        Check("python3", ("-m", matter, f"{{dir}}/{FOLDER}/README.md"), "front matter of the Space"),
     )
 
 

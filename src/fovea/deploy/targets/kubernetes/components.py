@@ -133,10 +133,7 @@ def adapter_values(spec: DeploySpec) -> Manifest:
         }
         for metric in metrics(spec)
     ]
-    return {
-        "prometheus": {"url": server, "port": int(port)},
-        "rules": {"default": False, "custom": rules},
-    }
+    return {"prometheus": {"url": server, "port": int(port)}, "rules": {"default": False, "custom": rules}}
 
 
 DASHBOARD_LABEL = "grafana_dashboard"

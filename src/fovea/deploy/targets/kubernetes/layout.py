@@ -9,15 +9,27 @@ The targets for Kubernetes, LeaderWorkerSet and KServe differ only in the object
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from fovea.deploy.formats import toml_text, yaml_text
+import yaml
+
+from fovea.deploy.formats import fill_template, toml_text, yaml_text
 from fovea.deploy.machine import sharing_values
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
-from fovea.deploy.targets.kubernetes import components, network, workloads
-from fovea.deploy.targets.kubernetes.objects import Manifest, check_names, part_name, pool_name
+from fovea.deploy.targets.kubernetes import components, workloads
+from fovea.deploy.targets.kubernetes.objects import (
+    PORT,
+    Manifest,
+    check_names,
+    manifest,
+    part_name,
+    pool_name,
+    selector,
+)
 from fovea.deploy.targets.kubernetes.pods import ENGINE_KEY
 
 
@@ -112,10 +124,7 @@ class Layout:
             objects[f"pool-{pool.name}.yaml"] = self.engines(spec, pool)
             configs[pool_name(spec, pool)] = ("engine.toml", engine_config(spec, pool))
         if spec.gateway is not None:
-            configs[part_name(spec, "gateway")] = (
-                "gateway.toml",
-                gateway_config(spec, self.service_suffix),
-            )
+            configs[part_name(spec, "gateway")] = ("gateway.toml", gateway_config(spec, self.service_suffix))
         kustomization: Manifest = {
             **OVERLAY,
             "resources": list(objects),
@@ -174,7 +183,7 @@ def _objects(spec: DeploySpec) -> dict[str, list[Manifest]]:
         "namespace.yaml": [workloads.namespace(spec)],
         "priorities.yaml": workloads.priorities(spec),
         "accounts.yaml": workloads.accounts(spec),
-        "network.yaml": network.policies(spec),
+        "network.yaml": _policies(spec),
         "service.yaml": [workloads.front(spec)],
     }
     if spec.gateway is not None:
@@ -182,6 +191,24 @@ def _objects(spec: DeploySpec) -> dict[str, list[Manifest]]:
     if spec.redis is not None:
         found["redis.yaml"] = workloads.redis(spec, spec.redis)
     return found
+
+
+def _policies(spec: DeploySpec) -> list[Manifest]:
+    """Return all NetworkPolicies."""
+    collector = urlsplit(spec.otlp_endpoint)
+    port = collector.port or (443 if collector.scheme == "https" else 80)
+    text = fill_template(
+        "kubernetes/network.yaml.j2",
+        spec=spec,
+        labels=functools.partial(selector, spec),
+        port=PORT,
+        redis_port=workloads.REDIS_PORT,
+        collector_port=port if collector.hostname else None,
+    )
+    return [
+        manifest(spec, "networking.k8s.io/v1 NetworkPolicy", part_name(spec, name), {"spec": body})
+        for name, body in yaml.safe_load(text).items()
+    ]
 
 
 def _name_references(references: NameReferences) -> Mapping[str, object]:

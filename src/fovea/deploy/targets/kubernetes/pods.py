@@ -174,10 +174,7 @@ def scratch_volume(gib: int) -> dict[str, Any]:
     """The volume of caches and temporary files of one pod."""
     if gib <= LARGEST_EMPTY_DIR_GIB:
         return {"name": "scratch", "emptyDir": {"sizeLimit": f"{gib}Gi"}}
-    claim = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": f"{gib}Gi"}},
-    }
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{gib}Gi"}}}
     return {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
 
 
@@ -231,10 +228,7 @@ def engine_container(spec: DeploySpec, pool: Pool, name: str = "engine") -> dict
         **probes("/ready", startup_s(pool), spec.engine_port),
         **lifecycle(spec.stop_of(pool)),
         **resources(engine_resources(pool)),
-        "volumeMounts": [
-            {"name": "config", "mountPath": CONFIG, "readOnly": True},
-            *scratch_mounts(),
-        ],
+        "volumeMounts": [{"name": "config", "mountPath": CONFIG, "readOnly": True}, *scratch_mounts()],
         "securityContext": CONTAINER_SECURITY,
     }
 
@@ -255,8 +249,5 @@ def engine_pod(spec: DeploySpec, pool: Pool, selector: dict[str, str]) -> dict[s
         "topologySpreadConstraints": spread(selector),
         "initContainers": [scratch_init(spec.image_of(pool))],
         "containers": [engine_container(spec, pool)],
-        "volumes": [
-            config_volume(f"{pool_name(spec, pool)}-config"),
-            scratch_volume(pool.disk_gib),
-        ],
+        "volumes": [config_volume(f"{pool_name(spec, pool)}-config"), scratch_volume(pool.disk_gib)],
     }

@@ -120,10 +120,7 @@ def redis(spec: DeploySpec, settings: Redis) -> list[Manifest]:
         "selector": {"matchLabels": found},
         "template": {"metadata": {"labels": labels(spec, "redis")}, "spec": pod},
     }
-    service = {
-        "selector": found,
-        "ports": [{"name": "redis", "port": REDIS_PORT, "targetPort": "redis"}],
-    }
+    service = {"selector": found, "ports": [{"name": "redis", "port": REDIS_PORT, "targetPort": "redis"}]}
     return [
         manifest(spec, "apps/v1 Deployment", name, {"spec": deployment}, "redis"),
         manifest(spec, "v1 Service", name, {"spec": service}, "redis"),
@@ -193,10 +190,7 @@ def gateways(spec: DeploySpec, gateway: Gateway) -> list[Manifest]:
 def front(spec: DeploySpec) -> Manifest:
     """The Service that clients use: the gateways, or the engines if there is no gateway."""
     component = "gateway" if spec.gateway is not None else "engine"
-    body = {
-        "selector": selector(spec, component),
-        "ports": [_port(spec.proxy_port)],
-    }
+    body = {"selector": selector(spec, component), "ports": [_port(spec.proxy_port)]}
     return manifest(spec, "v1 Service", spec.name, {"spec": body}, component)
 
 

@@ -30,7 +30,7 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
 def check(path: str) -> Check:
     """Return the check of a configuration of NGINX. It leaves no file behind.
 
-    path: its path beneath the output folder.
+    path: its path under the output folder.
     """
     arguments = ("-t", "-q", "-p", "{dir}", "-c", f"{{dir}}/{path}")
     return Check("nginx", (*arguments, "-g", "pid /dev/null;"), f"NGINX reads {path}")

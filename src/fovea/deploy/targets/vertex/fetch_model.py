@@ -24,7 +24,7 @@ TIMEOUT_S = 60.0
 
 
 def fetch(uri: str, folder: Path) -> int:
-    """Download all objects beneath a gs:// address. Returns their number.
+    """Download all objects under a gs:// address. Returns their number.
 
     Raises ValueError for an address that names none, and OSError if a download fails.
     """
