@@ -18,9 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fovea.gateway.translate.answers import Api, ChatTranslation, to_chat
-
 from fovea.api import sse
+from fovea.gateway.translate.translation import Api, ChatTranslation, to_chat
 
 APIS: tuple[Api, ...] = ("messages", "responses")
 EVENTS = 200

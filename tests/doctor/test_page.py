@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from fovea.doctor.checks.all import CHECKS
-
 from fovea.cli.main import COMMANDS, build_parser
 from fovea.doctor.check import GROUPS
+from fovea.doctor.checks import CHECKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 

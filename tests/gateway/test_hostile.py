@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fovea.gateway.translate.answers import to_chat
 from PIL import Image
 
 from fovea.api.cutter import Cutter
@@ -20,6 +19,7 @@ from fovea.gateway.inspect.body import Body
 from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.fields import REFUSED, check_fields, check_pictures, media_parts
 from fovea.gateway.settings import TimeoutSettings
+from fovea.gateway.translate.translation import to_chat
 from tests.gateway.hostile import (
     CHAT,
     EVENT,

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fovea.gateway.translate.answers import to_chat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from fovea.gateway.generate.outgoing import (
     lowered,
 )
 from fovea.gateway.generate.upstream import Outgoing
+from fovea.gateway.translate.translation import to_chat
 from tests.gateway.samples import MODEL, backend, body, chat
 
 PLAIN, PIXELS, OFF = (backend(name, degrade=name) for name in ("detail", "max-pixels", "off"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fovea.gateway.translate.answers import to_chat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from fovea.core.errors import InvalidRequest
 from fovea.gateway.inspect.demand import PREFIX_BYTES, USUAL_ANSWER, Demand
 from fovea.gateway.inspect.fields import media_parts
 from fovea.gateway.inspect.images import RequestImage
+from fovea.gateway.translate.translation import to_chat
 from tests.gateway.samples import body, demand, image
 
 SYSTEM = {"role": "system", "content": "You read invoices."}

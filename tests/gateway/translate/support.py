@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from fovea.gateway.translate.answers import Api, ChatTranslation, to_chat
-
 from fovea.api import sse
+from fovea.gateway.translate.translation import Api, ChatTranslation, to_chat
 
 Json = dict[str, Any]
 HELLO: dict[Api, Json] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fovea.gateway.translate.answers import Api
 
 from fovea.core.errors import Overloaded
 from fovea.gateway.translate.chat_reader import BackendError
+from fovea.gateway.translate.translation import Api
 from tests.gateway.translate.support import APIS, USAGE, Json, call, numbered, translation
 
 

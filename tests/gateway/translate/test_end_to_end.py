@@ -15,12 +15,12 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
-from fovea.gateway.translate.answers import Api, ChatTranslation, to_chat
 
 from fovea import Engine
 from fovea.api import sse
 from fovea.core.types import Delta, FinishReason, StageTimings, Usage
 from fovea.gateway.inspect.body import Prefixed
+from fovea.gateway.translate.translation import Api, ChatTranslation, to_chat
 from fovea.server.app import create_app
 from fovea.server.settings import ServerSettings
 from tests.gateway.translate.support import APIS, HELLO, RICH, Json, check, events, translation

@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 import pytest
-from fovea.gateway.translate.answers import Api, to_chat
 
 from fovea.api.schema import ChatRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import Payload
 from fovea.gateway.inspect.body import Prefixed
+from fovea.gateway.translate.translation import Api, to_chat
 from tests.gateway.translate.support import HELLO, Json, translation
 
 LONG = "0123456789abcdef0123456789abcdef:0"

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from fovea.gateway.translate.answers import Api
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.api import sse
+from fovea.gateway.translate.translation import Api
 from tests.gateway.translate.support import (
     APIS,
     RICH,
@@ -370,7 +370,7 @@ def test_truncated_streams_are_never_complete(api: Api) -> None:
 
 
 def test_event_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fovea.gateway.translate.answers.LONGEST_EVENT", 1000)
+    monkeypatch.setattr("fovea.gateway.translate.translation.LONGEST_EVENT", 1000)
     translator = translation("messages").translator()
     assert translator.feed(b"data: " + b"a" * 900) == b""
     assert "too long" in events(translator.feed(b"a" * 900))[0]["error"]["message"]

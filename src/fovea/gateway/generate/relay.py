@@ -21,8 +21,8 @@ from fovea.gateway.cache.cache import Hit, Recorder
 from fovea.gateway.generate.dispatch import BadGateway, GatewayTimeout, Won
 from fovea.gateway.generate.ends import DONE, EventStream, end_of_status, error_event
 from fovea.gateway.generate.upstream import BROKEN, reason_of
-from fovea.gateway.translate.answers import ChatTranslation, StreamTranslator
 from fovea.gateway.translate.chat_reader import BackendError
+from fovea.gateway.translate.translation import ChatTranslation, StreamTranslator
 from fovea.gateway.usage.prices import answer_tokens
 from fovea.http.exchange import Exchange
 

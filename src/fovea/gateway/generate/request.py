@@ -48,7 +48,7 @@ from fovea.gateway.queues import Queues
 from fovea.gateway.settings import GatewaySettings
 from fovea.gateway.tenants.accounts import Accounts, Reservation
 from fovea.gateway.tenants.keys import EVERYONE, Tenant, Tenants
-from fovea.gateway.translate.answers import ChatTranslation, to_chat
+from fovea.gateway.translate.translation import ChatTranslation, to_chat
 from fovea.gateway.usage.prices import FREE, NOTHING, Amounts, Consumption, Price, PriceTable, consumption_of
 from fovea.http.bodies import BodyBudget, Receive, Scope, Send
 from fovea.http.browsers import Browsers
