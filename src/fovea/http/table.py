@@ -121,7 +121,7 @@ class Entry:
         self.write_deadline = math.inf
         self.unread = False
 
-    def turn(self, phase: Phase, deadline: float = math.inf) -> None:
+    def set_phase(self, phase: Phase, deadline: float = math.inf) -> None:
         """Note what the connection does from now on, and until when."""
         self.deadline = deadline
         if phase is self.phase:
