@@ -113,7 +113,7 @@ class Fixed(asyncio.Protocol):
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
         self._data += data

@@ -231,7 +231,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seeds", type=int, default=3, help="runs, of which the mean is printed (default: 3)"
+        "--seeds", type=int, default=3, help="number of runs; their mean is printed (default: 3)"
     )
     parser.add_argument("--headroom", type=float, default=QueueSettings().queue_headroom)
     args = parser.parse_args()

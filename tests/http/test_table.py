@@ -151,7 +151,7 @@ def test_connection_is_counted_until_its_descriptor_is_closed() -> None:
 
 
 def test_connection_that_has_left_stays_away() -> None:
-    """The route of a connection that was lost may still end it; that is no reason to wait for its end."""
+    """The route of a connection that was lost may still end it; that is not a reason to wait for its end."""
     table = Connections(1)
     entry = enter(table, phase=Phase.ANSWER)
     table.leave(entry)

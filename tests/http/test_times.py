@@ -265,7 +265,7 @@ def test_pipelined_requests_are_answered_in_order(host: Host) -> None:
 
 
 def test_pipeline_without_end() -> None:
-    """One write of 256 KiB held 14,000 requests, each of which became a task's state at once."""
+    """One write of 256 KiB held 14,000 requests. Each became a task's state at once."""
     with hosting(**QUICK) as host:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         wire = host.connect(b"GET /version HTTP/1.1\r\nHost:[::1]\r\n\r\n" * 50_000)

@@ -120,6 +120,6 @@ def _harmless(name: str, value: Any) -> Any:
 def name_of(text: str) -> str:
     """Return a text if it looks like a name, and otherwise a mark. An empty text stays empty.
 
-    A name has at most 128 letters, digits and ._:/@+- and is no address.
+    A name has at most 128 letters, digits and ._:/@+- and is not an address.
     """
     return text if not text or (_NAME.fullmatch(text) and "://" not in text) else NO_NAME

@@ -39,7 +39,7 @@ from fovea.core.private_files import exposure
 from fovea.core.settings import settings_of
 
 L = TypeVar("L")
-"""The settings class of the limits that a keys file states; its defaults are no limits."""
+"""The settings class of the limits that a keys file states; its defaults limit nothing."""
 ROLES = ("api", "admin", "metrics")
 PREFIX = "sha256:"
 LARGEST_FILE = 16 * 1024 * 1024

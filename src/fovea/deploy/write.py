@@ -78,7 +78,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _check_paths(folder: Path, paths: Iterable[str]) -> None:
-    """Raise ConfigError if a path leads through a link or to something that is no file.
+    """Raise ConfigError if a path leads through a link or to something that is not a file.
 
     Otherwise whoever may write into the folder could choose other files to be overwritten or removed.
     """
@@ -91,7 +91,7 @@ def _check_paths(folder: Path, paths: Iterable[str]) -> None:
                     f"{at} is a link; accepted: a folder without links, or another one", param="out"
                 )
         if at.exists() and not at.is_file():
-            raise ConfigError(f"{at} is no file; accepted: another folder", param="out")
+            raise ConfigError(f"{at} is not a file; accepted: another folder", param="out")
 
 
 def _manifest(folder: Path) -> dict[str, str]:

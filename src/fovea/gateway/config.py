@@ -158,7 +158,7 @@ class Tables:
 
 
 TABLES = ("backend", "discover", "model", "experiment", "experiments")
-"""Keys of the file that are no settings."""
+"""Keys of the file that are not settings."""
 
 
 def read_tables(values: Mapping[str, Any], base: Path | None = None) -> Tables:
@@ -210,7 +210,7 @@ def api_key(backend: BackendConfig) -> str:
 def _each(values: Mapping[str, Any], table: str, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
     entries = values.get(table, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"{table} is no list of tables; accepted: [[{table}]]", param=table)
+        raise ConfigError(f"{table} is not a list of tables; accepted: [[{table}]]", param=table)
     done = []
     for number, entry in enumerate(entries, 1):
         try:

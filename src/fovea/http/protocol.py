@@ -34,7 +34,7 @@ _HIDES = re.compile(
 """A path that hides a route from the rules of a proxy, as /%61dmin and /admin%2Flive do.
 
 It encodes letters, digits, "-", ".", "_" or "~", which no client does, or a slash in its first two parts,
-where no names are. It is not decoded, so it is no route, and no rule has to know it."""
+where no names are. It is not decoded, so it is not a route, and no rule has to know it."""
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 

@@ -194,7 +194,7 @@ class Connections:
         return entry
 
     def leave(self, entry: Entry) -> None:
-        """Remove a connection. Removing it twice is no error."""
+        """Remove a connection. Removing it twice is not an error."""
         if entry not in self._entries:
             return
         del self._entries[entry]

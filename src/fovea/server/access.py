@@ -79,7 +79,7 @@ class Rules:
     page: bool = False
 
     def roles(self, path: str) -> frozenset[str]:
-        """Return the roles of which a key needs one to open a path. Empty: the path is open to all."""
+        """Return the roles that open a path; a key needs one of them. Empty: the path is open to all."""
         if path in OPEN or (self.page and is_page(path)):
             return frozenset()
         if path == METRICS:

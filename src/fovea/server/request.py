@@ -37,7 +37,7 @@ EVENTS = "text/event-stream"
 class CacheScope(NamedTuple):
     """The part of the caches that a request may use.
 
-    tenant: the client to whom it belongs; "" if all clients share the caches.
+    tenant: the client that owns it; "" if all clients share the caches.
     salt: tenant and the request's own `cache_salt`. Only requests with equal salts share entries.
     """
 

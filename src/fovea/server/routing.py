@@ -230,7 +230,7 @@ def _responses(route: Route) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": _SCHEMA.format(model=ErrorEnvelope.__name__)}}}
     answer: dict[str, Any] = {"description": "The answer.", "content": {"application/json": {"schema": {}}}}
     if route.streams:
-        text = "The answer. With `stream: true` server-sent events, of which the last is [DONE]."
+        text = "The answer. With `stream: true` server-sent events; the last one is [DONE]."
         answer["description"] = text
         answer["content"]["text/event-stream"] = {}
     failures = {status: {"description": _TEXTS[status], "content": error} for status in route.errors}

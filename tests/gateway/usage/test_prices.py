@@ -118,7 +118,7 @@ def test_costs_are_exact_and_rounded_up_once(
             "cached_input is 0.5; accepted: at most",
         ),
         ("currency = 'euro'", "currency is 'euro'; accepted: three letters, as EUR"),
-        ("output = 1", "'output' is no table"),
+        ("output = 1", "'output' is not a table"),
         ("[a", "is not TOML"),
     ],
 )

@@ -89,7 +89,7 @@ def _names(cluster: Cluster, pods: Pods) -> Iterator[str]:
     for container in pods.all_containers:
         for mount in container.get("volumeMounts") or []:
             if mount.get("name") not in volumes:
-                yield f"container {container.get('name')} mounts {mount.get('name')!r}, which is no volume"
+                yield f"container {container.get('name')} mounts {mount.get('name')!r}, which is not a volume"
 
 
 def known_secrets(cluster: Cluster) -> set[str]:

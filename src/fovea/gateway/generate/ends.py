@@ -221,7 +221,7 @@ def _has_end(data: bytes, mark: bytes) -> bool:
 def _values(data: bytes, *marks: bytes) -> Iterator[dict[str, Any]]:
     """Yield the objects of the events of a piece that hold one of the marks; without marks, of all events.
 
-    Only these are parsed, because a piece may have a hundred events. Events that are no objects are skipped.
+    Only these are parsed, because a piece may have a hundred events. Events that are not objects are skipped.
     """
     for line in data.splitlines():
         if line.startswith(b"data:") and (not marks or any(mark in line for mark in marks)):

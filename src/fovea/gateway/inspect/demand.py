@@ -66,7 +66,7 @@ class Demand:
     def __init__(self, body: Body, images: list[RequestImage], session: str = "") -> None:
         """session: from a header; a field of the body takes precedence.
 
-        Raises InvalidRequest for a model that is no text, and for answers that are too long together.
+        Raises InvalidRequest for a model that is not text, and for answers that are too long together.
 
         The fields have been checked by `check_fields`.
         """

@@ -26,7 +26,7 @@ NOUNS = {API: "API key", frozenset(("admin",)): "admin key"}
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Limits and budgets that all keys of one tenant share. The defaults are no limits.
+    """Limits and budgets that all keys of one tenant share. The defaults limit nothing.
 
     bounds: the limits as numbers in the units of `Amounts`.
     """

@@ -301,7 +301,7 @@ def _table(name: str, table: Any) -> Values:
     """Check the prices of one table."""
     if not isinstance(table, dict):
         raise ConfigError(
-            f"{name!r} is no table; accepted: currency, and tables such as [{DEFAULT}] or "
+            f"{name!r} is not a table; accepted: currency, and tables such as [{DEFAULT}] or "
             f'["{name}"]; a name with a dot needs quotes',
             param="prices",
         )

@@ -144,7 +144,7 @@ class WorkerProcess:
             self._process.kill()
 
     def end(self) -> None:
-        """Kill the process and close what is shared with it. Ending it twice is no error."""
+        """Kill the process and close what is shared with it. Ending it twice is not an error."""
         self._channel.close()
         self.kill()
         self._process.wait()
