@@ -408,14 +408,14 @@ class Request(GatewayExchange):
         """Note the consumption of backends, by the table of ends."""
         relay = self._relay
         if self.won is not None and relay is not None:
-            model, billed = self.won.model.name, ENDS[relay.end].billed
-            if billed == USED or (billed == MOST and relay.usage is not None):
+            model, charged = self.won.model.name, ENDS[relay.end].charged
+            if charged == USED or (charged == MOST and relay.usage is not None):
                 self._use_told(model, demand, relay)
-            elif billed == MOST:
+            elif charged == MOST:
                 self._use_most(model, demand)
         elif self._unanswered_work:
             left = "left stream" if demand.stream else "left"
-            if self.gone and ENDS[left].billed == USED:
+            if self.gone and ENDS[left].charged == USED:
                 self._use_told(self._work[-1], demand, None)  # its first token would have been sent
             else:
                 self._use_most(self._work[-1], demand)
