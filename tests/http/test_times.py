@@ -110,7 +110,7 @@ def test_body_above_the_least_rate_may_take_longer() -> None:
 
 
 def test_time_in_which_the_server_does_not_read_is_not_the_clients() -> None:
-    """The route waits for its turn before it reads; meanwhile the client cannot send."""
+    """The route waits before it reads; meanwhile the client cannot send."""
     with hosting(**QUICK) as host:
         read = 0
 

@@ -233,7 +233,7 @@ def test_several_generations_have_a_span_each() -> None:
 def test_a_slow_request_says_why() -> None:
     row = row_of(timeline(), 103.0, request_id="req", route="/v1/chat/completions", caller="acme", status=200)
     assert row["reasons"] == [
-        "queue took 1 s (33%): it waited for its turn: other requests held the engine or its memory",
+        "queue took 1 s (33%): it waited in the queue: other requests held the engine or its memory",
         "1500 of 1500 prompt tokens were not cached",
     ]
     assert (row["trace_id"], row["images"]) == (TRACE, [{"width": 640, "height": 480}])

@@ -44,7 +44,7 @@ class BackendConfig:
     url: its address without /v1.
     name: its name in headers, metrics and logs; "": host and port.
     models: names of the models that it serves; empty: it is asked.
-    weight: its share of the load, relative to others.
+    weight: its part of the load, relative to the weights of others.
     priority: smaller ones are used first under the policy `priority`.
     api_key_file: file of the key that is sent to it; "": none is sent.
     max_requests, max_tokens: what it may have outstanding; 0: the setting for all.

@@ -240,7 +240,7 @@ def _status_line(status: int) -> bytes:
 
 PIPELINED = 8
 """Requests that may wait for the answer to an earlier one on the same connection."""
-_PIPELINE_FULL = malformed("too many requests wait for their turn on this connection")
+_PIPELINE_FULL = malformed("too many requests wait on this connection")
 
 
 class HttpProtocol(asyncio.Protocol):

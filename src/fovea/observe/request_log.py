@@ -170,7 +170,7 @@ _CAUSES = {
     "fetch": "its images came from slow hosts",
     "media_decode": "its images or videos took long to decode",
     "preprocess": "its images took long to resize, or waited for a thread that does it",
-    "queue": "it waited for its turn: other requests held the engine or its memory",
+    "queue": "it waited in the queue: other requests held the engine or its memory",
     "encode": "its images took long to encode",
     "prefill": "its prompt took long to compute, or shared steps with other prompts",
     "decode": "its answer was long, or shared steps with many others",

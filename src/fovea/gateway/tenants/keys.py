@@ -66,7 +66,7 @@ class TenantLimits:
     )
     max_in_flight: int = setting(0, "Requests in flight at one time. 0: no limit.", low=0, high=1_000_000)
     weight: float = setting(
-        1.0, "Share in the fair queue, relative to the weights of other tenants.", low=0.01, high=100
+        1.0, "Part in the fair queue, relative to the weights of other tenants.", low=0.01, high=100
     )
     priority: int = setting(
         0, "Priority of the tenant's requests; smaller ones are served first.", low=-1000, high=1000

@@ -21,7 +21,7 @@ LIFETIME = 2_000
 class WorkerPool:
     """Worker processes of one kind. Thread-safe.
 
-    A worker serves one tenant. If its turn comes for another one, it is replaced: a decoder that was taken
+    A worker serves one tenant. If another tenant needs it, it is replaced: a decoder that was taken
     over by a file of one tenant never sees a file of the next. While more tenants than workers send files,
     one more process is started ahead, so that nobody waits for the start.
 
