@@ -131,14 +131,14 @@ def _sla(values: Mapping[str, Any], path: str) -> Sla:
     check_keys("", good, [field.name for field in fields(Bounds)])
     source = values.get("source", path)
     if not isinstance(source, str):
-        raise ConfigError(f"source is {source!r}; accepted: text")
+        raise ConfigError(f"source is {source!r}; accepted: a text in quotes")
     return Sla(source, Bounds(**good), targets)
 
 
 def _table(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = values.get(name, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{name} is {table!r}; accepted: names and numbers")
+        raise ConfigError(f"{name} is {table!r}; accepted: a table [{name}] of names and numbers")
     return table
 
 

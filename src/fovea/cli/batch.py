@@ -316,7 +316,9 @@ class LineRunner:
 
     def _path(self, name: Any) -> Path:
         if not isinstance(name, str):
-            raise InvalidRequest(f"an image is {name!r}; accepted: a path", param="image")
+            raise InvalidRequest(
+                f"an image is {name!r}; accepted: the path of a file, as a string", param="image"
+            )
         return self._folder / name
 
 

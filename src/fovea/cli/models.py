@@ -254,7 +254,7 @@ def tokens(args: argparse.Namespace) -> int:
     if args.markdown:
         if args.model:
             raise ConfigError(
-                "--markdown prints all known models; accepted: no model beside it", param="model"
+                "--markdown prints all known models; accepted: --markdown without MODEL", param="model"
             )
         print(token_markdown(sizes))
         return 0

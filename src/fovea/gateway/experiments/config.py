@@ -277,7 +277,7 @@ def _experiment(entry: Any, where: str) -> Experiment:
 
 def _settings(cls: type[T], values: Any, where: str) -> T:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} is not a table; accepted: a table")
+        raise ConfigError(f"{where} is {values!r}; accepted: a table")
     check_keys(where, values, [entry.name for entry in dataclasses.fields(cls)], "field")  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     with errors_in(where):

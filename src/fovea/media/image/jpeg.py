@@ -175,7 +175,7 @@ def _essence(data: bytes) -> bytes:
     for marker, start, body, end in read_segments(data, scans=True):
         if marker in _FRAME_HEADERS:
             if frame is not None:
-                raise InvalidImage("the JPEG has more than one frame header; accepted: one")
+                raise InvalidImage("the JPEG has more than one frame header; accepted: one frame header")
             frame = read_frame(marker, data[body:end])
         elif marker == _SOS and frame is not None:
             scans += 1
