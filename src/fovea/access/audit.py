@@ -3,7 +3,7 @@
 A line about an answered request says who used what, and never what was in it. It holds numbers, names that
 the operator chose, and digests. It holds no text, address, query string or byte of a request or answer, and
 no key. Some fields come from the client, such as the name of a model and the request id. They are written
-only if they look like names; otherwise a mark stands there. Images are named by the first 16 hex digits of
+only if they look like names; otherwise a mark replaces them. Images are named by the first 16 hex digits of
 the digest of their bytes, so that the same image can be found again in the log, but not be seen.
 """
 

@@ -1,4 +1,4 @@
-"""Addresses of clients: whose connections are counted together, and which proxies are believed."""
+"""Addresses of clients: which connections are counted together, and which proxies are trusted."""
 
 from __future__ import annotations
 

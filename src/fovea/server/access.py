@@ -203,7 +203,7 @@ class Access:
 
     @property
     def clients(self) -> list[Client]:
-        """The clients whose keys open /v1. Without such keys, one stands for the requests of everyone."""
+        """The clients whose keys open /v1; without such keys, the one client of all requests."""
         if not self.rules.api:
             return [self._anyone]
         names = dict.fromkeys(key.name for key in self._table.keys if "api" in key.roles)

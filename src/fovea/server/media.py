@@ -55,7 +55,7 @@ async def load_media(
 def image_paths(messages: Sequence[ChatMessage]) -> Iterator[None]:
     """Name the JSON path of the image in errors of the block that name an image by its number.
 
-    The engine decodes images, and does not know where in the request they stand.
+    The engine decodes images, and does not know where in the request they are.
     """
     try:
         yield

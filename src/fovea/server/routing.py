@@ -142,7 +142,7 @@ class Router:
             self.add(route)
 
     def add(self, route: Route) -> None:
-        """Add a route. Of two that match a request, the first counts, and one without names before others."""
+        """Add a route. If two match a request, one without names goes first, then the one added first."""
         self.routes.append(route)
         if "{" in route.path:
             self._patterns.append((_pattern(route.path), route))

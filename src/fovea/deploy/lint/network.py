@@ -81,7 +81,9 @@ def _peer(policy: Object, peer: Fields, pods: list[Pods]) -> Iterator[str]:
     network = ipaddress.ip_network(str(block.get("cidr")))
     holes = [ipaddress.ip_network(str(each)) for each in block.get("except") or []]
     if METADATA in network and not any(METADATA in hole for hole in holes):
-        yield f"{policy}: {network} reaches {METADATA}, the metadata service; accepted: that in `except`"
+        yield (
+            f"{policy}: {network} reaches {METADATA}, the metadata service; accepted: {METADATA} in `except`"
+        )
 
 
 def _monitor(cluster: Cluster, monitor: Object, pods: list[Pods]) -> Iterator[str]:

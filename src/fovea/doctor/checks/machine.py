@@ -146,7 +146,7 @@ def cgroup_cpu(subject: Subject) -> Verdict:
         if share > THROTTLED:
             return warned(
                 figure,
-                "threads that use up the limit stand still until the next period",
+                "threads that use up the limit are stopped until the next period",
                 "raise the container's CPU limit, or set --threads to whole CPUs of it",
             )
         return passed(figure)

@@ -215,7 +215,7 @@ class Discovery:
         return bool(self._looks)
 
     async def look(self) -> tuple[BackendConfig, ...]:
-        """Return all backends. Of two with one name, the first stays."""
+        """Return all backends. If two have one name, the first stays."""
         for name, look in self._looks.items():
             try:
                 listed = tuple(await look())

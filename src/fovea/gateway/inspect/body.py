@@ -123,7 +123,7 @@ class Body:
     def resolved(self, markers: Mapping[str, str]) -> dict[str, Any]:
         """Return the parsed body with its real texts.
 
-        markers: strings of the body, such as placeholders of images, and what stands for each.
+        markers: strings of the body, such as placeholders of images, and what each becomes.
         """
         value: dict[str, Any] = self._resolve(self.value, markers)
         return value
@@ -189,10 +189,10 @@ class Prefixed:
     """A JSON string that is a short text followed by a long one.
 
     Anthropic's API sends the base64 of an image without the beginning of a data: URL. The writer of a body
-    writes `prefix` and then the text for which `value` stands.
+    writes `prefix` and then the text that `value` replaces.
 
     prefix: ASCII without characters that JSON escapes, such as "data:image/png;base64,".
-    value: base64, or a placeholder of it, as it stood in the request.
+    value: base64, or a placeholder of it, as it was in the request.
     """
 
     prefix: str

@@ -162,7 +162,7 @@ def _text_bytes(node: Any, body: Body, urls: frozenset[str], names: bool = False
 
 
 def _answer_tokens(value: Mapping[str, Any]) -> int:
-    """Return the tokens of all answers. Of several limits the largest counts: an engine may read that one."""
+    """Return the tokens of all answers. The largest of several limits counts: an engine may read that one."""
     limit = _limit(value)
     total = (USUAL_ANSWER if limit is None else limit) * _answers(value)
     if total > MOST_TOKENS:

@@ -1,4 +1,4 @@
-"""The tenants of a gateway: whose key a request has, and the limits that the keys file states for it."""
+"""The tenants of a gateway: the owner of a request's key, and the limits that the keys file sets for it."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def read_frame(marker: int, body: bytes) -> _Frame:
         across, down = body[at + 1] >> 4, body[at + 1] & 15
         if not (1 <= across <= 4 and 1 <= down <= 4):
             raise InvalidImage(f"the JPEG is corrupt: sampling factors {across}x{down}; accepted: 1 to 4")
-        # Of two components with one id, the larger counts.
+        # If two components have one id, the larger counts.
         blocks[body[at]] = max(across * down, blocks.get(body[at], 0))
     return _Frame(int.from_bytes(body[3:5], "big"), int.from_bytes(body[1:3], "big"), mode, blocks)
 

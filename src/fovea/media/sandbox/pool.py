@@ -78,7 +78,7 @@ class WorkerPool:
         A worker that ended meanwhile is not used again.
 
         each_wait: called again and again while all are busy; it may raise.
-        tenant: whose files it will decode; "" if tenants are not told apart.
+        tenant: owner of the files that it will decode; "" if tenants are not told apart.
         Raises Unavailable if no new process starts in two attempts, or the pool is closed.
         """
         worker = self._take(each_wait, tenant)
