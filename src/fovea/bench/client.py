@@ -402,7 +402,7 @@ def record_event(payload: str, at: float, sample: Sample) -> Failure | None:
     except (ValueError, RecursionError):
         chunk = None
     if not isinstance(chunk, dict):
-        return Failure("bad answer", f"an event is not JSON object: {payload[:MAX_TEXT]!r}")
+        return Failure("bad answer", f"an event is not a JSON object: {payload[:MAX_TEXT]!r}")
     if chunk.get("error"):
         return Failure("broken stream", _message(chunk))
     if isinstance(usage := chunk.get("usage"), dict):
@@ -412,7 +412,7 @@ def record_event(payload: str, at: float, sample: Sample) -> Failure | None:
     choices = chunk.get("choices") or []
     for choice in choices if isinstance(choices, list) else [choices]:
         if not isinstance(choice, dict):
-            return Failure("bad answer", f"a choice is not JSON object: {payload[:MAX_TEXT]!r}")
+            return Failure("bad answer", f"a choice is not a JSON object: {payload[:MAX_TEXT]!r}")
         delta = _object(choice.get("delta"))
         piece = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
         if isinstance(piece, str) and piece:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from fovea.core.config_files import tables
 from fovea.core.errors import ConfigError
 from fovea.gateway.settings import POLICIES
 
@@ -208,11 +209,8 @@ def api_key(backend: BackendConfig) -> str:
 
 
 def _each(values: Mapping[str, Any], table: str, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
-    entries = values.get(table, [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"{table} is not a list of tables; accepted: [[{table}]]", param=table)
     done = []
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(tables("", values, table), 1):
         try:
             done.append(read(entry))
         except ConfigError as error:

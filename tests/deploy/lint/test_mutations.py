@@ -18,7 +18,7 @@ GROUPS, LWS = "leaderworkerset/overlays/hpa", "leaderworkerset/base/pool-qwen.ya
 
 MUTATIONS = [
     # (folder, file, pattern, replacement, words of the fault)
-    (H, POOL, "terminationGracePeriodSeconds: 80", "terminationGracePeriodSeconds: 70", "take 70; accepted"),
+    (H, POOL, "terminationGracePeriodSeconds: 80", "terminationGracePeriodSeconds: 70", "take 70 s"),
     (H, f"{B}/config/vlm-qwen.toml", r"drain_seconds = 60.0", "drain_seconds = 600.0", "take 610"),
     (H, POOL, "port: 8000", "port: 8001", "startupProbe asks port 8001; ports of the pod: 8000, http1"),
     (H, POOL, r"livenessProbe:(\s+httpGet:\s+path: )/health", r"livenessProbe:\1/ready",
