@@ -35,7 +35,7 @@ class Phase(IntEnum):
     ANSWERED: it has its answer, but has not sent all of the body, which nobody wants.
     IDLE: it waits between two requests.
     CLOSING: the server has closed it: the rest of the answer leaves, or the client has to end its side.
-    ENDED: it was closed at once; its descriptor ends in the next turn of the event loop.
+    ENDED: it was closed at once; its descriptor ends in the next iteration of the event loop.
     """
 
     HANDSHAKE = 0
