@@ -14,7 +14,7 @@
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
 # make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
 # make test-otel  traces received by MLflow's server (900 MB the first time)
-# make check  lint, types, import walls (seconds)
+# make check  lint, types, import rules (seconds)
 # make bench  every figure of README.md, and experts, states and windows (benchmarks/results/decoders.md); the first time
 #             installs the engines to compare with (an hour, 12 GB)
 # make bench-gateway  what the gateway costs and gains, into benchmarks/results/gateway_*.md (25 minutes)

@@ -3,7 +3,7 @@
     python benchmarks/decoders.py [--threads 2] [--repeats 15] [--parts experts,hybrid]
         [--formats none,int8,int4]
 
-experts   a decode step with 64 experts of width 384, of which a row uses 8, against a dense decoder of width
+experts   a decode step with 64 experts of width 384, where a row uses 8, against a dense decoder of width
           8 * 384: one row should cost the bytes of its own experts. Hidden size 1024, 12 layers, 128 tokens
           of context. "one by one" is the same decoder, but Python calls every layer and every expert.
 hybrid    a decoder with the proportions of Qwen3.5 (three layers of Gated DeltaNet to one of gated attention,

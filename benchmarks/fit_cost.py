@@ -142,10 +142,10 @@ def main() -> None:
         sum(s.seconds for s in observer.steps[::4]),
     )
     print(f"all of those steps together: {predicted:.2f} s predicted, {measured:.2f} s measured")
-    floor = repeat_error(observer.steps)
+    noise = repeat_error(observer.steps)
     print(
-        f"steps of equal composition differ from their median by {floor.median:.1%}, "
-        f"90% within {floor.p90:.1%}"
+        f"steps of equal composition differ from their median by {noise.median:.1%}, "
+        f"90% within {noise.p90:.1%}"
     )
     print(json.dumps({"cost": asdict(cost), "steps": asdict(errors[0]), "images": asdict(errors[1])}))
 

@@ -1,4 +1,4 @@
-"""Steps, floors, targets and the Markdown pages of `benchmarks/gpu.py`.
+"""Steps, lower bounds, targets and the Markdown pages of `benchmarks/gpu.py`.
 
 It does not import torch, so tests run anywhere.
 """
@@ -113,7 +113,7 @@ class Target:
 
 
 TARGETS = (
-    Target("decode, one request: share of the rate that memory bandwidth allows", "decode_of_floor", 0.7),
+    Target("decode, one request: share of the rate that memory bandwidth allows", "decode_of_bound", 0.7),
     Target("prefill of 8 x 1,024 visual tokens: share of the matrix rate", "prefill_of_peak", 0.55),
     Target(
         "32 requests: tokens/s against transformers, one request after the other",
@@ -152,8 +152,8 @@ def figures(shape: Shape | None, measured: dict[str, float]) -> dict[str, float]
     """
     ratios = {}
     if shape and measured.keys() >= {"bandwidth", "decode_tok_s"}:
-        floor = decode_seconds(shape, int(measured["context"]), measured["bandwidth"])
-        ratios["decode_of_floor"] = measured["decode_tok_s"] * floor
+        bound = decode_seconds(shape, int(measured["context"]), measured["bandwidth"])
+        ratios["decode_of_bound"] = measured["decode_tok_s"] * bound
     if shape and measured.keys() >= {"peak", "prefill_s"}:
         lengths = [int(measured["prompt_tokens"])] * int(measured["prompts"])
         operations = prefill_operations(shape, lengths)

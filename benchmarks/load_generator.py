@@ -8,11 +8,11 @@ A process of its own answers every request at once with fixed bytes; the client 
   short    a stream of one event
   burst    a stream of 100 events, which the server writes all at once
   steady   a stream of 100 events, one every 10 ms: a decoder of 100 tokens per second
-  crowd    many such streams, more than a client can follow at their pace
+  crowd    many such streams, more than a client can follow at that rate
 
 The columns are requests per second, the client's processor milliseconds per request, and the share of one
 core that the client used. Each is the median of the repeats. Below a share of about 90%, the server or its
-pace was the limit, and only the processor time says something about the client. The last line is JSON.
+interval was the limit, and only the processor time says something about the client. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fovea.bench.settings import Target
 from fovea.bench.workloads import closed_loop
 
 EVENTS = 100
-PACE_S = 0.01
+INTERVAL_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Fixed(asyncio.Protocol):
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -136,7 +136,7 @@ class Fixed(asyncio.Protocol):
     def stream(self, left: int) -> None:
         if left:
             self._transport.write(PIECE)
-            self._loop.call_later(PACE_S, self.stream, left - 1)
+            self._loop.call_later(INTERVAL_S, self.stream, left - 1)
         else:
             self._transport.write(end(EVENTS))
 

@@ -73,7 +73,7 @@ PROBE_S = 0.002
 COLD = ("server, chats", "server, uploads")
 """Ways in which the server prepares every image."""
 ROUNDS = 4
-"""Rounds of a measurement, of which the medians count."""
+"""Rounds of a measurement; their medians count."""
 CLIENTS = 6
 """Requests in flight for each core of the server."""
 

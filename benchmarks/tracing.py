@@ -4,7 +4,7 @@
 
 Four servers with the bundled model run side by side: two without traces, whose difference is the error of the
 measurement, one that sends them to a collector, and one whose collector is dead. They are asked in turn, so
-that a change of the machine's speed hits all of them alike. Every request is answered anew: the texts differ.
+that a change of the machine's speed hits all of them alike. No answer comes from a cache: the texts differ.
 The last line is JSON.
 """
 

@@ -4,8 +4,8 @@
     python -m tools.known_shapes --check    # exit code 1 if the file is not what would be written
 
 Every model is built without weights from its published configuration. Sizes that facts.json does not have
-are in shapes.json: `config` holds the fields that decide a shape, or `like` names another model of which
-`changes` differ, by their path in the configuration. Each entry has its `source`.
+are in shapes.json: `config` holds the fields that decide a shape, or `like` names another model and
+`changes` what differs, by its path in the configuration. Each entry has its `source`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PUBLISHED = ROOT / "tests" / "published"
 SHAPES = PUBLISHED / "shapes.json"
 ASSET = ROOT / "src" / "fovea" / "planner" / "known.json"
 STAND_INS = {"<IMG_CONTEXT>": 151667}
-"""Ids of tokens for repositories of which no source showed any. They do not change a shape."""
+"""Ids of tokens for repositories whose sources show none. They do not change a shape."""
 
 
 @cache

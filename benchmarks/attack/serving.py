@@ -35,7 +35,7 @@ class Setup:
     flags: further flags of `fovea serve`.
     files: RLIMIT_NOFILE of the server; 0: the limit of this process.
     nameserver: address of the only DNS server that it asks; empty: those of the machine. Needs root.
-    gateway: whether a `fovea gateway`, which has the keys, stands before the server.
+    gateway: whether a `fovea gateway`, which has the keys, is in front of the server.
     keys: whether it has API keys.
     """
 

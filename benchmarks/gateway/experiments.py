@@ -135,7 +135,7 @@ def _rows(numbers: NDArray[np.int64], chosen: NDArray[np.bool_], size: int) -> C
     return np.bincount(flat, minlength=len(numbers) * size).reshape(-1, size).astype(float)
 
 
-def suspects(old: Arm, new: Arm) -> NDArray[np.int64]:
+def doubtful_runs(old: Arm, new: Arm) -> NDArray[np.int64]:
     """Return the runs in which a statement could be false; in all others none is.
 
     Two arms do not differ certainly as long as one common value is plausible for both. So it is enough to
@@ -199,7 +199,7 @@ def equal_arms(runs: int, requests: int, every: int, seed: int) -> dict[str, Any
     for _ in range(requests // every):
         old.add(rng, every - every // 2)
         new.add(rng, every // 2)
-        for run in suspects(old, new):
+        for run in doubtful_runs(old, new):
             examined += 1
             found = falsehoods(verdict(EXPERIMENT, "new", old.statistics(run), new.statistics(run)))
             if found:

@@ -31,7 +31,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from fovea.core.measure import percentile
-from fovea.gateway.fair_queue import FairQueue, State, Turn
+from fovea.gateway.fair_queue import FairQueue, QueueSlot, State
 from fovea.gateway.settings import QueueSettings
 
 LARGE, SHORT = (8000, 12_000), (200, 500)
@@ -90,9 +90,9 @@ class Line(Protocol):
 
     running_tokens: int
 
-    def enter(self, turn: Turn, now_s: float) -> list[Turn]: ...
+    def enter(self, slot: QueueSlot, now_s: float) -> list[QueueSlot]: ...
 
-    def leave(self, turn: Turn, now_s: float) -> list[Turn]: ...
+    def leave(self, slot: QueueSlot, now_s: float) -> list[QueueSlot]: ...
 
 
 class Fair:
@@ -106,11 +106,11 @@ class Fair:
     def running_tokens(self) -> int:
         return self._queue.running_tokens
 
-    def enter(self, turn: Turn, now_s: float) -> list[Turn]:
-        return self._queue.offer(turn, now_s).started
+    def enter(self, slot: QueueSlot, now_s: float) -> list[QueueSlot]:
+        return self._queue.offer(slot, now_s).started
 
-    def leave(self, turn: Turn, now_s: float) -> list[Turn]:
-        return self._queue.finish(turn, now_s)
+    def leave(self, slot: QueueSlot, now_s: float) -> list[QueueSlot]:
+        return self._queue.finish(slot, now_s)
 
 
 class Fifo:
@@ -118,32 +118,32 @@ class Fifo:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._line: deque[Turn] = deque()
+        self._line: deque[QueueSlot] = deque()
         self._running = 0
         self.running_tokens = 0
 
-    def enter(self, turn: Turn, now_s: float) -> list[Turn]:
+    def enter(self, slot: QueueSlot, now_s: float) -> list[QueueSlot]:
         if len(self._line) < QueueSettings().queue_length_per_tenant:
-            self._line.append(turn)
+            self._line.append(slot)
         return self._start()
 
-    def leave(self, turn: Turn, now_s: float) -> list[Turn]:
+    def leave(self, slot: QueueSlot, now_s: float) -> list[QueueSlot]:
         self._running -= 1
-        self.running_tokens -= turn.cost
+        self.running_tokens -= slot.cost
         return self._start()
 
-    def _start(self) -> list[Turn]:
-        started: list[Turn] = []
+    def _start(self) -> list[QueueSlot]:
+        started: list[QueueSlot] = []
         while self._line:
-            turn = self._line[0]
-            tokens, requests = self.running_tokens + turn.cost, self._running + 1
+            slot = self._line[0]
+            tokens, requests = self.running_tokens + slot.cost, self._running + 1
             if tokens > self._scenario.tokens or requests > self._scenario.requests:
                 break
             self._line.popleft()
-            turn.state = State.RUNNING
+            slot.state = State.RUNNING
             self._running += 1
-            self.running_tokens += turn.cost
-            started.append(turn)
+            self.running_tokens += slot.cost
+            started.append(slot)
         return started
 
 
@@ -168,29 +168,29 @@ def arrivals(scenario: Scenario, tenant: str, share: float, seed: int) -> Iterat
 
 def simulate(scenario: Scenario, line: Line, requests: list[Arrival]) -> dict[str, list[float]]:
     """Return the seconds of every request that ended, by tenant, in ascending order."""
-    waiting: dict[Turn, Arrival] = {}
-    ends: list[tuple[float, int, Turn]] = []
+    waiting: dict[QueueSlot, Arrival] = {}
+    ends: list[tuple[float, int, QueueSlot]] = []
     times: dict[str, list[float]] = {}
     todo = deque(requests)
     number = itertools.count()
 
-    def begin(turns: list[Turn], now_s: float) -> None:
-        for turn in turns:
+    def begin(slots: list[QueueSlot], now_s: float) -> None:
+        for slot in slots:
             factor = 1 + scenario.slowdown * line.running_tokens / scenario.tokens
-            end_s = now_s + waiting[turn].service_s * factor
-            heapq.heappush(ends, (end_s, next(number), turn))
+            end_s = now_s + waiting[slot].service_s * factor
+            heapq.heappush(ends, (end_s, next(number), slot))
 
     while todo or ends:
         if todo and (not ends or todo[0].at_s <= ends[0][0]):
             request = todo.popleft()
-            turn = Turn(request.tenant, 1.0, 0, request.cost)
-            waiting[turn] = request
-            begin(line.enter(turn, request.at_s), request.at_s)
+            slot = QueueSlot(request.tenant, 1.0, 0, request.cost)
+            waiting[slot] = request
+            begin(line.enter(slot, request.at_s), request.at_s)
         else:
-            now_s, _, turn = heapq.heappop(ends)
-            request = waiting.pop(turn)
+            now_s, _, slot = heapq.heappop(ends)
+            request = waiting.pop(slot)
             times.setdefault(request.tenant, []).append(now_s - request.at_s)
-            begin(line.leave(turn, now_s), now_s)
+            begin(line.leave(slot, now_s), now_s)
     return {tenant: sorted(values) for tenant, values in times.items()}
 
 
@@ -231,7 +231,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seeds", type=int, default=3, help="runs, of which the mean is printed (default: 3)"
+        "--seeds", type=int, default=3, help="number of runs; their mean is printed (default: 3)"
     )
     parser.add_argument("--headroom", type=float, default=QueueSettings().queue_headroom)
     args = parser.parse_args()

@@ -11,7 +11,7 @@ caches are cleared in between. The parts:
   policies  which part of the requests about known images reached a backend that knows the image, what the
             engines' own counters say, processor time of the engines, and times
   added     time to the first text of a known image, directly and through the gateway, in turn
-  kill      four simulated engines, one of which is killed under load: failed requests, and images that move
+  kill      four simulated engines; one is killed under load: failed requests, and images that move
 
 Counts are exact. Processor time is hardly affected by other programs. Times are of a machine that others may
 use. The last line is JSON.

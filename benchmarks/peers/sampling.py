@@ -32,7 +32,7 @@ Seen = dict[str, dict[str, int]]
 
 
 def kind(code: bytes) -> str:
-    """The kind of the instruction that begins with these bytes, of which there are at least four."""
+    """The kind of the instruction that begins with these bytes (at least four)."""
     first = code[0]
     if first == EVEX:
         return BEYOND

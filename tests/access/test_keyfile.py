@@ -178,7 +178,7 @@ def test_a_key_is_found_by_its_hash_only() -> None:
     assert (both.name, both.roles) == ("api-key:1", {"api", "admin"})
     assert keys.find(digest(b"ke")) is None
     assert keys.find(bytes.fromhex(HASH[7:])[:31]) is None
-    assert keys.find(HASH.encode()) is None, "the hash itself is no key"
+    assert keys.find(HASH.encode()) is None, "the hash itself is not a key"
 
 
 def test_a_clients_part_of_the_caches_survives_a_new_key() -> None:

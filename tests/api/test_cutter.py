@@ -96,8 +96,8 @@ def test_wrong_json_is_refused_or_parsed_alike(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 500, MAX_DIGITS, MAX_DIGITS + 1])
 def test_a_number_is_as_long_in_pieces_as_at_once(size: int) -> None:
-    """6,000 digits in TCP segments of 500 passed, since the digits were counted anew in every segment. Python
-    refuses to convert such a number, and the client got 500.
+    """6,000 digits in TCP segments of 500 passed, since every segment began a new count. Python refuses to
+    convert such a number, and the client got 500.
     """
     with pytest.raises(InvalidRequest, match="too many digits; accepted: at most 512") as error:
         feed(Cutter(), b'{"seed":' + b"1" * 6000 + b"}", size)
@@ -166,7 +166,7 @@ def test_half_a_surrogate_pair_in_a_data_url_becomes_text_which_the_schema_refus
 
 
 def test_texts_have_a_limit_together() -> None:
-    """Attack: sixteen texts of 4 MB each, none of which is too long alone."""
+    """Attack: sixteen texts of 4 MB each; none is too long alone."""
     body = json.dumps({"a": ["x" * (MAX_TEXT // 2)] * 2, "b": {"c": ["y" * 300]}}).encode()
     with pytest.raises(
         InvalidRequest, match=r"^b.c\[0\]: the texts of the body have more than 4000000"

@@ -47,7 +47,7 @@ def completion(
 
 
 def deltas(text: str, size: int, index: int = 0, reason: FinishReason = "stop") -> list[Delta]:
-    """An answer in deltas of `size` characters, the last of which has no text."""
+    """An answer in deltas of `size` characters; the last one has no text."""
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     return [*(Delta(index, part, (1,)) for part in parts), Delta(index, "", (2,), finish_reason=reason)]
 

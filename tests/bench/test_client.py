@@ -81,7 +81,7 @@ async def test_client_closes_the_stream_when_on_progress_returns_true() -> None:
             "the engine died",
         ),
         (Scripted(events=["{"]), "bad answer", "'{'"),
-        (Scripted(events=["[1]"]), "bad answer", "no JSON object"),
+        (Scripted(events=["[1]"]), "bad answer", "not a JSON object"),
         (
             Scripted(events=['{"choices": [{"delta": {}, "finish_reason": "stop"}]}']),
             "empty answer",

@@ -61,13 +61,13 @@ def test_empty_file_has_no_targets_and_is_its_own_source(tmp_path: Path) -> None
     [
         ("a = ", "is not TOML"),
         ("goods = 1", "unknown key 'goods'; did you mean 'good'?"),
-        ("good = 1", "good is 1; accepted: names and numbers"),
+        ("good = 1", "good is 1; accepted: a table [good] of names and numbers"),
         ("[good]\nttft = 1", "unknown key 'ttft'; did you mean 'ttft_ms'?"),
         ("[good]\nttft_ms = true", "ttft_ms is True; accepted: a number from 0 on"),
         ("[targets]\nerrors_rate = 1", "unknown target 'errors_rate'; did you mean 'error_rate'?"),
         ("[targets]\ngood = -1", "good is -1; accepted: a number from 0 on"),
         ("[targets]\ngood = nan", "good is nan"),
-        ("source = 1", "source is 1; accepted: text"),
+        ("source = 1", "source is 1; accepted: a text in quotes"),
     ],
 )
 def test_errors_name_the_wrong_key(tmp_path: Path, text: str, message: str) -> None:

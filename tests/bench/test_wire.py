@@ -105,8 +105,8 @@ NO_ANSWER = "Server disconnected without sending a response."
         (fixed(CHUNKED + chunk(PIECE) + b"50\r\nda", end="close"), BROKEN_OFF),
         (fixed(CHUNKED + chunk(PIECE), end="close"), BROKEN_OFF),
         (fixed(HEAD + b"Content-Length: 5000\r\n\r\n" + PIECE, end="close"), BROKEN_OFF),
-        (fixed(b"SSH-2.0-OpenSSH\r\n"), "the answer is no HTTP: Bad status line"),
-        (fixed(b"HTTP/1.1 200 OK\r\nno header\r\n\r\n"), "the answer is no HTTP: Invalid header"),
+        (fixed(b"SSH-2.0-OpenSSH\r\n"), "the answer is not HTTP: Bad status line"),
+        (fixed(b"HTTP/1.1 200 OK\r\nno header\r\n\r\n"), "the answer is not HTTP: Invalid header"),
         (
             fixed(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello"),
             "the answer cannot be decoded: ",
@@ -141,12 +141,12 @@ async def test_reset_within_the_answer_and_a_chunk_that_is_no_http() -> None:
         assert len(sample.events) == 1
         assert sample.failure is not None
         assert sample.failure.kind == "broken stream"
-        assert sample.failure.text == ("a chunk of the answer is no HTTP" if rest else BROKEN_OFF)
+        assert sample.failure.text == ("a chunk of the answer is not HTTP" if rest else BROKEN_OFF)
 
 
 async def test_whole_answer_with_a_chunk_that_is_no_http() -> None:
     async with raw_server(fixed(CHUNKED + b"zz\r\n")) as (url, _), Client(Target(url)) as client:
-        with pytest.raises(Unavailable, match="is no HTTP"):
+        with pytest.raises(Unavailable, match="is not HTTP"):
             await client.connect()
 
 

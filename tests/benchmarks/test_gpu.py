@@ -54,7 +54,7 @@ def numbers(**measured: float) -> str:
 
 def test_targets_are_judged_by_ratios() -> None:
     ratios = figures(SHAPE, MEASURED)
-    assert ratios["decode_of_floor"] == pytest.approx(200 * 2 * 2140 / 1e6)
+    assert ratios["decode_of_bound"] == pytest.approx(200 * 2 * 2140 / 1e6)
     assert ratios["prefill_of_peak"] == pytest.approx(prefill_operations(SHAPE, [100, 100]) / 1e6)
     text = numbers(transformers_tok_s=60.0, transformers_32_tok_s=450.0)
     decode = "decode, one request: share of the rate that memory bandwidth allows"

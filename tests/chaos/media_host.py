@@ -74,7 +74,7 @@ class MediaHost:
             "truncated": head + whole[:-40],
             "reset": head + whole[: len(whole) // 2],
             "bomb": self._bomb,
-            "wrong-type": _response(b"<html>This is no picture.</html>", "image/png"),
+            "wrong-type": _response(b"<html>This is not a picture.</html>", "image/png"),
             "redirect": _response(b"", "text/plain", "302 Found", there),
         }
         if kind == "picture":

@@ -39,7 +39,7 @@ QUICK_KINDS = ("client reset", "kill engine", "envoy abort")
 QUICK_MINUTES, WARM_UP_S, SETTLE_S = 2.0, 40.0, 14.0
 LAST_HOUR = 10_000_000
 ITEMS = 40
-"""Scenes of which the pictures are made."""
+"""Scenes that the pictures show."""
 TRACE, ALLOWED_TRACE = "Traceback (most recent call last)", "cannot be written"
 """A stack trace in a log is a defect, except that of a batch whose end a full disk has refused."""
 SECRET_MARKS = ("sesame", "data:image/png;base64,iVBOR")

@@ -102,7 +102,7 @@ def _parser_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two images, a.png and b.png, and a file that is no image, no.png."""
+    """A folder with two images, a.png and b.png, and a file that is not an image, no.png."""
     for seed, name in enumerate(("a.png", "b.png")):
         noise = np.random.default_rng(seed).integers(0, 255, (64, 96, 3), dtype=np.uint8)
         Image.fromarray(noise).save(tmp_path / name)

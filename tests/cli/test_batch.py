@@ -132,7 +132,7 @@ BAD = {
     "question no text": ({"question": 5}, "question takes text"),
     "image no path": ({"question": "q", "image": 5}, "image takes a path"),
     "images no list": ({"question": "q", "images": "a.png"}, "images takes a list of paths"),
-    "images no paths": ({"question": "q", "images": [None]}, "an image is None; accepted: a path"),
+    "images no paths": ({"question": "q", "images": [None]}, "an image is None; accepted: the path"),
     "missing image": ({"question": "q", "image": "none.png"}, "cannot be read: No such file or directory"),
     "a NUL in its path": ({"question": "q", "image": "a\0.png"}, "null byte"),
     "not an image": ({"question": "q", "images": ["a.png", "no.png"]}, "image 1: the data is not an image"),

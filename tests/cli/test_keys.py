@@ -140,7 +140,7 @@ def test_limits_of_the_other_program_are_refused(file: Path, fovea: Caller) -> N
     wrong = fovea("keys", "new", "--name", "a", "--for", "gateway", "--places", 3)
     assert (
         wrong.code,
-        "--places is no limit of the gateway; accepted: requests_per_minute" in wrong.error_line,
+        "--places is not a limit of the gateway; accepted: requests_per_minute" in wrong.error_line,
     ) == (
         2,
         True,
@@ -150,6 +150,6 @@ def test_limits_of_the_other_program_are_refused(file: Path, fovea: Caller) -> N
     assert not file.exists()
     assert fovea("keys", "new", "--name", "a", "--places", 3).code == 0
     wrong = fovea("keys", "new", "--name", "b", "--weight", 3)
-    assert "--weight is no limit of the server" in wrong.error_line
+    assert "--weight is not a limit of the server" in wrong.error_line
     assert "unknown field 'places'" in fovea("keys", "list", "--for", "gateway").error_line
     assert len(read_key_file(file, Limits).records) == 1

@@ -105,7 +105,7 @@ def test_mistakes_about_tokens(fovea: Caller) -> None:
     assert "accepted: WIDTHxHEIGHT" in fovea("models", "--tokens", "0x5").error_line
     assert "needs --tokens" in fovea("models", "Qwen/Qwen2-VL-7B-Instruct").error_line
     assert "different tables" in fovea("models", "--tokens", "1x1", "--check", "fovea-tiny").error_line
-    assert "no model beside it" in fovea("models", "--tokens", "1x1", "--markdown", "x").error_line
+    assert "--markdown without MODEL" in fovea("models", "--tokens", "1x1", "--markdown", "x").error_line
     assert "--revision is for --check" in fovea("models", "--tokens", "1x1", "--revision", "x").error_line
 
 

@@ -132,4 +132,4 @@ def test_files_that_are_no_usage_files(tmp_path: Path, fovea: Caller) -> None:
     connection.execute("CREATE TABLE mine (a)")
     connection.close()
     assert "cannot be read: file is not a database" in fovea("usage", "--file", text).error_line
-    assert "is no usage file of this version" in fovea("usage", "--file", other).error_line
+    assert "is not a usage file of this version" in fovea("usage", "--file", other).error_line

@@ -444,7 +444,7 @@ def batch_line(name: str, body: dict[str, Any]) -> str:
 
 @pytest.fixture
 def uploaded(client: OpenAI) -> Iterator[Any]:
-    """A file of two requests, one of which is wrong."""
+    """A file of two requests; one is wrong."""
     body = {"model": MODEL, "messages": [user_asks(READ_SIGN)], "temperature": 0}
     lines = batch_line("right", body) + batch_line("wrong", {**body, "temperature": -1})
     file = client.files.create(file=("questions.jsonl", lines.encode()), purpose="batch")

@@ -69,7 +69,7 @@ class Inner:
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """A setting without a default, two subjects, and a field that is no setting."""
+    """A setting without a default, two subjects, and a field that is not a setting."""
 
     name: str = required("A name.")
     inner: Inner = field(default_factory=Inner)
@@ -213,7 +213,7 @@ def test_flat_values_build_nested_settings_and_come_back() -> None:
 
 @pytest.mark.parametrize("name", ["inner", "note", "hight"])
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(name: str) -> None:
-    """Subjects, and fields that are no settings, are unknown, too."""
+    """Subjects, and fields that are not settings, are unknown, too."""
     with pytest.raises(ConfigError) as caught:
         build_settings(Outer, {"name": "x", name: 1})
     assert caught.value.param == name

@@ -41,7 +41,7 @@ def test_the_public_names() -> None:
         _ = fovea.Motor
 
 
-def test_brains_hold_no_tensors(tmp_path: Path) -> None:
+def test_code_that_decides_does_not_import_torch(tmp_path: Path) -> None:
     """Importing these modules must not import torch, transformers or numpy, directly or indirectly."""
     check = "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     code = f"import sys, {', '.join(BRAINS)}; {check}"

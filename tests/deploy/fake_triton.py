@@ -101,7 +101,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 def load(path: Path, config: str, patch: pytest.MonkeyPatch) -> Any:
     """Import a rendered model.py with this stand-in, and initialize its model.
 
-    config: the text of its config.pbtxt, of which only the parameter `fovea` is read.
+    config: the text of its config.pbtxt; only the parameter `fovea` is read.
     """
     module = ModuleType("triton_python_backend_utils")
     for name, value in {

@@ -1,4 +1,4 @@
-"""Files that every target renders for the specs of `tests.deploy.specs`, kept beneath tests/deploy/golden.
+"""Files that every target renders for the specs of `tests.deploy.specs`, kept under tests/deploy/golden.
 
     python -m tests.deploy.golden            # write the files of all targets again
 
@@ -34,7 +34,7 @@ def names() -> list[str]:
 
 
 def rendered(target: str, spec: str) -> dict[str, str]:
-    """Return the files that a target renders for a spec, by their path beneath the golden folder."""
+    """Return the files that a target renders for a spec, by their path in the golden folder."""
     try:
         files = render(SPECS[spec], [target])
     except ConfigError as error:

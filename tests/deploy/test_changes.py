@@ -37,7 +37,7 @@ def mounts(stack: dict[str, Any], service: str) -> dict[str, str]:
 
 
 READ_ONCE = ("redis.conf", "grafana-password", *(f"pool-{pool.name}.toml" for pool in FULL.pools))
-"""Files that are read when a service starts. Their mounts are made anew then."""
+"""Files that are read when a service starts. Their mounts are made again then."""
 
 
 def test_files_that_change_in_a_running_stack_are_in_mounted_folders() -> None:

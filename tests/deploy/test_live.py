@@ -198,7 +198,7 @@ def test_a_wrong_name_is_found(monitored: Monitored) -> None:
 
 
 def test_an_alert_and_its_end_reach_a_webhook(monitored: Monitored) -> None:
-    """The keys file is broken, so Prometheus fires, and Alertmanager delivers; then the file is mended."""
+    """The keys file is broken, so Prometheus fires, and Alertmanager delivers; then the file is repaired."""
     keys = monitored.programs.server_keys
     keys.write_text("[[key]]\nname = 7\n")
     fired = monitored.webhook.wait_for("FoveaKeysFileBroken", "firing")

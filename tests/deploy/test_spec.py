@@ -46,7 +46,7 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
         ({"gateway": 3}, "[gateway] is 3; accepted: a table"),
         ({"gateway": {"workers": 1}}, "[gateway]: unknown key 'workers'"),
         ({"gateway": {"settings": {"worker": 1}}}, "[gateway] settings: unknown key 'worker'; did you mean"),
-        ({"redis": {}}, "[redis] is used by the gateway alone"),
+        ({"redis": {}}, "only the gateway uses [redis]"),
         ({"pool": [{"name": "A"}]}, "[[pool]] number 1: name is 'A'"),
         ({"pool": [POOL, POOL]}, "'tiny' is given twice"),
         ({"pool": [POOL, {"name": "b", "model": "Qwen/x"}]}, "needs [gateway]"),

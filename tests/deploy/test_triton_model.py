@@ -161,7 +161,7 @@ def test_a_cancelled_request_ends_and_frees_its_place(generate: Any) -> None:
         ({"question": "a", "sampling_parameters": '{"temperature": 9}'}, "temperature"),
         ({"question": "a", "sampling_parameters": '{"n": 2}'}, "n is 2; accepted: 1"),
         ({"question": "a", "return_logprobs": True}, "return_logprobs is not supported"),
-        ({"messages": "{}"}, "messages is no JSON of a list"),
+        ({"messages": "{}"}, "messages is not the JSON of a list"),
         ({"messages": "[]", "image": [SHAPES]}, "images are parts"),
         ({"question": b"\xff"}, "question is not UTF-8"),
     ],

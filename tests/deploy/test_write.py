@@ -65,7 +65,7 @@ def test_a_link_to_nothing_creates_no_file_outside(tmp_path: Path) -> None:
 
 def test_a_pipe_in_the_folder_does_not_stop_the_command(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         write({"a": "1"}, tmp_path)
 
 

@@ -165,7 +165,7 @@ def hosts(failing: str, status: int) -> Callable[[], Subject]:
 
 
 def answers(text: str) -> FakeWeb:
-    """A server that answers every question that is no stream with a text."""
+    """A server that answers every question that is not a stream with a text."""
 
     def route(body: Any) -> Answer | None:
         return None if body.get("stream") else reply({"choices": [{"message": {"content": text}}]})

@@ -196,7 +196,7 @@ EXPOSURE = [
     case("exposure/admin", FAIL, partial(live, OPEN, machine=OUTSIDE), "clear caches"),
     case("exposure/admin", NONE, partial(live, FakeWeb(routes={"/admin/caches": Answer(404)}))),
     case("exposure/metrics", PASS, subject, "401"),
-    case("exposure/metrics", FAIL, partial(live, OPEN, machine=OUTSIDE), "how much is asked"),
+    case("exposure/metrics", FAIL, partial(live, OPEN, machine=OUTSIDE), "how many requests come"),
     case("exposure/private-images", PASS, subject, "403, 403, 403"),
     case("exposure/private-images", FAIL, chat(fetches), "fetched an image"),
     case("exposure/private-images", WARN, chat(unsure), "connection refused"),

@@ -1,4 +1,4 @@
-"""The one outcome of wrong data that is no finding: an error of Fovea. The last ones are remembered.
+"""The one outcome of wrong data that is not a finding: an error of Fovea. The last ones are remembered.
 
 Without coverage, a mutator takes a new kind of refusal as a sign that an input reached new code.
 """

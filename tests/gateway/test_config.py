@@ -93,7 +93,7 @@ def test_a_wrong_field(table: str, fields: dict[str, Any], param: str, accepted:
 @pytest.mark.parametrize("value", [{}, "x", 5, ["x"], [{}, 5], None])
 def test_a_table_that_is_no_list_of_tables(table: str, value: Any) -> None:
     with pytest.raises(
-        ConfigError, match=rf"{table} is not a list of tables; accepted: \[\[{table}\]\]"
+        ConfigError, match=rf"{table} is not an array of tables; accepted: \[\[{table}\]\]"
     ) as caught:
         read_tables({table: value})
     assert caught.value.param == table

@@ -194,7 +194,7 @@ def test_an_image_does_not_hide_text() -> None:
 
 
 class _Held:
-    """Stands for a RequestImage, of which Demand reads the part alone."""
+    """Replaces a RequestImage; Demand reads only its `part`."""
 
     key = "url:0"
 

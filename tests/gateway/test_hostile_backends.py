@@ -123,7 +123,7 @@ async def test_streams_that_go_wrong_end_with_an_error_event() -> None:
 
 
 async def test_a_bad_chunk_in_an_open_connection_ends_with_idle_s() -> None:
-    """aiohttp's reader waits for ever after a chunk that is no HTTP."""
+    """aiohttp's reader waits for ever after a chunk that is not HTTP."""
 
     async def behave(write: Write, _: dict[str, Any]) -> None:
         await write(stream_head() + chunk(EVENT))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fovea.gateway.config import BackendConfig
-from fovea.gateway.fair_queue import Turn
+from fovea.gateway.fair_queue import QueueSlot
 from fovea.gateway.queues import ENDLESS, Queues
 from fovea.gateway.settings import QueueSettings, RouteSettings
 from tests.gateway.samples import MODEL, fleet
@@ -44,19 +44,19 @@ def test_the_capacity_of_a_worker(
 
 async def test_images_are_lowered_under_load() -> None:
     made = queues(config("a", max_requests=10, max_tokens=1000))
-    queue, turns = made.of(MODEL), list[Turn]()
+    queue, slots = made.of(MODEL), list[QueueSlot]()
     seen = [made.degrade(MODEL)]
     for _ in range(10):
-        turns.append(await queue.acquire("t", cost=10))
+        slots.append(await queue.acquire("t", cost=10))
         seen.append(made.degrade(MODEL))
     assert seen == [""] * 9 + ["medium", "low"]
-    for turn in turns:
-        queue.release(turn)
+    for slot in slots:
+        queue.release(slot)
     assert made.degrade(MODEL) == ""
     queue.release(await queue.acquire("t", cost=950))
-    turn = await queue.acquire("t", cost=950)
+    slot = await queue.acquire("t", cost=950)
     assert made.degrade(MODEL) == "medium"
-    queue.release(turn)
+    queue.release(slot)
     never = queues(config("a", max_requests=1), degrade_at=0)
     await never.of(MODEL).acquire("t")
     assert never.degrade(MODEL) == ""
@@ -69,10 +69,10 @@ async def test_queues_follow_their_backends() -> None:
     backends.update([config("a", max_requests=2), config("b", max_requests=3)], 0.0)
     made.resize()
     assert queue.queue.capacity[1] == 5
-    turn = await queue.acquire("t")
+    slot = await queue.acquire("t")
     backends.update([], 0.0)
     made.resize()
     assert [name for name, _ in made] == ["m"]  # its request is still running
-    queue.release(turn)
+    queue.release(slot)
     made.resize()
     assert list(made) == []

@@ -88,7 +88,7 @@ class Wire:
         return sock
 
     def send(self, *parts: bytes | str) -> None:
-        """Send bytes. A server that has closed the connection meanwhile is no error; the answer tells."""
+        """Send bytes. A server that has closed the connection meanwhile is not an error; the answer tells."""
         with contextlib.suppress(ConnectionError):
             for part in parts:
                 self.sock.sendall(part.encode() if isinstance(part, str) else part)

@@ -112,7 +112,7 @@ def test_the_name_to_listen_on_is_a_name_of_the_server() -> None:
 def test_a_refusal_shows_what_was_sent() -> None:
     scope: dict[str, Any] = {"method": "POST", "server": (ELSEWHERE, 8000)}
     rules = Browsers(())
-    with pytest.raises(Forbidden, match="the Host header 'vlm.example.com:80' is no name of this server"):
+    with pytest.raises(Forbidden, match="the Host header 'vlm.example.com:80' is not a name of this server"):
         rules.check({**scope, "headers": [(b"host", b"vlm.example.com:80")]})
     with pytest.raises(Forbidden, match=r"another site \(Origin: 'http://shop.example.org'\)"):
         rules.check({**scope, "headers": [(b"host", b"10.0.0.7"), (b"origin", b"http://shop.example.org")]})

@@ -284,7 +284,7 @@ def test_a_path_cannot_hide_a_route_from_rules(path: str, decoded: str) -> None:
 
 @given(st.sampled_from(["/admin", "/admin/live", "/metrics", "/v1/models"]), st.data())
 def test_no_encoded_path_is_a_route_of_another_spelling(path: str, data: st.DataObject) -> None:
-    """Whatever characters of a route are encoded, in either case, the result is no route."""
+    """Whatever characters of a route are encoded, in either case, the result is not a route."""
     at = data.draw(st.sets(st.integers(1, len(path) - 1), min_size=1))
     form = data.draw(st.sampled_from(["%{:02X}", "%{:02x}"]))
     hidden = "".join(form.format(ord(one)) if number in at else one for number, one in enumerate(path))

@@ -31,7 +31,7 @@ class Guest:
     def evict(self, *, cut: bool) -> bool:
         self.events.append("cut off" if cut else "evict")
         if self.yields and self.entry is not None:
-            self.entry.turn(Phase.ENDED)
+            self.entry.set_phase(Phase.ENDED)
         return self.yields
 
     def is_gone(self) -> None:
@@ -78,8 +78,8 @@ def test_idle_connections_make_room_first_and_the_oldest_of_them() -> None:
     table = Connections(4, observer=counts)
     guests = [Guest() for _ in range(4)]
     entries = [enter(table, guest) for guest in guests]
-    entries[2].turn(Phase.IDLE)
-    entries[1].turn(Phase.IDLE)
+    entries[2].set_phase(Phase.IDLE)
+    entries[1].set_phase(Phase.IDLE)
     for order in (2, 1, 0, 3):
         assert table.make_room()
         assert guests[order].events == ["evict"]
@@ -151,11 +151,11 @@ def test_connection_is_counted_until_its_descriptor_is_closed() -> None:
 
 
 def test_connection_that_has_left_stays_away() -> None:
-    """The route of a connection that was lost may still end it; that is no reason to wait for its end."""
+    """The route of a connection that was lost may still end it; that is not a reason to wait for its end."""
     table = Connections(1)
     entry = enter(table, phase=Phase.ANSWER)
     table.leave(entry)
-    entry.turn(Phase.ENDED)
+    entry.set_phase(Phase.ENDED)
     enter(table, phase=Phase.ANSWER)
     assert not table.make_room()
 
@@ -186,8 +186,8 @@ def test_connection_that_was_idle_counts_as_the_youngest_again() -> None:
     first, second = Guest(), Guest()
     one = enter(table, first, Phase.IDLE)
     enter(table, second, Phase.IDLE)
-    one.turn(Phase.ANSWER)
-    one.turn(Phase.IDLE)
+    one.set_phase(Phase.ANSWER)
+    one.set_phase(Phase.IDLE)
     assert table.make_room()
     assert (first.events, second.events) == ([], ["evict"])
 
@@ -220,10 +220,10 @@ def test_limit_per_address() -> None:
 def test_sweep_tells_those_that_are_late() -> None:
     table = Connections(10)
     early, late, unread, unwritten = Guest(), Guest(), Guest(), Guest()
-    enter(table, early).turn(Phase.HEAD, 5.0)
-    enter(table, late).turn(Phase.HEAD, 2.0)
-    enter(table, unread, Phase.ANSWER).turn(Phase.ANSWER)
-    enter(table, unwritten, Phase.ANSWER).turn(Phase.ANSWER)
+    enter(table, early).set_phase(Phase.HEAD, 5.0)
+    enter(table, late).set_phase(Phase.HEAD, 2.0)
+    enter(table, unread, Phase.ANSWER).set_phase(Phase.ANSWER)
+    enter(table, unwritten, Phase.ANSWER).set_phase(Phase.ANSWER)
     for entry in table:
         entry.unread = entry.owner is unread
         entry.write_deadline = 2.0 if entry.owner is unwritten else math.inf

@@ -110,7 +110,7 @@ def test_body_above_the_least_rate_may_take_longer() -> None:
 
 
 def test_time_in_which_the_server_does_not_read_is_not_the_clients() -> None:
-    """The route waits for its turn before it reads; meanwhile the client cannot send."""
+    """The route waits before it reads; meanwhile the client cannot send."""
     with hosting(**QUICK) as host:
         read = 0
 
@@ -265,7 +265,7 @@ def test_pipelined_requests_are_answered_in_order(host: Host) -> None:
 
 
 def test_pipeline_without_end() -> None:
-    """One write of 256 KiB held 14,000 requests, each of which became a task's state at once."""
+    """One write of 256 KiB held 14,000 requests. Each became a task's state at once."""
     with hosting(**QUICK) as host:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         wire = host.connect(b"GET /version HTTP/1.1\r\nHost:[::1]\r\n\r\n" * 50_000)

@@ -215,7 +215,7 @@ async def test_broken_certificate_is_logged_and_the_old_one_stays(
     cert.write_text("nonsense")
     while not caplog.records:
         await asyncio.sleep(0.01)
-    assert "no PEM file" in caplog.records[0].getMessage()
+    assert "not a PEM file" in caplog.records[0].getMessage()
     shutil.copy(pair[0], cert)
     while not installed:
         await asyncio.sleep(0.01)

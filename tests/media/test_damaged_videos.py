@@ -67,7 +67,7 @@ WHOLE = [
 
 @pytest.mark.parametrize(("encoder", "name", "value"), WHOLE, ids=[row[2].split(":log")[0] for row in WHOLE])
 def test_whole_files_are_read_wherever_reading_begins(encoder: str, name: str, value: str) -> None:
-    """Decoders report missing frames after a seek, and in streams that were cut; that is no damage.
+    """Decoders report missing frames after a seek, and in streams that were cut; that is not damage.
 
     With a rolling refresh of rows, frames after a seek were once answered by frames half a second later.
     """

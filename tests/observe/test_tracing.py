@@ -17,7 +17,7 @@ from fovea.core.types import StageTimings, Usage
 from fovea.observe import spans as names
 from fovea.observe import tracer
 from fovea.observe.logs import JsonFormatter
-from fovea.observe.request_log import Content, Run, SlowRequests, Trail, row_of, ttft_of
+from fovea.observe.request_log import Content, Run, SlowRequests, Timeline, row_of, ttft_of
 from fovea.observe.request_spans import RequestEnd, spans_of
 from fovea.observe.spans import Span, context_of, parent_of
 from fovea.observe.tracer import Tracer, TraceSettings, check_endpoint
@@ -163,7 +163,7 @@ def test_an_endpoint_that_is_no_url_is_refused(value: str) -> None:
     assert check_endpoint("") == check_endpoint("https://otel.example.com/base") == ""
 
 
-def trail(**changes: object) -> Trail:
+def timeline(**changes: object) -> Timeline:
     """A request of 3 s: 0.1 s to arrive, 0.2 s for images, 2.5 s in the engine, 0.2 s to be read."""
     timings = StageTimings(
         fetch=0.1, media_decode=0.2, preprocess=0.1, queue=1.0, encode=0.3, prefill=0.2, decode=0.8,
@@ -174,14 +174,14 @@ def trail(**changes: object) -> Trail:
         sizes=((640, 480),), first=102.0, last=102.8, timings=timings, usage=Usage(1500, 9, 0, 300),
         reasons=["stop"],
     )  # fmt: skip
-    made = Trail(100.0, 1e9, loading=100.1, runs=[run], trace_id=TRACE)
+    made = Timeline(100.0, 1e9, loading=100.1, runs=[run], trace_id=TRACE)
     for name, value in changes.items():
         setattr(made, name, value)
     return made
 
 
 def test_stages_follow_one_another_and_fill_the_request() -> None:
-    stages = trail().stages(103.0)
+    stages = timeline().stages(103.0)
     assert [each.stage for each in stages] == [
         "receive", "fetch", "media_decode", "media_decode", "preprocess", "queue", "encode", "prefill",
         "decode", "detokenize", "respond",
@@ -195,7 +195,7 @@ def test_the_spans_of_a_request() -> None:
     headers = {b"traceparent": HEADER}
     context = context_of(headers, parent_of(headers), 1.0)
     ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 200, "acme", stream=True)
-    root, *stages = spans_of(trail(context=context), ended, legacy=True)
+    root, *stages = spans_of(timeline(context=context), ended, legacy=True)
     assert (root.name, root.kind, root.parent_id, root.trace_id) == ("chat vlm", "server", SPAN, TRACE)
     assert (root.start, root.end) == (1e9, 1e9 + 3)
     assert root.attributes[names.INPUT_TOKENS] == 1500
@@ -208,19 +208,19 @@ def test_the_spans_of_a_request() -> None:
 
 def test_an_error_is_in_the_span() -> None:
     context = context_of({}, None, 1.0)
-    broken = trail(context=context)
+    broken = timeline(context=context)
     broken.runs[0].error = "engine_error"
     ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 500, "-")
     root, *_ = spans_of(broken, ended, legacy=False)
     assert (root.error, root.attributes[names.ERROR_TYPE]) == ("engine_error", "engine_error")
-    refused = next(iter(spans_of(trail(context=context, runs=[]), ended, legacy=False)))
+    refused = next(iter(spans_of(timeline(context=context, runs=[]), ended, legacy=False)))
     assert refused.error == "status 500"
 
 
 def test_several_generations_have_a_span_each() -> None:
     context = context_of({}, None, 1.0)
-    two = trail(context=context)
-    two.runs.append(trail().runs[0])
+    two = timeline(context=context)
+    two.runs.append(timeline().runs[0])
     ended = RequestEnd(103.0, "req", "POST", "/v1/completions", 200, "-")
     root, *rest = spans_of(two, ended, legacy=False)
     runs = [each for each in rest if each.name == "text_completion vlm"]
@@ -231,9 +231,9 @@ def test_several_generations_have_a_span_each() -> None:
 
 
 def test_a_slow_request_says_why() -> None:
-    row = row_of(trail(), 103.0, request_id="req", route="/v1/chat/completions", caller="acme", status=200)
+    row = row_of(timeline(), 103.0, request_id="req", route="/v1/chat/completions", caller="acme", status=200)
     assert row["reasons"] == [
-        "queue took 1 s (33%): it waited for its turn: other requests held the engine or its memory",
+        "queue took 1 s (33%): it waited in the queue: other requests held the engine or its memory",
         "1500 of 1500 prompt tokens were not cached",
     ]
     assert (row["trace_id"], row["images"]) == (TRACE, [{"width": 640, "height": 480}])
@@ -242,20 +242,20 @@ def test_a_slow_request_says_why() -> None:
 
 def test_a_slow_request_whose_images_could_not_be_loaded() -> None:
     """The engine never got it. Its time is that of the hosts of its images, not of its own arrival."""
-    row = row_of(trail(runs=[]), 130.0, request_id="req", route="/v1/messages", caller="-", status=400)
+    row = row_of(timeline(runs=[]), 130.0, request_id="req", route="/v1/messages", caller="-", status=400)
     assert row["stages"] == {"receive": 0.1, "fetch": 29.9}
     assert row["reasons"] == ["fetch took 29.9 s (100%): its images came from slow hosts"]
 
 
 def test_a_slow_request_of_which_an_answer_is_missing() -> None:
-    two = trail()
+    two = timeline()
     two.runs.append(Run("other", "vlm", SamplingParams(), submitted=100.3))
     row = row_of(two, 103.0, request_id="req", route="/v1/completions", caller="-", status=500)
     assert row["reasons"][-1] == "it ended before its answer was complete"
 
 
 def test_the_texts_of_several_choices_are_apart() -> None:
-    several = trail(context=context_of({}, None, 1.0))
+    several = timeline(context=context_of({}, None, 1.0))
     several.runs[0].content = Content("why?", {1: ["no", "."], 0: ["yes"]})
     ended = RequestEnd(103.0, "req", "POST", "/v1/chat/completions", 200, "-")
     root, *_ = spans_of(several, ended, legacy=False)
@@ -266,7 +266,7 @@ def test_the_texts_of_several_choices_are_apart() -> None:
 def test_what_is_slow(caplog: pytest.LogCaptureFixture) -> None:
     slow = SlowRequests(3.0, 2.0)
     assert slow.is_slow(3.0, None)
-    assert slow.is_slow(2.5, ttft_of(trail()))
+    assert slow.is_slow(2.5, ttft_of(timeline()))
     assert not slow.is_slow(2.5, 1.9)
     assert not SlowRequests(0.0, 0.0).is_slow(1e9, 1e9)
     for number in range(150):
@@ -294,8 +294,8 @@ def test_a_long_tracestate_is_dropped_whole() -> None:
 
 def test_generations_side_by_side_are_not_added_up() -> None:
     """Four prompts of one request once took 333% of its time."""
-    several = trail()
-    several.runs += [trail().runs[0] for _ in range(3)]
+    several = timeline()
+    several.runs += [timeline().runs[0] for _ in range(3)]
     row = row_of(several, 103.0, request_id="req", route="/v1/completions", caller="-", status=200)
     assert sum(row["stages"].values()) == pytest.approx(3.0)
     assert row["prompt_tokens"] == 6000

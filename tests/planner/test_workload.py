@@ -77,7 +77,7 @@ def test_a_file_has_all_values(tmp_path: Path) -> None:
         ("percentile = 100", ("percentile is 100", "50 to 99.9")),
         ('method = "darts"', ("method is 'darts'", "did you mean 'dart'?")),
         ("system = 1.5", ("system is 1.5", "0 to 1048576")),
-        ("request = 3", ("request is no array of tables", "[[request]]")),
+        ("request = 3", ("request is not an array of tables", "[[request]]")),
         ("", ("no requests", "[[request]]")),
         ("[[request]]\nshare = 0", ("shares of all requests are 0",)),
         ("[[request]]\n[[request]]\ntexts = 5", ("number 2", "unknown key 'texts'", "'text'")),

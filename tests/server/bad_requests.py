@@ -180,7 +180,7 @@ PARAMETERS = [
          "accepted in messages of the assistant, not in those of user", "messages[0].tool_calls"),
     of_text("echo of a stream", "echo needs stream: false", "echo", echo=True, stream=True),
     of_text("best_of", "less than or equal to 128", "best_of", best_of=129),
-    of_text("best_of below n", "best_of is 1; accepted: at least n", "best_of", best_of=1, n=2),
+    of_text("best_of below n", "best_of is 1; accepted: at least 2", "best_of", best_of=1, n=2),
     of_text("no tokens", "max_tokens is 0; accepted: at least 1 without echo", "max_tokens", max_tokens=0),
     of_text("prompt_logprobs of a stream", "needs stream: false", "prompt_logprobs", prompt_logprobs=1,
             stream=True),

@@ -150,7 +150,7 @@ def test_scores_of_a_prompt_are_those_of_transformers(server: Server, checkpoint
         assert set(entry) == {*ranked[:top], str(ids[place])}
         values = [entry[token]["logprob"] for token in ranked[:top]]
         assert values == pytest.approx(best.values.tolist(), abs=1e-3)
-        # Several tokens of this random model have one text, of which the most likely one counts.
+        # Several tokens of this random model have one text; the most likely one counts.
         written = {entry[token]["decoded_token"]: entry[token]["logprob"] for token in reversed(ranked)}
         assert echoed["top_logprobs"][place] == pytest.approx(written, abs=1e-5)
 
@@ -215,7 +215,7 @@ ODD_TEXT: Json = {"guided_choice": [ODD], "max_tokens": 40, "logprobs": 1, "igno
 
 
 def offsets_of(text: str, logprobs: Json) -> list[int]:
-    """The places of tokens, each of which was checked."""
+    """The places of tokens; each was checked."""
     places: list[int] = logprobs["text_offset"]
     for token, place, following in zip(logprobs["tokens"], places, [*places[1:], len(text)], strict=True):
         assert 0 <= place <= following <= len(text)
@@ -243,7 +243,7 @@ def test_text_offsets_count_characters_of_the_text(bundled_server: Server, extra
 
 
 def test_text_offsets_of_any_tokens(server: Server) -> None:
-    """A random model writes special tokens, and bytes that are no characters, among its words."""
+    """A random model writes special tokens, and bytes that are not characters, among its words."""
     sampled: Json = {"logprobs": 1, "max_tokens": 40, "temperature": 1.5, "seed": 3, **KNOWN}
     for one in complete(server, n=2, prompt=[PROMPT, "a"], **sampled)["choices"]:
         assert one["logprobs"]["text_offset"][0] == 0

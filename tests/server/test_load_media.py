@@ -63,8 +63,8 @@ class Media:
 
 async def load(media: Media) -> tuple[ImageBundle, VideoBundle]:
     state = SimpleNamespace(media=media, image_store=None)
-    trail = SimpleNamespace(loading=None)
-    request = cast("Request", SimpleNamespace(state=state, caller=Caller(), trail=trail))
+    timeline = SimpleNamespace(loading=None)
+    request = cast("Request", SimpleNamespace(state=state, caller=Caller(), timeline=timeline))
     async with asyncio.timeout(10):
         return await load_media(request, MESSAGES, cast("Any", SimpleNamespace(salt="", tenant="")))
 

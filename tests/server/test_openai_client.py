@@ -133,7 +133,7 @@ def test_logprobs(client: openai.OpenAI) -> None:
         ranked = [top.logprob for top in entry.top_logprobs]
         assert ranked == sorted(ranked, reverse=True)
         assert entry.logprob == ranked[0] <= 0  # greedy picks the most likely
-        # A special token, which this random model writes, is no part of the text.
+        # A special token, which this random model writes, is not part of the text.
         assert bytes(entry.bytes).decode(errors="replace") == (
             "" if entry.token[:5] == "<row_" else entry.token
         )

@@ -86,7 +86,7 @@ async def test_one_profile_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     one = Profiler()
     first = asyncio.ensure_future(one.profile(ProfileOptions()))
     await reached.wait()
-    with pytest.raises(Overloaded, match="one at a time"):
+    with pytest.raises(Overloaded, match="one profile at a time"):
         await one.profile(ProfileOptions())
     go.set()
     assert await first == b"profile"

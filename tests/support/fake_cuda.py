@@ -3,8 +3,8 @@
 Work in a stream runs at once, so an event is over when it is recorded. A graph is real in what matters to its
 users: it notes every operation and every launch of a Triton kernel while it is recorded, and a replay repeats
 exactly these, on the tensors of the recording. So an answer is wrong if a step depends on a number that
-Python computes anew. While a graph is recorded, an operation that waits for the GPU raises RuntimeError, as
-on CUDA.
+Python computes in each step. While a graph is recorded, an operation that waits for the GPU raises
+RuntimeError, as on CUDA.
 """
 
 from __future__ import annotations

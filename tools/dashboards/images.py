@@ -22,7 +22,7 @@ STAGES = (
     ("fetch", "Fetch", "Downloading images behind URLs. Cached ones take no time."),
     ("media_decode", "Decode", "Decoding JPEG, PNG and other formats in a process of its own."),
     ("preprocess", "Preprocess", "Resizing and normalising pixels in worker threads."),
-    ("queue", "Queue", "Waiting for blocks, for a turn, and for images to be encoded."),
+    ("queue", "Queue", "Waiting for blocks, for other requests, and for images to be encoded."),
     ("encode", "Encode", "The vision encoder, projector included. Cached images take no time."),
 )
 

@@ -76,7 +76,7 @@ def _latency() -> Row:
                 Unit.SECONDS, *quantiles("fovea:ttft_seconds"),
             ),
             lines(
-                "Time between two tokens", "The pace of answers as clients see it.",
+                "Time between two tokens", "How fast answers grow, as clients see it.",
                 Unit.SECONDS, *quantiles("fovea:itl_seconds"),
             ),
         ],
@@ -103,7 +103,7 @@ def _throughput() -> Row:
                 rate("fovea:images_encoded_total", "encoded"),
             ),
             lines(
-                "Requests in the engine", "Requests that are computed, and that wait for room or a turn.",
+                "Requests in the engine", "Requests that are computed, and that wait for memory or others.",
                 Unit.COUNT, gauge_of("fovea:requests_running", "running {{instance}}"),
                 gauge_of("fovea:requests_waiting", "waiting {{instance}}"), span=12,
             ),

@@ -1,6 +1,6 @@
 """Check that a release is consistent: `make release-check`, or `make release-check TAG=v1.2.3`.
 
-The version stands in three places: pyproject.toml, fovea.__version__ and the newest section of CHANGELOG.md.
+The version is in three places: pyproject.toml, fovea.__version__ and the newest section of CHANGELOG.md.
 With a tag, the section must have a date, and the tag must be the version.
 """
 

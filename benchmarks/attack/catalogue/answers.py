@@ -42,7 +42,7 @@ async def long_prompts(battle: Battle) -> None:
 
 
 async def costly_forms(battle: Battle) -> None:
-    """Ask for answers in ever new forms, each of which takes more time to compile than is allowed."""
+    """Ask for answers in ever new forms. Each takes more time to compile than is allowed."""
     dots = [f"/(.|\\n){{0,{i}}}[a-{chr(98 + i % 20)}](.|\\n){{{i}}}/" for i in range(1, 40)]
 
     async def act(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The bare ASGI proxy of this folder: the floor of any gateway on uvicorn and aiohttp."""
+"""The bare ASGI proxy of this folder: the lower bound for any gateway on uvicorn and aiohttp."""
 
 from __future__ import annotations
 

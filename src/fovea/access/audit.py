@@ -3,7 +3,7 @@
 A line about an answered request says who used what, and never what was in it. It holds numbers, names that
 the operator chose, and digests. It holds no text, address, query string or byte of a request or answer, and
 no key. Some fields come from the client, such as the name of a model and the request id. They are written
-only if they look like names; otherwise a mark stands there. Images are named by the first 16 hex digits of
+only if they look like names; otherwise a mark replaces them. Images are named by the first 16 hex digits of
 the digest of their bytes, so that the same image can be found again in the log, but not be seen.
 """
 
@@ -120,6 +120,6 @@ def _harmless(name: str, value: Any) -> Any:
 def name_of(text: str) -> str:
     """Return a text if it looks like a name, and otherwise a mark. An empty text stays empty.
 
-    A name has at most 128 letters, digits and ._:/@+- and is no address.
+    A name has at most 128 letters, digits and ._:/@+- and is not an address.
     """
     return text if not text or (_NAME.fullmatch(text) and "://" not in text) else NO_NAME

@@ -39,7 +39,7 @@ from fovea.core.private_files import exposure
 from fovea.core.settings import settings_of
 
 L = TypeVar("L")
-"""The settings class of the limits that a keys file states; its defaults are no limits."""
+"""The settings class of the limits that a keys file states; its defaults limit nothing."""
 ROLES = ("api", "admin", "metrics")
 PREFIX = "sha256:"
 LARGEST_FILE = 16 * 1024 * 1024
@@ -123,7 +123,7 @@ def read_key_file(path: Path, limits: type[L]) -> KeyFile[L]:
         raise ConfigError(f"keys file {path} cannot be read: {error.strerror}", param="keys_file") from error
     if len(data) > LARGEST_FILE:
         raise ConfigError(
-            f"keys file {path} has more than {LARGEST_FILE} bytes; accepted: at most that", param="keys_file"
+            f"keys file {path} is too large; accepted: at most {LARGEST_FILE} bytes", param="keys_file"
         )
     try:
         return parse_key_file(data.decode(), limits)
@@ -142,9 +142,11 @@ def parse_key_file(text: str, limits: type[L]) -> KeyFile[L]:
         values.get("key", []),
     )
     if not isinstance(secret, str):
-        raise ConfigError("cache_secret is not a text; accepted: a text")
+        raise ConfigError('cache_secret is not a text; accepted: a text in quotes, as cache_secret = "..."')
     if not isinstance(default, dict) or not isinstance(entries, list):
-        raise ConfigError("accepted: a table [default], and a table [[key]] for every key")
+        raise ConfigError(
+            "default or key is not a table; accepted: a table [default], and a table [[key]] for every key"
+        )
     check_keys("[default]", default, reader.names, "field")
     reader.limits(default, "[default]")
     records = tuple(

@@ -161,7 +161,7 @@ def _expected(problem: Problem) -> str | None:
 
 
 def unknown_field(path: str, fields: Sequence[str]) -> InvalidRequest:
-    """The error for a field that is not known. fields: known names, of which it may be a misspelling."""
+    """The error for a field that is not known. fields: known names; it may be a misspelling of one."""
     near = difflib.get_close_matches(path.rpartition(".")[2], fields, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidRequest(f"unknown field {path!r}{hint}", param=path, code="unknown_field")

@@ -49,7 +49,7 @@ def _by_text(entry: TokenLogprob, own: float) -> dict[str, float]:
 def prompt_logprobs(entries: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
     """Log probabilities of a prompt, in vLLM's form: by token id, the most likely ones and the prompt's own.
 
-    null stands for the first token, and for tokens of images.
+    The first token, and tokens of images, have null.
     """
     return [None if entry is None else _by_id(entry) for entry in entries]
 

@@ -285,7 +285,7 @@ class CompletionRequest(Sampling):
 
     prompt: Prompts = Field(description="One prompt or a list of prompts, each as text or as token ids.")
     best_of: Integer | None = option(
-        "Number of answers to each prompt, of which the `n` with the largest mean log "
+        "Number of answers to each prompt; the `n` with the largest mean log "
         "probability per token are returned. Not with `stream`. Default: `n`.",
         ge=1,
         le=MAX_CHOICES,

@@ -88,7 +88,7 @@ class EndOfConnection:
     def __enter__(self) -> None:
         if self._closed is not None:
             self._closed.add_done_callback(self._end)
-            # Once per connection, of which this may not be the first request.
+            # Once per connection; this may not be its first request.
             self._closed.remove_done_callback(_retrieve)
             self._closed.add_done_callback(_retrieve)
 
@@ -98,7 +98,7 @@ class EndOfConnection:
 
     def _end(self, _: object) -> None:
         if not self._content.is_eof() and self._content.exception() is None:
-            self._content.set_exception(aiohttp.ClientConnectionError("a chunk of the answer is no HTTP"))
+            self._content.set_exception(aiohttp.ClientConnectionError("a chunk of the answer is not HTTP"))
 
 
 def _retrieve(closed: asyncio.Future[None]) -> None:
@@ -127,7 +127,7 @@ def reason(error: aiohttp.ClientError) -> str:
         case aiohttp.ClientPayloadError():
             return "peer closed connection without sending complete message body"
         case aiohttp.ClientResponseError():
-            return f"the answer is no HTTP: {' '.join(error.message.split())}"
+            return f"the answer is not HTTP: {' '.join(error.message.split())}"
         case OSError():
             return _system_reason(error)
     return str(error) or type(error).__name__
@@ -402,7 +402,7 @@ def record_event(payload: str, at: float, sample: Sample) -> Failure | None:
     except (ValueError, RecursionError):
         chunk = None
     if not isinstance(chunk, dict):
-        return Failure("bad answer", f"an event is no JSON object: {payload[:MAX_TEXT]!r}")
+        return Failure("bad answer", f"an event is not a JSON object: {payload[:MAX_TEXT]!r}")
     if chunk.get("error"):
         return Failure("broken stream", _message(chunk))
     if isinstance(usage := chunk.get("usage"), dict):
@@ -412,7 +412,7 @@ def record_event(payload: str, at: float, sample: Sample) -> Failure | None:
     choices = chunk.get("choices") or []
     for choice in choices if isinstance(choices, list) else [choices]:
         if not isinstance(choice, dict):
-            return Failure("bad answer", f"a choice is no JSON object: {payload[:MAX_TEXT]!r}")
+            return Failure("bad answer", f"a choice is not a JSON object: {payload[:MAX_TEXT]!r}")
         delta = _object(choice.get("delta"))
         piece = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
         if isinstance(piece, str) and piece:

@@ -139,7 +139,7 @@ class Spread:
     def of(cls, seconds: Iterable[float]) -> Spread:
         """The percentiles of durations in seconds. Values that are nan are left out."""
         values = sorted(value for value in seconds if not math.isnan(value))
-        return cls(len(values), *(percentile(values, share) * 1e3 for share in (50, 90, 95, 99, 100)))
+        return cls(len(values), *(percentile(values, percent) * 1e3 for percent in (50, 90, 95, 99, 100)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def figure(width: float, height: float) -> Figure:
 def _shares(axes: Any, seconds: Sequence[float], name: str) -> None:
     """Plot the cumulative distribution of durations, in milliseconds.
 
-    Values of 0 cannot stand on the logarithmic axis.
+    Values of 0 are left out, because the axis is logarithmic.
     """
     values = sorted(value * 1e3 for value in seconds if value > 0)
     if values:

@@ -133,12 +133,10 @@ def compare(new: Mapping[str, Any], old: Mapping[str, Any]) -> tuple[list[str], 
     rows = []
     before = {result["name"]: result["summary"] for result in old["results"]}
     for result in new["results"]:
-        for field, share in COMPARED if result["name"] in before else ():
-            values = [
-                _figure(summary, field, share) for summary in (before[result["name"]], result["summary"])
-            ]
+        for field, key in COMPARED if result["name"] in before else ():
+            values = [_figure(summary, field, key) for summary in (before[result["name"]], result["summary"])]
             if values[0] and values[1] is not None:
-                name = f"{field} {share}" if share and field != "values" else share or field
+                name = f"{field} {key}" if key and field != "values" else key or field
                 rows.append(
                     {
                         "workload": result["name"],
@@ -166,6 +164,6 @@ def compare(new: Mapping[str, Any], old: Mapping[str, Any]) -> tuple[list[str], 
     return lines, rows
 
 
-def _figure(summary: Mapping[str, Any], field: str, share: str | None) -> Any:
+def _figure(summary: Mapping[str, Any], field: str, key: str | None) -> Any:
     value = summary.get(field)
-    return value.get(share) if share and isinstance(value, Mapping) else value
+    return value.get(key) if key and isinstance(value, Mapping) else value

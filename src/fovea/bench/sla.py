@@ -13,9 +13,9 @@ from fovea.core.config_files import check_keys, errors_in, read_json, read_toml
 from fovea.core.errors import ConfigError
 
 SPREADS = ("ttft", "gap", "longest_gap", "tpot", "end_to_end")
-SHARES = ("p50", "p90", "p95", "p99")
+PERCENTILES = ("p50", "p90", "p95", "p99")
 AT_MOST = (
-    *(f"{spread}_{share}_ms" for spread in SPREADS for share in SHARES),
+    *(f"{spread}_{percentile}_ms" for spread in SPREADS for percentile in PERCENTILES),
     "error_rate",
     "cost_per_request",
 )
@@ -103,8 +103,8 @@ def _figure(name: str, sla: Sla, summary: Summary, price_per_hour: float | None)
     if name in derived:
         return derived[name]()
     if name.endswith("_ms"):
-        spread, _, share = name.removesuffix("_ms").rpartition("_")
-        return float(getattr(getattr(summary, spread), share))
+        spread, _, percentile = name.removesuffix("_ms").rpartition("_")
+        return float(getattr(getattr(summary, spread), percentile))
     return float(getattr(summary, name))
 
 
@@ -131,14 +131,14 @@ def _sla(values: Mapping[str, Any], path: str) -> Sla:
     check_keys("", good, [field.name for field in fields(Bounds)])
     source = values.get("source", path)
     if not isinstance(source, str):
-        raise ConfigError(f"source is {source!r}; accepted: text")
+        raise ConfigError(f"source is {source!r}; accepted: a text in quotes")
     return Sla(source, Bounds(**good), targets)
 
 
 def _table(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = values.get(name, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{name} is {table!r}; accepted: names and numbers")
+        raise ConfigError(f"{name} is {table!r}; accepted: a table [{name}] of names and numbers")
     return table
 
 

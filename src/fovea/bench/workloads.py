@@ -149,7 +149,7 @@ async def play_trace(context: WorkloadContext, trace: Trace) -> Round:
 
 
 async def play_closed(context: WorkloadContext, traffic: Traffic) -> Round:
-    """Send requests from `traffic.clients` clients, each of which waits for its answer."""
+    """Send requests from `traffic.clients` clients; each waits for its answer."""
     requests = await build_requests(context, generate(traffic.load(context.shape, 1.0)))
     return Round(await closed_loop([partial(context.send, request) for request in requests], traffic.clients))
 

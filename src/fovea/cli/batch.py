@@ -200,7 +200,7 @@ def resume_at(output: Path, lines: Sequence[bytes]) -> Progress:
     if rest:
         begins = f'{{"line": {len(whole) + 1},'.encode()
         if len(whole) == len(lines) or not (rest.startswith(begins) or begins.startswith(rest)):
-            raise InvalidRequest(f"{output}:{len(whole) + 1} is no answer to IN: not its output")
+            raise InvalidRequest(f"{output}:{len(whole) + 1} is not an answer to IN: not its output")
         with output.open("r+b") as file:
             file.truncate(output.stat().st_size - len(rest))
     return Progress(len(whole), tuple(n for n, body in enumerate(bodies, 1) if "error" in body))
@@ -316,7 +316,9 @@ class LineRunner:
 
     def _path(self, name: Any) -> Path:
         if not isinstance(name, str):
-            raise InvalidRequest(f"an image is {name!r}; accepted: a path", param="image")
+            raise InvalidRequest(
+                f"an image is {name!r}; accepted: the path of a file, as a string", param="image"
+            )
         return self._folder / name
 
 

@@ -10,7 +10,7 @@ Fixed workloads, which run unless others are named:
   stall      the longest gap of a running stream while an image arrives
 Loads:
   open       requests at --rate, however slow the server is (--arrivals poisson, ramp, burst)
-  closed     --clients, each of which sends its next request after its answer
+  closed     --clients; each sends its next request after its answer
   chat       conversations of --turns turns about an image
   trace      the requests of --trace FILE, at their times
 

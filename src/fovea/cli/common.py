@@ -314,7 +314,9 @@ def keys_of(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tup
     keys = value.split(",") if isinstance(value, str) else value
     good = isinstance(keys, list | tuple) and all(isinstance(key, str) and key.strip() for key in keys)
     if not good or (source and not keys):
-        raise ConfigError(f"{source} holds an empty key or none; accepted: keys of text", param=f"{name}s")
+        raise ConfigError(
+            f"{source} holds an empty key or none; accepted: keys of at least one character", param=f"{name}s"
+        )
     return tuple(key.strip() for key in keys)
 
 

@@ -67,7 +67,7 @@ def run_check(args: argparse.Namespace) -> int:
     spec, folder = _spec(args), Path(args.folder).absolute()
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder} is no folder; accepted: the folder of `fovea deploy render`", param="dir"
+            f"{folder} is not a folder; accepted: the folder of `fovea deploy render`", param="dir"
         )
     wanted = [each for name in args.target for each in target(name).load().checks(spec)]
     outcomes = [checks.run_check(each, folder) for each in dict.fromkeys(wanted)]

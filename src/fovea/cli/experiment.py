@@ -158,8 +158,8 @@ def _numbers(name: str, sums: Statistics) -> dict[str, Any]:
         "variant": name,
         "requests": sums.requests,
         "error_rate": sums.error_rate,
-        **{f"p{share}_s": sums.percentile("latency", share) for share in (50, 95, 99)},
-        **{f"ttft_p{share}_s": sums.percentile("ttft", share) for share in (50, 95)},
+        **{f"p{percent}_s": sums.percentile("latency", percent) for percent in (50, 95, 99)},
+        **{f"ttft_p{percent}_s": sums.percentile("ttft", percent) for percent in (50, 95)},
         **{
             f"{each}_tokens": int(sums.count(f"{each}_tokens")) for each in ("prompt", "visual", "completion")
         },

@@ -198,7 +198,7 @@ def _limits_class(args: argparse.Namespace, given: Sequence[str] = ()) -> type[A
         return KINDS[fitting[0]]
     kind = kinds[0]
     wrong = next(name for name in given if name not in _NAMES[kind])
-    reason = f"{options.flag(wrong)} is no limit of the {kind}"
+    reason = f"{options.flag(wrong)} is not a limit of the {kind}"
     if len(kinds) > 1:
         reason = f"{', '.join(map(options.flag, given))}: no program has all of these limits"
     raise ConfigError(f"{reason}; accepted: {', '.join(_NAMES[kind])} for the {kind}", param=wrong)

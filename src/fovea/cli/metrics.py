@@ -147,8 +147,8 @@ def markdown() -> str:
     gateways = [(_code(row.name), row.kind, _codes(row.labels), row.unit, row.text) for row in gateway_rows()]
     return "\n\n".join(
         (
-            "### Of a server\n\n" + markdown_table(titles, server),
-            "### Of a gateway\n\n" + markdown_table(titles[:5], gateways),
+            "### Metrics of a server\n\n" + markdown_table(titles, server),
+            "### Metrics of a gateway\n\n" + markdown_table(titles[:5], gateways),
             "### Names of other systems\n\n"
             + markdown_table(("name", "of", "here", "note"), _translations()),
         )

@@ -31,7 +31,7 @@ def _count_in_words(value: str | int) -> str:
 
 
 def _size_in_words(value: str | int) -> str:
-    """Bytes in the largest unit of which there is at least one."""
+    """Bytes in the largest unit that fits into them once."""
     if not isinstance(value, int):
         return value
     power = min(max(value.bit_length() - 1, 0) // 10, len(UNITS) - 1)
@@ -254,7 +254,7 @@ def tokens(args: argparse.Namespace) -> int:
     if args.markdown:
         if args.model:
             raise ConfigError(
-                "--markdown prints all known models; accepted: no model beside it", param="model"
+                "--markdown prints all known models; accepted: --markdown without MODEL", param="model"
             )
         print(token_markdown(sizes))
         return 0

@@ -161,7 +161,7 @@ SAME_FOR_ALL = {"visual_tokens": "off", "degrade_from": 0.0, "embed_disk_dir": "
 faster.
 """
 PROGRESS_LINES = 10
-"""Number of progress lines that a sweep prints if stderr is no terminal."""
+"""Number of progress lines that a sweep prints if stderr is not a terminal."""
 
 
 class SweepRun:

@@ -95,7 +95,9 @@ def register(commands: Any) -> None:
         help="open /metrics only to this key and to admin keys; may be given several times "
         "(or FOVEA_METRICS_KEY)",
     )
-    parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, help="least severity that is logged (default: info)"
+    )
     parser.add_argument(
         "--simulate",
         action="store_const",

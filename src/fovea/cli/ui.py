@@ -16,7 +16,7 @@ from fovea.engine.config import EngineConfig
 
 HOST = "127.0.0.1"
 OWN = ("command", "run", "url", "port", "browser", "admin")
-"""Arguments that are no settings of the server."""
+"""Arguments that are not settings of the server."""
 ENGINE_FLAGS = ("device", "threads", "quantization", "visual_tokens")
 
 
@@ -42,7 +42,9 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--model", help=f"a folder, a hub id, or {DEFAULT_MODEL} (default)")
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings; flags override it")
-    parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, help="least severity that is logged (default: info)"
+    )
     options.add_options(parser, "engine:", EngineConfig, only=ENGINE_FLAGS)
     parser.set_defaults(run=run)
 

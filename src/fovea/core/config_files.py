@@ -114,7 +114,7 @@ def tables(where: str, content: Mapping[str, Any], key: str) -> list[dict[str, A
     found = content.get(key, [])
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         start = f"{where}: " if where else ""
-        raise ConfigError(f"{start}{key} is no array of tables; accepted: [[{key}]]", param=key)
+        raise ConfigError(f"{start}{key} is not an array of tables; accepted: [[{key}]]", param=key)
     return found
 
 
@@ -123,7 +123,7 @@ def settings_table(
 ) -> T:
     """Return a table as its settings class. Lists become tuples.
 
-    also: further keys that the table may hold, and that are no settings of the class.
+    also: further keys that the table may hold, and that are not settings of the class.
     more: further arguments of the class; keys of the table with these names are left to the caller.
     Raises ConfigError for other values than a table, unknown keys, and values that the class refuses.
     """

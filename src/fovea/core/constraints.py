@@ -29,7 +29,7 @@ class AnswerFormat:
 
     kind: how `definition` is read.
     definition: for "json" the schema as JSON; for "regex" a regular expression that the whole answer matches;
-        for "choice" a JSON list of strings, of which the answer is one; for "grammar" a grammar in Lark's
+        for "choice" a JSON list of strings; the answer is one of them; for "grammar" a grammar in Lark's
         notation as llguidance reads it, or in GBNF; for "calls" see `calls`.
     whitespace: regular expression of the white space between the parts of JSON. None: the answer is on one
         line, with a space after every comma and colon or without any; the model chooses at the first one.

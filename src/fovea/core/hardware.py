@@ -83,7 +83,7 @@ def _cpu_limit() -> int | None:
 
 
 def cgroup_folders(controller: str) -> list[Path]:
-    """Return the folders in which limits of this process may stand. In a container they are the roots.
+    """Return the folders that may hold limits of this process. In a container they are the roots.
 
     controller: cpu or memory.
     """

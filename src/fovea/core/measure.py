@@ -152,12 +152,12 @@ class Tally:
         return figures
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
+def percentile(ordered: Sequence[float], percent: float) -> float:
     """Return a percentile by the nearest-rank method; nan if there are no values.
 
     ordered: values in ascending order.
-    share: percent of the values that do not exceed the result, 0 to 100.
+    percent: part of the values that do not exceed the result, in percent, 0 to 100.
     """
     if not ordered:
         return math.nan
-    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

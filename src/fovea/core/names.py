@@ -25,7 +25,7 @@ def bundled_model() -> Path:
 
 
 _LONGEST = 255
-"""Most characters of a name; longer ones are no model's."""
+"""Most characters of a name; a longer name cannot be a model's."""
 _CACHE_FOLDER = re.compile(r"models--([^/]+?)--([^/]+)")
 """Folder of a download by huggingface_hub, .../models--OWNER--NAME/snapshots/COMMIT."""
 _SEPARATORS = re.compile(r"[\s._-]+")

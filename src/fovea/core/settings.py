@@ -153,7 +153,7 @@ def _problem(value: Any, kind: Any, rule: Rule, accepted: str) -> str:
 def _fits(value: Any, kind: Any, rule: Rule) -> bool:
     """Tell whether one value has the type and is within the rule.
 
-    NaN is within no range; a bool is no number.
+    NaN is within no range; a bool is not a number.
     """
     types_of_kind = (int, float) if kind is float else kind
     if not isinstance(value, types_of_kind) or (isinstance(value, bool) and kind is not bool):

@@ -217,7 +217,7 @@ class TokenLogprob:
 
 
 PromptLogprobs = tuple[TokenLogprob | None, ...]
-"""Of each token of a prompt. None: the first token, and tokens that stand for images."""
+"""One entry for each token of a prompt. None: the first token, and tokens of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Usage:
 
     prompt, completion: tokens of the prompt, and of all choices.
     cached: prompt tokens whose KV was in the prefix cache.
-    image: prompt tokens that stand for images or videos.
+    image: prompt tokens of images or videos.
     reasoning: tokens of the answers in which the model reasoned.
     """
 

@@ -38,7 +38,7 @@ HEADER_S, BODY_S, WRITE_S = 10, 30, 30
 CONNECTIONS_PER_ADDRESS = 512
 
 ERRORS: dict[int, tuple[str, str, str]] = {
-    400: ("invalid_request_error", "malformed_http", "this is no valid HTTP request"),
+    400: ("invalid_request_error", "malformed_http", "this is not a valid HTTP request"),
     404: ("invalid_request_error", "unknown_url", "there is no such path at this address"),
     408: ("invalid_request_error", "body_timeout", "the request did not arrive in time"),
     413: ("invalid_request_error", "payload_too_large", "the request is larger than {body} MiB"),

@@ -370,7 +370,9 @@ class DeploySpec:
                 param="gateway",
             )
         if self.redis is not None and self.gateway is None:
-            raise ConfigError("[redis] is used by the gateway alone; accepted: with [gateway]", param="redis")
+            raise ConfigError(
+                "only the gateway uses [redis]; accepted: [redis] together with [gateway]", param="redis"
+            )
 
     def stop_of(self, pool: Pool) -> Stop:
         """Return how engines of a pool stop: on spot machines everything fits into the notice."""

@@ -108,7 +108,7 @@ def render(spec: DeploySpec, names: Iterable[str]) -> Files:
             if files.setdefault(path, text) != text:
                 raise ConfigError(
                     f"target {name!r} renders {path} unlike another target; "
-                    "accepted: render them into folders of their own",
+                    "accepted: one of the two targets in a folder",
                     param="target",
                 )
             check_path(path)

@@ -78,7 +78,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _check_paths(folder: Path, paths: Iterable[str]) -> None:
-    """Raise ConfigError if a path leads through a link or to something that is no file.
+    """Raise ConfigError if a path leads through a link or to something that is not a file.
 
     Otherwise whoever may write into the folder could choose other files to be overwritten or removed.
     """
@@ -87,11 +87,11 @@ def _check_paths(folder: Path, paths: Iterable[str]) -> None:
         for part in path.split("/"):
             at /= part
             if at.is_symlink():
-                raise ConfigError(
-                    f"{at} is a link; accepted: a folder without links, or another one", param="out"
-                )
+                raise ConfigError(f"{at} is a link; accepted: a folder without links", param="out")
         if at.exists() and not at.is_file():
-            raise ConfigError(f"{at} is no file; accepted: another folder", param="out")
+            raise ConfigError(
+                f"{at} is not a file; accepted: a folder in which this path is a file or free", param="out"
+            )
 
 
 def _manifest(folder: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Checks as values, what each of them needs before it can be made, and their verdicts.
 
-A verdict tells what a check found, why it matters, and the line that mends it. Checks are made one after the
+A verdict tells what a check found, why it matters, and the line that fixes it. Checks are made one after the
 other. A check that breaks is a failure, and the others are made.
 """
 
@@ -36,7 +36,7 @@ class Verdict:
     status: the outcome.
     figure: the value that was found, in a few words; empty if the check was not made.
     reason: why the outcome is not a pass, or how the figure is to be read; may be empty.
-    fix: a command, setting or action that mends it; empty for a pass.
+    fix: a command, setting or action that solves it; empty for a pass.
     """
 
     status: Status
@@ -70,7 +70,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def size(count: float) -> str:
-    """Return bytes in the largest unit of which there is at least one."""
+    """Return bytes in the largest unit that fits into them once."""
     power = 0
     while abs(count) >= 1024 and power < len(UNITS) - 1:
         count, power = count / 1024, power + 1

@@ -65,7 +65,7 @@ class Machine(Protocol):
         ...
 
     def cgroup(self, controller: str) -> list[str]:
-        """Return the folders in which limits of this process may stand. controller: cpu or memory."""
+        """Return the folders that may hold limits of this process. controller: cpu or memory."""
         ...
 
     def addresses(self) -> list[str]:

@@ -56,7 +56,7 @@ class Breaker:
     def begin_stream(self) -> None:
         """Note the first event of a stream, which can still break off.
 
-        It is no success yet: otherwise a backend that breaks all its streams would never be opened. But a
+        It is not a success yet: otherwise a backend that breaks all its streams would never be opened. But a
         probe that has come so far lets others through. One more failure opens the breaker again.
         """
         self.failures = min(self.failures, self._most - 1)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from fovea.core.config_files import tables
 from fovea.core.errors import ConfigError
 from fovea.gateway.settings import POLICIES
 
@@ -44,7 +45,7 @@ class BackendConfig:
     url: its address without /v1.
     name: its name in headers, metrics and logs; "": host and port.
     models: names of the models that it serves; empty: it is asked.
-    weight: its share of the load, relative to others.
+    weight: its part of the load, relative to the weights of others.
     priority: smaller ones are used first under the policy `priority`.
     api_key_file: file of the key that is sent to it; "": none is sent.
     max_requests, max_tokens: what it may have outstanding; 0: the setting for all.
@@ -158,7 +159,7 @@ class Tables:
 
 
 TABLES = ("backend", "discover", "model", "experiment", "experiments")
-"""Keys of the file that are no settings."""
+"""Keys of the file that are not settings."""
 
 
 def read_tables(values: Mapping[str, Any], base: Path | None = None) -> Tables:
@@ -208,11 +209,8 @@ def api_key(backend: BackendConfig) -> str:
 
 
 def _each(values: Mapping[str, Any], table: str, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
-    entries = values.get(table, [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"{table} is not a list of tables; accepted: [[{table}]]", param=table)
     done = []
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(tables("", values, table), 1):
         try:
             done.append(read(entry))
         except ConfigError as error:

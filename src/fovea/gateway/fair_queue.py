@@ -72,8 +72,8 @@ class State(enum.Enum):
     ENDED = enum.auto()
 
 
-class Turn:
-    """A request that waits for its turn, or runs.
+class QueueSlot:
+    """A request's slot in the queue: the request waits, or runs.
 
     tenant: name of its tenant.
     weight: weight of the tenant, greater than 0. Tenants that wait get shares in proportion to their weights.
@@ -100,7 +100,7 @@ class Decision(NamedTuple):
     refusal: the new request cannot wait, because the queue is full. It is not in the queue.
     """
 
-    started: list[Turn]
+    started: list[QueueSlot]
     refusal: Overloaded | None = None
 
 
@@ -124,45 +124,45 @@ class FairQueue:
         self._last_owed = 0  # the class that spent them last
         self._set_capacity(tokens, requests)
 
-    def offer(self, turn: Turn, now_s: float) -> Decision:
+    def offer(self, slot: QueueSlot, now_s: float) -> Decision:
         """Add a new request. It runs at once, waits, or is refused."""
-        tenant = self._seen(turn.tenant, now_s)
-        self._add(tenant, turn)
+        tenant = self._seen(slot.tenant, now_s)
+        self._add(tenant, slot)
         started = self._start()
-        if turn.state is State.RUNNING:
+        if slot.state is State.RUNNING:
             return Decision(started)
         settings = self._settings
         mine = tenant.waiting > settings.queue_length_per_tenant
         if not mine and self.waiting <= settings.queue_length:
             return Decision(started)
         refusal = self._refusal(tenant, mine, now_s)
-        self._remove(tenant, turn)
+        self._remove(tenant, slot)
         return Decision(started + self._start(), refusal)
 
-    def finish(self, turn: Turn, now_s: float, used: int | None = None) -> list[Turn]:
+    def finish(self, slot: QueueSlot, now_s: float, used: int | None = None) -> list[QueueSlot]:
         """End a running request. Returns the requests that run from now on.
 
         used: tokens that it used, if they are known. Its tenant is charged for them, not for the estimate.
         """
-        turn.state = State.ENDED
-        tenant = self._seen(turn.tenant, now_s)
+        slot.state = State.ENDED
+        tenant = self._seen(slot.tenant, now_s)
         tenant.running -= 1
         self.running -= 1
-        self.running_tokens -= turn.cost
-        self._drain.add(turn.cost, now_s)
-        if used is not None and used != turn.cost:
+        self.running_tokens -= slot.cost
+        self._drain.add(slot.cost, now_s)
+        if used is not None and used != slot.cost:
             # The rest of a round is not taken back from a flow that was idle since: it starts again.
-            flow = tenant.flows.get(turn.priority)
+            flow = tenant.flows.get(slot.priority)
             if flow is not None and flow.ring is not None:
-                self._orders[turn.priority].charge(flow, used - turn.cost)
+                self._orders[slot.priority].charge(flow, used - slot.cost)
         return self._start()
 
-    def withdraw(self, turn: Turn, now_s: float) -> list[Turn]:
+    def withdraw(self, slot: QueueSlot, now_s: float) -> list[QueueSlot]:
         """Remove a waiting request. Returns the requests that run from now on."""
-        self._remove(self._seen(turn.tenant, now_s), turn)
+        self._remove(self._seen(slot.tenant, now_s), slot)
         return self._start()
 
-    def resize(self, tokens: int, requests: int) -> list[Turn]:
+    def resize(self, tokens: int, requests: int) -> list[QueueSlot]:
         """Change the capacity; running requests go on. Returns the requests that run from now on."""
         self._set_capacity(tokens, requests)
         return self._start()
@@ -212,8 +212,8 @@ class FairQueue:
             self._orders[priority].forget(flow)
         del self._tenants[name]
 
-    def _add(self, tenant: _Tenant, turn: Turn) -> None:
-        priority = turn.priority
+    def _add(self, tenant: _Tenant, slot: QueueSlot) -> None:
+        priority = slot.priority
         order = self._orders.get(priority)
         if order is None:
             order = self._orders[priority] = Order(self._settings.queue_quantum)
@@ -223,53 +223,53 @@ class FairQueue:
         if not order.waiting:
             insort(self._classes, priority)
         if not tenant.waiting:
-            tenant.weight = turn.weight
+            tenant.weight = slot.weight
             self._waiting_tenants += 1
-            self._waiting_weight += turn.weight
-        order.add(flow, turn)
-        turn.state = State.WAITING
+            self._waiting_weight += slot.weight
+        order.add(flow, slot)
+        slot.state = State.WAITING
         tenant.waiting += 1
-        tenant.waiting_tokens += turn.cost
+        tenant.waiting_tokens += slot.cost
         self.waiting += 1
-        self.waiting_tokens += turn.cost
+        self.waiting_tokens += slot.cost
 
-    def _remove(self, tenant: _Tenant, turn: Turn) -> None:
-        order = self._orders[turn.priority]
-        order.remove(tenant.flows[turn.priority], turn)
-        turn.state = State.ENDED
-        self._left(tenant, turn, order)
+    def _remove(self, tenant: _Tenant, slot: QueueSlot) -> None:
+        order = self._orders[slot.priority]
+        order.remove(tenant.flows[slot.priority], slot)
+        slot.state = State.ENDED
+        self._left(tenant, slot, order)
 
-    def _left(self, tenant: _Tenant, turn: Turn, order: Order) -> None:
+    def _left(self, tenant: _Tenant, slot: QueueSlot, order: Order) -> None:
         """Count a request out of those that wait."""
         tenant.waiting -= 1
-        tenant.waiting_tokens -= turn.cost
+        tenant.waiting_tokens -= slot.cost
         self.waiting -= 1
-        self.waiting_tokens -= turn.cost
+        self.waiting_tokens -= slot.cost
         if not tenant.waiting:
             self._waiting_tenants -= 1
             # No rounding error gathers in the sum: it starts again whenever nothing waits.
             self._waiting_weight = self._waiting_weight - tenant.weight if self.waiting else 0.0
         if not order.waiting:
-            del self._classes[bisect_left(self._classes, turn.priority)]
+            del self._classes[bisect_left(self._classes, slot.priority)]
 
-    def _start(self) -> list[Turn]:
+    def _start(self) -> list[QueueSlot]:
         """Start requests in order until the next one does not fit."""
-        started: list[Turn] = []
+        started: list[QueueSlot] = []
         while self.waiting:
             order = self._orders[self._class()]
             head = order.head()
             if not self._fits(head):
                 break
-            turn = head.turn
-            self._charge_classes(turn)
+            slot = head.slot
+            self._charge_classes(slot)
             order.take(head)
-            tenant = self._tenants[turn.tenant]
-            self._left(tenant, turn, order)
-            turn.state = State.RUNNING
+            tenant = self._tenants[slot.tenant]
+            self._left(tenant, slot, order)
+            slot.state = State.RUNNING
             tenant.running += 1
             self.running += 1
-            self.running_tokens += turn.cost
-            started.append(turn)
+            self.running_tokens += slot.cost
+            started.append(slot)
         return started
 
     def _fits(self, head: Head) -> bool:
@@ -277,10 +277,10 @@ class FairQueue:
             return False
         if not self.running:
             return True
-        tokens, requests = self.running_tokens + head.turn.cost, self.running + 1
+        tokens, requests = self.running_tokens + head.slot.cost, self.running + 1
         # Recent tenants that do not wait may come back at any time: room is kept free for them.
         if self._keeps and not head.fresh and len(self._tenants) > self._waiting_tenants:
-            tokens += max(self._kept_tokens, min(head.turn.cost, self._tokens // LARGEST_KEPT))
+            tokens += max(self._kept_tokens, min(head.slot.cost, self._tokens // LARGEST_KEPT))
             requests += self._kept_requests
         return tokens <= self._tokens and requests <= self._requests
 
@@ -289,7 +289,7 @@ class FairQueue:
         classes = self._classes
         if len(classes) > 1:
             other = self._next_owed()
-            if self._owed >= self._orders[other].head().turn.cost:
+            if self._owed >= self._orders[other].head().slot.cost:
                 return other
         return classes[0]
 
@@ -299,16 +299,16 @@ class FairQueue:
         place = bisect_right(classes, self._last_owed, lo=1)
         return classes[place] if place < len(classes) else classes[1]
 
-    def _charge_classes(self, turn: Turn) -> None:
+    def _charge_classes(self, slot: QueueSlot) -> None:
         """Let the less urgent classes earn from a more urgent request, or pay for their own."""
         classes = self._classes
         if len(classes) == 1:
             self._owed = 0.0
-        elif turn.priority == classes[0]:
-            self._owed += turn.cost * self._settings.queue_class_share
+        elif slot.priority == classes[0]:
+            self._owed += slot.cost * self._settings.queue_class_share
         else:
-            self._owed -= turn.cost
-            self._last_owed = turn.priority
+            self._owed -= slot.cost
+            self._last_owed = slot.priority
 
     def _refusal(self, tenant: _Tenant, mine: bool, now_s: float) -> Overloaded:
         """Build the error of a request that cannot wait.
@@ -332,17 +332,17 @@ class Flow:
     weight: weight of the tenant in the latest request.
     deficit: tokens that the flow may still send in this round; negative: its debt.
     fresh: the deficit is the quantum of a flow that was idle.
-    turns: waiting requests, oldest first.
+    slots: waiting requests, oldest first.
     ring: the ring in which the flow is; None: it is idle.
     """
 
-    __slots__ = ("weight", "deficit", "fresh", "turns", "ring")
+    __slots__ = ("weight", "deficit", "fresh", "slots", "ring")
 
     def __init__(self) -> None:
         self.weight = 1.0
         self.deficit = 0.0
         self.fresh = False
-        self.turns: OrderedDict[Turn, None] = OrderedDict()
+        self.slots: OrderedDict[QueueSlot, None] = OrderedDict()
         self.ring: Ring | None = None
 
 
@@ -355,7 +355,7 @@ class Head(NamedTuple):
     fresh: its tenant was idle, and has not yet sent a quantum since.
     """
 
-    turn: Turn
+    slot: QueueSlot
     flow: Flow
     fresh: bool
 
@@ -374,20 +374,20 @@ class Order:
         self._ring: Ring = OrderedDict()
         self.waiting = 0
 
-    def add(self, flow: Flow, turn: Turn) -> None:
+    def add(self, flow: Flow, slot: QueueSlot) -> None:
         """Add a request at the end of its flow."""
-        flow.weight = turn.weight
+        flow.weight = slot.weight
         if flow.ring is None:
             flow.deficit, flow.fresh = self._quantum * flow.weight, True
             self._move(flow, self._fresh)
         elif flow.fresh and flow.deficit > 0 and flow.ring is not self._fresh:
             self._move(flow, self._fresh)
-        flow.turns[turn] = None
+        flow.slots[slot] = None
         self.waiting += 1
 
-    def remove(self, flow: Flow, turn: Turn) -> None:
+    def remove(self, flow: Flow, slot: QueueSlot) -> None:
         """Remove a waiting request."""
-        del flow.turns[turn]
+        del flow.slots[slot]
         self.waiting -= 1
 
     def forget(self, flow: Flow) -> None:
@@ -401,28 +401,28 @@ class Order:
         fresh, ring = self._fresh, self._ring
         while fresh:
             flow = next(iter(fresh))
-            if flow.turns and flow.deficit > 0:
-                return Head(next(iter(flow.turns)), flow, True)
+            if flow.slots and flow.deficit > 0:
+                return Head(next(iter(flow.slots)), flow, True)
             self._move(flow, ring)
         while True:
             flow = next(iter(ring))
-            if not flow.turns and flow.deficit >= 0:
+            if not flow.slots and flow.deficit >= 0:
                 self.forget(flow)
                 continue
-            if flow.turns and flow.deficit > 0:
-                return Head(next(iter(flow.turns)), flow, False)
+            if flow.slots and flow.deficit > 0:
+                return Head(next(iter(flow.slots)), flow, False)
             flow.deficit += self._quantum * flow.weight
             flow.fresh = False
-            if flow.deficit <= 0 or not flow.turns:
+            if flow.deficit <= 0 or not flow.slots:
                 ring.move_to_end(flow)
 
     def take(self, head: Head) -> None:
         """Send the next request, and charge its flow."""
         flow = head.flow
-        del flow.turns[head.turn]
+        del flow.slots[head.slot]
         self.waiting -= 1
-        self.charge(flow, head.turn.cost)
-        if flow.ring is self._fresh and not flow.turns:
+        self.charge(flow, head.slot.cost)
+        if flow.ring is self._fresh and not flow.slots:
             self._move(flow, self._ring)
 
     def charge(self, flow: Flow, tokens: int) -> None:

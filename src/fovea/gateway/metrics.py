@@ -179,7 +179,7 @@ class Metrics:
         """Add a duration to a histogram of HISTOGRAMS.
 
         trace_id: of the request, if its trace is recorded; it becomes an exemplar. With several workers there
-        are no exemplars.
+        are not exemplars.
         """
         key = (name, *labels)
         child = self._children.get(key)

@@ -1,10 +1,10 @@
 """The fair queue for tasks of an event loop, and one such queue for each model.
 
-    turn = await queues.of(model).acquire("alice", weight=2, cost=1500, deadline_s=loop.time() + 30)
+    slot = await queues.of(model).acquire("alice", weight=2, cost=1500, deadline_s=loop.time() + 30)
     try:
         ...
     finally:
-        queue.release(turn)
+        queue.release(slot)
 
 Requests wait here while the backends of their model are full. The decisions are those of `fair_queue`. If
 there is room, `acquire` returns without suspending the task.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from fovea.core.errors import DeadlineExceeded
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.fair_queue import FairQueue, State, Turn
+from fovea.gateway.fair_queue import FairQueue, QueueSlot, State
 from fovea.gateway.settings import QueueSettings, RouteSettings
 
 ENDLESS = 1 << 60
@@ -40,17 +40,17 @@ class Queues:
     settings: QueueSettings
     workers: int
     clock: Callable[[], float]
-    _queues: dict[str, TurnQueue] = field(default_factory=dict, init=False)
+    _queues: dict[str, SlotQueue] = field(default_factory=dict, init=False)
 
-    def __iter__(self) -> Iterator[tuple[str, TurnQueue]]:
+    def __iter__(self) -> Iterator[tuple[str, SlotQueue]]:
         return iter(self._queues.items())
 
-    def of(self, model: ModelConfig) -> TurnQueue:
+    def of(self, model: ModelConfig) -> SlotQueue:
         """Return the queue of a model."""
         queue = self._queues.get(model.name)
         if queue is None:
             tokens, requests = self._capacity(model)
-            queue = TurnQueue(self.settings, tokens, requests, self.clock)
+            queue = SlotQueue(self.settings, tokens, requests, self.clock)
             self._queues[model.name] = queue
         return queue
 
@@ -87,8 +87,8 @@ class Queues:
         return min(ENDLESS, -(-tokens // share)) or ENDLESS, min(ENDLESS, -(-requests // share)) or ENDLESS
 
 
-class TurnQueue:
-    """Tasks that wait for their turns, in one event loop.
+class SlotQueue:
+    """Tasks that wait for queue slots, in one event loop.
 
     tokens, requests: the capacity at the beginning. 0: every request waits until `resize` gives more.
     clock: the event loop's clock in seconds, which deadlines refer to.
@@ -109,7 +109,7 @@ class TurnQueue:
         priority: int = 0,
         cost: int = 1,
         deadline_s: float | None = None,
-    ) -> Turn:
+    ) -> QueueSlot:
         """Wait until the request may run. `release` must be called for the result, once.
 
         weight: the tenant's weight, greater than 0.
@@ -121,60 +121,60 @@ class TurnQueue:
         """
         if not weight > 0:  # the order would never come to this tenant
             raise ValueError(f"weight is {weight}; accepted: numbers greater than 0")
-        turn = Turn(tenant, weight, priority, cost)
-        started, refusal = self.queue.offer(turn, self._clock())
-        if refusal is not None or len(started) > 1 or turn.state is not State.RUNNING:
+        slot = QueueSlot(tenant, weight, priority, cost)
+        started, refusal = self.queue.offer(slot, self._clock())
+        if refusal is not None or len(started) > 1 or slot.state is not State.RUNNING:
             _wake(started)
             if refusal is not None:
                 raise refusal
-            if turn.state is not State.RUNNING:
-                await self._wait(turn, deadline_s)
-        return turn
+            if slot.state is not State.RUNNING:
+                await self._wait(slot, deadline_s)
+        return slot
 
-    def release(self, turn: Turn, used: int | None = None) -> None:
+    def release(self, slot: QueueSlot, used: int | None = None) -> None:
         """End a running request, and let the next ones run. A second call does nothing.
 
         used: tokens that the request used, if they are known. Otherwise its cost was right.
         """
-        if turn.state is State.RUNNING:
-            _wake(self.queue.finish(turn, self._clock(), used))
+        if slot.state is State.RUNNING:
+            _wake(self.queue.finish(slot, self._clock(), used))
 
     def resize(self, tokens: int, requests: int) -> None:
         """Change the capacity, as backends come and go. Running requests go on."""
         _wake(self.queue.resize(tokens, requests))
 
-    async def _wait(self, turn: Turn, deadline_s: float | None) -> None:
+    async def _wait(self, slot: QueueSlot, deadline_s: float | None) -> None:
         loop = asyncio.get_running_loop()
-        turn.waiter = loop.create_future()
+        slot.waiter = loop.create_future()
         timer = None
         if deadline_s is not None:
-            timer = loop.call_later(max(0.0, deadline_s - self._clock()), self._expire, turn)
+            timer = loop.call_later(max(0.0, deadline_s - self._clock()), self._expire, slot)
         try:
-            await turn.waiter
+            await slot.waiter
         except BaseException:
-            # A cancelled task may have got its turn in the same moment; then it gives the turn back.
-            self.release(turn)
-            self._withdraw(turn)
+            # A cancelled task may have got its slot in the same moment; then it gives the slot back.
+            self.release(slot)
+            self._withdraw(slot)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _expire(self, turn: Turn) -> None:
-        if turn.state is not State.WAITING or turn.waiter is None:
+    def _expire(self, slot: QueueSlot) -> None:
+        if slot.state is not State.WAITING or slot.waiter is None:
             return
-        self._withdraw(turn)
-        if not turn.waiter.done():
-            turn.waiter.set_exception(
+        self._withdraw(slot)
+        if not slot.waiter.done():
+            slot.waiter.set_exception(
                 DeadlineExceeded("the request's deadline passed while it waited for a backend with room")
             )
 
-    def _withdraw(self, turn: Turn) -> None:
-        if turn.state is State.WAITING:
-            _wake(self.queue.withdraw(turn, self._clock()))
+    def _withdraw(self, slot: QueueSlot) -> None:
+        if slot.state is State.WAITING:
+            _wake(self.queue.withdraw(slot, self._clock()))
 
 
-def _wake(turns: Iterable[Turn]) -> None:
-    for turn in turns:
-        if turn.waiter is not None and not turn.waiter.done():
-            turn.waiter.set_result(None)
+def _wake(slots: Iterable[QueueSlot]) -> None:
+    for slot in slots:
+        if slot.waiter is not None and not slot.waiter.done():
+            slot.waiter.set_result(None)

@@ -113,7 +113,7 @@ class Supervisor:
         """Pass signals on until all workers have ended, and return the exit status.
 
         A second signal ends a drain early. A worker that was only starting ends by the signal itself, which
-        is no failure.
+        is not a failure.
         """
         workers = [worker for worker in self._workers if worker is not None]
         passed = 0

@@ -1,4 +1,4 @@
-"""Addresses of clients: whose connections are counted together, and which proxies are believed."""
+"""Addresses of clients: which connections are counted together, and which proxies are trusted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Proxies:
         return address is not None and any(address in network for network in self._networks)
 
     def client(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Return the last address in X-Forwarded-For that is no trusted proxy; None: none in the last HOPS.
+        """Return the last address in X-Forwarded-For that is not a trusted proxy; None if all are.
 
         Everything to the left of it was written by the client itself, so it is not believed.
         """

@@ -39,7 +39,7 @@ def with_own_name(http: HttpSettings, host: str) -> HttpSettings:
 class Browsers:
     """The names and sites whose requests a server without keys accepts.
 
-    names: further names of the server, in small letters; *.example.com: all names beneath example.com; *: all
+    names: further names of the server, in small letters; *.example.com: all names below example.com; *: all
         names.
     origins: sites whose pages may send requests, such as https://example.org; *: all; None: this server has
         no setting for them.
@@ -63,7 +63,7 @@ class Browsers:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if host and not self._is_own(_name_of(host), scope.get("server")):
             raise Forbidden(
-                f"the Host header {clip(host, LONGEST)!r} is no name of this server; accepted without API "
+                f"the Host header {clip(host, LONGEST)!r} is not a name of this server; accepted without API "
                 "keys: IP addresses, localhost, names without a dot (not on the loopback interface), and the "
                 "names of --server-names and --host",
                 param="host",
@@ -137,7 +137,7 @@ class CrossOrigin:
     def preflight(self, headers: Mapping[bytes, bytes]) -> Preflight | None:
         """Answer a browser that asks whether a page may send a request.
 
-        headers: of a request with the method OPTIONS. Returns None if it is no such question.
+        headers: of a request with the method OPTIONS. Returns None if it is not such a question.
         """
         if b"origin" not in headers or b"access-control-request-method" not in headers:
             return None

@@ -69,7 +69,7 @@ def _open_now() -> int:
 PAUSE_S = 0.5
 """Seconds without accepting after descriptors or memory ran out."""
 GONE_AT_ONCE = 64
-"""Connections without a client that are closed in one turn of the event loop."""
+"""Connections without a client that are closed in one iteration of the event loop."""
 RETRY_S = 0.1
 """Seconds after which a full table is asked again for a connection that can be closed."""
 TLS_END_S = 24 * 3600.0

@@ -291,14 +291,14 @@ class Ending:
             self._lingers = True
             if self.transport.can_write_eof():
                 self.transport.write_eof()
-            self._entry.turn(Phase.CLOSING, time.monotonic() + LINGER_S)
+            self._entry.set_phase(Phase.CLOSING, time.monotonic() + LINGER_S)
         else:
             self._close_transport(self.transport)
 
     def hasten(self) -> None:
         """Stop lingering soon: the client goes on sending."""
         if self._lingers:
-            self._entry.turn(Phase.CLOSING, min(self._entry.deadline, time.monotonic() + HASTE_S))
+            self._entry.set_phase(Phase.CLOSING, min(self._entry.deadline, time.monotonic() + HASTE_S))
 
     def abort(self, *, reset: bool = True) -> None:
         """Close at once, and drop the write buffer.
@@ -307,7 +307,7 @@ class Ending:
         """
         self.begun = True
         self._lingers = False
-        self._entry.turn(Phase.ENDED)
+        self._entry.set_phase(Phase.ENDED)
         if self.transport is None:
             if self.connecting is not None:
                 self.connecting.cancel()
@@ -337,7 +337,7 @@ class Ending:
             self._lingers = False
             self._close_transport(self.transport)
         elif self.pending and now < self._until:
-            self._entry.turn(Phase.CLOSING, min(now + LINGER_S, self._until))
+            self._entry.set_phase(Phase.CLOSING, min(now + LINGER_S, self._until))
         elif self.pending:
             self._entry.table.timed_out("write")
             self.abort()
@@ -349,4 +349,4 @@ class Ending:
         now = time.monotonic()
         self._until = now + self._rules.write_s + transport.get_write_buffer_size() / self._rules.rate
         transport.close()
-        self._entry.turn(Phase.CLOSING, min(now + LINGER_S, self._until))
+        self._entry.set_phase(Phase.CLOSING, min(now + LINGER_S, self._until))

@@ -34,7 +34,7 @@ _HIDES = re.compile(
 """A path that hides a route from the rules of a proxy, as /%61dmin and /admin%2Flive do.
 
 It encodes letters, digits, "-", ".", "_" or "~", which no client does, or a slash in its first two parts,
-where no names are. It is not decoded, so it is no route, and no rule has to know it."""
+where no names are. It is not decoded, so it is not a route, and no rule has to know it."""
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -240,7 +240,7 @@ def _status_line(status: int) -> bytes:
 
 PIPELINED = 8
 """Requests that may wait for the answer to an earlier one on the same connection."""
-_PIPELINE_FULL = malformed("too many requests wait for their turn on this connection")
+_PIPELINE_FULL = malformed("too many requests wait on this connection")
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -285,7 +285,7 @@ class HttpProtocol(asyncio.Protocol):
         if self.ending.begun:
             self.ending.abort()
         elif self.entry.phase is Phase.HANDSHAKE:
-            self.entry.turn(Phase.HEAD, self.entry.deadline)
+            self.entry.set_phase(Phase.HEAD, self.entry.deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ending.begun = True
@@ -401,19 +401,19 @@ class HttpProtocol(asyncio.Protocol):
         entry = self.entry
         if self._reader.part is Part.BODY and self._running is None:
             if entry.phase is not Phase.ANSWERED:
-                entry.turn(Phase.ANSWERED, time.monotonic() + LINGER_S)
+                entry.set_phase(Phase.ANSWERED, time.monotonic() + LINGER_S)
         elif self._reader.part is Part.BODY:
             if entry.phase is Phase.BODY:
                 entry.progress()
             else:
-                entry.turn(Phase.BODY, self.flow.begin_body(time.monotonic()))
+                entry.set_phase(Phase.BODY, self.flow.begin_body(time.monotonic()))
         elif self._running is not None:
-            entry.turn(Phase.ANSWER)
+            entry.set_phase(Phase.ANSWER)
         elif self._reader.begun:
             if entry.phase is not Phase.HEAD:
-                entry.turn(Phase.HEAD, time.monotonic() + self.rules.header_s)
+                entry.set_phase(Phase.HEAD, time.monotonic() + self.rules.header_s)
         elif entry.phase is not Phase.IDLE:
-            entry.turn(Phase.IDLE, time.monotonic() + self.rules.keep_alive_s)
+            entry.set_phase(Phase.IDLE, time.monotonic() + self.rules.keep_alive_s)
 
     def _break_off(self, refusal: Refusal) -> None:
         """End a connection whose next bytes cannot be understood, or come too late."""
@@ -472,7 +472,7 @@ class HttpProtocol(asyncio.Protocol):
         waiting = cycle is not None and cycle.waiting_for_100_continue and not cycle.complete
         deadline = self.flow.body_deadline(now, self._reader.body_bytes, waiting=waiting)
         if deadline > now:
-            self.entry.turn(Phase.BODY, deadline)
+            self.entry.set_phase(Phase.BODY, deadline)
             return
         self.entry.table.timed_out("body")
         self._break_off(BODY_TIMEOUT)

@@ -79,8 +79,8 @@ DEFECT = Refusal(500, "engine_error", "the request failed; see the server's log"
 
 
 def malformed(detail: str) -> Refusal:
-    """The refusal of a request that is no valid HTTP, or that can be read in two ways."""
-    return Refusal(400, "malformed_http", f"this is no valid HTTP/1.1 request: {detail}")
+    """The refusal of a request that is not valid HTTP, or that can be read in two ways."""
+    return Refusal(400, "malformed_http", f"this is not a valid HTTP/1.1 request: {detail}")
 
 
 log = logging.getLogger("fovea.server")

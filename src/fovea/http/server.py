@@ -256,7 +256,7 @@ class Server:
         await self._app.stop()
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Wait until a condition is true, or for some seconds. Requests get one turn in any case."""
+        """Wait until a condition is true, or for some seconds. The event loop runs once in any case."""
         end = time.monotonic() + seconds
         await asyncio.sleep(0)
         while not condition() and time.monotonic() < end:

@@ -87,7 +87,7 @@ class HttpSettings:
     server_names: tuple[str, ...] = setting(
         (),
         "Names under which clients reach this server, such as vlm.example.com; *.example.com: all names "
-        "beneath example.com; *: all. Without API keys, requests for other names are refused, except for "
+        "below example.com; *: all. Without API keys, requests for other names are refused, except for "
         "localhost and IP addresses.",
         check=check_server_name,
     )

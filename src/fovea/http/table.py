@@ -35,7 +35,7 @@ class Phase(IntEnum):
     ANSWERED: it has its answer, but has not sent all of the body, which nobody wants.
     IDLE: it waits between two requests.
     CLOSING: the server has closed it: the rest of the answer leaves, or the client has to end its side.
-    ENDED: it was closed at once; its descriptor ends in the next turn of the event loop.
+    ENDED: it was closed at once; its descriptor ends in the next iteration of the event loop.
     """
 
     HANDSHAKE = 0
@@ -121,7 +121,7 @@ class Entry:
         self.write_deadline = math.inf
         self.unread = False
 
-    def turn(self, phase: Phase, deadline: float = math.inf) -> None:
+    def set_phase(self, phase: Phase, deadline: float = math.inf) -> None:
         """Note what the connection does from now on, and until when."""
         self.deadline = deadline
         if phase is self.phase:
@@ -194,7 +194,7 @@ class Connections:
         return entry
 
     def leave(self, entry: Entry) -> None:
-        """Remove a connection. Removing it twice is no error."""
+        """Remove a connection. Removing it twice is not an error."""
         if entry not in self._entries:
             return
         del self._entries[entry]

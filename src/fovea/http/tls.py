@@ -47,7 +47,9 @@ class Certificate:
             except OSError as error:
                 raise ConfigError(f"{path} cannot be read: {error.strerror}", param=name) from error
             if b"-----BEGIN " not in text:
-                raise ConfigError(f"{path} is no PEM file", param=name)
+                raise ConfigError(
+                    f"{path} is not a PEM file; accepted: a file with a line -----BEGIN ...-----", param=name
+                )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION

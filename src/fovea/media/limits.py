@@ -111,7 +111,7 @@ class MediaLimits:
     allow_remote: bool = setting(True, "false refuses every http and https URL.")
     allowed_hosts: tuple[str, ...] | None = setting(
         None,
-        "Host names that may be contacted; *.example.com means all names beneath example.com. "
+        "Host names that may be contacted; *.example.com means all names below example.com. "
         "none: every public host.",
         check=_host,
     )
@@ -145,7 +145,7 @@ class MediaLimits:
     max_concurrent_fetches: int = setting(64, "Simultaneous downloads; further ones wait.", low=1, high=4096)
     max_fetches_per_host: int = setting(
         16,
-        "Simultaneous downloads from one site, which is a domain with all names beneath it.",
+        "Simultaneous downloads from one site, which is a domain with all names below it.",
         low=1,
         high=4096,
     )
@@ -156,7 +156,7 @@ class MediaLimits:
         high=1 << 20,
     )
     file_root: Path | None = setting(
-        None, "Folder beneath which file:// URLs may read. none refuses every file:// URL.", check=_file_root
+        None, "Folder that file:// URLs may read. none refuses every file:// URL.", check=_file_root
     )
 
     def __post_init__(self) -> None:

@@ -387,7 +387,7 @@ class MediaBudget:
             self._releases[id(holder)] = weakref.finalize(holder, self._release, id(holder), size, owner)
 
     def release(self, holder: object) -> None:
-        """Count the file of `holder` no longer. Releasing twice, or what was never held, is no error."""
+        """Count the file of `holder` no longer. Releasing twice, or what was never held, is not an error."""
         with self._lock:
             release = self._releases.get(id(holder))
         if release is not None:

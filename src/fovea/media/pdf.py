@@ -60,9 +60,9 @@ class Page:
 
 
 def check_magic(data: bytes | memoryview) -> None:
-    """Raise InvalidPdf if the bytes are no PDF file."""
+    """Raise InvalidPdf if the bytes are not a PDF file."""
     if MAGIC not in bytes(data[:HEADER_BYTES]):
-        raise InvalidPdf("the file is no PDF: %PDF- is not at its beginning", code="not_a_pdf")
+        raise InvalidPdf("the file is not a PDF: %PDF- is not at its beginning", code="not_a_pdf")
 
 
 class Document:

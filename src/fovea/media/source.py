@@ -81,7 +81,7 @@ Source = InlineSource | FileSource | RemoteSource
 def parse_source(url: str | Payload, limits: MediaLimits, kind: Kind = IMAGE) -> Source:
     """Parse a URL.
 
-    url: a text, or the bytes of a data: URL, of which only the first are looked at.
+    url: a text, or the bytes of a data: URL; only the first bytes are looked at.
     Raises InvalidMedia of the kind for a malformed URL, Forbidden for one that the limits exclude.
     """
     text = url if isinstance(url, str) else bytes(url.data[:_HEAD]).decode("utf-8", "replace")

@@ -211,7 +211,7 @@ def _units(packet: Any, codec: Any) -> Iterator[tuple[str, bytes]]:
     """Yield what each unit of a packet of H.264 or H.265 is, and its bytes with their length before them.
 
     "closed", "inter": slices of a frame before which nothing is needed, and of one that is not intra (H.264).
-    "message": information beside the pictures. Of H.265, only that before a picture; checksums follow it.
+    "message": information beside the pictures. In H.265 only that before a picture; checksums follow it.
     """
     place = {"h264": 4, "hevc": 21}.get(codec.name)  # ISO 14496-15, 5.3.3.1 and 8.3.3.1
     if place is None:

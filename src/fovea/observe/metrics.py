@@ -161,7 +161,7 @@ class Metrics:
         if delta.timings is not None:
             self._observe_timings(delta.timings, trace_id)
         if delta.usage is not None and delta.timings is not None:
-            self._observe_pace(delta.usage.completion - choices, choices, delta.timings.decode)
+            self._observe_tpot(delta.usage.completion - choices, choices, delta.timings.decode)
         for image in delta.images:
             if image.record is not None:
                 self._relevance.observe(image.record)
@@ -184,7 +184,7 @@ class Metrics:
         self._observe("response_seconds", timings.fetch + timings.media_decode + engine_s)
         self._observe("inference_seconds", timings.prefill + timings.decode)
 
-    def _observe_pace(self, gaps: int, choices: int, decode_s: float) -> None:
+    def _observe_tpot(self, gaps: int, choices: int, decode_s: float) -> None:
         """Record the mean time between two tokens of a request. gaps: between tokens of the same choice."""
         if gaps > 0:
             self._observe("tpot_seconds", decode_s * choices / gaps)

@@ -90,7 +90,7 @@ class Profiler:
         """
         if self._busy:
             raise Overloaded(
-                "another profile is being made; accepted: one at a time",
+                "another profile is being made; accepted: one profile at a time",
                 retry_after=5.0,
                 code="profiling",
                 scope="request",

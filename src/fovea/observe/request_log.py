@@ -103,8 +103,8 @@ class Run:
 
 
 @dataclass(slots=True)
-class Trail:
-    """One HTTP request.
+class Timeline:
+    """The moments of one HTTP request, and its generations.
 
     started: when it arrived. wall: the same moment in seconds since 1970.
     context: its place in a trace; None: it is not traced.
@@ -125,8 +125,8 @@ class Trail:
         """The trace id if the trace is recorded here, for exemplars; otherwise ""."""
         return "" if self.context is None else self.context.trace_id
 
-    def longest(self) -> Trail:
-        """Return this trail with the generation that ended last alone: others ran beside it."""
+    def longest(self) -> Timeline:
+        """Return this timeline with only the generation that ended last: others ran beside it."""
         ended = [run for run in self.runs if run.last is not None]
         if len(self.runs) < 2 or not ended:
             return self
@@ -170,7 +170,7 @@ _CAUSES = {
     "fetch": "its images came from slow hosts",
     "media_decode": "its images or videos took long to decode",
     "preprocess": "its images took long to resize, or waited for a thread that does it",
-    "queue": "it waited for its turn: other requests held the engine or its memory",
+    "queue": "it waited in the queue: other requests held the engine or its memory",
     "encode": "its images took long to encode",
     "prefill": "its prompt took long to compute, or shared steps with other prompts",
     "decode": "its answer was long, or shared steps with many others",
@@ -208,21 +208,21 @@ class SlowRequests:
 
 
 def row_of(
-    trail: Trail, ended: float, *, request_id: str, route: str, caller: str, status: int
+    timeline: Timeline, ended: float, *, request_id: str, route: str, caller: str, status: int
 ) -> dict[str, Any]:
     """Return the row of one request."""
     stages: dict[str, float] = {}
-    for interval in trail.longest().stages(ended):
+    for interval in timeline.longest().stages(ended):
         stages[interval.stage] = stages.get(interval.stage, 0.0) + interval.seconds
-    total, ttft = ended - trail.started, ttft_of(trail)
-    usage = [run.usage for run in trail.runs if run.usage is not None]
+    total, ttft = ended - timeline.started, ttft_of(timeline)
+    usage = [run.usage for run in timeline.runs if run.usage is not None]
     return {
-        "time": datetime.fromtimestamp(trail.wall, UTC).isoformat(timespec="milliseconds"),
+        "time": datetime.fromtimestamp(timeline.wall, UTC).isoformat(timespec="milliseconds"),
         "request_id": request_id,
-        "trace_id": trail.trace_id,
+        "trace_id": timeline.trace_id,
         "route": route,
         "status": status,
-        "model": trail.runs[0].model if trail.runs else "",
+        "model": timeline.runs[0].model if timeline.runs else "",
         "caller": caller,
         "seconds": round(total, 4),
         "ttft_seconds": None if ttft is None else round(ttft, 4),
@@ -230,14 +230,14 @@ def row_of(
         "prompt_tokens": sum(each.prompt for each in usage),
         "cached_tokens": sum(each.cached for each in usage),
         "completion_tokens": sum(each.completion for each in usage),
-        "images": [image for run in trail.runs for image in _images(run)][:MOST_IMAGES],
-        "reasons": reasons(stages, total, trail.runs),
+        "images": [image for run in timeline.runs for image in _images(run)][:MOST_IMAGES],
+        "reasons": reasons(stages, total, timeline.runs),
     }
 
 
-def ttft_of(trail: Trail) -> float | None:
+def ttft_of(timeline: Timeline) -> float | None:
     """Return the seconds to the first token of the slowest generation; None: none got a token."""
-    firsts = [run.first - trail.started for run in trail.runs if run.first is not None]
+    firsts = [run.first - timeline.started for run in timeline.runs if run.first is not None]
     return max(firsts, default=None)
 
 

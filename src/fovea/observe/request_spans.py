@@ -10,7 +10,7 @@ from typing import Any
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import StageTimings, Usage
 from fovea.observe import spans
-from fovea.observe.request_log import Content, Interval, Run, Trail
+from fovea.observe.request_log import Content, Interval, Run, Timeline
 from fovea.observe.spans import Attribute, Span, TraceContext, new_span_id
 
 _DEFAULTS = SamplingParams()
@@ -38,41 +38,41 @@ class RequestEnd:
     stream: bool = False
 
 
-def spans_of(trail: Trail, ended: RequestEnd, *, legacy: bool) -> Iterator[Span]:
+def spans_of(timeline: Timeline, ended: RequestEnd, *, legacy: bool) -> Iterator[Span]:
     """Yield the spans of a request: one of the request, one per stage, and with several generations one each.
 
     legacy: whether spans have vLLM's attributes, too.
     """
-    context = trail.context
+    context = timeline.context
     if context is None:
         return
-    shift = trail.wall - trail.started
+    shift = timeline.wall - timeline.started
     operation = spans.OPERATIONS.get(ended.route, "")
-    model = trail.runs[0].model if trail.runs else ""
+    model = timeline.runs[0].model if timeline.runs else ""
     name = f"{operation} {model}".strip() if operation else f"{ended.method} {ended.route}"
-    several = len(trail.runs) > 1
+    several = len(timeline.runs) > 1
     attributes = _request_attributes(ended, operation, model)
-    error = next((run.error for run in trail.runs if run.error), "")
-    if not several and trail.runs:
-        attributes |= run_attributes(trail.runs[0], trail, legacy=legacy)
+    error = next((run.error for run in timeline.runs if run.error), "")
+    if not several and timeline.runs:
+        attributes |= run_attributes(timeline.runs[0], timeline, legacy=legacy)
     if ended.status >= 500 or error:
         attributes[spans.ERROR_TYPE] = error or str(ended.status)
     yield Span(
         name, context.trace_id, context.span_id, context.parent_id,
-        trail.wall, ended.at + shift, attributes, "server",
+        timeline.wall, ended.at + shift, attributes, "server",
         error if error or ended.status < 500 else f"status {ended.status}", context.state,
     )  # fmt: skip
-    for run in trail.runs if several else ():
+    for run in timeline.runs if several else ():
         span_id = new_span_id()
         end = run.last if run.last is not None else ended.at
         yield Span(
             f"{operation} {run.model}", context.trace_id, span_id, context.span_id,
-            run.submitted + shift, end + shift, run_attributes(run, trail, legacy=legacy),
+            run.submitted + shift, end + shift, run_attributes(run, timeline, legacy=legacy),
             error=run.error, state=context.state,
         )  # fmt: skip
         yield from _stage_spans(run.stages(), context, span_id, shift)
-    own = trail.stages(ended.at)
-    inner = {interval for run in trail.runs for interval in run.stages()} if several else set()
+    own = timeline.stages(ended.at)
+    inner = {interval for run in timeline.runs for interval in run.stages()} if several else set()
     yield from _stage_spans((each for each in own if each not in inner), context, context.span_id, shift)
 
 
@@ -102,7 +102,7 @@ def _request_attributes(ended: RequestEnd, operation: str, model: str) -> dict[s
     return attributes
 
 
-def run_attributes(run: Run, trail: Trail, *, legacy: bool) -> dict[str, Attribute]:
+def run_attributes(run: Run, timeline: Timeline, *, legacy: bool) -> dict[str, Attribute]:
     """Return the attributes of one generation."""
     attributes: dict[str, Attribute] = {spans.RESPONSE_ID: run.id}
     for field, name in spans.SAMPLING.items():
@@ -110,7 +110,7 @@ def run_attributes(run: Run, trail: Trail, *, legacy: bool) -> dict[str, Attribu
         if value != getattr(_DEFAULTS, field):
             attributes[name] = value
     if run.first is not None:
-        attributes[spans.FIRST_CHUNK] = run.first - trail.started
+        attributes[spans.FIRST_CHUNK] = run.first - timeline.started
     if run.reasons:
         attributes[spans.FINISH_REASONS] = list(run.reasons)
     if run.usage is not None:
@@ -123,7 +123,7 @@ def run_attributes(run: Run, trail: Trail, *, legacy: bool) -> dict[str, Attribu
     if run.content is not None:
         attributes |= _content_attributes(run.content)
     if legacy and run.usage is not None and run.timings is not None:
-        attributes |= _legacy_attributes(run, trail, run.usage, run.timings)
+        attributes |= _legacy_attributes(run, timeline, run.usage, run.timings)
     return attributes
 
 
@@ -153,9 +153,11 @@ def _content_attributes(content: Content) -> dict[str, Attribute]:
     }
 
 
-def _legacy_attributes(run: Run, trail: Trail, usage: Usage, timings: StageTimings) -> dict[str, Attribute]:
-    total = (run.last or run.submitted) - trail.started
-    first = (run.first or run.submitted) - trail.started
+def _legacy_attributes(
+    run: Run, timeline: Timeline, usage: Usage, timings: StageTimings
+) -> dict[str, Attribute]:
+    total = (run.last or run.submitted) - timeline.started
+    first = (run.first or run.submitted) - timeline.started
     values: dict[str, Attribute] = {
         "request_id": run.id, "num_sequences": run.sampling.n,
         "prompt_tokens": usage.prompt, "completion_tokens": usage.completion,

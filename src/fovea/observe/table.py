@@ -40,7 +40,7 @@ class Share(NamedTuple):
 GAUGES = {
     "ready": "1 if the server accepts requests, 0 while it loads or ends",
     "requests_running": "sequences that share the current step",
-    "requests_waiting": "sequences that wait for blocks or a turn",
+    "requests_waiting": "sequences that wait for blocks or for other sequences",
     "requests_waiting_ready": "waiting sequences that need no image encoded first",
     "requests_waiting_image": "waiting sequences that wait for an image to be encoded",
     "oldest_waiting_seconds": "longest time that a waiting sequence has waited",

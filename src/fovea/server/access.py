@@ -79,7 +79,7 @@ class Rules:
     page: bool = False
 
     def roles(self, path: str) -> frozenset[str]:
-        """Return the roles of which a key needs one to open a path. Empty: the path is open to all."""
+        """Return the roles that open a path; a key needs one of them. Empty: the path is open to all."""
         if path in OPEN or (self.page and is_page(path)):
             return frozenset()
         if path == METRICS:
@@ -203,7 +203,7 @@ class Access:
 
     @property
     def clients(self) -> list[Client]:
-        """The clients whose keys open /v1. Without such keys, one stands for the requests of everyone."""
+        """The clients whose keys open /v1; without such keys, the one client of all requests."""
         if not self.rules.api:
             return [self._anyone]
         names = dict.fromkeys(key.name for key in self._table.keys if "api" in key.roles)

@@ -36,7 +36,7 @@ MOST_OPEN, MOST_ENDED = 100, 1000
 """Most batches of one owner that have not ended, and most that have and are still described."""
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 OWNER = "owner"
-"""Field of a description that clients do not see: the client to whom it belongs."""
+"""Field of a description that clients do not see: the client that owns it."""
 
 
 class BatchStore:

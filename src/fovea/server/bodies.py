@@ -83,7 +83,7 @@ def _validated(
 
 
 def _model_of(value: Any, models: Sequence[type[Wire]]) -> type[Wire]:
-    """Return the first model of which the body has a required field; the last model if there is none."""
+    """Return the first model with a required field that the body has; the last model if there is none."""
     names = value if isinstance(value, dict) else ()
     for model in models[:-1]:
         if any(field.is_required() and name in names for name, field in model.model_fields.items()):

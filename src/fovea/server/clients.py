@@ -14,7 +14,7 @@ from fovea.core.settings import check_settings, setting
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits that all keys of one client share. The defaults are no limits."""
+    """Limits that all keys of one client share. The defaults limit nothing."""
 
     requests_per_minute: int = setting(
         0, "Requests per minute. As many may come at once. 0: no limit.", low=0, high=10_000_000
@@ -244,7 +244,7 @@ ANYONE = "-"
 class Caller:
     """The sender of a request, as its key tells.
 
-    client: the client to whom the key belongs; without keys, a client without limits.
+    client: the client that owns the key; without keys, a client without limits.
     tenant: the part of the caches that belongs to it; "" if all clients share the caches.
     holder: a name of the client that stays the same when the server starts again, for what is kept on disk;
         "" without keys.

@@ -32,7 +32,7 @@ class Drawing:
         """Render pages of a PDF file. If this is cancelled, the process that draws the file is ended.
 
         client: name of the client.
-        tenant: whose caches the client uses; tenants share no process. "": all share everything.
+        tenant: owner of the caches that the client uses; tenants share no process. "": all share everything.
         Raises what `DocumentRenderer.render` raises.
         """
         left = threading.Event()

@@ -175,7 +175,7 @@ class Generation:
         self.media = self._charge.media
         request.hand_over(self.choices)
         self.started = time.perf_counter()
-        self._run = state.tracking.start(request.trail, asked, state.engine.info.name)
+        self._run = state.tracking.start(request.timeline, asked, state.engine.info.name)
         self.number = state.in_flight.add(self)
         state.metrics.begin_answer(self.choices, asked.sampling.max_tokens)
         return stream
@@ -186,14 +186,14 @@ class Generation:
         if not last:
             self.generating = True
             seconds = self._asked.fetch_s + self._asked.media_decode_s + now - self.started
-            state.metrics.observe_first_token(seconds, self._request.trail.recorded_id)
+            state.metrics.observe_first_token(seconds, self._request.timeline.recorded_id)
             state.in_flight.count_first_token(seconds)
         self.tokens += len(delta.token_ids)
         self._ended = delta.usage is not None
         if delta.index in last and delta.token_ids:
             state.metrics.observe_gap(now - last[delta.index])
         last[delta.index] = now
-        state.metrics.observe_delta(delta, self.choices, self._request.trail.recorded_id)
+        state.metrics.observe_delta(delta, self.choices, self._request.timeline.recorded_id)
         self._charge.add(delta)
 
     def _fail(self, error: Exception) -> None:

@@ -38,7 +38,7 @@ class Bodies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _LogProbabilities:
-    """The log probabilities of a choice, of which `shape` builds the JSON value for any part of them.
+    """The log probabilities of a choice; `shape` builds the JSON value for any part of them.
 
     length: of the choice's text, in characters.
     """

@@ -30,7 +30,7 @@ async def load_media(
     """
     images, videos = image_references(messages), video_references(messages)
     if images or videos:
-        request.trail.loading = time.perf_counter()
+        request.timeline.loading = time.perf_counter()
 
     async def read_images() -> ImageBundle:
         return await load_images(request, [r.url for r in images], [r.param for r in images], scope)
@@ -55,7 +55,7 @@ async def load_media(
 def image_paths(messages: Sequence[ChatMessage]) -> Iterator[None]:
     """Name the JSON path of the image in errors of the block that name an image by its number.
 
-    The engine decodes images, and does not know where in the request they stand.
+    The engine decodes images, and does not know where in the request they are.
     """
     try:
         yield

@@ -37,7 +37,7 @@ EVENTS = "text/event-stream"
 class CacheScope(NamedTuple):
     """The part of the caches that a request may use.
 
-    tenant: the client to whom it belongs; "" if all clients share the caches.
+    tenant: the client that owns it; "" if all clients share the caches.
     salt: tenant and the request's own `cache_salt`. Only requests with equal salts share entries.
     """
 
@@ -52,7 +52,7 @@ class Request(Exchange):
     caller: who sent it; its key is checked in `check`.
     speaks_for: the tenant for whom a gateway sends the request, from the header x-fovea-client; "": none.
     route: path of its route, without parameters; "unknown": there is none.
-    trail: its times, for traces and the log of slow requests.
+    timeline: its times, for traces and the log of slow requests.
     prompt_tokens, completion_tokens: tokens that it has used so far.
     begun: whether the engine has got a part of it already.
     """
@@ -66,7 +66,7 @@ class Request(Exchange):
         self.caller = caller or Caller()
         self.speaks_for = self.headers.get(b"x-fovea-client", b"")[:LONGEST_CLIENT].decode("latin-1")
         self.route = "unknown"
-        self.trail = state.tracking.begin(self.headers)
+        self.timeline = state.tracking.begin(self.headers)
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.begun = False
@@ -179,8 +179,8 @@ class Request(Exchange):
                 end = RequestEnd(
                     ended, self.request_id, self.method, self.route, status, caller.client.name, self._streams
                 )
-                state.tracking.finish(self.trail, end)
-            state.metrics.observe_request(self.route, status, ended - self.started, self.trail.recorded_id)
+                state.tracking.finish(self.timeline, end)
+            state.metrics.observe_request(self.route, status, ended - self.started, self.timeline.recorded_id)
         if self._counted:
             caller.client.totals.count_end(refused=status >= 400 and status != CLIENT_GONE)
         if status in (401, 403):
@@ -194,9 +194,9 @@ class Request(Exchange):
 
     def _line(self, status: int, seconds: float) -> dict[str, Any]:
         """The values of a line in the access log. The path has no query string, which may hold secrets."""
-        trace_id, first = self.trail.trace_id, self.first_byte_s
+        trace_id, first = self.timeline.trace_id, self.first_byte_s
         return {
-            "time": datetime.fromtimestamp(self.trail.wall, UTC).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(self.timeline.wall, UTC).isoformat(timespec="milliseconds"),
             "id": self.request_id,
             **({"trace_id": trace_id} if trace_id else {}),
             "client": self.address,

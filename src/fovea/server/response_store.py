@@ -25,7 +25,7 @@ OVERHEAD = 600
 class KeptAnswer:
     """One answer.
 
-    owner: client to whom it belongs.
+    owner: client that owns it.
     body: as it was sent.
     messages: the conversation, the answer included, without instructions.
     items: those of the request's `input`.

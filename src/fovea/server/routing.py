@@ -142,7 +142,7 @@ class Router:
             self.add(route)
 
     def add(self, route: Route) -> None:
-        """Add a route. Of two that match a request, the first counts, and one without names before others."""
+        """Add a route. If two match a request, one without names goes first, then the one added first."""
         self.routes.append(route)
         if "{" in route.path:
             self._patterns.append((_pattern(route.path), route))
@@ -230,7 +230,7 @@ def _responses(route: Route) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": _SCHEMA.format(model=ErrorEnvelope.__name__)}}}
     answer: dict[str, Any] = {"description": "The answer.", "content": {"application/json": {"schema": {}}}}
     if route.streams:
-        text = "The answer. With `stream: true` server-sent events, of which the last is [DONE]."
+        text = "The answer. With `stream: true` server-sent events; the last one is [DONE]."
         answer["description"] = text
         answer["content"]["text/event-stream"] = {}
     failures = {status: {"description": _TEXTS[status], "content": error} for status in route.errors}

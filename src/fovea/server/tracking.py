@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, ImagePart, Prompt, TextPart, TextPrompt
-from fovea.observe.request_log import Content, Run, SlowRequests, Trail, row_of, ttft_of
+from fovea.observe.request_log import Content, Run, SlowRequests, Timeline, row_of, ttft_of
 from fovea.observe.request_spans import LONGEST_TEXT, RequestEnd, spans_of
 from fovea.observe.spans import parent_of, recorded_id
 from fovea.observe.tracer import Tracer
@@ -86,7 +86,7 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 
 
 class Tracking:
-    """The trails of one server's requests.
+    """The timelines of one server's requests.
 
     slow: the log of slow requests.
     tracer: exports the traces; None: nothing is traced.
@@ -97,14 +97,14 @@ class Tracking:
         self.tracer = tracer
         self._content = tracer is not None and tracer.settings.trace_content
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> Trail:
-        """Begin the trail of a request that arrives now."""
+    def begin(self, headers: Mapping[bytes, bytes]) -> Timeline:
+        """Begin the timeline of a request that arrives now."""
         parent = parent_of(headers)
         context = None if self.tracer is None else self.tracer.begin(headers, parent)
-        return Trail(time.perf_counter(), time.time(), context, recorded_id(context, parent))
+        return Timeline(time.perf_counter(), time.time(), context, recorded_id(context, parent))
 
-    def start(self, trail: Trail, request: GenerationRequest, model: str) -> Run:
-        """Note that the engine gets a generation now. trail: of its HTTP request."""
+    def start(self, timeline: Timeline, request: GenerationRequest, model: str) -> Run:
+        """Note that the engine gets a generation now. timeline: that of its HTTP request."""
         run = Run(
             request.id,
             model,
@@ -114,8 +114,8 @@ class Tracking:
             request.media_decode_s,
             _sizes(request.prompt),
         )
-        trail.runs.append(run)
-        if self._content and trail.context is not None:
+        timeline.runs.append(run)
+        if self._content and timeline.context is not None:
             run.content = Content(_text(request.prompt))
         return run
 
@@ -133,12 +133,12 @@ class Tracking:
             if len(pieces) < LONGEST_TEXT:
                 pieces.append(delta.text)
 
-    def finish(self, trail: Trail, ended: RequestEnd) -> None:
+    def finish(self, timeline: Timeline, ended: RequestEnd) -> None:
         """Record a request whose response is complete."""
-        if self.slow.is_slow(ended.at - trail.started, ttft_of(trail)):
+        if self.slow.is_slow(ended.at - timeline.started, ttft_of(timeline)):
             self.slow.add(
                 row_of(
-                    trail,
+                    timeline,
                     ended.at,
                     request_id=ended.request_id,
                     route=ended.route,
@@ -147,9 +147,9 @@ class Tracking:
                 )
             )
         tracer = self.tracer
-        if tracer is not None and trail.context is not None:
+        if tracer is not None and timeline.context is not None:
             legacy = tracer.settings.trace_legacy_names
-            tracer.finish(lambda: spans_of(trail, ended, legacy=legacy))
+            tracer.finish(lambda: spans_of(timeline, ended, legacy=legacy))
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics."""

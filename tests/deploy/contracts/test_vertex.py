@@ -182,7 +182,7 @@ def test_a_wrong_deployment_does_not_start(
 
 
 def test_a_download_that_is_cut_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of which the end is missing must not be loaded."""
+    """Weights without their end must not be loaded."""
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket" / "config.json").write_text("{}" * 100)
     handler = type("ModelBucket", (CutBucket,), {"folder": tmp_path / "bucket"})

@@ -18,7 +18,7 @@ GROUPS, LWS = "leaderworkerset/overlays/hpa", "leaderworkerset/base/pool-qwen.ya
 
 MUTATIONS = [
     # (folder, file, pattern, replacement, words of the fault)
-    (H, POOL, "terminationGracePeriodSeconds: 80", "terminationGracePeriodSeconds: 70", "take 70; accepted"),
+    (H, POOL, "terminationGracePeriodSeconds: 80", "terminationGracePeriodSeconds: 70", "take 70 s"),
     (H, f"{B}/config/vlm-qwen.toml", r"drain_seconds = 60.0", "drain_seconds = 600.0", "take 610"),
     (H, POOL, "port: 8000", "port: 8001", "startupProbe asks port 8001; ports of the pod: 8000, http1"),
     (H, POOL, r"livenessProbe:(\s+httpGet:\s+path: )/health", r"livenessProbe:\1/ready",
@@ -36,7 +36,7 @@ MUTATIONS = [
     (H, POOL, "serviceAccountName: vlm-engine", "serviceAccountName: x", "serviceAccountName 'x'"),
     (H, POOL, "priorityClassName: vlm-serving", "priorityClassName: x", "priorityClassName 'x'"),
     (H, POOL, "- name: scratch\n +mountPath: /tmp", "- name: tmp\n              mountPath: /tmp",
-     "is no volume"),
+     "is not a volume"),
     (H, POOL, "3g.20gb: 1\n +limits", "3g.20gb: 2\n            limits", "given whole"),
     (H, POOL, "nvidia.com/mig-3g.20gb", "nvidia.com/mig-9g.20gb", "no GPU has the resource"),
     (H, POOL, "(template:\n(.*\n)*? +fovea-pool: )qwen\n", r"\1other\n",
@@ -47,13 +47,13 @@ MUTATIONS = [
     (H, POOL, "spec:\n  strategy:", "spec:\n  replicas: 2\n  strategy:", "has replicas of its own"),
     (H, f"{B}/service.yaml", "component: gateway", "component: proxy", "its selector finds no pods"),
     (H, NET, "component: redis", "component: rediss", "its podSelector finds no pods"),
-    (H, NET, "port: http1", "port: http", "port 'http' is no port of"),
+    (H, NET, "port: http1", "port: http", "port 'http' is not a port of"),
     (H, NET, " +- 169.254.0.0/16\n", "", "reaches 169.254.169.254, the metadata service"),
     (H, NET, "- Ingress\n    - Egress\n  ingress: \\[\\]\n  egress: \\[\\]", "- Ingress",
      "denies all that others"),
     (H, NET, "cidr: 0.0.0.0/0", "cidr: everywhere", "'everywhere' does not appear to be an IPv4 or IPv6"),
     (H, HPA, "maxReplicas: 6", "maxReplicas: six", "a field has a value that cannot be read"),
-    (H, MONITORS, "port: http1", "port: metrics", "port 'metrics' is no port"),
+    (H, MONITORS, "port: http1", "port: metrics", "port 'metrics' is not a port"),
     (H, MONITORS, "name: vlm-keys", "name: vlm-key", "Secret 'vlm-key' does not exist"),
     (H, HPA, "name: fovea_requests_waiting\n", "name: triton_request_queue_depth\n", "Fovea has no metric"),
     (H, HPA, "kind: Deployment\n    name: vlm-qwen\n", "kind: Deployment\n    name: x\n",

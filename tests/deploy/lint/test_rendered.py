@@ -55,6 +55,6 @@ def test_the_command_prints_faults_and_fails(tmp_path: Path, capsys: pytest.Capt
     service.write_text(service.read_text().replace("targetPort: http1", "targetPort: grpc"))
     assert main([overlay]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "Service fovea: targetPort 'grpc' is no port of Deployment fovea-tiny"
+        "Service fovea: targetPort 'grpc' is not a port of Deployment fovea-tiny"
     ]
     assert main([]) == 2

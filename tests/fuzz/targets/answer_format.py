@@ -216,7 +216,7 @@ def vocabulary() -> Any:
 def errors_of(schema: Schema, text: str) -> list[str] | None:
     """The reasons why an answer is not valid, as a client reads it, and with numbers that are not rounded.
 
-    None: jsonschema fails, as it does for a $ref to itself, and for numbers that are no floats.
+    None: jsonschema fails, as it does for a $ref to itself, and for numbers that are not floats.
     """
     try:
         return _errors_of(schema, text)
@@ -320,7 +320,7 @@ def check(schema: Schema, rng: Random, walks: int = WALKS) -> tuple[int, int]:
             pairs += errors is not None
         text = text_of(instance(schema, rng, schema))
         if text is not None and errors_of(schema, text) == []:
-            # What the library has learnt from the answers may be beyond its limits, so it is compiled anew.
+            # What the library has learnt from the answers may be beyond its limits, so it is compiled again.
             follower, tokens = compile_format(form, vocabulary()), list(text.encode())
             read = follower.try_consume_tokens(tokens)
             assert read == len(tokens), f"{json.dumps(schema)} refuses {text} at {text.encode()[read:]!r}"

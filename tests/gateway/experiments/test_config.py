@@ -94,8 +94,8 @@ def test_identity_changes_with_what_is_compared_only() -> None:
         ("[experiments]\nflush = 1", "[experiments]: unknown field 'flush'; did you mean 'flush_s'?"),
         ("[experiments]\nfolder = 1", "[experiments]: folder is 1; accepted: a path"),
         (SHORT, "experiment 'v2': variants has 0 entries; accepted: 2 to 16, the baseline first"),
-        (SHORT + "variants = 1", "variants is no list; accepted: a list of {name, model, weight}"),
-        (SHORT + "variants = [1]", "experiment 'v2', variant 1 is not a table; accepted: a table"),
+        (SHORT + "variants = 1", "variants is not a list; accepted: a list of {name, model, weight}"),
+        (SHORT + "variants = [1]", "experiment 'v2', variant 1 is 1; accepted: a table"),
         (
             SHORT + TWO.replace("vlm-1", ""),
             "experiment 'v2', variant 1: model is ''; accepted: the name of a model",

@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.experiments import support  # makes the simulation of benchmarks/gateway importable
 
 # isort: split
-from experiments import EXPERIMENT, Arm, equal_arms, falsehoods, suspects
+from experiments import EXPERIMENT, Arm, doubtful_runs, equal_arms, falsehoods
 
 from fovea.gateway.experiments.verdict import verdict
 
@@ -30,19 +30,19 @@ def test_at_most_5_percent_of_longer_runs_have_a_false_statement(seed: int) -> N
 
 
 def test_runs_without_suspicion_have_no_false_statement() -> None:
-    """The simulation computes intervals of suspects only. Here they are computed for others, too."""
+    """The simulation computes intervals of doubtful runs only. Here they are computed for others, too."""
     rng = np.random.default_rng(5)
     old, new = Arm(40), Arm(40)
     for count in (25, 300):
         old.add(rng, count)
         new.add(rng, count)
-        others = sorted(set(range(40)) - set(suspects(old, new).tolist()))
+        others = sorted(set(range(40)) - set(doubtful_runs(old, new).tolist()))
         assert len(others) > 30
         for run in others:
             assert falsehoods(verdict(EXPERIMENT, "new", old.statistics(run), new.statistics(run))) == []
 
 
-def test_arms_that_differ_are_suspects() -> None:
+def test_arms_that_differ_are_doubtful() -> None:
     """Each kind of difference is seen, so the count of false statements could be above 0."""
     rng = np.random.default_rng(5)
     for name in ("times", "rated", "costs", "errors"):
@@ -55,7 +55,7 @@ def test_arms_that_differ_are_suspects() -> None:
             setattr(
                 new, name, np.roll(getattr(new, name), {"times": 30, "rated": 1, "costs": 4}[name], axis=1)
             )
-        assert len(suspects(old, new)) == 3
+        assert len(doubtful_runs(old, new)) == 3
         wrong = falsehoods(verdict(EXPERIMENT, "new", old.statistics(0), new.statistics(0)))
         assert wrong, name
 

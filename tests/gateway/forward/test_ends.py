@@ -136,7 +136,7 @@ def test_the_page_shows_the_table() -> None:
         name: [
             breakers[end.verdict] + (", a pause" if end.pauses else ""),
             "yes" if end.retried else "no",
-            charged[end.billed],
+            charged[end.charged],
         ]
         for name, end in ENDS.items()
     }

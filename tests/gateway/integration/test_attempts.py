@@ -164,7 +164,7 @@ async def test_the_total_time_bounds_all_attempts_together() -> None:
     assert sum(len(engine.received) for engine in engines) == 2
 
 
-async def test_a_request_that_waits_for_a_turn_is_bounded_too() -> None:
+async def test_a_request_that_waits_for_a_queue_slot_is_bounded_too() -> None:
     async with FakeEngine("one", plan=Plan(wait_s=0.6)) as one:
         config = replace(one.config, max_requests=1)
         async with running(tables=Tables((config,)), timeouts=TimeoutSettings(total_s=0.8)) as gateway:

@@ -1,4 +1,4 @@
-"""Clients that leave, read slowly, write slowly, or send what is no request."""
+"""Clients that leave, read slowly, write slowly, or send what is not a request."""
 
 from __future__ import annotations
 

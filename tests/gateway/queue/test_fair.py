@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.gateway.fair_queue import FairQueue, State, Turn
+from fovea.gateway.fair_queue import FairQueue, QueueSlot, State
 from fovea.gateway.settings import QueueSettings
 from tests.support.thorough import examples
 
 
-def turn(tenant: str, cost: int = 100, priority: int = 0, weight: float = 1.0) -> Turn:
-    return Turn(tenant, weight, priority, cost)
+def slot(tenant: str, cost: int = 100, priority: int = 0, weight: float = 1.0) -> QueueSlot:
+    return QueueSlot(tenant, weight, priority, cost)
 
 
 def queue(tokens: int = 1000, requests: int = 10, **values: float) -> FairQueue:
@@ -40,14 +40,14 @@ class Driver:
 
     def __init__(self, fair: FairQueue) -> None:
         self.fair = fair
-        self.running: list[Turn] = []
-        self.waiting: list[Turn] = []
+        self.running: list[QueueSlot] = []
+        self.waiting: list[QueueSlot] = []
         self.now_s = 0.0
 
     def act(self, action: str, tenant: int, cost: int, priority: int, place: int) -> None:
         self.now_s += cost / 100
         if action == "offer":
-            new = turn(f"t{tenant}", cost, priority, weight=0.5 + tenant)
+            new = slot(f"t{tenant}", cost, priority, weight=0.5 + tenant)
             self.waiting.append(new)
             started, refusal = self.fair.offer(new, self.now_s)
             if refusal is not None:
@@ -64,7 +64,7 @@ class Driver:
             return
         self.check(started)
 
-    def check(self, started: list[Turn]) -> None:
+    def check(self, started: list[QueueSlot]) -> None:
         for each in started:
             self.waiting.remove(each)
             self.running.append(each)
@@ -95,7 +95,7 @@ def test_the_capacity_is_never_exceeded_and_everything_ends(
 
 def test_a_request_larger_than_the_capacity_runs_alone() -> None:
     fair = queue(tokens=1000)
-    small, large, after = turn("a"), turn("b", 5000), turn("a")
+    small, large, after = slot("a"), slot("b", 5000), slot("a")
     assert fair.offer(small, 0).started == [small]
     assert fair.offer(large, 0).started == []
     assert fair.offer(after, 0).started == [], "room gathers for the large one"
@@ -105,7 +105,7 @@ def test_a_request_larger_than_the_capacity_runs_alone() -> None:
 
 def test_without_capacity_nothing_runs_until_there_is_some() -> None:
     fair = queue(tokens=0, requests=0)
-    one, two = turn("a"), turn("a")
+    one, two = slot("a"), slot("a")
     assert fair.offer(one, 0).started == fair.offer(two, 0).started == []
     assert fair.resize(150, 5) == [one]
     assert fair.resize(200, 5) == [two]
@@ -120,13 +120,13 @@ def test_shares_follow_the_weights_within_a_quantum_and_a_request(
     quantum, largest, draw = 2000, 1500, random.Random(1)
     fair = queue(6000, 50, queue_quantum=quantum, queue_recent_s=1e4, queue_length_per_tenant=700)
     if recent:
-        fair.finish(fair.offer(turn("other"), 0).started[0], 0)
+        fair.finish(fair.offer(slot("other"), 0).started[0], 0)
     names = {f"t{place}": weight for place, weight in enumerate(weights)}
     sent: Counter[str] = Counter()
-    running: list[Turn] = []
+    running: list[QueueSlot] = []
     for name in names:
         for _ in range(700):
-            running += fair.offer(turn(name, draw.randint(1, largest), weight=names[name]), 0).started
+            running += fair.offer(slot(name, draw.randint(1, largest), weight=names[name]), 0).started
     for now_s in range(600):
         started = fair.finish(running.pop(draw.randrange(len(running))), now_s)
         running += started
@@ -141,10 +141,10 @@ def test_tenants_are_charged_for_what_they_used() -> None:
     """One tenant's requests use three times the estimate, so it sends a third of the other one's."""
     fair = queue(1000, 10, queue_quantum=256, queue_length_per_tenant=800)
     sent: Counter[str] = Counter()
-    running: list[Turn] = []
+    running: list[QueueSlot] = []
     for name in ("honest", "low"):
         for _ in range(800):
-            running += fair.offer(turn(name), 0).started
+            running += fair.offer(slot(name), 0).started
     for _ in range(800):
         ended = running.pop(0)
         running += fair.finish(ended, 0, 300 if ended.tenant == "low" else 100)
@@ -156,19 +156,19 @@ def test_large_requests_one_at_a_time_win_nothing() -> None:
     """A tenant that always has one request in the queue, of ten quanta, gets its share and no more."""
     fair = queue(20_000, 10, queue_quantum=256)
     sent: Counter[str] = Counter()
-    running = [each for _ in range(500) for each in fair.offer(turn("flood"), 0).started]
-    running += fair.offer(turn("large", 2560), 0).started
+    running = [each for _ in range(500) for each in fair.offer(slot("flood"), 0).started]
+    running += fair.offer(slot("large", 2560), 0).started
     for now_s in range(4000):
         ended = running.pop(0)
         sent[ended.tenant] += ended.cost
         running += fair.finish(ended, now_s)
-        running += fair.offer(turn(ended.tenant, ended.cost), now_s).started
+        running += fair.offer(slot(ended.tenant, ended.cost), now_s).started
     assert 0.8 < sent["large"] / sent["flood"] < 1.1
 
 
 def test_one_enormous_number_does_not_turn_the_ring_for_long() -> None:
     fair = queue(1000, 10)
-    enormous, later = turn("a", 10**18), turn("a")
+    enormous, later = slot("a", 10**18), slot("a")
     assert fair.offer(enormous, 0).started == [enormous]
     assert fair.offer(later, 0).started == []
     assert fair.finish(enormous, 1, 10**18) == [later]
@@ -176,13 +176,13 @@ def test_one_enormous_number_does_not_turn_the_ring_for_long() -> None:
 
 def test_an_idle_tenant_goes_first_and_uses_the_headroom() -> None:
     fair = queue(tokens=1000, requests=100, queue_headroom=0.2, queue_quantum=256)
-    (visit,) = fair.offer(turn("quiet"), 0).started
+    (visit,) = fair.offer(slot("quiet"), 0).started
     fair.finish(visit, 0)
-    flood = [turn("flood") for _ in range(20)]
+    flood = [slot("flood") for _ in range(20)]
     started = [each for one in flood for each in fair.offer(one, 1).started]
     assert len(started) == 8, "up to the headroom"
     fair.finish(started[0], 2)
-    quiet = turn("quiet")
+    quiet = slot("quiet")
     assert fair.offer(quiet, 2).started == [quiet], "the headroom is for the tenant that was idle"
     assert fair.finish(started[1], 3) == [], "the headroom is filled again first"
 
@@ -191,24 +191,24 @@ def test_an_idle_tenant_goes_first_and_uses_the_headroom() -> None:
 def test_a_large_request_leaves_as_much_room_as_it_takes(headroom: float, expected: int) -> None:
     """Five requests of 175 tokens would leave an eighth of 1000, but not 175."""
     fair = queue(tokens=1000, requests=100, queue_headroom=headroom, queue_quantum=256)
-    fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)
-    assert sum(len(fair.offer(turn("flood", 175), 1).started) for _ in range(10)) == expected
+    fair.finish(fair.offer(slot("quiet"), 0).started[0], 0)
+    assert sum(len(fair.offer(slot("flood", 175), 1).started) for _ in range(10)) == expected
 
 
 def test_without_other_tenants_nothing_is_kept_free() -> None:
     fair = queue(tokens=1000, requests=100, queue_headroom=0.5, queue_recent_s=10)
-    fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)
-    assert sum(len(fair.offer(turn("flood", 10), 11).started) for _ in range(150)) == 100
+    fair.finish(fair.offer(slot("quiet"), 0).started[0], 0)
+    assert sum(len(fair.offer(slot("flood", 10), 11).started) for _ in range(150)) == 100
     assert fair.tenants == 1, "the other tenant is forgotten"
 
 
 def test_more_urgent_requests_go_first_and_others_get_their_share() -> None:
     fair = queue(tokens=100, requests=1, queue_class_share=0.1, queue_length_per_tenant=2000)
-    (running,) = fair.offer(turn("a", priority=-5), 0).started
-    late = [turn("b", priority=7) for _ in range(30)] + [turn("c", priority=3) for _ in range(30)]
+    (running,) = fair.offer(slot("a", priority=-5), 0).started
+    late = [slot("b", priority=7) for _ in range(30)] + [slot("c", priority=3) for _ in range(30)]
     for each in late:
         fair.offer(each, 0)
-    urgent = [turn("a", priority=-5) for _ in range(400)]
+    urgent = [slot("a", priority=-5) for _ in range(400)]
     for each in urgent:
         fair.offer(each, 0)
     order: list[int] = []
@@ -224,20 +224,20 @@ def test_more_urgent_requests_go_first_and_others_get_their_share() -> None:
 
 def test_bounds_of_the_queue_name_themselves_and_the_time_to_wait() -> None:
     fair = queue(tokens=100, requests=1, queue_length=4, queue_length_per_tenant=2)
-    (running,) = fair.offer(turn("a"), 0).started
+    (running,) = fair.offer(slot("a"), 0).started
     for number in range(1, 11):
-        fair.offer(turn("a"), number)
+        fair.offer(slot("a"), number)
         (running,) = fair.finish(running, number)  # 100 tokens end per second
-    fair.offer(turn("a"), 10)
-    fair.offer(turn("a"), 10)
-    refusal = fair.offer(turn("a"), 10).refusal
+    fair.offer(slot("a"), 10)
+    fair.offer(slot("a"), 10)
+    refusal = fair.offer(slot("a"), 10).refusal
     assert refusal is not None
     assert (refusal.status, refusal.code) == (429, "queue_full")
     assert "2 requests of this client wait already" in refusal.message
     assert 2 <= refusal.retry_after <= 4, "three requests of one second each wait"
     for tenant in "bc":
-        assert fair.offer(turn(tenant), 10).refusal is None
-    refusal = fair.offer(turn("d"), 10).refusal
+        assert fair.offer(slot(tenant), 10).refusal is None
+    refusal = fair.offer(slot("d"), 10).refusal
     assert refusal is not None
     assert "4 requests wait already" in refusal.message
     assert fair.waiting == 4
@@ -245,16 +245,16 @@ def test_bounds_of_the_queue_name_themselves_and_the_time_to_wait() -> None:
 
 def test_a_full_queue_still_takes_what_can_run_at_once() -> None:
     fair = queue(tokens=1000, requests=100, queue_headroom=0.2, queue_length=1, queue_quantum=256)
-    fair.finish(fair.offer(turn("quiet"), 0).started[0], 0)
-    refusals = [fair.offer(turn("flood"), 1).refusal for _ in range(20)]
+    fair.finish(fair.offer(slot("quiet"), 0).started[0], 0)
+    refusals = [fair.offer(slot("flood"), 1).refusal for _ in range(20)]
     assert sum(each is not None for each in refusals) == 11, "eight run, and one waits"
-    assert len(fair.offer(turn("quiet"), 1).started) == 1
+    assert len(fair.offer(slot("quiet"), 1).started) == 1
 
 
 def test_a_withdrawn_request_makes_room_for_those_behind_it() -> None:
     fair = queue(tokens=1000)
-    fair.offer(turn("a", 600), 0)
-    large, small = turn("b", 900), turn("b", 100)
+    fair.offer(slot("a", 600), 0)
+    large, small = slot("b", 900), slot("b", 100)
     fair.offer(large, 0)
     fair.offer(small, 0)
     assert fair.withdraw(large, 1) == [small]
@@ -270,7 +270,7 @@ def test_work_per_request_does_not_grow_with_the_number_of_tenants() -> None:
         running = []
         for _ in range(4):
             for number in range(tenants):
-                running += fair.offer(turn(f"t{number}", draw.randint(1, 20_000)), 0).started
+                running += fair.offer(slot(f"t{number}", draw.randint(1, 20_000)), 0).started
         count = 0
 
         def trace(frame: object, event: str, arg: object) -> object:

@@ -37,7 +37,7 @@ async def test_a_limit_per_minute_refills_and_settling_gives_back(
     error = await refused(accounts, limits, text(300))
     assert (error.code, error.retry_after) == ("rate_limit_exceeded", 18.0)
     assert error.message == (
-        "key 'alice' asks for 300 text tokens; text_tokens_per_minute is 1000, of which 0 are left; "
+        "key 'alice' asks for 300 text tokens; text_tokens_per_minute is 1000, and 0 are left; "
         "try again in 18 s"
     )
     await accounts.settle(first, text(40))
@@ -52,7 +52,7 @@ async def test_settling_may_leave_a_debt(accounts: MemoryAccounts, clock: Clock)
     reservation = await accounts.reserve("alice", limits, text(100))
     await accounts.settle(reservation, text(1200))
     error = await refused(accounts, limits, text(10))
-    assert "of which 0 are left" in error.message
+    assert "and 0 are left" in error.message
     assert error.retry_after == pytest.approx(61.0)
     clock.now += 61
     assert len(await admitted(accounts, "alice", limits, text(10))) == 1
@@ -74,7 +74,7 @@ async def test_the_longest_wait_is_named(accounts: MemoryAccounts) -> None:
     error = await refused(accounts, limits, text(1))
     assert (error.code, error.retry_after) == ("budget_exceeded", 14 * 3600)
     assert error.message == (
-        "key 'alice' asks for 1 request; requests_per_day is 1, of which 0 are left; try again in 14.0 h"
+        "key 'alice' asks for 1 request; requests_per_day is 1, and 0 are left; try again in 14.0 h"
     )
 
 
@@ -84,7 +84,7 @@ async def test_a_cost_is_shown_in_the_currency(accounts: MemoryAccounts, clock: 
     clock.now += 20 * 86_400
     error = await refused(accounts, limits, Amounts(1, cost=125_000))
     assert error.message.startswith(
-        "key 'alice' asks for a cost of 0.125; cost_per_month is 0.5, of which 0.1 are left; try again in"
+        "key 'alice' asks for a cost of 0.125; cost_per_month is 0.5, and 0.1 are left; try again in"
     )
     assert clock.now + error.retry_after == 1_769_904_000, "the first of February"
     clock.now = 1_769_904_000

@@ -235,7 +235,7 @@ def test_finish_reasons(reason: str, message: str, status: str, details: Json | 
 
 @pytest.mark.parametrize("field", ["stop_reason", "matched_stop"])
 def test_stop_sequence(field: str) -> None:
-    """An engine may name its own end mark there, too, which is no stop sequence of the request."""
+    """An engine may name its own end mark there, too, which is not a stop sequence of the request."""
     for value, told in (
         ("END", ("stop_sequence", "END")),
         ("</s>", ("end_turn", None)),

@@ -112,13 +112,13 @@ def test_costs_are_exact_and_rounded_up_once(
         ("[a]\ncached_share = 1.5", "[a]: cached_share is 1.5; accepted: 0 to 1,"),
         ("[a]\ntext_imput = 1", "[a]: unknown key 'text_imput'; did you mean 'text_input'?"),
         ("[qwen2.5]\noutput = 1", "a model's name with a dot needs quotes"),
-        ("[a]\ncached_share = 1\ncached_input = 1", "accepted: one of them"),
+        ("[a]\ncached_share = 1\ncached_input = 1", "accepted: cached_input or cached_share"),
         (
             "[a]\ntext_input = 1\nvisual_input = 0.1\ncached_input = 0.5",
             "cached_input is 0.5; accepted: at most",
         ),
         ("currency = 'euro'", "currency is 'euro'; accepted: three letters, as EUR"),
-        ("output = 1", "'output' is no table"),
+        ("output = 1", "'output' is not a table"),
         ("[a", "is not TOML"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_host_header_that_is_no_host(server: Server, host: str) -> None:
 
 
 def without_quoted_host(answer: httpx.Response) -> str:
-    """The body of an answer, without the message that quotes a refused Host header: it is no URL or path."""
+    """The body of an answer, without the message that quotes a refused Host header, which is not a URL."""
     if answer.status_code != 403:
         return answer.text
     error = answer.json()["error"]

@@ -35,7 +35,7 @@ def show_extras(plan: Plan, console: Console) -> None:
         )
     if plan.speculation:
         shown = ", ".join(f"{drafts}: {speedup:.2f}x" for drafts, (_, speedup) in plan.speculation.items())
-        console.print(f"drafts of which 60% are right, by number per step: {shown}")
+        console.print(f"drafts, 60% of them right, by number per step: {shown}")
     _divisions(plan, console)
     if plan.advice is not None:
         show_advice(plan.advice, console)

@@ -115,7 +115,7 @@ class Profiler:
     """Measures an engine behind a server in this process."""
 
     def __init__(self, requests: ProfileSettings) -> None:
-        """Read or generate the image. Raises InvalidImage if the file cannot be read, or is no image."""
+        """Read or generate the image. Raises InvalidImage if the file cannot be read, or is not an image."""
         self._requests = requests
         self._file = _picture(requests)
         self._type = probe(self._file, MediaLimits()).media_type if self._file else ""

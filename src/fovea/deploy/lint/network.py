@@ -52,7 +52,7 @@ def _service(service: Object, pods: list[Pods]) -> Iterator[str]:
         target = port.get("targetPort", port.get("port"))
         for each in found:
             if target not in each.ports():
-                yield f"{service}: targetPort {target!r} is no port of {each.owner}"
+                yield f"{service}: targetPort {target!r} is not a port of {each.owner}"
 
 
 def _policy(policy: Object, pods: list[Pods]) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _policy(policy: Object, pods: list[Pods]) -> Iterator[str]:
         for port in rule.get("ports") or []:
             for each in found:
                 if port.get("port") not in each.ports():
-                    yield f"{policy}: port {port.get('port')!r} is no port of {each.owner}"
+                    yield f"{policy}: port {port.get('port')!r} is not a port of {each.owner}"
     for direction, key in (("ingress", "from"), ("egress", "to")):
         for rule in policy.spec.get(direction) or []:
             for peer in rule.get(key) or []:
@@ -81,7 +81,9 @@ def _peer(policy: Object, peer: Fields, pods: list[Pods]) -> Iterator[str]:
     network = ipaddress.ip_network(str(block.get("cidr")))
     holes = [ipaddress.ip_network(str(each)) for each in block.get("except") or []]
     if METADATA in network and not any(METADATA in hole for hole in holes):
-        yield f"{policy}: {network} reaches {METADATA}, the metadata service; accepted: with it in `except`"
+        yield (
+            f"{policy}: {network} reaches {METADATA}, the metadata service; accepted: {METADATA} in `except`"
+        )
 
 
 def _monitor(cluster: Cluster, monitor: Object, pods: list[Pods]) -> Iterator[str]:
@@ -91,7 +93,7 @@ def _monitor(cluster: Cluster, monitor: Object, pods: list[Pods]) -> Iterator[st
     for endpoint in monitor.spec.get("podMetricsEndpoints") or []:
         for each in found:
             if endpoint.get("port") not in each.ports():
-                yield f"{monitor}: port {endpoint.get('port')!r} is no port of {each.owner}"
+                yield f"{monitor}: port {endpoint.get('port')!r} is not a port of {each.owner}"
         secret = fields_of(fields_of(endpoint.get("authorization")).get("credentials")).get("name")
         if secret is not None and cluster.names("Namespace") and secret not in known_secrets(cluster):
             yield f"{monitor}: Secret {secret!r} does not exist"
@@ -177,7 +179,7 @@ def _routed_service(cluster: Cluster, where: str, name: str, port: Any) -> Itera
     if name not in services:
         yield f"{where}: Service {name!r} does not exist"
     elif port not in {each.get("port") for each in services[name].spec.get("ports") or []}:
-        yield f"{where}: {port!r} is no port of Service {name}"
+        yield f"{where}: {port!r} is not a port of Service {name}"
 
 
 def _http_route(cluster: Cluster, route: Object) -> Iterator[str]:
@@ -215,4 +217,4 @@ def _inference_pool(cluster: Cluster, pool: Object) -> Iterator[str]:
     for port in pool.spec.get("targetPorts") or []:
         for each in found:
             if port.get("number") not in each.ports():
-                yield f"{pool}: {port.get('number')} is no port of {each.owner}"
+                yield f"{pool}: {port.get('number')} is not a port of {each.owner}"

@@ -167,7 +167,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Unreadable(ValueError):
-    """A file is missing, or is no YAML. The message names it."""
+    """A file is missing, or is not a YAML. The message names it."""
 
 
 def load_objects(files: Mapping[str, str], folder: str) -> Cluster:

@@ -89,7 +89,7 @@ def _names(cluster: Cluster, pods: Pods) -> Iterator[str]:
     for container in pods.all_containers:
         for mount in container.get("volumeMounts") or []:
             if mount.get("name") not in volumes:
-                yield f"container {container.get('name')} mounts {mount.get('name')!r}, which is no volume"
+                yield f"container {container.get('name')} mounts {mount.get('name')!r}, which is not a volume"
 
 
 def known_secrets(cluster: Cluster) -> set[str]:
@@ -131,7 +131,7 @@ def _end(cluster: Cluster, pods: Pods) -> Iterator[str]:
         if grace <= sleep + drain:
             yield (
                 f"terminationGracePeriodSeconds is {grace}, but preStop ({sleep}) and the drain "
-                f"({drain:g}) take {sleep + drain:g}; accepted: more than that"
+                f"({drain:g}) take {sleep + drain:g} s; accepted: more than {sleep + drain:g}"
             )
 
 
@@ -241,7 +241,7 @@ def _predictor(service: Object) -> Iterator[str]:
     if int(predictor.get("minReplicas", 1)) > int(predictor.get("maxReplicas", 0)):
         yield f"{service}: maxReplicas is below minReplicas"
     if predictor.get("scaleMetric") and "autoScaling" in predictor:
-        yield f"{service}: scaleMetric is beside autoScaling; accepted: one of them"
+        yield f"{service}: scaleMetric is beside autoScaling; accepted: scaleMetric or autoScaling"
     percent = predictor.get("canaryTrafficPercent", 0)
     if not 0 <= int(percent) <= 100:
         yield f"{service}: canaryTrafficPercent is {percent}; accepted: 0 to 100"

@@ -58,7 +58,7 @@ def admin(subject: Subject) -> Verdict:
 
 def metrics(subject: Subject) -> Verdict:
     """Is /metrics closed to requests without a key?"""
-    return _closed(subject, "/metrics", "everyone may see how much is asked, and of which models")
+    return _closed(subject, "/metrics", "everyone may see how many requests come, and for which models")
 
 
 def private_images(subject: Subject) -> Verdict:

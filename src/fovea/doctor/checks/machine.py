@@ -80,7 +80,7 @@ def memory(subject: Subject) -> Verdict:
     figure = f"{size(free)} can be allocated"
     if free < LEAST_MEMORY:
         return failed(
-            figure, "less than 1 GiB, of which the KV pool gets a quarter", "free memory, or raise the limit"
+            figure, "less than 1 GiB, and the KV pool gets a quarter of it", "free memory, or raise the limit"
         )
     return passed(figure)
 
@@ -146,7 +146,7 @@ def cgroup_cpu(subject: Subject) -> Verdict:
         if share > THROTTLED:
             return warned(
                 figure,
-                "threads that use up the limit stand still until the next period",
+                "threads that use up the limit are stopped until the next period",
                 "raise the container's CPU limit, or set --threads to whole CPUs of it",
             )
         return passed(figure)

@@ -12,7 +12,7 @@ from fovea.doctor.server import bearer
 from fovea.doctor.subject import Subject
 
 NEEDED = ("fovea:ready", "fovea:requests_waiting", "fovea:kv_usage", "fovea:connections_open")
-"""Series of which alerts and dashboards are made, and that exist from the start."""
+"""Series that alerts and dashboards use, and that exist from the start."""
 PREFIXES = ("fovea:", "fovea_gateway_", "vllm:", "sglang:", "nv_", "tgi_")
 JOB = "fovea"
 

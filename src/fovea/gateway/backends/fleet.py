@@ -215,12 +215,12 @@ class Discovery:
         return bool(self._looks)
 
     async def look(self) -> tuple[BackendConfig, ...]:
-        """Return all backends. Of two with one name, the first stays."""
+        """Return all backends. If two have one name, the first stays."""
         for name, look in self._looks.items():
             try:
                 listed = tuple(await look())
                 for backend in listed:
-                    api_key(backend)  # a listing whose keys cannot be read is no listing
+                    api_key(backend)  # a listing whose keys cannot be read is not a listing
                 self._listed[name] = listed
                 self._failing.discard(name)
             except (OSError, TimeoutError, ValueError, ConfigError) as error:
@@ -281,7 +281,7 @@ async def _kubernetes(namespace: str, service: str, port: int, rest: Any) -> Seq
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     api_port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise OSError("KUBERNETES_SERVICE_HOST is not set, so this is no pod")
+        raise OSError("KUBERNETES_SERVICE_HOST is not set, so this is not a pod")
     token = await asyncio.to_thread((ACCOUNT / "token").read_text)  # it is replaced every hour
     context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     name = f"[{host}]" if ":" in host else host
@@ -306,7 +306,7 @@ async def _kubernetes(namespace: str, service: str, port: int, rest: Any) -> Seq
 def ready_addresses(slices: dict[str, Any]) -> list[str]:
     """Return the addresses of endpoints that are ready, from a list of EndpointSlices, sorted.
 
-    Raises ValueError if it is no such list.
+    Raises ValueError if it is not such a list.
     """
     addresses: set[str] = set()
     try:

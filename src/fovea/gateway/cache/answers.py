@@ -282,7 +282,7 @@ def _text(value: Any) -> str:
 
 
 def _set_once(fields: dict[str, Any], name: str, value: Any) -> None:
-    """Set a field that has one value in the whole stream. Null is no value.
+    """Set a field that has one value in the whole stream. Null is not a value.
 
     Raises Unstorable for a second value.
     """

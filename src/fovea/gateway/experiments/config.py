@@ -146,7 +146,7 @@ class Experiment:
     sticky_by: str = setting(
         "key",
         "Requests of one API key, of one `user` field, or of one value of a header get one variant; with "
-        "request, each request is drawn anew.",
+        "request, a variant is drawn for each request.",
         check=_sticky,
     )
     largest_cost: float = setting(
@@ -265,7 +265,7 @@ def _experiment(entry: Any, where: str) -> Experiment:
         given[part] = _settings(cls, given.get(part, {}), f"{where}, [experiment.{part}]")
     variants = given.get("variants", [])
     if not isinstance(variants, list):
-        raise ConfigError(f"{where}: variants is no list; accepted: a list of {{name, model, weight}}")
+        raise ConfigError(f"{where}: variants is not a list; accepted: a list of {{name, model, weight}}")
     given["variants"] = tuple(
         _settings(Variant, variant, f"{where}, variant {i}") for i, variant in enumerate(variants, 1)
     )
@@ -277,7 +277,7 @@ def _experiment(entry: Any, where: str) -> Experiment:
 
 def _settings(cls: type[T], values: Any, where: str) -> T:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} is not a table; accepted: a table")
+        raise ConfigError(f"{where} is {values!r}; accepted: a table")
     check_keys(where, values, [entry.name for entry in dataclasses.fields(cls)], "field")  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     with errors_in(where):

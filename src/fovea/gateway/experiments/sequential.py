@@ -224,17 +224,17 @@ def mean_ratio(first: Sample, second: Sample, alpha: float, offset: float = 0.0)
 
 
 def percentile_ratio(
-    first: Mapping[int, float], second: Mapping[int, float], share: float, alpha: float
+    first: Mapping[int, float], second: Mapping[int, float], percent: float, alpha: float
 ) -> Interval:
     """Return the interval of the second arm's percentile of times divided by the first's.
 
     first, second: counts per bucket of times (`histogram.time_bucket`).
-    share: percent of the times that do not exceed the percentile, above 0 and below 100.
+    percent: part of the times that do not exceed the percentile, in percent, above 0 and below 100.
     """
     if not first or not second:
         return EVERYTHING
     limit = -math.log(alpha)
-    least, most = _shifts(_buckets(first, share / 100), _buckets(second, share / 100), limit)
+    least, most = _shifts(_buckets(first, percent / 100), _buckets(second, percent / 100), limit)
     return Interval(math.exp((least - 1) * TIME_STEP), math.exp((most + 1) * TIME_STEP))
 
 

@@ -126,9 +126,9 @@ class Statistics:
         """Return a counter divided by the requests; None if there were none."""
         return self.count(field) / self.requests if self.requests else None
 
-    def percentile(self, field: str, share: float) -> float | None:
+    def percentile(self, field: str, percent: float) -> float | None:
         """Return a percentile of a histogram of times, in seconds; None if it is empty."""
-        return time_percentile(self.histogram(field), share)
+        return time_percentile(self.histogram(field), percent)
 
     def _add(self, field: str, bucket: int, amount: float) -> None:
         key = (field, bucket)
@@ -168,17 +168,17 @@ def amount_ceiling(largest: float) -> float:
     return amount_edge(2 + math.floor(math.log(largest) / AMOUNT_STEP))
 
 
-def time_percentile(counts: Mapping[int, float], share: float) -> float | None:
+def time_percentile(counts: Mapping[int, float], percent: float) -> float | None:
     """Return a percentile by the nearest-rank method, in seconds; None if nothing was counted.
 
     The geometric middle of the bucket stands for its times.
 
-    share: percent of the times that do not exceed the result, 0 to 100.
+    percent: part of the times that do not exceed the result, in percent, 0 to 100.
     """
     total = sum(counts.values())
     if total <= 0:
         return None
-    rank = max(1, math.ceil(total * share / 100))
+    rank = max(1, math.ceil(total * percent / 100))
     seen = 0.0
     for bucket in sorted(counts):
         seen += counts[bucket]

@@ -251,7 +251,7 @@ class Dispatcher:
             # meanwhile. Otherwise a client that asks for endless answers would open all breakers.
             if end == "late" and not job.demand.stream and backend.answered_at > started:
                 end = "long request"
-            if ENDS[end].billed == NOTHING:
+            if ENDS[end].charged == NOTHING:
                 job.work.remove(model)
             if failure.status:
                 backend.breakers[CONNECT].succeed()

@@ -52,14 +52,14 @@ class End(NamedTuple):
         connection failed; neutral: the end says nothing about the backend.
     retried: whether another backend is asked. Only ends before the first byte can be retried.
     pauses: whether the backend gets no requests for the time that it has named.
-    billed: what the tenant pays. used: the prompt, and what was generated; most: the prompt, and as much as
+    charged: what the tenant pays. used: the prompt, and what was generated; most: the prompt, and as much as
         the answer may have, because nobody knows what was generated.
     """
 
     verdict: str = NEUTRAL
     retried: bool = False
     pauses: bool = False
-    billed: str = NOTHING
+    charged: str = NOTHING
 
 
 ENDS: Mapping[str, End] = {
@@ -71,21 +71,21 @@ ENDS: Mapping[str, End] = {
     "key refused": End(FAULT, retried=True),
     "engine busy": End(NEUTRAL, retried=True, pauses=True),
     "no room": End(NEUTRAL, retried=True),
-    "late": End(FAULT, retried=True, billed=MOST),
-    "long request": End(NEUTRAL, retried=True, billed=MOST),
-    "deadline": End(NEUTRAL, billed=MOST),
+    "late": End(FAULT, retried=True, charged=MOST),
+    "long request": End(NEUTRAL, retried=True, charged=MOST),
+    "deadline": End(NEUTRAL, charged=MOST),
     "refused": End(NEUTRAL),
     # answers that have begun
-    "answered": End(GOOD, billed=USED),
+    "answered": End(GOOD, charged=USED),
     "unreadable": End(FAULT),
-    "cut": End(FAULT, billed=USED),
-    "silent": End(FAULT, billed=USED),
-    "unfinished": End(FAULT, billed=USED),
-    "error event": End(FAULT, billed=USED),
-    "own error": End(NEUTRAL, billed=USED),
-    "total time": End(NEUTRAL, billed=USED),
-    "left stream": End(NEUTRAL, billed=USED),
-    "left": End(NEUTRAL, billed=MOST),
+    "cut": End(FAULT, charged=USED),
+    "silent": End(FAULT, charged=USED),
+    "unfinished": End(FAULT, charged=USED),
+    "error event": End(FAULT, charged=USED),
+    "own error": End(NEUTRAL, charged=USED),
+    "total time": End(NEUTRAL, charged=USED),
+    "left stream": End(NEUTRAL, charged=USED),
+    "left": End(NEUTRAL, charged=MOST),
 }
 """The ends by their names, which docs/gateway.md explains."""
 
@@ -221,7 +221,7 @@ def _has_end(data: bytes, mark: bytes) -> bool:
 def _values(data: bytes, *marks: bytes) -> Iterator[dict[str, Any]]:
     """Yield the objects of the events of a piece that hold one of the marks; without marks, of all events.
 
-    Only these are parsed, because a piece may have a hundred events. Events that are no objects are skipped.
+    Only these are parsed, because a piece may have a hundred events. Events that are not objects are skipped.
     """
     for line in data.splitlines():
         if line.startswith(b"data:") and (not marks or any(mark in line for mark in marks)):

@@ -1,9 +1,9 @@
 """One request for an answer: the steps from its body to its last byte.
 
-    key -> body -> images -> model -> experiment -> cached answer? -> limits -> turn -> backend -> answer
+    key -> body -> images -> model -> experiment -> cached answer? -> limits -> slot -> backend -> answer
 
-What a step has taken (a reservation, a turn, a backend's place) is given back in `_finish`, whatever has
-happened. What the tenant pays is reserved before the request is sent, and settled when it has ended.
+What a step has taken (a reservation, a queue slot, a place at a backend) is given back in `_finish`, whatever
+has happened. What the tenant pays is reserved before the request is sent, and settled when it has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fovea.gateway.cache.cache import Hit, Recorder, ResponseCache
 from fovea.gateway.cache.key import MEDIA_MARK, Plan
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.experiments.experiments import Assignment, Experiments
-from fovea.gateway.fair_queue import Turn
+from fovea.gateway.fair_queue import QueueSlot
 from fovea.gateway.generate.dispatch import BadGateway, Dispatcher, GatewayTimeout, Job, Won
 from fovea.gateway.generate.ends import ENDS, MOST, USED
 from fovea.gateway.generate.experiment import Shadows, assignment_of, outcome_of
@@ -144,7 +144,7 @@ class Request(GatewayExchange):
         self._translation: ChatTranslation | None = None
         self._plan: Plan | None = None
         self._reservation: Reservation | None = None
-        self._turn: Turn | None = None
+        self._slot: QueueSlot | None = None
         self._relay: Relay | None = None
         self._work: list[str] = []
 
@@ -310,7 +310,7 @@ class Request(GatewayExchange):
         await Relay(self, self.api, self._translation, self.services.silence).stored(hit)
 
     async def _from_backend(self, body: Body, model: ModelConfig, demand: Demand) -> None:
-        """Wait for a turn, and pass on the answer of a backend."""
+        """Wait for a queue slot, and pass on the answer of a backend."""
         services, images = self.services, demand.images
         deadline = asyncio.get_running_loop().time() + services.settings.timeouts.total_s
         own = {**self.trace.headers(), **client_header(self.tenant.name)}
@@ -355,7 +355,7 @@ class Request(GatewayExchange):
         """Wait in the fair queue until a backend has room."""
         services, limits = self.services, self.tenant.limits
         began = services.clock()
-        self._turn = await services.queues.of(model).acquire(
+        self._slot = await services.queues.of(model).acquire(
             self.tenant.name,
             weight=limits.weight,
             priority=limits.priority,
@@ -384,8 +384,8 @@ class Request(GatewayExchange):
         if self.demand is not None and self.consumption is not None:
             self._charge(self.demand)
             used = self.consumption.text_tokens + self.consumption.visual_tokens
-        if self._turn is not None and self.model is not None:
-            services.queues.of(self.model).release(self._turn, used)
+        if self._slot is not None and self.model is not None:
+            services.queues.of(self.model).release(self._slot, used)
         if services.cache is not None and self._plan is not None:
             services.cache.abandon(self._plan)
         if self._reservation is not None:
@@ -408,14 +408,14 @@ class Request(GatewayExchange):
         """Note the consumption of backends, by the table of ends."""
         relay = self._relay
         if self.won is not None and relay is not None:
-            model, billed = self.won.model.name, ENDS[relay.end].billed
-            if billed == USED or (billed == MOST and relay.usage is not None):
+            model, charged = self.won.model.name, ENDS[relay.end].charged
+            if charged == USED or (charged == MOST and relay.usage is not None):
                 self._use_told(model, demand, relay)
-            elif billed == MOST:
+            elif charged == MOST:
                 self._use_most(model, demand)
         elif self._unanswered_work:
             left = "left stream" if demand.stream else "left"
-            if self.gone and ENDS[left].billed == USED:
+            if self.gone and ENDS[left].charged == USED:
                 self._use_told(self._work[-1], demand, None)  # its first token would have been sent
             else:
                 self._use_most(self._work[-1], demand)

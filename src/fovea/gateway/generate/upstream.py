@@ -133,7 +133,7 @@ class Upstream:
         if not LEAST_STATUS <= response.status <= MOST_STATUS or 300 <= response.status < 400:
             response.close()
             raise AttemptFailed(
-                f"the backend answered {response.status}, which is no answer to such a request", "broken"
+                f"the backend answered {response.status}, which is not an answer to such a request", "broken"
             )
         if ENDS[end_of_status(response.status)].retried:
             body = await _bounded(response, LARGEST_ERROR)
@@ -284,7 +284,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
         return "the connection was closed"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "the answer is no HTTP"
+        return "the answer is not HTTP"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno) if error.errno > 0 else "its host was not found"
     return type(error).__name__

@@ -108,7 +108,7 @@ class Body:
         return data
 
     def text(self, text: str) -> str:
-        """Return a string of the body with its escapes resolved. Raises InvalidRequest if it is no text."""
+        """Return a string of the body with its escapes resolved. Raises InvalidRequest if it is not text."""
         raw = self._strings.get(text)
         if raw is None:
             return text
@@ -123,7 +123,7 @@ class Body:
     def resolved(self, markers: Mapping[str, str]) -> dict[str, Any]:
         """Return the parsed body with its real texts.
 
-        markers: strings of the body, such as placeholders of images, and what stands for each.
+        markers: strings of the body, such as placeholders of images, and what each becomes.
         """
         value: dict[str, Any] = self._resolve(self.value, markers)
         return value
@@ -140,7 +140,7 @@ class Body:
         return node
 
     def _without_repeated_names(self, node: Any) -> Any:
-        """Keep the last one of fields with one long name, each of which has a placeholder of its own."""
+        """Keep the last one of fields with one long name. Each has a placeholder of its own."""
         if isinstance(node, list):
             return [self._without_repeated_names(entry) for entry in node]
         if not isinstance(node, dict):
@@ -189,10 +189,10 @@ class Prefixed:
     """A JSON string that is a short text followed by a long one.
 
     Anthropic's API sends the base64 of an image without the beginning of a data: URL. The writer of a body
-    writes `prefix` and then the text for which `value` stands.
+    writes `prefix` and then the text that `value` replaces.
 
     prefix: ASCII without characters that JSON escapes, such as "data:image/png;base64,".
-    value: base64, or a placeholder of it, as it stood in the request.
+    value: base64, or a placeholder of it, as it was in the request.
     """
 
     prefix: str
@@ -205,7 +205,7 @@ def prefixed(source: Base64Source) -> Prefixed:
 
 
 def _no_constant(name: str) -> Any:
-    raise InvalidRequest(f"the body is not JSON: {name} is no number", code="invalid_json")
+    raise InvalidRequest(f"the body is not JSON: {name} is not a number", code="invalid_json")
 
 
 def _finite(text: str) -> float:
@@ -220,7 +220,7 @@ _READER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def _written(value: Any) -> str:
-    """Return the text of a value that is no JSON: an image whose data: URL has two parts."""
+    """Return the text of a value that is not JSON: an image whose data: URL has two parts."""
     if isinstance(value, Prefixed):
         return value.prefix + value.value
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -66,7 +66,7 @@ class Demand:
     def __init__(self, body: Body, images: list[RequestImage], session: str = "") -> None:
         """session: from a header; a field of the body takes precedence.
 
-        Raises InvalidRequest for a model that is no text, and for answers that are too long together.
+        Raises InvalidRequest for a model that is not text, and for answers that are too long together.
 
         The fields have been checked by `check_fields`.
         """
@@ -162,7 +162,7 @@ def _text_bytes(node: Any, body: Body, urls: frozenset[str], names: bool = False
 
 
 def _answer_tokens(value: Mapping[str, Any]) -> int:
-    """Return the tokens of all answers. Of several limits the largest counts: an engine may read that one."""
+    """Return the tokens of all answers. The largest of several limits counts: an engine may read that one."""
     limit = _limit(value)
     total = (USUAL_ANSWER if limit is None else limit) * _answers(value)
     if total > MOST_TOKENS:

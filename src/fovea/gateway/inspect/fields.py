@@ -267,4 +267,4 @@ def _check_count(
     if count is None or count == unlimited:
         return
     if not isinstance(count, int) or isinstance(count, bool) or not low <= count <= high:
-        raise InvalidRequest(f"{name} is no whole number from {low} to {high}", param=name)
+        raise InvalidRequest(f"{name} is not a whole number from {low} to {high}", param=name)

@@ -267,7 +267,7 @@ def refusal(tenant: str, bounds: Bounds, amounts: Amounts, counters: Counters) -
     else:
         asked = "1 request" if worst.amount == 1 else f"{asked} requests"
     message = (
-        f"key {tenant!r} asks for {asked}; {worst.name} is {shown(worst.metric, worst.limit)}, of which "
+        f"key {tenant!r} asks for {asked}; {worst.name} is {shown(worst.metric, worst.limit)}, and "
         f"{shown(worst.metric, max(0, worst.left))} are left; try again in {_duration(worst.wait_s)}"
     )
     smaller_fits = worst.metric > 0 and worst.left >= 1

@@ -1,4 +1,4 @@
-"""The tenants of a gateway: whose key a request has, and the limits that the keys file states for it."""
+"""The tenants of a gateway: the owner of a request's key, and the limits that the keys file sets for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOUNS = {API: "API key", frozenset(("admin",)): "admin key"}
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Limits and budgets that all keys of one tenant share. The defaults are no limits.
+    """Limits and budgets that all keys of one tenant share. The defaults limit nothing.
 
     bounds: the limits as numbers in the units of `Amounts`.
     """
@@ -66,7 +66,7 @@ class TenantLimits:
     )
     max_in_flight: int = setting(0, "Requests in flight at one time. 0: no limit.", low=0, high=1_000_000)
     weight: float = setting(
-        1.0, "Share in the fair queue, relative to the weights of other tenants.", low=0.01, high=100
+        1.0, "Part in the fair queue, relative to the weights of other tenants.", low=0.01, high=100
     )
     priority: int = setting(
         0, "Priority of the tenant's requests; smaller ones are served first.", low=-1000, high=1000

@@ -158,7 +158,7 @@ class Call(NamedTuple):
 
 
 class Batches:
-    """Sends calls of scripts to Redis together if they come in the same turn of the event loop.
+    """Sends calls of scripts to Redis together if they come in one iteration of the event loop.
 
     A batch is one pipeline on one connection. It saves most of the client's processor time when many requests
     come at once.

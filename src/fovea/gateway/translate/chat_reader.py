@@ -188,7 +188,7 @@ class ChatReader:
 class BackendError(FoveaError):
     """A backend refused a request or failed, or it answered something that cannot be translated.
 
-    status: HTTP status of the backend's answer; 502 if its status was no error.
+    status: HTTP status of the backend's answer; 502 if its status was not an error.
     """
 
     status = 502

@@ -259,7 +259,7 @@ class ChatTranslation:
             in the form of the client's API, with the names of its fields.
         chat: the backend's body, parsed. ids, clock: make ids, and the time in seconds where it has none.
 
-        Raises BackendError if the status is no error and the body is no chat completion.
+        Raises BackendError if the status is not an error and the body is not a chat completion.
         """
         if status >= 400:
             return self.refusal(BackendError.of(status, chat))

@@ -289,7 +289,7 @@ class UsageStore:
     path: the file. It is created with mode 0600 if it does not exist.
     currency: the currency of the costs. A file has one currency.
 
-    Raises ConfigError if the file cannot be opened, is no usage file, or has another currency.
+    Raises ConfigError if the file cannot be opened, is not a usage file, or has another currency.
     """
 
     def __init__(self, path: Path, currency: str) -> None:
@@ -414,7 +414,7 @@ def read_usage(path: Path, by: Sequence[str], since_hour: int, until_hour: int) 
     by: names of GROUPS.
     since_hour, until_hour: hours since the epoch; the first is included, the last is not.
 
-    Raises ConfigError if the file cannot be read or is no usage file.
+    Raises ConfigError if the file cannot be read or is not a usage file.
     """
     group = ", ".join(GROUPS[name] for name in by)
     sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in SUMS)
@@ -427,7 +427,7 @@ def read_usage(path: Path, by: Sequence[str], since_hour: int, until_hour: int) 
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version != VERSION:
                 raise ConfigError(
-                    f"{path} is no usage file of this version of Fovea (its version is {version})",
+                    f"{path} is not a usage file of this version of Fovea (its version is {version})",
                     param="file",
                 )
             connection.execute("BEGIN")  # both queries see the same state

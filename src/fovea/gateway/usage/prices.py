@@ -301,7 +301,7 @@ def _table(name: str, table: Any) -> Values:
     """Check the prices of one table."""
     if not isinstance(table, dict):
         raise ConfigError(
-            f"{name!r} is no table; accepted: currency, and tables such as [{DEFAULT}] or "
+            f"{name!r} is not a table; accepted: currency, and tables such as [{DEFAULT}] or "
             f'["{name}"]; a name with a dot needs quotes',
             param="prices",
         )
@@ -313,7 +313,8 @@ def _table(name: str, table: Any) -> Values:
             raise ConfigError(f"[{name}]: unknown key {key!r}{hint}{dots}", param="prices")
     if "cached_input" in table and "cached_share" in table:
         raise ConfigError(
-            f"[{name}] has cached_input and cached_share; accepted: one of them", param="prices"
+            f"[{name}] has cached_input and cached_share; accepted: cached_input or cached_share",
+            param="prices",
         )
     return {key: _number(name, key, value) for key, value in table.items()}
 

@@ -78,7 +78,8 @@ def _check_head(response: httpx.Response, kind: Kind, most: int) -> None:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise fetch_error(
-            kind, f"the {kind.noun}'s server answered with content encoding {encoding[:40]!r}; accepted: none"
+            kind,
+            f"the {kind.noun}'s server answered with content encoding {encoding[:40]!r}; accepted: identity",
         )
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > most:

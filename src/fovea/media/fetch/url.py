@@ -100,7 +100,7 @@ def check_remote(url: httpx.URL, limits: MediaLimits, kind: Kind = IMAGE) -> htt
             f"the {kind.noun} URL has port {url.port}; accepted: 1 to 65535", "invalid_{noun}_url"
         )
     if url.userinfo:
-        raise _refusal(f"the {kind.noun} URL holds a user name or password; accepted: URLs without")
+        raise _refusal(f"the {kind.noun} URL holds a user name or password; accepted: URLs without them")
     if not limits.allow_private_hosts and port_of(url) not in limits.allowed_ports:
         ports = ", ".join(map(str, limits.allowed_ports))
         raise _refusal(f"the {kind.noun} URL has port {url.port}; accepted: {ports or 'none'}")

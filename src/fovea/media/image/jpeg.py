@@ -162,7 +162,7 @@ def read_frame(marker: int, body: bytes) -> _Frame:
         across, down = body[at + 1] >> 4, body[at + 1] & 15
         if not (1 <= across <= 4 and 1 <= down <= 4):
             raise InvalidImage(f"the JPEG is corrupt: sampling factors {across}x{down}; accepted: 1 to 4")
-        # Of two components with one id, the larger counts.
+        # If two components have one id, the larger counts.
         blocks[body[at]] = max(across * down, blocks.get(body[at], 0))
     return _Frame(int.from_bytes(body[3:5], "big"), int.from_bytes(body[1:3], "big"), mode, blocks)
 
@@ -175,7 +175,7 @@ def _essence(data: bytes) -> bytes:
     for marker, start, body, end in read_segments(data, scans=True):
         if marker in _FRAME_HEADERS:
             if frame is not None:
-                raise InvalidImage("the JPEG has more than one frame header; accepted: one")
+                raise InvalidImage("the JPEG has more than one frame header; accepted: one frame header")
             frame = read_frame(marker, data[body:end])
         elif marker == _SOS and frame is not None:
             scans += 1

@@ -220,7 +220,7 @@ def ask_worker(
 
     If a worker dies before its first answer, the file is tried once more.
 
-    tenant: whose file it is; "" if tenants are not told apart.
+    tenant: owner of the file; "" if tenants are not told apart.
     Raises WorkerFailed, or Unavailable for reasons that have nothing to do with the file.
     """
     for attempt in (1, 2):
@@ -308,7 +308,7 @@ class DocumentRenderer:
     ) -> DocumentPages:
         """Render pages of a PDF file.
 
-        tenant: whose file it is; tenants share no process.
+        tenant: owner of the file; tenants share no process.
         abandoned: whether nobody waits for the pages any more; then the process that draws them is ended.
         Raises InvalidRequest for pages that are not there or too many of them, InvalidPdf, Unavailable,
         Abandoned.

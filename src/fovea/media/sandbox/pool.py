@@ -21,7 +21,7 @@ LIFETIME = 2_000
 class WorkerPool:
     """Worker processes of one kind. Thread-safe.
 
-    A worker serves one tenant. If its turn comes for another one, it is replaced: a decoder that was taken
+    A worker serves one tenant. If another tenant needs it, it is replaced: a decoder that was taken
     over by a file of one tenant never sees a file of the next. While more tenants than workers send files,
     one more process is started ahead, so that nobody waits for the start.
 
@@ -78,7 +78,7 @@ class WorkerPool:
         A worker that ended meanwhile is not used again.
 
         each_wait: called again and again while all are busy; it may raise.
-        tenant: whose files it will decode; "" if tenants are not told apart.
+        tenant: owner of the files that it will decode; "" if tenants are not told apart.
         Raises Unavailable if no new process starts in two attempts, or the pool is closed.
         """
         worker = self._take(each_wait, tenant)

@@ -56,7 +56,7 @@ class WorkerProcess:
 
     measures: what it gave up, see `jail.enter`.
     answered: number of files that it has decoded or refused.
-    tenant: whose files it decodes, and nobody else's once it has answered.
+    tenant: owner of the files that it decodes. Once it has answered, it decodes no other's.
     crashed: whether it died, or answered what cannot be read, while the server waited for its answer.
     """
 
@@ -144,7 +144,7 @@ class WorkerProcess:
             self._process.kill()
 
     def end(self) -> None:
-        """Kill the process and close what is shared with it. Ending it twice is no error."""
+        """Kill the process and close what is shared with it. Ending it twice is not an error."""
         self._channel.close()
         self.kill()
         self._process.wait()

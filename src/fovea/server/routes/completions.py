@@ -87,7 +87,9 @@ def _as_computed(body: CompletionRequest) -> CompletionRequest:
         changes["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     if body.best_of is not None and body.best_of != (body.n or 1):
         if body.best_of < (body.n or 1):
-            raise InvalidRequest(f"best_of is {body.best_of}; accepted: at least n", param="best_of")
+            raise InvalidRequest(
+                f"best_of is {body.best_of}; accepted: at least {body.n or 1} (n)", param="best_of"
+            )
         changes |= {"n": body.best_of, "logprobs": body.logprobs or 0}
     return body.model_copy(update=changes)
 

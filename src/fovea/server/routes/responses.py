@@ -85,7 +85,7 @@ def _items(body: ResponsesRequest) -> tuple[dict[str, Any], ...]:
     """The items of a request as it sent them, each with a name, and without the bytes of images."""
     items = []
     for number, item in enumerate(body.input):
-        value = item.model_dump(exclude_none=True, warnings=False)  # a Payload is no text
+        value = item.model_dump(exclude_none=True, warnings=False)  # a Payload is not text
         for field in ("content", "output"):
             parts = value.get(field)
             if isinstance(parts, list):

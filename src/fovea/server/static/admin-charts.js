@@ -18,7 +18,7 @@ export function niceMaximum(value) {
 
 /**
  * Split points into runs without gaps.
- * A missing value is no gap if the next one follows within GAP_S: rates exist only in seconds with requests.
+ * A missing value is not a gap if the next one follows within GAP_S: rates exist only in seconds with requests.
  */
 export function runs(points, name) {
   const found = [];

@@ -11,7 +11,7 @@ export function kindOf(file) {
 }
 
 // Return {blob, width, height} of an image. Types that the server does not read become PNG if the browser reads
-// them. Raises Error for a file that is no image.
+// them. Raises Error for a file that is not an image.
 export async function readImage(file) {
   const picture = new Image();
   const url = URL.createObjectURL(file);

@@ -92,7 +92,7 @@ export class Options {
     ];
   }
 
-  // The fields of a request. hasImages: whether its messages have any. Raises Error for a schema that is no JSON.
+  // The fields of a request. hasImages: whether its messages have any. Raises Error for a schema that is not JSON.
   fields(hasImages) {
     const { method, keep, json, maxTokens, temperature, schema } = this.values;
     const fields = {};

@@ -57,7 +57,7 @@ export class Thread {
     return { node, view: parts.view, parts };
   }
 
-  // Thumbnails of the images of which an answer reports relevance.
+  // Thumbnails of the images for which an answer reports relevance.
   async pictures(conversation, node) {
     const items = new Map([...conversation.nodes.values()].flatMap((other) => other.media || [])
       .map((item) => [item.id, item]));

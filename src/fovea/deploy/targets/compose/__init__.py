@@ -178,7 +178,7 @@ def _fixed_address(number: int) -> str:
     """Return the fixed address of a server behind the proxy. Raises ConfigError if there are too many."""
     if number >= MOST_FIXED:
         raise ConfigError(
-            f"more than {MOST_FIXED} servers do not fit into one Compose stack; accepted: fewer replicas",
+            f"too many servers for one Compose stack; accepted: at most {MOST_FIXED} replicas in all",
             param="replicas",
         )
     return str(FRONT_NETWORK[FIRST_FIXED + number])

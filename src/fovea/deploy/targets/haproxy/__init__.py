@@ -1,6 +1,6 @@
 """HAProxy in front of gateways or engines, with active health checks on /ready.
 
-Bodies that are larger than HAProxy's buffer pass through. So only a request of which head and body fit into
+Bodies that are larger than HAProxy's buffer pass through. So only a request whose head and body fit into
 the buffer can be sent to another server after the first one refused it. If the head of a request cannot be
 read, HAProxy's answer is its own page and not OpenAI's form.
 """

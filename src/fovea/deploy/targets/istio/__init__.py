@@ -1,6 +1,6 @@
 """Istio: a Gateway, a VirtualService and a DestinationRule for the Service of the target `kubernetes`.
 
-If engines stand behind the Service without Fovea's gateway, the header x-experiment chooses a pool, and other
+If engines are behind the Service without Fovea's gateway, the header x-experiment chooses a pool, and other
 requests are divided by the pools' sizes. With a gateway all requests go to it, because keys, limits and
 experiments are the gateway's.
 

@@ -42,7 +42,7 @@ def part_name(spec: DeploySpec, part: str) -> str:
 
 
 def slug(text: str) -> str:
-    """Return a DNS label of at most 28 characters for any text, with a digest if the text is no label."""
+    """Return a DNS label of at most 28 characters for any text, with a digest if the text is not a label."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if plain == text and len(plain) <= 28:
         return plain

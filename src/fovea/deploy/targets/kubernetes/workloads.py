@@ -255,7 +255,7 @@ def _gateway_pod(spec: DeploySpec, gateway: Gateway, found: dict[str, str]) -> d
 
 
 def _redis_env(spec: DeploySpec) -> list[dict[str, Any]]:
-    """Addresses of Redis. They hold the password, so they are no part of the configuration file."""
+    """Addresses of Redis. They hold the password, so they are not part of the configuration file."""
     if spec.redis is None:
         return []
     address = f"redis://:$(REDIS_PASSWORD)@{part_name(spec, 'redis')}:{REDIS_PORT}"

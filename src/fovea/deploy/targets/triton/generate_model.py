@@ -311,7 +311,7 @@ def json_of(inputs: Inputs, name: str, kind: type[Any]) -> Any:
     except (ValueError, RecursionError):
         raise InvalidRequest(f"{name} is not JSON; accepted: {noun}", param=name) from None
     if not isinstance(value, kind):
-        raise InvalidRequest(f"{name} is no JSON of {noun}", param=name)
+        raise InvalidRequest(f"{name} is not the JSON of {noun}", param=name)
     return value
 
 

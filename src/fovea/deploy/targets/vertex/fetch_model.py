@@ -30,7 +30,7 @@ def fetch(uri: str, folder: Path) -> int:
     """
     parts = urllib.parse.urlsplit(uri)
     if parts.scheme != "gs" or not parts.netloc:
-        raise ValueError(f"{uri!r} is no address; accepted: gs://BUCKET/PREFIX")
+        raise ValueError(f"{uri!r} is not an address; accepted: gs://BUCKET/PREFIX")
     prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
     server = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com").rstrip("/")
     token = _token()

@@ -1,5 +1,5 @@
 -- The account of one tenant in Redis: the rules of account.py, computed in the same order.
--- This text stands before each of the other scripts.
+-- Each of the other scripts is appended to this text.
 --
 -- KEYS[1]: hash of the account's numbers.   KEYS[2]: sorted set of leases, by the microsecond of their end.
 -- ARGV[1]: numbers, separated by spaces, in the order in which they are read below.

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from fovea.core.errors import DeadlineExceeded, Overloaded
-from fovea.gateway.fair_queue import Turn
-from fovea.gateway.queues import TurnQueue
+from fovea.gateway.fair_queue import QueueSlot
+from fovea.gateway.queues import SlotQueue
 from fovea.gateway.settings import QueueSettings
 
 
-def turns(tokens: int = 100, requests: int = 1, **values: int) -> TurnQueue:
-    return TurnQueue(QueueSettings(**values), tokens, requests, asyncio.get_running_loop().time)  # type: ignore[arg-type]
+def slots(tokens: int = 100, requests: int = 1, **values: int) -> SlotQueue:
+    return SlotQueue(QueueSettings(**values), tokens, requests, asyncio.get_running_loop().time)  # type: ignore[arg-type]
 
 
 async def settle() -> None:
@@ -22,26 +22,26 @@ async def settle() -> None:
 
 
 async def test_with_room_the_task_is_not_suspended() -> None:
-    queue = turns(requests=2)
+    queue = slots(requests=2)
     steps = queue.acquire("a", cost=10)
     with pytest.raises(StopIteration) as end:
         steps.send(None)
-    turn = end.value.value
-    assert isinstance(turn, Turn)
+    slot = end.value.value
+    assert isinstance(slot, QueueSlot)
     assert queue.queue.running_tokens == 10
-    queue.release(turn)
-    queue.release(turn)
+    queue.release(slot)
+    queue.release(slot)
     assert queue.queue.running == 0
 
 
 async def test_a_waiting_task_gets_its_turn_when_another_ends() -> None:
-    queue, order = turns(), []
+    queue, order = slots(), []
 
     async def work(name: str) -> None:
-        turn = await queue.acquire(name)
+        slot = await queue.acquire(name)
         order.append(name)
         await asyncio.sleep(0)
-        queue.release(turn)
+        queue.release(slot)
 
     first = await queue.acquire("first")
     tasks = [asyncio.create_task(work(name)) for name in ("a", "a", "b")]
@@ -54,7 +54,7 @@ async def test_a_waiting_task_gets_its_turn_when_another_ends() -> None:
 
 
 async def test_a_cancelled_task_leaves_the_queue() -> None:
-    queue = turns()
+    queue = slots()
     first = await queue.acquire("a")
     doomed, later = (asyncio.create_task(queue.acquire("a")) for _ in range(2))
     await settle()
@@ -68,21 +68,21 @@ async def test_a_cancelled_task_leaves_the_queue() -> None:
 
 
 async def test_a_turn_that_comes_together_with_the_cancellation_is_given_back() -> None:
-    queue = turns()
+    queue = slots()
     first = await queue.acquire("a")
     doomed, later = (asyncio.create_task(queue.acquire("a")) for _ in range(2))
     await settle()
     queue.release(
         first
-    )  # the turn is the doomed task's from here on, but it does not run before it is cancelled
+    )  # the slot is the doomed task's from here on, but it does not run before it is cancelled
     doomed.cancel()
-    turn = await later
+    slot = await later
     assert (queue.queue.running, queue.queue.waiting) == (1, 0)
-    queue.release(turn)
+    queue.release(slot)
 
 
 async def test_the_deadline_ends_the_wait() -> None:
-    queue = turns()
+    queue = slots()
     first = await queue.acquire("a")
     now_s = asyncio.get_running_loop().time()
     with pytest.raises(DeadlineExceeded, match="while it waited for a backend"):
@@ -95,7 +95,7 @@ async def test_the_deadline_ends_the_wait() -> None:
 
 
 async def test_a_full_queue_refuses() -> None:
-    queue = turns(queue_length_per_tenant=1)
+    queue = slots(queue_length_per_tenant=1)
     first = await queue.acquire("a")
     waiting = asyncio.create_task(queue.acquire("a"))
     await settle()
@@ -107,7 +107,7 @@ async def test_a_full_queue_refuses() -> None:
 
 
 async def test_more_capacity_wakes_tasks() -> None:
-    queue = turns(tokens=0, requests=0)
+    queue = slots(tokens=0, requests=0)
     task = asyncio.create_task(queue.acquire("a", cost=50))
     await settle()
     assert not task.done()
@@ -118,4 +118,4 @@ async def test_more_capacity_wakes_tasks() -> None:
 @pytest.mark.parametrize("weight", [0, -1, float("nan")])
 async def test_weights_are_positive(weight: float) -> None:
     with pytest.raises(ValueError, match="greater than 0"):
-        await turns().acquire("a", weight=weight)
+        await slots().acquire("a", weight=weight)

@@ -50,7 +50,7 @@ LONG = {
 }
 
 
-async def billed(
+async def charged(
     folder: Path,
     behave: Any,
     *,
@@ -115,12 +115,12 @@ def refuses(status: int, **more: Any) -> Any:
 
 async def test_a_clients_own_deadline_is_billed(tmp_path: Path) -> None:
     """14,619 tokens were once generated for a budget of 3,000 a day, by requests with a short `timeout`."""
-    day, _ = await billed(tmp_path, refuses(408), timeout=1, max_tokens=500)
+    day, _ = await charged(tmp_path, refuses(408), timeout=1, max_tokens=500)
     assert 500 < day < 510
     told = {"prompt_tokens": 40, "completion_tokens": 7}
-    day, _ = await billed(tmp_path, refuses(408, usage=told), timeout=1, max_tokens=500)
+    day, _ = await charged(tmp_path, refuses(408, usage=told), timeout=1, max_tokens=500)
     assert day == 47
-    day, _ = await billed(tmp_path, refuses(400), max_tokens=500)
+    day, _ = await charged(tmp_path, refuses(400), max_tokens=500)
     assert day == 0
 
 
@@ -128,9 +128,9 @@ async def test_a_clients_own_deadline_is_billed(tmp_path: Path) -> None:
 async def test_a_client_that_leaves_a_stream_is_billed_for_what_was_generated(
     tmp_path: Path, api: str
 ) -> None:
-    day, _ = await billed(tmp_path, five_events, api=api, leave=True, stream=True, max_tokens=900)
+    day, _ = await charged(tmp_path, five_events, api=api, leave=True, stream=True, max_tokens=900)
     assert 5 < day < 15
-    day, _ = await billed(tmp_path, hang, api=api, leave=True, stream=True, max_tokens=900)
+    day, _ = await charged(tmp_path, hang, api=api, leave=True, stream=True, max_tokens=900)
     assert 0 < day < 10, "nothing was generated"
 
 
@@ -138,22 +138,22 @@ async def test_a_client_that_leaves_a_stream_is_billed_for_what_was_generated(
 async def test_a_client_that_leaves_a_complete_answer_is_billed_for_the_longest(
     tmp_path: Path, api: str
 ) -> None:
-    """Without max_tokens it was once billed 256, whatever was generated. Now the backend has the bound."""
+    """Without max_tokens it was once charged 256, whatever was generated. Now the backend has the bound."""
     limit = "max_output_tokens" if api == "responses" else "max_tokens"
-    day, got = await billed(tmp_path, hang, api=api, leave=True, **{limit: 300})
+    day, got = await charged(tmp_path, hang, api=api, leave=True, **{limit: 300})
     assert 300 < day < 310
     if api == "messages":
         return  # max_tokens is required there
-    day, got = await billed(tmp_path, hang, api=api, leave=True)
+    day, got = await charged(tmp_path, hang, api=api, leave=True)
     bound = 16 if api == "completions" else 1024
     assert got["max_tokens"] == bound
     assert bound < day < bound + 10
 
 
 async def test_an_answer_without_usage_is_billed_by_its_text(tmp_path: Path) -> None:
-    day, _ = await billed(tmp_path, sends(answer(LONG)), max_tokens=None)
+    day, _ = await charged(tmp_path, sends(answer(LONG)), max_tokens=None)
     assert 250 < day < 260
-    day, _ = await billed(
+    day, _ = await charged(
         tmp_path, sends(answer({**LONG, "usage": {"prompt_tokens": 3, "completion_tokens": 200}}))
     )
     assert day == 203
@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_is_no_error(tmp_path: Path) -> None:
 
 async def test_time_of_the_gateway_counts_in_limits(tmp_path: Path) -> None:
     times = TimeoutSettings(total_s=0.2)
-    day, _ = await billed(tmp_path, hang, times=times, max_tokens=300)
+    day, _ = await charged(tmp_path, hang, times=times, max_tokens=300)
     assert 300 < day < 310
 
 
@@ -219,7 +219,7 @@ async def test_time_of_the_gateway_counts_in_limits(tmp_path: Path) -> None:
 async def test_the_bound_is_written_into_requests_of_tenants_with_budgets(
     tmp_path: Path, fields: dict[str, Any], limits: str, written: int | None
 ) -> None:
-    _, got = await billed(tmp_path, sends(answer()), limits=limits, **fields)
+    _, got = await charged(tmp_path, sends(answer()), limits=limits, **fields)
     assert got.get("max_tokens") == written
 
 
