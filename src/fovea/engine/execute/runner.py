@@ -133,7 +133,7 @@ class Runner:
         Returns the tokens that its form forces at the beginning of the answer.
 
         Features that were read from slower tiers move into the encoder-output cache, as far as they fit
-        beside the held outputs. The others stay with the sequence, claimed like pixels, until the scheduler
+        beside the held outputs. The others stay with the sequence, reserved like pixels, until the scheduler
         plans their image.
         """
         ids = np.asarray(seq.prompt_ids, dtype=np.int64)

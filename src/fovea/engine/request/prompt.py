@@ -118,7 +118,7 @@ class PromptBuilder:
     def settle(self, outline: PreparedPrompt) -> PreparedPrompt:
         """Replace the placeholders of an outline. The number of tokens stays.
 
-        This decodes videos, so it is for a worker thread, after memory for the frames was claimed. Raises
+        This decodes videos, so it is for a worker thread, after memory for the frames was reserved. Raises
         InvalidVideo.
         """
         if not outline.unsettled_videos:
