@@ -10,7 +10,7 @@ chunk hides behind the reading of the weights, so that F(b) is shorter than the 
     closed        n clients wait for their answers: n = b + waiting + r * preparation, and s = s(b)
     waiting       the first tokens that are waited for are a queue with one server (M/G/1, Pollaczek and
                   Khinchine), whose service is F(b) over the share of a step that prompts get beside decodes
-    that share    1 - 1 / pace, and more when many wait: the rules of `engine.schedule.pace`
+    that share    1 - 1 / pace, and more when many wait: the rules of `engine.schedule.itl_limit`
 
 The simulator plays the same load with the engine's own scheduler; `cli.plan` compares both.
 """
@@ -106,7 +106,7 @@ def _pairs(start: float, count: float) -> float:
 PACE = 2.5
 """Longest step beside decodes, in steps that only decode: the default of the engine's setting `pace`."""
 FREE_BATCH, CROWDING = 4, 0.5
-"""How that grows with the requests that wait: see `engine.schedule.pace`."""
+"""How that grows with the requests that wait: see `engine.schedule.itl_limit`."""
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 2048
 DEAREST = 2.0
 """Largest cost of a prompt in chunks, through its cost in one piece. Small chunks of models with experts read
@@ -312,7 +312,7 @@ def _beside(cost: CostModel, mean: Demand, seen: int, batch: float) -> tuple[flo
     def added(chunk: int) -> float:
         return step_seconds(cost, seen, mean.context, chunk, pairs) - alone
 
-    # Chunks are as large as the pace allows, and at least as large as the steps of decoding are few.
+    # Chunks are as large as the ITL limit allows, and at least as large as the steps of decoding are few.
     low = max(SMALLEST_CHUNK, math.ceil(mean.prompt * batch / mean.decodes))
     high = max(low, min(LARGEST_CHUNK, math.ceil(mean.prompt)))
     while high - low > 8:

@@ -17,7 +17,7 @@ from fovea.core.trace import TEXT_BITS, Trace, TraceRequest
 from fovea.engine.config import EngineConfig
 from fovea.engine.job import SequenceInputs
 from fovea.engine.request.admission import FirstTokenGate
-from fovea.engine.schedule.pace import BatchControl
+from fovea.engine.schedule.itl_limit import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.simulate.assemble import Oracle, context_limit, simulated_stepper
