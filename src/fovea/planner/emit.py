@@ -38,7 +38,7 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
             param="precision",
         )
     states = option.room * state_bytes(setup.shape, setup.precision)
-    context = max(one.tokens.last for one in option.asked)
+    context = max(one.tokens.last for one in option.kinds)
     settings: dict[str, Any] = {
         "model": setup.shape.name,
         "device": "cuda" if setup.hardware.kind == "gpu" else "cpu",

@@ -42,7 +42,7 @@ from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, PromptBudget
 from fovea.engine.schedule.plan import Budget, StepPlan, Work
-from fovea.engine.schedule.policy import POLICIES, SHORT, Policy, Turns, count_passes, may_pass
+from fovea.engine.schedule.policy import POLICIES, SHORT, FairOrder, Policy, count_passes, may_pass
 from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32
@@ -87,7 +87,7 @@ class Scheduler:
         self.images = ImageRequests(embeddings, visual_token_bytes, lasting=lasting_images)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.turns = Turns()
+        self.fair_order = FairOrder()
         self.preemptions = 0
         self.steps = 0
         self._most = config.max_running
@@ -102,7 +102,7 @@ class Scheduler:
         seq.arrival_step = self.steps
         seq.reusable_tokens = self.kv.cached_prefix(seq)
         seq.expect(drafts)
-        self.turns.enter(seq.client)
+        self.fair_order.enter(seq.client)
         self._wait(seq)
 
     @property
@@ -213,10 +213,10 @@ class Scheduler:
             self._send_back(seq, intact=seq.id not in changed)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence in any state and release everything that it holds. Ending it twice is no error."""
+        """End a sequence in any state and release everything that it holds. A second call does nothing."""
         if seq.status is Status.FINISHED:
             return
-        self.turns.leave(seq.client)
+        self.fair_order.leave(seq.client)
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
             self.images.release(seq)
@@ -276,7 +276,7 @@ class Scheduler:
         if not halved and self.steps % 2:  # too small to be halved: they get all of it every second time
             return
         oldest, ends = all_prompts[0], 0
-        for seq in self.turns.order(short):
+        for seq in self.fair_order.order(short):
             count = _to_compute(seq)
             if ends and count > 2 * ends or seq is oldest and count > budget.most(seq):
                 continue  # too long to end in this step, or the oldest prompt, which has the other half
@@ -314,7 +314,7 @@ class Scheduler:
         if oldest is not None:
             self._request_first_image(oldest, budget)
         order = self.policy.order(tuple(waiting), self.images.ready)
-        for position, seq in enumerate(self.turns.order(order) if self.policy.fair else order, 1):
+        for position, seq in enumerate(self.fair_order.order(order) if self.policy.fair else order, 1):
             room = room and len(self.running) < self._most and budget.most(seq) > 0
             if not room and position > LOOKAHEAD:
                 return
@@ -350,7 +350,7 @@ class Scheduler:
     def _admit(self, seq: Sequence, match: PrefixMatch, budget: Budget) -> None:
         self.waiting.remove(seq)
         self.kv.admit(seq, match)
-        self.turns.charge(seq.client, seq.missing_tokens)
+        self.fair_order.charge(seq.client, seq.missing_tokens)
         self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
