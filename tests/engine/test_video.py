@@ -85,7 +85,7 @@ def test_paths_bytes_and_frames(engine: Engine, tmp_path: Path) -> None:
         ("/none.mp4", "video 0: /none.mp4 cannot be read"),
         (b"text that is no video", "video 0: the data is not a video"),
         ([], "no frames"),
-        (7, "int is no video; accepted: path, bytes, a list of frames"),
+        (7, "int is not a video; accepted: path, bytes, a list of frames"),
     ],
 )
 def test_inputs_that_are_no_video(engine: Engine, value: Any, says: str) -> None:

@@ -79,7 +79,7 @@ class Intake:
 class Visit:
     """One request on its way through the engine.
 
-    `leave` gives back everything that the request holds, at any point of the way. Leaving twice is no error.
+    `leave` gives back everything that the request holds, at any point. A second call does nothing.
 
     request: the request.
     arrival: time of arrival on the monotonic clock.

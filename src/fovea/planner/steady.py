@@ -162,9 +162,9 @@ class Speed:
 
 
 def closed(cost: CostModel, mix: Mix, clients: int) -> Speed:
-    """Return the speed with so many clients, each of which sends its next request after its answer.
+    """Return the speed with so many clients. Each sends its next request after its answer.
 
-    Percentiles are not known of clients that wait: `ttft_p_s` and `itl_p_s` are the means.
+    Percentiles are not known for clients that wait: `ttft_p_s` and `itl_p_s` are the means.
     """
     mean = mean_demand(mix)
     if clients == 1:
@@ -266,7 +266,7 @@ def _state(cost: CostModel, mix: Mix, mean: Demand, batch: float, clients: int =
         alone = mean.decodes * step
         stretched = alone + batch * beside
         if not clients:
-            # A request that begins to decode has the queue behind it, whose prompts stretch its gaps, but
+            # Prompts in the queue behind a request that begins to decode stretch its gaps, but
             # not beyond the share of each step that they get.
             longest = alone / (1 - _share(waiting, batch))
             stretched = max(stretched, min(longest, stretched + waiting * beside))
@@ -329,7 +329,7 @@ def _beside(cost: CostModel, mean: Demand, seen: int, batch: float) -> tuple[flo
 
 
 def _speed(cost: CostModel, mix: Mix, mean: Demand, batch: float, percentile: float) -> Speed:
-    """The speed of independent arrivals of which `batch` decode in the mean."""
+    """The speed of independent arrivals, when `batch` of them decode in the mean."""
     now = _state(cost, mix, mean, batch)
     rest = 1 - percentile / 100
     # A request waits with the probability `load`, and then for a time that is nearly exponential.

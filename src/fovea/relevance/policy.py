@@ -4,8 +4,8 @@ A large image is laid out as a view of the whole at low resolution, and regions.
 and particularize divides the total between them. A region whose content fits its budget is encoded at native
 resolution, and its blank cells are left out. The most relevant region whose content does not fit is cut
 around its peak, so that the part with the peak is native. Any other region is encoded at a lower resolution.
-A small image, and one of which the question needs everything, is one region at native resolution, of which
-some tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md). If the total is
+A small image, or one that the question needs as a whole, is one region at native resolution, and some of its
+tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md). If the total is
 too small for regions, the image is one region at a low resolution.
 """
 

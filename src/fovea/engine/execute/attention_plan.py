@@ -263,7 +263,7 @@ def visible_images(
 ) -> Iterator[tuple[int, int, tuple[ImageSpan, ...]]]:
     """Yield (first position, position after the last, images) for positions that see the same images.
 
-    A token sees the newest image that is not after it, and the images whose tokens stand directly before that
+    A token sees the newest image that is not after it, and the images whose tokens come directly before that
     one. (The token of an image sees this image.) Positions that see no image are left out.
     """
     for number, span in enumerate(spans):

@@ -48,7 +48,7 @@ class Runner:
     """Computes step plans with a model: the executor of the real engine (`step.executor.Executor`).
 
     memory: the KV pool, and the slots of states.
-    host_kv: KV blocks in host memory, shaped like `memory.kv` but for the number of blocks.
+    host_kv: KV blocks in host memory, shaped like `memory.kv` except for the number of blocks.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ WORD = 32
 THREADS, SLOW_THREADS = 16, 2
 """Guides that look at a time, and how many of those that were late: they share the machine with the model."""
 NICENESS = 5
-"""How far the threads of guides are below the model's, whose work everyone waits for."""
+"""How far the priority of guides' threads is below that of the model, for which every request waits."""
 GRACE_S = 0.03
 """Seconds for which a step waits for its guides. Most need less than one millisecond."""
 LONGEST_LOOK_S = 1.0

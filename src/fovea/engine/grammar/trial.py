@@ -176,7 +176,7 @@ def _plain_encode(backend: Any) -> Encode:
     decoder = content.get("decoder") or {}
     kinds = {decoder.get("type"), *(part["type"] for part in decoder.get("decoders", ()))}
     if not kinds & {"ByteLevel", "ByteFallback"}:
-        raise ValueError("its tokens stand neither for bytes nor for text with single bytes")
+        raise ValueError("its tokens are neither bytes nor text with single bytes")
     content["normalizer"] = {"type": "Sequence", "normalizers": list(_spaces(content.get("normalizer")))}
     _write_no_space_before(content.get("pre_tokenizer"))
     content["truncation"] = content["padding"] = content["post_processor"] = None

@@ -168,7 +168,7 @@ class Ticket:
         self.owner.commit(self, size)
 
     def leave(self) -> None:
-        """Give everything back. Leaving twice is no error."""
+        """Give everything back. A second call does nothing."""
         self.owner.leave(self)
 
 
@@ -267,7 +267,7 @@ class FirstTokenGate:
             return False
 
     def leave(self, seq: Sequence) -> None:
-        """Count a request no longer. Leaving twice is no error."""
+        """Stop counting a request. A second call does nothing."""
         self._first_tokens.leave(seq.id)
 
     def stats(self) -> dict[str, float]:

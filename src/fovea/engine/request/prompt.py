@@ -266,8 +266,8 @@ class PromptBuilder:
     ) -> tuple[list[int], list[int]]:
         """Return the ids of a text, and the positions of visual tokens among them.
 
-        A page has thousands of visual tokens in a row. A marker is a control token, so it has one id wherever
-        it stands. So the tokenizer gets one marker for each run of equal markers, which saves milliseconds.
+        A page has thousands of visual tokens in a row. A marker is a control token, so it has one id
+        everywhere. So the tokenizer gets one marker for each run of equal markers, which saves milliseconds.
         """
         lengths: list[int] = []
 

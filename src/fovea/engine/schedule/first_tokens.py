@@ -156,14 +156,14 @@ class FirstTokens:
             self._pending[seq.id] = _Pending(seq, arrival, expected)
 
     def attach(self, seq: Sequence) -> None:
-        """Follow the progress of a sequence that has entered the scheduler; unknown ids are no error."""
+        """Follow the progress of a sequence that has entered the scheduler. An unknown id is ignored."""
         with self._lock:
             one = self._pending.get(seq.id)
             if one is not None:
                 one.seq = seq
 
     def leave(self, seq_id: str) -> None:
-        """Count a request no longer. Unknown ids are no error."""
+        """Stop counting a request. An unknown id is ignored."""
         with self._lock:
             self._pending.pop(seq_id, None)
 
@@ -278,10 +278,10 @@ def total(costs: Iterable[LodCost]) -> LodCost:
 class LodCosts:
     """Tells the costs of requests, by the predictions that the engine has learnt.
 
-    Tokens are no measure of it: an image of 1024 visual tokens may take forty times as long as a question
-    in the encoder, and nothing if it is cached. The cost counts only what remains to be computed.
-    Requests that wait for the same image share its part, so the cost keeps the parts of images apart, by
-    their keys.
+    The number of tokens does not tell the cost: an image of 1024 visual tokens may take forty times as long
+    as a question in the encoder, and nothing if it is cached. The cost counts only what remains to be
+    computed. Requests that wait for the same image share its part, so the cost keeps the parts of images
+    apart, by their keys.
 
     times, images: predict durations.
     encoded: tells whether the encoder output of an image is in the cache, by its key.
@@ -296,7 +296,7 @@ class LodCosts:
         """Return the cost of what remains of a sequence's prompt. Zero before the first measured step.
 
         computed: tokens of the prompt that are computed, or will be found in the prefix cache.
-        chunk_tokens: tokens of a chunk, each of which has a fixed cost; at least 1.
+        chunk_tokens: tokens of a chunk; every chunk has a fixed cost. At least 1.
         """
         left = len(seq.prompt_ids) - computed
         if left <= 0 or not self.times.measured:

@@ -135,7 +135,7 @@ class Stepper:
         self.scheduler.add(seq, drafts)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence at any time and free its blocks, images and inputs. Ending twice is no error."""
+        """End a sequence at any time and free its blocks, images and inputs. A second call does nothing."""
         self.scheduler.finish(seq, reason)
         self.first_tokens.leave(seq.id)
         if self.sequences.pop(seq.id, None) is not None:

@@ -60,7 +60,9 @@ def read_bounds(budget: PixelBudget) -> Bounds:
         raise InvalidRequest(f"detail is {budget.detail!r}; accepted: {', '.join(DETAILS)}", param="detail")
     for name, value in (("min_pixels", budget.min_pixels), ("max_pixels", budget.max_pixels)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InvalidRequest(f"{name} is {value!r}; accepted: a positive integer", param=name)
+            raise InvalidRequest(
+                f"{name} is {value!r}; accepted: a positive integer, such as 262144", param=name
+            )
     low, high = budget.min_pixels, budget.max_pixels
     if low is not None and high is not None and low > high:
         raise InvalidRequest(f"min_pixels is {low}, above max_pixels, which is {high}", param="min_pixels")
