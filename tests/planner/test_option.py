@@ -318,7 +318,7 @@ def test_emitted_files_are_accepted(setup: object, tmp_path: Path) -> None:
     assert config.schedule.target_itl_ms == 80
     assert config.schedule.target_ttft_ms == 900
     assert config.schedule.target_percentile == 90
-    assert config.schedule.max_running == option.room
+    assert config.schedule.max_running == option.max_running
     assert config.kv.max_context >= option.kinds[0].tokens.last
     pools = (config.kv.kv_cache_mib + config.kv.state_cache_mib + config.outputs.embed_cache_mib) << 20
     assert pools <= option.capacity.total - option.capacity.weight_bytes + (2 << 20)

@@ -162,7 +162,7 @@ def assemble(
     preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)
     refuse = config.schedule.when_full == "refuse"
     token_bytes = runner.block_bytes // config.kv.block_size
-    admission = Admission(config.schedule.room, rows, token_bytes, refuse=refuse)
+    admission = Admission(config.schedule.max_in_flight, rows, token_bytes, refuse=refuse)
     intake = Intake(
         loop,
         preparer,

@@ -93,7 +93,7 @@ class Option:
     cost: times of its steps.
     kinds: the kinds of requests.
     mix: share and busy seconds of each variant of a kind: new images, known images, follow-ups.
-    room: sequences at once.
+    max_running: sequences at once.
     rate: highest requests/s of one replica that meet the targets.
     replicas: needed for the workload's rate; 0: no number of them meets the targets.
     speed: of one replica at its part of the rate; None: it cannot keep up.
@@ -105,7 +105,7 @@ class Option:
     cost: CostModel
     kinds: tuple[PlannedKind, ...]
     mix: Mix
-    room: int
+    max_running: int
     rate: float
     replicas: int
     speed: Speed | None
@@ -146,7 +146,7 @@ class Option:
     @property
     def sweep(self) -> list[tuple[int, Speed]]:
         """Speed of one replica by the number of clients that wait for their answers."""
-        counts = [count for count in BATCHES if count <= max(1, self.room)]
+        counts = [count for count in BATCHES if count <= max(1, self.max_running)]
         return [(count, closed(self.cost, self.mix, count)) for count in counts]
 
 
@@ -157,7 +157,7 @@ def evaluate(setup: Setup, workload: Workload, count: TokenCount) -> Option:
     """
     kinds = _planned_kinds(setup, workload, count)
     memory = capacity(setup, [(one.share, one.tokens) for one in kinds], _working_set(setup, kinds, workload))
-    room = min(memory.requests, MOST_RUNNING)
+    max_running = min(memory.requests, MOST_RUNNING)
     cost = _cost(setup, kinds)
     kinds = tuple(replace(one, demand=_demand(setup, cost, one, one.tokens)) for one in kinds)
     mix = [
@@ -165,16 +165,16 @@ def evaluate(setup: Setup, workload: Workload, count: TokenCount) -> Option:
         for one in kinds
         for share, tokens in variants(one.kind, workload, one.tokens)
     ]
-    option = Option(setup, memory, cost, kinds, mix, room, 0.0, 0, None)
+    option = Option(setup, memory, cost, kinds, mix, max_running, 0.0, 0, None)
     problem = _problem(setup, memory, kinds)
     if problem:
         return replace(option, problem=problem)
     targets = {"ttft_s": workload.ttft_ms / 1e3, "itl_s": workload.itl_ms / 1e3}
-    rate = most_rate(cost, mix, room, **targets, percentile=workload.percentile)
+    rate = most_rate(cost, mix, max_running, **targets, percentile=workload.percentile)
     if not rate:
-        return replace(option, problem=_late(cost, mix, room, workload))
+        return replace(option, problem=_late(cost, mix, max_running, workload))
     replicas = max(1, math.ceil(workload.requests_per_s / (rate * HEADROOM) - 1e-9))
-    speed = open_load(cost, mix, workload.requests_per_s / replicas, room, workload.percentile)
+    speed = open_load(cost, mix, workload.requests_per_s / replicas, max_running, workload.percentile)
     return replace(option, rate=rate, replicas=replicas, speed=speed)
 
 
@@ -275,9 +275,9 @@ def _problem(setup: Setup, memory: Capacity, kinds: tuple[PlannedKind, ...]) -> 
     return ""
 
 
-def _late(cost: CostModel, mix: Mix, room: int, workload: Workload) -> str:
+def _late(cost: CostModel, mix: Mix, max_running: int, workload: Workload) -> str:
     """Why even a single request misses the targets."""
-    alone = open_load(cost, mix, SLOWEST_RATE, room, workload.percentile)
+    alone = open_load(cost, mix, SLOWEST_RATE, max_running, workload.percentile)
     if alone is None:
         return "a single request takes so long that not even one in a day can be answered"
     missed = []

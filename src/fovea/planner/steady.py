@@ -188,22 +188,30 @@ def closed(cost: CostModel, mix: Mix, clients: int) -> Speed:
     return Speed(batch, now.rate, now.rate * mean.tokens, ttft, ttft, now.gap, now.gap, 1.0, wait)
 
 
-def open_load(cost: CostModel, mix: Mix, rate: float, room: int, percentile: float = 95) -> Speed | None:
+def open_load(
+    cost: CostModel, mix: Mix, rate: float, max_running: int, percentile: float = 95
+) -> Speed | None:
     """Return the speed under a load of so many requests/s; None: the replica cannot keep up.
 
     Arrivals are independent of each other (Poisson).
 
-    room: most sequences at once.
+    max_running: most sequences at once.
     percentile: for `ttft_p_s` and `itl_p_s`, in percent.
     """
     mean = mean_demand(mix)
-    batch = _root(lambda batch: rate - _state(cost, mix, mean, batch).rate, 0.0, float(room))
+    batch = _root(lambda batch: rate - _state(cost, mix, mean, batch).rate, 0.0, float(max_running))
     speed = _speed(cost, mix, mean, batch, percentile)
     return None if speed.requests_per_s < rate * (1 - 1e-6) or math.isinf(speed.ttft_s) else speed
 
 
 def most_rate(
-    cost: CostModel, mix: Mix, room: int, *, ttft_s: float = 0.0, itl_s: float = 0.0, percentile: float = 95
+    cost: CostModel,
+    mix: Mix,
+    max_running: int,
+    *,
+    ttft_s: float = 0.0,
+    itl_s: float = 0.0,
+    percentile: float = 95,
 ) -> float:
     """Return the highest rate, in requests/s, at which one replica meets the targets; 0: it never does.
 
@@ -219,12 +227,12 @@ def most_rate(
     def exceeds(batch: float) -> float:
         return -1.0 if late(_speed(cost, mix, mean, batch, percentile)) else 1.0
 
-    if not room or exceeds(SLOWEST_RATE * mean.decodes * decode_step(cost, 1, mean.context)) < 0:
+    if not max_running or exceeds(SLOWEST_RATE * mean.decodes * decode_step(cost, 1, mean.context)) < 0:
         return 0.0
-    rate = _state(cost, mix, mean, _root(exceeds, 0.0, float(room), below=True)).rate
+    rate = _state(cost, mix, mean, _root(exceeds, 0.0, float(max_running), below=True)).rate
     # Batches are whole numbers, so times are not strictly monotone: the rate itself has to meet the targets.
     for _ in range(RATE_STEPS):
-        if not late(open_load(cost, mix, rate, room, percentile)):
+        if not late(open_load(cost, mix, rate, max_running, percentile)):
             return rate
         rate *= 1 - RATE_STEP
     return 0.0

@@ -59,7 +59,7 @@ def simulate_option(option: Option, workload: Workload, seed: int = 0) -> Simula
     trace, following, prepare = _trace(option, workload, Random(seed))
     config = EngineConfig.of(
         kv_cache_mib=max(1, option.capacity.kv // MIB),
-        max_running=max(1, option.room),
+        max_running=max(1, option.max_running),
         max_queue=0,
         target_itl_ms=round(workload.itl_ms),
         embed_cache_mib=max(1, option.capacity.encoder_cache // MIB),
@@ -233,7 +233,7 @@ def _choice(choice: Choice, workload: Workload) -> dict[str, Any]:
     return {
         "title": choice.title, "hardware": setup.hardware.name, "devices_per_replica": setup.devices,
         "replicas": option.replicas, "quantization": choice.precision, "precision": asdict(setup.precision),
-        "reasons": list(choice.reasons), "memory": asdict(option.capacity), "room": option.room,
+        "reasons": list(choice.reasons), "memory": asdict(option.capacity), "room": option.max_running,
         "most_requests_per_s": option.rate, "speed": None if option.speed is None else asdict(option.speed),
         "stages": [dict(zip(STAGES, stages(option, one), strict=True)) for one in option.kinds],
         "work": [

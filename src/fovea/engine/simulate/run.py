@@ -194,7 +194,7 @@ class _Run:
         self._following = following
         self._prepare = prepare
         self.records = [Record(request.at) for request in trace]
-        self.room = config.schedule.room or math.inf
+        self.max_in_flight = config.schedule.max_in_flight or math.inf
         self.gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self.context = context_limit(config, cost)
         self.now = 0.0
@@ -244,7 +244,7 @@ class _Run:
 
     def _accept(self, request: TraceRequest, number: int, before: Sequence | None) -> bool:
         """Add a request to the scheduler, unless the queue is full or its first token would be late."""
-        if len(self.stepper.sequences) >= self.room:
+        if len(self.stepper.sequences) >= self.max_in_flight:
             return False
         for steps_down in self.gate.attempts:
             seq = to_sequence(request, number, before, self.records[number].arrival, steps_down)
