@@ -174,7 +174,7 @@ TOTALS = (
     _row("good answers/s", lambda r: r.goodput, ".2f"),
     _row("prefix hits", lambda r: r.prefix_hits, ".1%"),
     _row("encoder hits", lambda r: r.encoder_hits, ".1%"),
-    _row("images not encoded anew", lambda r: r.images_spared, ".1%"),
+    _row("images not encoded again", lambda r: r.images_spared, ".1%"),
     _row("images encoded", lambda r: r.images_encoded, "d"),
     _row("preemptions", lambda r: r.preemptions, "d"),
     _row("refused", lambda r: r.refused, "d"),

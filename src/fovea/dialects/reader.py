@@ -200,7 +200,7 @@ class AnswerReader:
         return True
 
     def _emit_until(self, kind: Literal["content", "reasoning"], mark: str | None) -> bool:
-        """Emit text up to a mark, and go behind it. Returns whether there was one.
+        """Emit text up to a mark, and continue after it. Returns whether there was one.
 
         mark: text to stop at; None: emit everything. With a mark, trailing white space and what may be the
         beginning of the mark are held back until more text arrives.

@@ -39,7 +39,7 @@ LARGE_IMAGE = 512
 ONE_REGION_COMPRESS = 0.7
 """From this compress tension on, a large image is one region, too, because the question needs all of it."""
 MOST_CUTS = 3
-"""At most so many regions are cut, because each part is encoded on its own."""
+"""Most regions that are cut, because each part is encoded on its own."""
 LEAST_CUT = 4
 """Fewest cells with content for which a part of a region is cut out."""
 

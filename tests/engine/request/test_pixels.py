@@ -180,7 +180,7 @@ def test_pixels_computed_without_a_reservation_go_to_the_cache(slow: SlowProcess
 def test_a_request_that_comes_after_the_last_one_left_does_not_join_its_computation(
     store: PixelStore, slow: SlowProcessor
 ) -> None:
-    """When the last request leaves, the decoding of its video stops. The next request begins anew: otherwise
+    """When the last request leaves, the decoding of its video stops. The next request begins again: otherwise
     it would get the error of one that has left.
     """
     task = store.task(planned("cat"))

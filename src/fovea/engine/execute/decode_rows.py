@@ -36,7 +36,7 @@ class DecodeInputs(NamedTuple):
     ids: (B,) token ids.
     positions: (B,), or (3, B) with M-RoPE.
     slots: (B,) KV slots that the tokens are written to.
-    tables: (B, blocks of the longest context) block tables. Entries behind a row's context mean nothing, but
+    tables: (B, blocks of the longest context) block tables. Entries after a row's context mean nothing, but
         are numbers of blocks.
     lengths: (B,) context lengths, the new token included.
     """
@@ -49,7 +49,7 @@ class DecodeInputs(NamedTuple):
 
 
 def only_decodes(work: Sequence[Work]) -> bool:
-    """Whether a step computes nothing but newest tokens of answers, and drafts behind them.
+    """Whether a step computes nothing but newest tokens of answers, and drafts after them.
 
     The last prompt token does not count as a decode, because it may be a visual token.
     """
@@ -122,7 +122,7 @@ class DecodeRows:
 
 
 def _token(item: Work) -> int:
-    """Return the token that a step's row computes: the newest of the answer, or a draft behind it."""
+    """Return the token that a step's row computes: the newest of the answer, or a draft after it."""
     seq = item.seq
     ahead = item.start - seq.length
     return seq.output_ids[-1] if ahead < 0 else seq.drafts[ahead]

@@ -62,7 +62,7 @@ def load_tokenizer(
         raise
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of the library's Rust code is no Exception
+    except BaseException as error:  # a panic of the library's Rust code is not an Exception
         raise CheckpointError(f"{folder} has no usable tokenizer: {reason(error)}") from error
     _check_ids(folder, tokenizer)
     tower = getattr(getattr(config, "vision_config", None), "model_type", "")

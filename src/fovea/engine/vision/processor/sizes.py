@@ -17,7 +17,7 @@ from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.media import DETAILS, Level, PixelBudget
 
 LEVEL_TOKENS: dict[Level, int] = {"low": 64, "medium": 256}
-"""About so many visual tokens make up a level, where the architecture allows it.
+"""Approximate visual tokens of each level, where the architecture allows it.
 
 "high" is the model's own limit.
 """
