@@ -31,7 +31,7 @@ from typing import Any
 from fovea.core.measure import percentile
 from fovea.core.trace import Trace, TraceRequest, Workload, generate
 from fovea.engine.config import EngineConfig
-from fovea.engine.schedule.pace import BatchRule
+from fovea.engine.schedule.itl_limit import BatchRule
 from fovea.engine.simulate.assemble import Oracle
 from fovea.engine.simulate.executor import NoiseSettings
 from fovea.engine.simulate.report import Report

@@ -129,13 +129,13 @@ class CountingEngine:
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         prompt = await asyncio.to_thread(self._builder.build, request.prompt, request.cache_salt, 1 << 20)
         tasks = [self._pixels.task(image) for image in prompt.images if image.key not in self._known]
-        claim = self._pixels.pool.claim(tasks)
+        reservation = self._pixels.pool.reserve(tasks)
         try:
-            await asyncio.wrap_future(claim.granted)
+            await asyncio.wrap_future(reservation.granted)
             for task in tasks:
                 await asyncio.wrap_future(task.start())
         finally:
-            claim.release()
+            reservation.release()
         self._known.update(image.key for image in prompt.images)
         usage = Usage(len(prompt.ids), 1, 0, prompt.image_tokens)
         images = tuple(image.use for image in prompt.images)

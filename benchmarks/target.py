@@ -34,7 +34,7 @@ from engines import image_prompt, parser, start, text_prompt, token_times
 from fovea import Engine
 from fovea.core.errors import Overloaded
 from fovea.core.types import ChatPrompt
-from fovea.engine.schedule.pace import BatchRule
+from fovea.engine.schedule.itl_limit import BatchRule
 
 TOKENS, SIDE, BURST = 32, 224, 8
 FREE = {"pace": 0.0, "max_queue": 0}

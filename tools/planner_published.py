@@ -64,10 +64,10 @@ class Published:
             return ImageTokens(tokens, tokens)
 
         option = evaluate(setup, Workload((self.kind,), rate=1e-3), count)
-        clients = max(1, min(self.clients, option.room))
+        clients = max(1, min(self.clients, option.max_running))
         speed = closed(option.cost, option.mix, clients)
         if self.what == "first token, ms":
-            _, prefill, _ = request_stages(option, option.asked[0])
+            _, prefill, _ = request_stages(option, option.kinds[0])
             return 1e3 * prefill.seconds
         if self.what == "tokens/s" and self.clients == 1:
             return 1 / speed.itl_s

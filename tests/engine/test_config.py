@@ -62,7 +62,7 @@ def test_policies_of_visual_tokens(value: str) -> None:
         ("visual_tokens", "dart:0", "keep is 0.0; accepted: more than 0, at most 1"),
         ("visual_tokens", "dart:1.5", "keep is 1.5; accepted: more than 0, at most 1"),
         ("visual_tokens", "dart:nan", "keep is nan; accepted: more than 0, at most 1"),
-        ("visual_tokens", "dart:few", "'few' is no share; accepted: more than 0, at most 1"),
+        ("visual_tokens", "dart:few", "'few' is not a share; accepted: more than 0, at most 1"),
         ("visual_tokens", None, "visual_tokens is None; accepted: off, METHOD:SHARE, or a preset"),
         ("visual_tokens", 0.5, "visual_tokens is 0.5; accepted: off, METHOD:SHARE, or a preset"),
         ("degrade_by", "level", "there is no method 'level'; accepted: resize, "),

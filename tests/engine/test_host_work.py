@@ -1,7 +1,7 @@
 """The engine's thread does little for each row of a decode step: counted in calls, not in seconds.
 
 An idle GPU, or a fast CPU, waits for this thread. Once it woke the event loop for every token, made text of
-every token, and built the arrays of each step anew, sequence by sequence: 16 ms of a step with 256 rows, of
+every token, and built the arrays of each step again, sequence by sequence: 16 ms of a step with 256 rows, of
 which `benchmarks/host_work.py` tells the rest.
 """
 

@@ -85,7 +85,7 @@ def test_paths_bytes_and_frames(engine: Engine, tmp_path: Path) -> None:
         ("/none.mp4", "video 0: /none.mp4 cannot be read"),
         (b"text that is no video", "video 0: the data is not a video"),
         ([], "no frames"),
-        (7, "int is no video; accepted: path, bytes, a list of frames"),
+        (7, "int is not a video; accepted: path, bytes, a list of frames"),
     ],
 )
 def test_inputs_that_are_no_video(engine: Engine, value: Any, says: str) -> None:
@@ -173,7 +173,7 @@ def test_a_pruned_video_has_room_before_it_is_decoded_and_is_decoded_once(engine
     assert len(set(answers)) == 1
     assert len(source.readings) == 1
     frames = len(set(source.readings[0])) * 96 * 64 * 3
-    assert room[0] >= frames, "frames and pixels are claimed first"
+    assert room[0] >= frames, "frames and pixels are reserved first"
     assert engine.stats()["pixel_bytes"] == 0
     engine.clear_caches("kv")
     assert engine.generate(half, **GREEDY).token_ids == answers[0]

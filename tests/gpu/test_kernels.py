@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fovea.core.sampling import SamplingParams
 from fovea.engine.sample.sampler import Sampler
-from fovea.engine.schedule.decode_batches import find_shares, write_shares
+from fovea.engine.schedule.decode_batches import find_prefix_groups, write_prefix_groups
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 from fovea.kernels import flash, reference
@@ -52,10 +52,12 @@ def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> Non
     width = int(-(-lengths.max() // size))
     tables = np.random.default_rng(0).permutation(width * 13)[: width * 12].reshape(12, width)
     tables[3:, :prefix] = tables[3, :prefix]
-    shares = find_shares(tables, lengths, size, kernels().shared_rows(query_heads // kv_heads), least_rows=4)
-    starts, prefixes = np.zeros(12, dtype=np.int64), np.zeros(len(shares), dtype=np.int64)
-    members = np.zeros((len(shares), kernels().shared_rows(query_heads // kv_heads)), dtype=np.int64)
-    write_shares(shares, size, starts, members, prefixes)
+    groups = find_prefix_groups(
+        tables, lengths, size, kernels().shared_rows(query_heads // kv_heads), least_rows=4
+    )
+    starts, prefixes = np.zeros(12, dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
+    members = np.zeros((len(groups), kernels().shared_rows(query_heads // kv_heads)), dtype=np.int64)
+    write_prefix_groups(groups, size, starts, members, prefixes)
     assert starts[3:].max() == 16 * prefix
     kv = torch.randn(width * 13, size, 2, kv_heads, dim, device=DEVICE).to(dtype)
     query = torch.randn(12 + 100, query_heads, dim, device=DEVICE).to(dtype)

@@ -18,7 +18,7 @@ from fovea.core.errors import ConfigError
 from fovea.engine.vision.encoding import attend_slices, run_to_end
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, PrefixGroups
 from fovea.kernels.choose import choose
 from fovea.kernels.native import build
 from fovea.kernels.native.instruction_sets import InstructionSet, chosen, has_bf16_units
@@ -266,14 +266,14 @@ def test_reading_shared_blocks_once_changes_no_bit(
     kv = torch.randn(len(blocks), block, 2, kv_heads, dim).to(BF16)
     query = torch.randn(rows, query_heads, dim).to(BF16)
     starts = torch.full((rows,), shared * block)
-    all_shares = Shares(starts, members, torch.full((len(families),), shared * block))
+    all_groups = PrefixGroups(starts, members, torch.full((len(families),), shared * block))
 
-    def attend(shares: Shares | None) -> Tensor:
-        group = Decodes(0, tables, lengths, int(lengths.max()), None, shares)
+    def attend(groups: PrefixGroups | None) -> Tensor:
+        group = Decodes(0, tables, lengths, int(lengths.max()), None, groups)
         plan = AttentionPlan(torch.zeros(rows, dtype=torch.int64), (group,), ())
         return NativeKernels(lib).attend(query, kv, plan, dim**-0.5)
 
-    assert torch.equal(bits(attend(all_shares)), bits(attend(None)))
+    assert torch.equal(bits(attend(all_groups)), bits(attend(None)))
 
 
 def test_torch_computes_types_and_shapes_that_the_kernels_lack(native: NativeKernels) -> None:

@@ -160,8 +160,8 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
     work += [item(3 + n, [*first, 40 + n], 321 + 3 * n, 1) for n in range(3)]
     monkeypatch.setattr(
         attention_plan,
-        "find_shares",
-        lambda *args, **_: decode_batches.find_shares(*args, least_rows=2, least_tokens=32),
+        "find_prefix_groups",
+        lambda *args, **_: decode_batches.find_prefix_groups(*args, least_rows=2, least_tokens=32),
     )
     plan = check(work, heads, 16, 16)
     shared = plan.decodes[0].shared
@@ -175,8 +175,8 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
     torch.testing.assert_close(KERNELS.attend(query, kv, plan, 0.3), before, atol=0, rtol=0)
 
 
-def test_a_group_larger_than_a_share_and_shares_that_are_padding() -> None:
-    """Graphs are replayed with room for more shares than a step has."""
+def test_more_rows_than_fit_into_a_group_and_groups_that_are_padding() -> None:
+    """Graphs are replayed with room for more prefix groups than a step has."""
     rows = triton_decode.shared_rows(6)
     work = [item(n, [*range(17), 20 + n], 273, 1) for n in range(rows + 2)]
     plan = check(work, (6, 1), 16, 16)
@@ -186,7 +186,7 @@ def test_a_group_larger_than_a_share_and_shares_that_are_padding() -> None:
     assert group.shared.starts.tolist() == [272] * rows + [0, 0]
     query, kv = torch.randn(rows + 2, 6, 16), torch.randn(40, 16, 2, 1, 16)
     before = KERNELS.attend(query, kv, plan, 0.3)
-    padded = attention_plan.Shares(
+    padded = attention_plan.PrefixGroups(
         group.shared.starts,
         torch.cat((group.shared.members, torch.full((2, rows), -1))),
         torch.cat((group.shared.lengths, torch.zeros(2, dtype=torch.long))),

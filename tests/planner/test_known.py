@@ -16,7 +16,7 @@ from tests.support.thorough import is_thorough
 
 COUNTS: dict[str, dict[str, object]] = json.loads((tool.PUBLISHED / "parameters.json").read_text())
 NEWEST = ("Qwen/Qwen3-VL-2B-Instruct", "google/gemma-4-E2B-it", "LiquidAI/LFM2-VL-450M")
-"""Models that the default tests build anew; the thorough run builds all."""
+"""Models that the default tests build again; the thorough run builds all."""
 
 
 def shape(name: str) -> ModelShape:

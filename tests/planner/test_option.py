@@ -128,7 +128,7 @@ def test_savings_are_the_work_that_is_not_done() -> None:
 
 def test_stages_count_operations_bytes_and_seconds() -> None:
     option = option_of()
-    one = option.asked[0]
+    one = option.kinds[0]
     encode, prefill, decode = request_stages(option, one)
     decoder = 8 * 64 * 64 + 4 * 64 * 256
     assert encode.operations == 2 * 100 * (4 * 32 * 32 + 64 * 32) + 4 * 32 * 100**2
@@ -143,15 +143,15 @@ def test_stages_count_operations_bytes_and_seconds() -> None:
         maps={**SHAPE.maps, "decoder": tuple(replace(maps, count=9000) for maps in SHAPE.maps["decoder"])},
     )
     large = option_of(setup_of(heavy, replace(GPU, memory_bytes=10**12)))
-    _, prefill, decode = request_stages(large, large.asked[0])
+    _, prefill, decode = request_stages(large, large.kinds[0])
     assert (prefill.bound, decode.bound) == ("arithmetic", "memory")
     text = option_of(workload=Workload((Kind("text"),)))
-    assert request_stages(text, text.asked[0])[0].bound == ""
+    assert request_stages(text, text.kinds[0])[0].bound == ""
 
 
 def test_memory_of_a_request_by_kind_of_token() -> None:
     option = option_of()
-    memory = request_bytes(option, option.asked[0])
+    memory = request_bytes(option, option.kinds[0])
     assert memory.visual_kv == pytest.approx(100 * 256)
     assert memory.text_kv == pytest.approx((60 + 120) * 256)
     assert memory.encoder_outputs == 100 * 64 * 2
@@ -289,7 +289,7 @@ def test_divisions_balance_weights_and_count_copies() -> None:
 
 def test_a_split_balances_encoders_and_decoders() -> None:
     option = option_of()
-    mix = [(one.share, one.demand, one.tokens) for one in option.asked]
+    mix = [(one.share, one.demand, one.tokens) for one in option.kinds]
     split = best_split(option.setup, option.cost, mix, 4, 8)
     assert split is not None
     assert split.encoders + split.decoders == 4
@@ -298,7 +298,7 @@ def test_a_split_balances_encoders_and_decoders() -> None:
     assert split.itl_s <= split.integrated_itl_s
     assert best_split(option.setup, option.cost, mix, 1, 8) is None
     text = option_of(workload=Workload((Kind("text"),)))
-    parts = [(one.share, one.demand, one.tokens) for one in text.asked]
+    parts = [(one.share, one.demand, one.tokens) for one in text.kinds]
     assert best_split(text.setup, text.cost, parts, 4, 8) is None
 
 
@@ -318,8 +318,8 @@ def test_emitted_files_are_accepted(setup: object, tmp_path: Path) -> None:
     assert config.schedule.target_itl_ms == 80
     assert config.schedule.target_ttft_ms == 900
     assert config.schedule.target_percentile == 90
-    assert config.schedule.max_running == option.room
-    assert config.kv.max_context >= option.asked[0].tokens.last
+    assert config.schedule.max_running == option.max_running
+    assert config.kv.max_context >= option.kinds[0].tokens.last
     pools = (config.kv.kv_cache_mib + config.kv.state_cache_mib + config.outputs.embed_cache_mib) << 20
     assert pools <= option.capacity.total - option.capacity.weight_bytes + (2 << 20)
     spec = tmp_path / "deploy.toml"

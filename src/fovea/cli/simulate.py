@@ -1,6 +1,6 @@
 """fovea simulate: compare policies on thousands of requests in seconds, without a model.
 
-The engine's own scheduler, caches and pace serve a trace on a virtual clock.
+The engine's own scheduler, caches and ITL limit serve a trace on a virtual clock.
 A cost model gives the duration of each step (--cost; default: fovea-tiny on a
 CPU). The trace is a file, or random, from the flags of the group "load".
 
@@ -27,7 +27,7 @@ from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, Workload, generate, read_trace, write_trace
 from fovea.engine.config import POLICY_NAMES, EngineConfig
-from fovea.engine.schedule.pace import BatchRule
+from fovea.engine.schedule.itl_limit import BatchRule
 from fovea.engine.simulate.assemble import TRACE_SETTINGS, not_simulated
 from fovea.engine.simulate.executor import NoiseSettings
 from fovea.engine.simulate.report import ClassReport, Report, Spread

@@ -22,7 +22,7 @@ from typing import Any
 
 
 class Malformed(Exception):
-    """The text is no call, or no longer one. What was not passed on yet is part of the answer's content."""
+    """The text is not a call, or not any more. What was not passed on yet is part of the answer's text."""
 
 
 def whole_characters(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The dialects of models: which marks stand around reasoning and around tool calls, and how calls look.
+"""The dialects of models: which marks enclose reasoning and tool calls, and how calls look.
 
 A model learns its dialect from its chat template, so the template tells which one it is.
 """
@@ -20,9 +20,9 @@ class ToolFormat:
     notation: how calls are written inside their marks: as JSON objects, as a list of Python calls, or as
         tags.
     begin, end: the mark before the calls, and the one after them; "": none.
-    bare: calls may also stand without a mark, if the answer begins with them.
+    bare: calls may also come without a mark, if the answer begins with them.
     arguments: key of the arguments in JSON.
-    newline: whether a line break stands between the marks and the calls, as the template writes it.
+    newline: whether there is a line break between the marks and the calls, as the template writes it.
     separator: text between two calls, outside of marks.
     special: the marks are special tokens, so they are missing from a text without special tokens.
     """

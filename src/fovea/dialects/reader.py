@@ -91,7 +91,7 @@ class AnswerReader:
         return self._run()
 
     def _keep_from(self) -> int:
-        """Drop the text that was read, but for that of a call that may turn out to be none."""
+        """Drop the text that was read, except that of a call that may turn out not to be one."""
         keep = self._at if self._state != self._call or self._known else self._source
         self._at -= keep
         self._source -= keep
@@ -187,7 +187,7 @@ class AnswerReader:
         return True
 
     def _after(self) -> bool:
-        """Between calls: the end mark, and what stands between two calls without marks."""
+        """Read what comes between calls: the end mark, or the text between two calls without marks."""
         assert self._format is not None
         rest = self._text[self._at :].lstrip(SPACE + ";" if self._format.bare else SPACE)
         end = self._format.end
@@ -200,7 +200,7 @@ class AnswerReader:
         return True
 
     def _emit_until(self, kind: Literal["content", "reasoning"], mark: str | None) -> bool:
-        """Emit text up to a mark, and go behind it. Returns whether there was one.
+        """Emit text up to a mark, and continue after it. Returns whether there was one.
 
         mark: text to stop at; None: emit everything. With a mark, trailing white space and what may be the
         beginning of the mark are held back until more text arrives.

@@ -162,7 +162,7 @@ def assemble(
     preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)
     refuse = config.schedule.when_full == "refuse"
     token_bytes = runner.block_bytes // config.kv.block_size
-    admission = Admission(config.schedule.room, rows, token_bytes, refuse=refuse)
+    admission = Admission(config.schedule.max_in_flight, rows, token_bytes, refuse=refuse)
     intake = Intake(
         loop,
         preparer,
@@ -197,7 +197,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         **_block_bytes(runner.memory),
         "state_checkpoint_bytes": scheduler.get("state_checkpoints", 0) * state,
         "state_capacity_bytes": scheduler.get("state_slots_total", 0) * state,
-        "pixel_bytes": pixels.claimed_bytes,
+        "pixel_bytes": pixels.reserved_bytes,
         "pixel_cache_bytes": pixels.bytes,
         "pixel_cache_capacity_bytes": preparer.pixel_pool.capacity,
         "pixel_cache_entries": pixels.entries,

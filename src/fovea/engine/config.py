@@ -396,7 +396,7 @@ class ScheduleSettings:
         check_settings(self)
 
     @property
-    def room(self) -> int:
+    def max_in_flight(self) -> int:
         """Answers that may run or wait; 0: no bound."""
         return self.max_running + self.max_queue if self.max_queue else 0
 
@@ -438,8 +438,8 @@ class VisualSettings:
     )
     degrade_from: float = setting(
         0.0,
-        "Load, as a share of the engine's room, from which detail=auto loses a level; half way from there "
-        "to 1 it loses another one. 0: never.",
+        "Load, as a share of what the engine can hold, from which detail=auto loses a level; half way from "
+        "there to 1 it loses another one. 0: never.",
         low=0,
         high=1,
     )

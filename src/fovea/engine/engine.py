@@ -183,13 +183,13 @@ class Engine:
         the engine has stopped.
         """
         outline = await self._prepare_pool.run(partial(self.outline, prompt), text_cost(prompt))
-        claim = self.parts.preparer.claim_frames(outline)
+        reservation = self.parts.preparer.reserve_frames(outline)
         try:
-            await wait_for_shared(claim.granted)
+            await wait_for_shared(reservation.granted)
             settled = self.parts.preparer.settle(outline)
             await wait_for_shared(settled)
         finally:
-            claim.release()
+            reservation.release()
         return settled.result().ids
 
     async def detokenize(self, ids: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from fovea.engine.grammar.compiler import Grammar, GrammarCompiler, explain
 from fovea.engine.job import Event, Job, Sink
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
-from fovea.engine.request.pixels import Claim
+from fovea.engine.request.pixels import Reservation
 from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline, to_sequence
 from fovea.engine.request.work_queue import WorkQueue, request_timeout, result_before, wait_for_shared
 from fovea.engine.schedule.first_tokens import Expectation
@@ -79,7 +79,7 @@ class Intake:
 class Visit:
     """One request on its way through the engine.
 
-    `leave` gives back everything that the request holds, at any point of the way. Leaving twice is no error.
+    `leave` gives back everything that the request holds, at any point. A second call does nothing.
 
     request: the request.
     arrival: time of arrival on the monotonic clock.
@@ -92,7 +92,7 @@ class Visit:
         intake.shares.note(request.cache_salt, request.cache_share)
         self._ticket = intake.admission.enter(request.sampling.n)
         self._sink = leave_at_end(self._ticket, sink)
-        self._claim: Claim | None = None
+        self._reservation: Reservation | None = None
         self._ready: ReadyRequest | None = None
         self._answer: AnswerState | None = None
         self._jobs: list[Job] = []
@@ -112,18 +112,18 @@ class Visit:
         outline: RequestOutline = yield from self._build()
         built_at = time.monotonic()
         self._commit(outline)
-        claim = self._claim = preparer.claim(outline)
-        if intake.refuse and not claim.granted.done():
+        reservation = self._reservation = preparer.reserve(outline)
+        if intake.refuse and not reservation.granted.done():
             raise Overloaded(
-                f"the request's images take about {claim.size / MIB:.1f} MiB of processed pixels; "
+                f"the request's images take about {reservation.size / MIB:.1f} MiB of processed pixels; "
                 f"other requests have {preparer.pixel_bytes / MIB:.1f} of "
                 f"{preparer.pixel_pool.capacity / MIB:.0f} MiB",
                 retry_after=1.0,
                 scope="request",
             )
-        yield claim.granted
+        yield reservation.granted
         prompt = yield preparer.settle(outline.prompt)
-        ready: ReadyRequest = yield partial(preparer.read, outline, prompt, claim)
+        ready: ReadyRequest = yield partial(preparer.read, outline, prompt, reservation)
         futures = [(task.start(), number) for task, number in ready.needed_tasks]
         for future, number in futures:
             try:
@@ -145,7 +145,7 @@ class Visit:
             request,
             outline,
             ready,
-            claim,
+            reservation,
             self._sink,
             self.arrival,
             pixels_s,
@@ -175,20 +175,20 @@ class Visit:
     def take(self, event: Event) -> Delta:
         """Turn an event of the loop into a delta. Raises the event's error.
 
-        The claim on pixels ends with the first event, because by then the pixels have been used.
+        The reservation of pixels ends with the first event, because by then the pixels have been used.
         """
         assert self._answer is not None
-        assert self._claim is not None
+        assert self._reservation is not None
         assert self._ready is not None
         delta = self._answer.take(event)
-        self._claim.release()
+        self._reservation.release()
         self._ready.features.clear()
         return delta
 
     def leave(self) -> None:
-        """Release the claim and the place in admission, and cancel unfinished jobs."""
-        if self._claim is not None:
-            self._claim.release()
+        """Release the reservation and the place in admission, and cancel unfinished jobs."""
+        if self._reservation is not None:
+            self._reservation.release()
         self._ticket.leave()
         if self._seq is not None:
             self._intake.gate.leave(self._seq)

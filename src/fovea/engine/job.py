@@ -57,7 +57,7 @@ class Reading(NamedTuple):
 
     text: the part that can be sent now; it may lag behind the tokens.
     logprobs: log probabilities of the tokens, if the request wants them.
-    tokens: number of the tokens that belong to the answer. Those behind a stop string do not.
+    tokens: number of the tokens that belong to the answer. Those after a stop string do not.
     """
 
     text: str
@@ -110,7 +110,7 @@ class SequenceInputs:
         to the encoder-output cache, or when it is no longer needed.
     grammar: what the answer must follow; None: nothing.
     bad_words: tokens that must not occur one after the other in the answer.
-    grammar_after: tokens that end the model's reasoning, behind which the grammar begins; (): at once.
+    grammar_after: tokens that end the model's reasoning, after which the grammar begins; (): at once.
     """
 
     choice: int = 0

@@ -50,14 +50,14 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class PrefixGroups:
     """Groups of decodes whose contexts begin with the same blocks. Kernels read these blocks once per group.
 
-    The decodes are B rows, the groups G shares of at most R rows each.
+    There are B decodes, a row each, and G groups of at most R rows.
 
-    starts: (B,), number of first tokens of each row that its share reads; 0: the row is in no share.
-    members: (G, R), rows of each share as numbers 0..B-1, padded with -1.
-    lengths: (G,), tokens of each share, in the blocks of its first member; 0: the share is padding.
+    starts: (B,), number of first tokens of each row that its group reads; 0: the row is in no group.
+    members: (G, R), rows of each group as numbers 0..B-1, padded with -1.
+    lengths: (G,), tokens of each group, in the blocks of its first member; 0: the group is padding.
     """
 
     starts: Tensor
@@ -84,7 +84,7 @@ class Decodes:
     lengths: Tensor
     length: int
     mask: Tensor | None
-    shared: Shares | None = None
+    shared: PrefixGroups | None = None
     firsts: Tensor | None = None
 
 

@@ -21,7 +21,7 @@ from fovea.core.errors import ConfigError
 from fovea.kernels.activation import finish
 
 INT4_LEVELS = (-127, -99, -77, -61, -46, -33, -21, -10, 0, 13, 24, 37, 50, 65, 83, 107)
-"""The levels of int4, of which one is zero.
+"""The levels of int4; one of them is zero.
 
 They minimise the squared error of normally distributed weights whose group is scaled so that its largest
 magnitude becomes -127. native/cpu/levels.h has the same levels.

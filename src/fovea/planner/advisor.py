@@ -90,7 +90,7 @@ class Rule:
     """One reason for or against an engine.
 
     when: accepted values by field of `Situation`; all must fit. points: -3 to 3. rules_out: the engine cannot
-    do it. reason: one sentence. url, date: where it is from, and of which day.
+    do it. reason: one sentence. url, date: its source, and the day on which it was read.
     """
 
     engine: str
@@ -153,8 +153,8 @@ def advise(
 ) -> Recommendation:
     """Return the engines for a situation, ranked, with reasons.
 
-    runs: whether an engine runs the model, by the engine's name, for those of which you know it. It replaces
-    what the lists of models say.
+    runs: whether an engine runs the model, by the engine's name, where it is known. It replaces the lists of
+    models.
     advice: engines and rules, as `read_advice` returns them; None: the built-in ones.
     Raises ConfigError for an unknown engine in `runs`.
     """
@@ -267,7 +267,10 @@ def _rule(where: str, values: Mapping[str, Any], engines: tuple[str, ...]) -> Ru
 
 def _when(where: str, values: Any) -> Mapping[str, tuple[str | bool, ...]]:
     if not isinstance(values, dict):
-        raise ConfigError(f"{where}: when is {values!r}; accepted: a table of conditions", param="when")
+        raise ConfigError(
+            f"{where}: when is {values!r}; accepted: a table of conditions, such as {{ device = 'x86-cpu' }}",
+            param="when",
+        )
     check_keys(f"{where}: when", values, _CONDITIONS)
     found = {}
     for name, value in values.items():

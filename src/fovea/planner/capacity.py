@@ -15,7 +15,7 @@ ENCODER_CACHE_SHARE = 0.02
 
 
 TOWER = ("encoder", "patches", "merged", "projector")
-"""Parts of the vision tower, of which every device of a replica has a copy."""
+"""Parts of the vision tower. Every device of a replica has a copy of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,15 +37,15 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
             f"accepted: {', '.join(RECIPES)}",
             param="precision",
         )
-    states = option.room * state_bytes(setup.shape, setup.precision)
-    context = max(one.tokens.last for one in option.asked)
+    states = option.max_running * state_bytes(setup.shape, setup.precision)
+    context = max(one.tokens.last for one in option.kinds)
     settings: dict[str, Any] = {
         "model": setup.shape.name,
         "device": "cuda" if setup.hardware.kind == "gpu" else "cpu",
         "quantization": choice.precision,
         "kv_cache_mib": max(1, (memory.kv - states) // MIB),
         "embed_cache_mib": max(1, memory.encoder_cache // MIB),
-        "max_running": option.room,
+        "max_running": option.max_running,
         "max_context": min(setup.shape.max_positions, 1 << math.ceil(math.log2(2 * context))),
         "policy": "dual",
     }

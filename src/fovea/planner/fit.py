@@ -27,7 +27,7 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """A step that took so many seconds, the encoder's not counted."""
+    """A step and its seconds, without those of the encoder."""
 
     made_of: Composition
     seconds: float
@@ -35,7 +35,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class ImageSample:
-    """An image of so many visual tokens, encoded in so many slices and seconds."""
+    """An encoded image: its visual tokens, slices and seconds."""
 
     visual_tokens: int
     slices: int
@@ -86,7 +86,7 @@ class Preparation:
     pixel_s: float
 
     def seconds(self, prompt: int, pixels: int) -> float:
-        """Return the seconds for a prompt of so many tokens and images of so many pixels together."""
+        """Return the seconds for a prompt and its images, from numbers of tokens and pixels."""
         return self.request_s + prompt * self.token_s + pixels * self.pixel_s
 
 

@@ -2,8 +2,8 @@
 
 A device is one GPU, or one socket of a CPU server. Memory is counted in bytes from GiB (2**30), because
 memory chips have such sizes: the 80 GB of a data sheet are 80 GiB. Bandwidth, links and rates use powers of
-ten, as data sheets do. Rates are dense: data sheets often print twice as much, for weights of which half are
-zero.
+ten, as data sheets do. Rates are dense: data sheets often print twice as much, for weights that are half
+zeros.
 
 The built-in table is `hardware.toml`. Users have files of the same form:
 
@@ -226,7 +226,9 @@ def read_hardware(path: Path) -> tuple[Hardware, ...]:
         _device(where, number, table) for number, table in enumerate(tables(where, content, "hardware"), 1)
     ]
     if not found:
-        raise ConfigError(f"{where} has no device; accepted: one [[hardware]] for each", param="hardware")
+        raise ConfigError(
+            f"{where} has no device; accepted: a table [[hardware]] for each device", param="hardware"
+        )
     names = [device.name for device in found]
     for name in names:
         if names.count(name) > 1:

@@ -38,7 +38,7 @@ TIED_HEAD_PACK_SHARE = 0.15
 def weight_bytes(shape: ModelShape, precision: Precision) -> Mapping[str, int]:
     """Return the bytes of a model's parameters in memory, by part.
 
-    The parts are those of `planner.shape.PARTS`, and "embedding": tables of which a token reads one row. A
+    The parts are those of `planner.shape.PARTS`, and "embedding": tables from which a token reads one row. A
     tied table is part of "head".
     """
     found = {

@@ -70,11 +70,12 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlannedKind:
     """One kind of request in one configuration.
 
     share: its share of all requests, follow-ups included.
-    kind, tokens, demand: what it is, its tokens, its busy seconds, in the mean over a conversation.
+    kind: the kind, as the workload describes it.
+    tokens, demand: its tokens and busy seconds, in the mean over a conversation.
     """
 
     share: float
@@ -90,9 +91,9 @@ class Option:
     setup: model, device, precision, devices of a replica.
     capacity: memory of a replica.
     cost: times of its steps.
-    asked: the kinds of requests.
+    kinds: the kinds of requests.
     mix: share and busy seconds of each variant of a kind: new images, known images, follow-ups.
-    room: sequences at once.
+    max_running: sequences at once.
     rate: highest requests/s of one replica that meet the targets.
     replicas: needed for the workload's rate; 0: no number of them meets the targets.
     speed: of one replica at its part of the rate; None: it cannot keep up.
@@ -102,9 +103,9 @@ class Option:
     setup: Setup
     capacity: Capacity
     cost: CostModel
-    asked: tuple[Asked, ...]
+    kinds: tuple[PlannedKind, ...]
     mix: Mix
-    room: int
+    max_running: int
     rate: float
     replicas: int
     speed: Speed | None
@@ -128,9 +129,9 @@ class Option:
     def price_per_thousand_images(self, workload: Workload) -> float | None:
         """US dollars per 1,000 images of conversations, cached ones included; None without images or price.
 
-        All requests are in the price, those without an image, too. Frames of videos are no images.
+        All requests are in the price, those without an image, too. Frames of videos do not count as images.
         """
-        images = sum(one.share * len(one.kind.images) / (1 + one.kind.follow_ups) for one in self.asked)
+        images = sum(one.share * len(one.kind.images) / (1 + one.kind.follow_ups) for one in self.kinds)
         price = self.price_per_request(workload)
         return None if price is None or not images else 1000 * price / images
 
@@ -145,7 +146,7 @@ class Option:
     @property
     def sweep(self) -> list[tuple[int, Speed]]:
         """Speed of one replica by the number of clients that wait for their answers."""
-        counts = [count for count in BATCHES if count <= max(1, self.room)]
+        counts = [count for count in BATCHES if count <= max(1, self.max_running)]
         return [(count, closed(self.cost, self.mix, count)) for count in counts]
 
 
@@ -154,26 +155,26 @@ def evaluate(setup: Setup, workload: Workload, count: TokenCount) -> Option:
 
     count: visual tokens of an image in this model.
     """
-    asked = _asked(setup, workload, count)
-    memory = capacity(setup, [(one.share, one.tokens) for one in asked], _working_set(setup, asked, workload))
-    room = min(memory.requests, MOST_RUNNING)
-    cost = _cost(setup, asked)
-    asked = tuple(replace(one, demand=_demand(setup, cost, one, one.tokens)) for one in asked)
+    kinds = _planned_kinds(setup, workload, count)
+    memory = capacity(setup, [(one.share, one.tokens) for one in kinds], _working_set(setup, kinds, workload))
+    max_running = min(memory.requests, MOST_RUNNING)
+    cost = _cost(setup, kinds)
+    kinds = tuple(replace(one, demand=_demand(setup, cost, one, one.tokens)) for one in kinds)
     mix = [
         (one.share * share, _demand(setup, cost, one, tokens))
-        for one in asked
+        for one in kinds
         for share, tokens in variants(one.kind, workload, one.tokens)
     ]
-    option = Option(setup, memory, cost, asked, mix, room, 0.0, 0, None)
-    problem = _problem(setup, memory, asked)
+    option = Option(setup, memory, cost, kinds, mix, max_running, 0.0, 0, None)
+    problem = _problem(setup, memory, kinds)
     if problem:
         return replace(option, problem=problem)
     targets = {"ttft_s": workload.ttft_ms / 1e3, "itl_s": workload.itl_ms / 1e3}
-    rate = most_rate(cost, mix, room, **targets, percentile=workload.percentile)
+    rate = most_rate(cost, mix, max_running, **targets, percentile=workload.percentile)
     if not rate:
-        return replace(option, problem=_late(cost, mix, room, workload))
+        return replace(option, problem=_late(cost, mix, max_running, workload))
     replicas = max(1, math.ceil(workload.requests_per_s / (rate * HEADROOM) - 1e-9))
-    speed = open_load(cost, mix, workload.requests_per_s / replicas, room, workload.percentile)
+    speed = open_load(cost, mix, workload.requests_per_s / replicas, max_running, workload.percentile)
     return replace(option, rate=rate, replicas=replicas, speed=speed)
 
 
@@ -189,7 +190,7 @@ def savings(option: Option, workload: Workload, count: TokenCount) -> list[Savin
         ),
     ):
         less, more, kept = 0.0, 0.0, 0.0
-        for one in option.asked:
+        for one in option.kinds:
             tokens = without(one)
             less += one.share * demand(option.cost, one.tokens).first
             more += one.share * demand(option.cost, tokens).first
@@ -200,12 +201,12 @@ def savings(option: Option, workload: Workload, count: TokenCount) -> list[Savin
     return found
 
 
-def _without_encoder_cache(one: Asked) -> Tokens:
+def _without_encoder_cache(one: PlannedKind) -> Tokens:
     """Every first request encodes its images. Follow-ups find them in the prefix cache."""
     return replace(one.tokens, encoded=1 / (1 + one.kind.follow_ups) if one.tokens.images else 0.0)
 
 
-def _without_prefix_cache(one: Asked) -> Tokens:
+def _without_prefix_cache(one: PlannedKind) -> Tokens:
     """Every request computes its whole prompt. The images are encoded as often as with the cache."""
     return replace(one.tokens, computed=one.tokens.prompt)
 
@@ -214,25 +215,27 @@ def _tokens(setup: Setup, kind: Kind, workload: Workload, count: TokenCount) -> 
     return tokens_of(kind, workload, count, frame_group(setup.shape.family))
 
 
-def _asked(setup: Setup, workload: Workload, count: TokenCount) -> tuple[Asked, ...]:
+def _planned_kinds(setup: Setup, workload: Workload, count: TokenCount) -> tuple[PlannedKind, ...]:
     kinds = list(zip(workload.shares, workload.kinds, strict=True))
     total = sum(share * (1 + kind.follow_ups) for share, kind in kinds)
     nothing = Demand()
     return tuple(
-        Asked(share * (1 + kind.follow_ups) / total, kind, _tokens(setup, kind, workload, count), nothing)
+        PlannedKind(
+            share * (1 + kind.follow_ups) / total, kind, _tokens(setup, kind, workload, count), nothing
+        )
         for share, kind in kinds
     )
 
 
-def _cost(setup: Setup, asked: tuple[Asked, ...]) -> CostModel:
+def _cost(setup: Setup, kinds: tuple[PlannedKind, ...]) -> CostModel:
     """The cost model around the largest image and the longest context of the workload."""
-    sizes = [rows for one in asked for rows in one.tokens.encoder_rows]
-    context = round(max(one.tokens.context for one in asked))
-    rows = sum(one.share * sum(one.tokens.images) for one in asked)
+    sizes = [rows for one in kinds for rows in one.tokens.encoder_rows]
+    context = round(max(one.tokens.context for one in kinds))
+    rows = sum(one.share * sum(one.tokens.images) for one in kinds)
     return cost_model(setup, max(sizes, default=TYPICAL_TOKENS), context, rows)
 
 
-def _demand(setup: Setup, cost: CostModel, one: Asked, tokens: Tokens) -> Demand:
+def _demand(setup: Setup, cost: CostModel, one: PlannedKind, tokens: Tokens) -> Demand:
     pixels = sum(width * height for width, height in one.kind.images)
     if one.kind.video is not None:
         pixels += one.kind.video.frames * one.kind.video.width * one.kind.video.height
@@ -240,20 +243,20 @@ def _demand(setup: Setup, cost: CostModel, one: Asked, tokens: Tokens) -> Demand
     return demand(cost, tokens, pixels=pixels, request_s=overheads.request_s, pixel_s=overheads.pixel_s)
 
 
-def _working_set(setup: Setup, asked: tuple[Asked, ...], workload: Workload) -> int:
+def _working_set(setup: Setup, kinds: tuple[PlannedKind, ...], workload: Workload) -> int:
     """Bytes of the encoder outputs of a minute, among which are those that others ask about again."""
     row = output_bytes(setup.shape, setup.precision, 1)
-    images = sum(one.share * sum(one.tokens.encoder_rows) * one.tokens.encoded for one in asked)
+    images = sum(one.share * sum(one.tokens.encoder_rows) * one.tokens.encoded for one in kinds)
     return round(60 * workload.requests_per_s * images * row)
 
 
-def _problem(setup: Setup, memory: Capacity, asked: tuple[Asked, ...]) -> str:
+def _problem(setup: Setup, memory: Capacity, kinds: tuple[PlannedKind, ...]) -> str:
     """Why no request can run at all; empty if one can."""
     where = f"{setup.devices} x {setup.hardware.name}"
     heads = min((group.heads for group in setup.shape.attention), default=1)
     if heads % setup.devices:
         return f"{heads} heads cannot be divided among {setup.devices} devices"
-    longest = max(asked, key=lambda one: one.tokens.last)
+    longest = max(kinds, key=lambda one: one.tokens.last)
     if longest.tokens.last > setup.shape.max_positions:
         return (
             f"a conversation of kind {longest.kind.name!r} takes {longest.tokens.last:,.0f} tokens; "
@@ -262,7 +265,7 @@ def _problem(setup: Setup, memory: Capacity, asked: tuple[Asked, ...]) -> str:
     if memory.weight_bytes + memory.work > memory.total:
         return (
             f"the weights take {memory.weight_bytes / 1e9:.1f} GB; {where} have {memory.total / 1e9:.1f} GB, "
-            f"of which {memory.work / 1e9:.1f} GB are for activations"
+            f"and {memory.work / 1e9:.1f} GB of these are for activations"
         )
     if not memory.requests:
         return (
@@ -272,9 +275,9 @@ def _problem(setup: Setup, memory: Capacity, asked: tuple[Asked, ...]) -> str:
     return ""
 
 
-def _late(cost: CostModel, mix: Mix, room: int, workload: Workload) -> str:
+def _late(cost: CostModel, mix: Mix, max_running: int, workload: Workload) -> str:
     """Why even a single request misses the targets."""
-    alone = open_load(cost, mix, SLOWEST_RATE, room, workload.percentile)
+    alone = open_load(cost, mix, SLOWEST_RATE, max_running, workload.percentile)
     if alone is None:
         return "a single request takes so long that not even one in a day can be answered"
     missed = []

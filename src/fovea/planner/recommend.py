@@ -17,7 +17,7 @@ PRECISIONS = ("none", "fp8", "int8", "int4")
 WORTH_LESS_PRECISION = 0.75
 """A coarser precision is recommended if it costs at most this share of a finer one."""
 NEAR = 1.10
-"""Configurations that cost up to so many times the best one are named as equals."""
+"""Configurations that cost up to this multiple of the best one are named as equals."""
 
 
 @dataclass(frozen=True, slots=True)

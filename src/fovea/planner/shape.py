@@ -20,7 +20,7 @@ from fovea.core.names import canonical, spellings
 PARTS = ("decoder", "experts", "head", "encoder", "patches", "merged", "projector", "cross")
 """The parts of a model that have linear maps.
 
-decoder: the layers of the text model, without experts of which a token uses only some. head: the language
+decoder: the layers of the text model, without the experts that only some tokens use. head: the language
 head. encoder: the blocks of the vision tower. patches: the embedding of patches. merged: blocks of the tower
 after a merge of rows inside it. projector: from the tower's rows to the decoder's width. cross: keys and
 values of image states in the decoder's layers, computed once with the image.
@@ -155,7 +155,7 @@ class ModelShape:
     layers: layers of the decoder.
     maps: the linear maps by part (see PARTS).
     rest: numbers that no linear map holds and that have the model's type, by part: norms, tables of
-        positions, and, under "embedding", the tables of which a token reads one row: the vocabulary, and
+        positions, and, under "embedding", the tables from which a token reads one row: the vocabulary, and
         per-layer embeddings.
     exact: the same for numbers that stay float32.
     tied: the language head is the embedding table. Then the table is counted as the head, and not under
@@ -263,7 +263,7 @@ def to_json(shape: ModelShape) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> ModelShape:
-    """Return the shape of which `to_json` made these values."""
+    """Return the shape from values that `to_json` made."""
     shape = ModelShape(
         **{
             **values,

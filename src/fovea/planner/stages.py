@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fovea.planner.capacity import sequence_bytes
 from fovea.planner.memory import output_bytes, state_bytes, weight_bytes
-from fovea.planner.option import Asked, Option
+from fovea.planner.option import Option, PlannedKind
 from fovea.planner.roofline import Setup, cross_state_bytes, image_bounds, image_work, read_bytes
 from fovea.planner.steady import CHUNK, decode_step
 
@@ -55,12 +55,12 @@ class RequestBytes:
     encoder_outputs: float
 
 
-def request_stages(option: Option, one: Asked) -> tuple[Stage, ...]:
+def request_stages(option: Option, one: PlannedKind) -> tuple[Stage, ...]:
     """Return the stages of one kind of request: encode, prefill, decode."""
     return _encode(option, one), _prefill(option, one), _decode(option, one)
 
 
-def request_bytes(option: Option, one: Asked) -> RequestBytes:
+def request_bytes(option: Option, one: PlannedKind) -> RequestBytes:
     """Return the memory that one kind of request takes, by kind of token."""
     setup, tokens = option.setup, one.tokens
     kv = sequence_bytes(setup, tokens.longest)
@@ -76,7 +76,7 @@ def request_bytes(option: Option, one: Asked) -> RequestBytes:
     )
 
 
-def _encode(option: Option, one: Asked) -> Stage:
+def _encode(option: Option, one: PlannedKind) -> Stage:
     setup, tokens = option.setup, one.tokens
     works = [image_work(setup, rows) for rows in tokens.encoder_rows]
     bounds = [image_bounds(setup, work) for work in works]
@@ -90,7 +90,7 @@ def _encode(option: Option, one: Asked) -> Stage:
     )
 
 
-def _prefill(option: Option, one: Asked) -> Stage:
+def _prefill(option: Option, one: PlannedKind) -> Stage:
     setup, tokens = option.setup, one.tokens
     shape, count = setup.shape, tokens.computed
     mean = tokens.prompt - tokens.computed / 2  # tokens that one of them attends to, in the mean
@@ -103,7 +103,7 @@ def _prefill(option: Option, one: Asked) -> Stage:
     return _stage("prefill", operations, read, one.demand.prefill, operations / rate, read / setup.bandwidth)
 
 
-def _decode(option: Option, one: Asked) -> Stage:
+def _decode(option: Option, one: PlannedKind) -> Stage:
     setup, tokens = option.setup, one.tokens
     shape, steps = setup.shape, one.demand.decodes
     each = 2 * (shape.active_weights + shape.weights("head")) + shape.state_operations
@@ -120,7 +120,7 @@ def _decode(option: Option, one: Asked) -> Stage:
     return _stage("decode", operations, read, seconds, operations / rate, read / setup.bandwidth)
 
 
-def _attention(setup: Setup, one: Asked, attended: float) -> float:
+def _attention(setup: Setup, one: PlannedKind, attended: float) -> float:
     """Operations of one token with the tokens and the image states that it attends to."""
     shape = setup.shape
     own = sum(

@@ -10,7 +10,7 @@ chunk hides behind the reading of the weights, so that F(b) is shorter than the 
     closed        n clients wait for their answers: n = b + waiting + r * preparation, and s = s(b)
     waiting       the first tokens that are waited for are a queue with one server (M/G/1, Pollaczek and
                   Khinchine), whose service is F(b) over the share of a step that prompts get beside decodes
-    that share    1 - 1 / pace, and more when many wait: the rules of `engine.schedule.pace`
+    that share    1 - 1 / pace, and more when many wait: the rules of `engine.schedule.itl_limit`
 
 The simulator plays the same load with the engine's own scheduler; `cli.plan` compares both.
 """
@@ -106,7 +106,7 @@ def _pairs(start: float, count: float) -> float:
 PACE = 2.5
 """Longest step beside decodes, in steps that only decode: the default of the engine's setting `pace`."""
 FREE_BATCH, CROWDING = 4, 0.5
-"""How that grows with the requests that wait: see `engine.schedule.pace`."""
+"""How that grows with the requests that wait: see `engine.schedule.itl_limit`."""
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 2048
 DEAREST = 2.0
 """Largest cost of a prompt in chunks, through its cost in one piece. Small chunks of models with experts read
@@ -162,9 +162,9 @@ class Speed:
 
 
 def closed(cost: CostModel, mix: Mix, clients: int) -> Speed:
-    """Return the speed with so many clients, each of which sends its next request after its answer.
+    """Return the speed with so many clients. Each sends its next request after its answer.
 
-    Percentiles are not known of clients that wait: `ttft_p_s` and `itl_p_s` are the means.
+    Percentiles are not known for clients that wait: `ttft_p_s` and `itl_p_s` are the means.
     """
     mean = mean_demand(mix)
     if clients == 1:
@@ -188,22 +188,30 @@ def closed(cost: CostModel, mix: Mix, clients: int) -> Speed:
     return Speed(batch, now.rate, now.rate * mean.tokens, ttft, ttft, now.gap, now.gap, 1.0, wait)
 
 
-def open_load(cost: CostModel, mix: Mix, rate: float, room: int, percentile: float = 95) -> Speed | None:
+def open_load(
+    cost: CostModel, mix: Mix, rate: float, max_running: int, percentile: float = 95
+) -> Speed | None:
     """Return the speed under a load of so many requests/s; None: the replica cannot keep up.
 
     Arrivals are independent of each other (Poisson).
 
-    room: most sequences at once.
+    max_running: most sequences at once.
     percentile: for `ttft_p_s` and `itl_p_s`, in percent.
     """
     mean = mean_demand(mix)
-    batch = _root(lambda batch: rate - _state(cost, mix, mean, batch).rate, 0.0, float(room))
+    batch = _root(lambda batch: rate - _state(cost, mix, mean, batch).rate, 0.0, float(max_running))
     speed = _speed(cost, mix, mean, batch, percentile)
     return None if speed.requests_per_s < rate * (1 - 1e-6) or math.isinf(speed.ttft_s) else speed
 
 
 def most_rate(
-    cost: CostModel, mix: Mix, room: int, *, ttft_s: float = 0.0, itl_s: float = 0.0, percentile: float = 95
+    cost: CostModel,
+    mix: Mix,
+    max_running: int,
+    *,
+    ttft_s: float = 0.0,
+    itl_s: float = 0.0,
+    percentile: float = 95,
 ) -> float:
     """Return the highest rate, in requests/s, at which one replica meets the targets; 0: it never does.
 
@@ -219,12 +227,12 @@ def most_rate(
     def exceeds(batch: float) -> float:
         return -1.0 if late(_speed(cost, mix, mean, batch, percentile)) else 1.0
 
-    if not room or exceeds(SLOWEST_RATE * mean.decodes * decode_step(cost, 1, mean.context)) < 0:
+    if not max_running or exceeds(SLOWEST_RATE * mean.decodes * decode_step(cost, 1, mean.context)) < 0:
         return 0.0
-    rate = _state(cost, mix, mean, _root(exceeds, 0.0, float(room), below=True)).rate
+    rate = _state(cost, mix, mean, _root(exceeds, 0.0, float(max_running), below=True)).rate
     # Batches are whole numbers, so times are not strictly monotone: the rate itself has to meet the targets.
     for _ in range(RATE_STEPS):
-        if not late(open_load(cost, mix, rate, room, percentile)):
+        if not late(open_load(cost, mix, rate, max_running, percentile)):
             return rate
         rate *= 1 - RATE_STEP
     return 0.0
@@ -266,7 +274,7 @@ def _state(cost: CostModel, mix: Mix, mean: Demand, batch: float, clients: int =
         alone = mean.decodes * step
         stretched = alone + batch * beside
         if not clients:
-            # A request that begins to decode has the queue behind it, whose prompts stretch its gaps, but
+            # Prompts in the queue behind a request that begins to decode stretch its gaps, but
             # not beyond the share of each step that they get.
             longest = alone / (1 - _share(waiting, batch))
             stretched = max(stretched, min(longest, stretched + waiting * beside))
@@ -312,7 +320,7 @@ def _beside(cost: CostModel, mean: Demand, seen: int, batch: float) -> tuple[flo
     def added(chunk: int) -> float:
         return step_seconds(cost, seen, mean.context, chunk, pairs) - alone
 
-    # Chunks are as large as the pace allows, and at least as large as the steps of decoding are few.
+    # Chunks are as large as the ITL limit allows, and at least as large as the steps of decoding are few.
     low = max(SMALLEST_CHUNK, math.ceil(mean.prompt * batch / mean.decodes))
     high = max(low, min(LARGEST_CHUNK, math.ceil(mean.prompt)))
     while high - low > 8:
@@ -329,7 +337,7 @@ def _beside(cost: CostModel, mean: Demand, seen: int, batch: float) -> tuple[flo
 
 
 def _speed(cost: CostModel, mix: Mix, mean: Demand, batch: float, percentile: float) -> Speed:
-    """The speed of independent arrivals of which `batch` decode in the mean."""
+    """The speed of independent arrivals, when `batch` of them decode in the mean."""
     now = _state(cost, mix, mean, batch)
     rest = 1 - percentile / 100
     # A request waits with the probability `load`, and then for a time that is nearly exponential.

@@ -33,7 +33,7 @@ MEASURED = {
 }
 """Right answers in percent, by method and share of the tokens that are kept."""
 BEFORE_ENCODER = ("relevance", "resize")
-"""Methods that spare the encoder, too; the others leave out tokens behind it."""
+"""Methods that also save work of the encoder; the others leave out tokens of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,10 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
 
 def _list(where: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ConfigError(f"{where}: images is {value!r}; accepted: [[width, height], ...]", param="images")
+        raise ConfigError(
+            f"{where}: images is {value!r}; accepted: [[width, height], ...], such as [[640, 360]]",
+            param="images",
+        )
     return value
 
 

@@ -94,7 +94,7 @@ def allocate(
     tokens than that: blank cells that are left out count as shown. A region without content has no share. Of
     any two regions:
 
-    - the less relevant one's share is not the larger one, but for the rounding to whole tokens: with one
+    - the less relevant one's share is not the larger one, except for rounding to whole tokens: with one
       token more, the more relevant one's share would be the larger one;
     - the less relevant one has more tokens than its demand only if the more relevant one has all of its
       tokens.

@@ -31,7 +31,7 @@ SMOOTH = 0.05
 SPREAD = 0.3
 """Weight of the distance from the most relevant cells, at full diversity."""
 PEAKS = 50
-"""At most so many cells count as the most relevant ones."""
+"""Most cells that count as the most relevant ones."""
 Array = NDArray[np.floating[Any]]
 _FINE = re.compile(
     r"\b(?:(?:text|word|letter|character|digit|number|code|label|name|date|price|detail)s?|read\w*|writ\w*|say|small|tiny)\b",

@@ -4,8 +4,8 @@ A large image is laid out as a view of the whole at low resolution, and regions.
 and particularize divides the total between them. A region whose content fits its budget is encoded at native
 resolution, and its blank cells are left out. The most relevant region whose content does not fit is cut
 around its peak, so that the part with the peak is native. Any other region is encoded at a lower resolution.
-A small image, and one of which the question needs everything, is one region at native resolution, of which
-some tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md). If the total is
+A small image, or one that the question needs as a whole, is one region at native resolution, and some of its
+tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md). If the total is
 too small for regions, the image is one region at a low resolution.
 """
 
@@ -39,7 +39,7 @@ LARGE_IMAGE = 512
 ONE_REGION_COMPRESS = 0.7
 """From this compress tension on, a large image is one region, too, because the question needs all of it."""
 MOST_CUTS = 3
-"""At most so many regions are cut, because each part is encoded on its own."""
+"""Most regions that are cut, because each part is encoded on its own."""
 LEAST_CUT = 4
 """Fewest cells with content for which a part of a region is cut out."""
 

@@ -1,4 +1,4 @@
-"""The arrays of decode steps are those that are built anew from the sequences, whoever joins and leaves."""
+"""The arrays of decode steps are those that the sequences give, whichever of them join and leave."""
 
 from __future__ import annotations
 

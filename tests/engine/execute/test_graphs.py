@@ -80,7 +80,7 @@ def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
 ) -> None:
     """Padded decodes share prefixes from as few rows on as unpadded ones: the kernels set that number."""
     need_kernels()
-    monkeypatch.setattr(decode_batches.find_shares, "__kwdefaults__", {"least_tokens": 8})
+    monkeypatch.setattr(decode_batches.find_prefix_groups, "__kwdefaults__", {"least_tokens": 8})
     plain = answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4)
     assert (
         answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4, decode_graphs="padded")
@@ -100,7 +100,7 @@ def test_padding_changes_no_answer_on_tritons_kernels(
     monkeypatch.setattr(parts, "TEXT_LAYERS", 1)
     folder = str(write("llava", tmp_path))
     plain = answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="torch")
-    monkeypatch.setattr(decode_batches.find_shares, "__kwdefaults__", {"least_tokens": 8})
+    monkeypatch.setattr(decode_batches.find_prefix_groups, "__kwdefaults__", {"least_tokens": 8})
     assert (
         answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="triton", decode_graphs="padded")
         == plain

@@ -68,7 +68,7 @@ def test_a_refused_keyword_is_named_with_its_place(
         (AnswerFormat.regex("(?=a)b"), "regex: .*look-around"),
         (AnswerFormat.regex(r"(a)\1"), "regex: .*backreferences"),
         (AnswerFormat.grammar("start: nothing"), 'grammar: .*unknown name: "nothing"'),
-        (AnswerFormat.grammar('root ::= "a" ('), "grammar: it is no GBNF"),
+        (AnswerFormat.grammar('root ::= "a" ('), "grammar: it is not GBNF"),
         (AnswerFormat.grammar("root ::= " + '"a" ' * MAX_GBNF), "at most 16384 in GBNF"),
         (AnswerFormat.json_schema({}, whitespace="("), "json: .*unclosed group"),
     ],

@@ -46,7 +46,7 @@ def naive_dart(
 
 
 def naive_greedy(kernel: Tensor, keep: int) -> list[int]:
-    """Choose step by step the token with the largest determinant, computing every determinant anew."""
+    """Choose step by step the token with the largest determinant, computing every determinant again."""
     chosen: list[int] = []
     for _ in range(keep):
         free = [i for i in range(len(kernel)) if i not in chosen]

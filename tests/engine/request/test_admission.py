@@ -17,8 +17,8 @@ from fovea.engine.request.admission import (
 )
 
 
-def admission(room: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admission:
-    return Admission(room, tokens, 1 << 20, refuse=refuse)
+def admission(max_in_flight: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admission:
+    return Admission(max_in_flight, tokens, 1 << 20, refuse=refuse)
 
 
 def test_a_size_counts_the_prompt_once_and_every_answer() -> None:
@@ -79,7 +79,7 @@ def test_without_refusal_requests_wait_for_kv() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 400), st.booleans()), max_size=30))
 def test_a_ticket_that_leaves_gives_back_what_it_counted(steps: list[tuple[int, int, bool]]) -> None:
-    crowd, inside = admission(room=8), []
+    crowd, inside = admission(max_in_flight=8), []
     for answers, tokens, leaves in steps:
         try:
             ticket = crowd.enter(answers)

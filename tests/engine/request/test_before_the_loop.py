@@ -80,24 +80,24 @@ async def test_a_deadline_runs_while_pixels_are_computed(engine: Engine, stuck: 
 
 
 async def test_text_does_not_wait_for_room_that_images_wait_for(engine: Engine) -> None:
-    """Once, a text request, which claims nothing, had to queue with the image requests."""
+    """Once, a text request, which reserves nothing, had to queue with the image requests."""
     pool = engine.parts.preparer.pixel_pool
-    claim = pool.claim([], pool.capacity)
+    reservation = pool.reserve([], pool.capacity)
     images = asyncio.create_task(answer(engine, [picture(64)]))
     await asyncio.sleep(0.05)
     assert await asyncio.wait_for(answer(engine, []), 20) == 4
     assert not images.done()
-    claim.release()
+    reservation.release()
     assert await images == 4
 
 
 def test_a_deadline_runs_in_threads_that_wait_for_room(engine: Engine) -> None:
-    """Once, `generate` checked its timeout only when the claim was granted."""
+    """Once, `generate` checked its timeout only when the reservation was granted."""
     pool = engine.parts.preparer.pixel_pool
-    claim = pool.claim([], pool.capacity)
+    reservation = pool.reserve([], pool.capacity)
     with pytest.raises(DeadlineExceeded):
         engine.generate("what?", [picture(96)], timeout=0.05)
-    claim.release()
+    reservation.release()
     assert engine.stats()["pixel_bytes"] == 0
     assert engine.generate("what?", [picture(96)], max_tokens=2)
 

@@ -30,7 +30,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "text"}]}], "needs the field 'text'"),
     ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "needs the field 'text'"),
     ([{"role": "user", "content": [{"type": "image"}]}], "needs the field 'image'"),
-    ([{"role": "user", "content": [{"type": "image", "image": 3}]}], "int is no image"),
+    ([{"role": "user", "content": [{"type": "image", "image": 3}]}], "int is not an image"),
     ([{"role": "user", "content": [{"type": "sound"}]}], "accepted: parts of type text, image"),
     ([{"role": "user", "content": "x", "images": [RED]}], "field 'images', got .* type list; images"),
     ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "not in those of user"),

@@ -1,4 +1,4 @@
-"""Claims are granted in order within a ceiling; the cache uses the room that they leave."""
+"""Reservations are granted in order within a ceiling; the cache uses the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fovea.engine.request.pixels import PATIENCE_S, Claim, PixelPool
+from fovea.engine.request.pixels import PATIENCE_S, PixelPool, Reservation
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from tests.support.disks import Clock
 from tests.support.thorough import examples
@@ -18,79 +18,79 @@ PLAN = VisualPlan(1, 1, 1, (1, 2, 2), "@", "plan")
 
 
 class Item:
-    """Something of `nbytes` bytes that counts its claims."""
+    """Something of `nbytes` bytes that counts its reservations."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.claims = 0
+        self.reservations = 0
 
     def acquire(self) -> None:
-        self.claims += 1
+        self.reservations += 1
 
     def release(self) -> None:
-        self.claims -= 1
+        self.reservations -= 1
 
 
 def pixels(size: int) -> ProcessedImage:
     return ProcessedImage("", PLAN, {"pixel_values": np.zeros(size, np.uint8)})
 
 
-def granted(*claims: Claim) -> list[bool]:
-    return [claim.granted.done() for claim in claims]
+def granted(*reservations: Reservation) -> list[bool]:
+    return [reservation.granted.done() for reservation in reservations]
 
 
-def test_claims_are_granted_in_order_within_the_ceiling() -> None:
+def test_reservations_are_granted_in_order_within_the_ceiling() -> None:
     pool = PixelPool(100, cache_capacity=0)
-    first = pool.claim([Item(24) for _ in range(3)])
-    second, third, fourth = (pool.claim([Item(24)]) for _ in range(3))
+    first = pool.reserve([Item(24) for _ in range(3)])
+    second, third, fourth = (pool.reserve([Item(24)]) for _ in range(3))
     assert granted(first, second, third, fourth) == [True, True, False, False]
-    assert pool.stats().claimed_bytes == 96
+    assert pool.stats().reserved_bytes == 96
     second.release()
     assert granted(third, fourth) == [True, False]
-    for claim in (first, third, fourth, second):
-        claim.release()
-    assert pool.stats().claimed_bytes == 0
+    for reservation in (first, third, fourth, second):
+        reservation.release()
+    assert pool.stats().reserved_bytes == 0
 
 
-def test_quick_claims_do_not_wait_for_slow_ones() -> None:
-    """Forty requests with images of 50 megapixels claimed all the room, and a small image waited for 6 s."""
+def test_quick_reservations_do_not_wait_for_slow_ones() -> None:
+    """Forty requests with images of 50 megapixels reserved all the room, and a small image waited for 6 s."""
     pool = PixelPool(100, cache_capacity=0)
-    slow = [pool.claim([Item(25)], slow=True) for _ in range(5)]
+    slow = [pool.reserve([Item(25)], slow=True) for _ in range(5)]
     assert granted(*slow) == [True, True, True, False, False], "they may fill three quarters"
-    quick = [pool.claim([Item(10)]) for _ in range(3)]
+    quick = [pool.reserve([Item(10)]) for _ in range(3)]
     assert granted(*quick) == [True, True, False]
     slow[0].release()
     assert granted(quick[2], slow[3], slow[4]) == [True, False, False]
-    for claim in quick:
-        claim.release()
+    for reservation in quick:
+        reservation.release()
     assert granted(slow[3], slow[4]) == [True, False]
 
 
-def test_a_slow_claim_does_not_wait_for_ever() -> None:
+def test_a_slow_reservation_does_not_wait_for_ever() -> None:
     clock = Clock()
     pool = PixelPool(100, cache_capacity=0, clock=clock)
-    first, slow = pool.claim([Item(60)]), pool.claim([Item(90)], slow=True)
+    first, slow = pool.reserve([Item(60)]), pool.reserve([Item(90)], slow=True)
     clock.now += PATIENCE_S
-    later = pool.claim([Item(10)])
+    later = pool.reserve([Item(10)])
     assert granted(first, slow, later) == [True, False, False], "quick ones leave the room to it"
     first.release()
     assert granted(slow, later) == [True, True]
 
 
-def test_a_claim_of_nothing_neither_waits_nor_blocks_others() -> None:
+def test_a_reservation_of_nothing_neither_waits_nor_blocks_others() -> None:
     """Once, text requests queued behind images. And while any text ran, a large video could not begin."""
     pool = PixelPool(100, cache_capacity=0)
-    text, large, small, later = (pool.claim([], size) for size in (0, 101, 1, 0))
+    text, large, small, later = (pool.reserve([], size) for size in (0, 101, 1, 0))
     assert granted(text, large, small, later) == [True, True, False, True]
     large.release()
     assert granted(small) == [True]
 
 
-def test_a_claim_beyond_the_ceiling_passes_alone() -> None:
+def test_a_reservation_beyond_the_ceiling_passes_alone() -> None:
     pool = PixelPool(100, cache_capacity=50)
     pool.keep("old", pixels(50))
-    small = pool.claim([Item(24)])
-    large = pool.claim([], extra_bytes=168)
+    small = pool.reserve([Item(24)])
+    large = pool.reserve([], extra_bytes=168)
     assert granted(large) == [False]
     small.release()
     assert granted(large) == [True]
@@ -98,46 +98,46 @@ def test_a_claim_beyond_the_ceiling_passes_alone() -> None:
     large.release()
 
 
-def test_a_claim_released_while_waiting_leaves_the_queue() -> None:
+def test_a_reservation_released_while_waiting_leaves_the_queue() -> None:
     pool = PixelPool(100, cache_capacity=0)
-    first, released, last = pool.claim([], 100), pool.claim([], 24), pool.claim([], 24)
+    first, released, last = pool.reserve([], 100), pool.reserve([], 24), pool.reserve([], 24)
     released.release()
     first.release()
     assert granted(released, last) == [False, True]
-    assert pool.stats().claimed_bytes == 24
+    assert pool.stats().reserved_bytes == 24
 
 
-def test_an_item_claimed_twice_counts_once() -> None:
+def test_an_item_reserved_twice_counts_once() -> None:
     item = Item(10)
     pool = PixelPool(100, cache_capacity=0)
-    claim = pool.claim([item, item])
-    claim.add(item)
-    assert (item.claims, pool.stats().claimed_bytes) == (1, 10)
+    reservation = pool.reserve([item, item])
+    reservation.add(item)
+    assert (item.reservations, pool.stats().reserved_bytes) == (1, 10)
     late = Item(5)
-    claim.add(late)
-    claim.add(Item(7), already_counted=True)
-    assert (late.claims, pool.stats().claimed_bytes) == (1, 15)
-    claim.release()
-    claim.add(Item(5))
-    assert (item.claims, late.claims, pool.stats().claimed_bytes) == (0, 0, 0)
+    reservation.add(late)
+    reservation.add(Item(7), already_counted=True)
+    assert (late.reservations, pool.stats().reserved_bytes) == (1, 15)
+    reservation.release()
+    reservation.add(Item(5))
+    assert (item.reservations, late.reservations, pool.stats().reserved_bytes) == (0, 0, 0)
 
 
-def test_claims_never_wait_for_the_cache() -> None:
+def test_reservations_never_wait_for_the_cache() -> None:
     pool = PixelPool(100, cache_capacity=60)
     for name in "abc":
         pool.keep(name, pixels(30))
     assert (pool.stats().bytes, pool.stats().evictions) == (60, 1)
-    claim = pool.claim([], 60)
-    assert granted(claim) == [True]
+    reservation = pool.reserve([], 60)
+    assert granted(reservation) == [True]
     assert (pool.stats().bytes, pool.take("b")) == (30, None)
-    claim.add(Item(20))
-    assert pool.stats().bytes == 0, "the bytes that a claim grows by need room, too"
-    claim.release()
+    reservation.add(Item(20))
+    assert pool.stats().bytes == 0, "the bytes that a reservation grows by need room, too"
+    reservation.release()
     pool.keep("too large", pixels(61))
     assert pool.stats().entries == 0
 
 
-def test_the_least_recently_claimed_goes_first_and_age_counts_from_there() -> None:
+def test_the_least_recently_reserved_goes_first_and_age_counts_from_there() -> None:
     clock = Clock()
     pool = PixelPool(100, cache_capacity=40, ttl_s=10, clock=clock)
     pool.keep("a", pixels(20))
@@ -152,45 +152,45 @@ def test_the_least_recently_claimed_goes_first_and_age_counts_from_there() -> No
     assert (pool.stats().expired, pool.stats().entries, pool.stats().hits) == (2, 0, 1)
 
 
-def test_clearing_leaves_claims_alone() -> None:
+def test_clearing_leaves_reservations_alone() -> None:
     pool = PixelPool(100, cache_capacity=100)
-    claim = pool.claim([], 10)
+    reservation = pool.reserve([], 10)
     pool.keep("a", pixels(20))
     pool.clear()
-    assert (pool.stats().bytes, pool.stats().claimed_bytes) == (0, 10)
-    claim.release()
+    assert (pool.stats().bytes, pool.stats().reserved_bytes) == (0, 10)
+    reservation.release()
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A model of the pool: the claims in order of arrival, and the pixels without a claim."""
+    """A model of the pool: the reservations in order of arrival, and the pixels without a reservation."""
 
     @initialize(capacity=st.integers(1, 60), cache_bytes=st.integers(0, 60), ttl=st.sampled_from([None, 5.0]))
     def start(self, capacity: int, cache_bytes: int, ttl: float | None) -> None:
         self.clock = Clock()
         self.pool = PixelPool(capacity, cache_bytes, ttl, self.clock)
         self.cache_bytes = cache_bytes
-        self.claims: list[Claim] = []
-        self.empty_claims: set[Claim] = set()
+        self.reservations: list[Reservation] = []
+        self.empty_reservations: set[Reservation] = set()
         self.cached: dict[str, tuple[ProcessedImage, float]] = {}
         self.ttl = ttl
 
     @rule(size=st.integers(0, 70))
-    def claim(self, size: int) -> None:
-        self.claims.append(self.pool.claim([Item(size)]))
+    def reserve(self, size: int) -> None:
+        self.reservations.append(self.pool.reserve([Item(size)]))
         if not size:
-            self.empty_claims.add(self.claims[-1])
+            self.empty_reservations.add(self.reservations[-1])
 
     @rule(data=st.data(), size=st.integers(1, 20))
     def grow(self, data: Any, size: int) -> None:
-        if self.claims:
-            data.draw(st.sampled_from(self.claims)).add(Item(size))
+        if self.reservations:
+            data.draw(st.sampled_from(self.reservations)).add(Item(size))
 
     @rule(data=st.data())
     def release(self, data: Any) -> None:
-        if self.claims:
-            claim = data.draw(st.sampled_from(self.claims))
-            self.claims.remove(claim)
-            claim.release()
+        if self.reservations:
+            reservation = data.draw(st.sampled_from(self.reservations))
+            self.reservations.remove(reservation)
+            reservation.release()
 
     @rule(key=st.sampled_from("abc"), size=st.integers(1, 30))
     def keep(self, key: str, size: int) -> None:
@@ -214,15 +214,15 @@ class PoolMachine(RuleBasedStateMachine):
     def bounded(self) -> None:
         if not hasattr(self, "pool"):
             return
-        granted_claims = [claim for claim in self.claims if claim.granted.done()]
+        in_use = [one for one in self.reservations if one.granted.done()]
         stats = self.pool.stats()
-        assert stats.claimed_bytes == sum(claim.size for claim in granted_claims)
-        assert stats.bytes <= max(0, min(self.cache_bytes, self.pool.capacity - stats.claimed_bytes))
-        queued = [claim for claim in self.claims if claim not in self.empty_claims]
-        waiting = [claim for claim in self.claims if not claim.granted.done()]
-        assert waiting == queued[len(queued) - len(waiting) :], "a claim was granted before an earlier one"
-        assert not waiting or stats.claimed_bytes, "a claim waits although nothing is claimed"
-        assert not waiting or stats.claimed_bytes + waiting[0].size > self.pool.capacity
+        assert stats.reserved_bytes == sum(one.size for one in in_use)
+        assert stats.bytes <= max(0, min(self.cache_bytes, self.pool.capacity - stats.reserved_bytes))
+        queued = [one for one in self.reservations if one not in self.empty_reservations]
+        waiting = [one for one in self.reservations if not one.granted.done()]
+        assert waiting == queued[len(queued) - len(waiting) :], "one was granted before an earlier one"
+        assert not waiting or stats.reserved_bytes, "a reservation waits although nothing is reserved"
+        assert not waiting or stats.reserved_bytes + waiting[0].size > self.pool.capacity
 
 
 TestPoolMachine = PoolMachine.TestCase

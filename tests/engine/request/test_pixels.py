@@ -1,4 +1,4 @@
-"""Pixels are computed in worker threads, once for all requests; pixels without a claim go to the cache."""
+"""Pixels are computed in worker threads, once for all requests; those that none has reserved are cached."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def test_all_requests_for_one_image_share_one_computation(store: PixelStore, slo
     assert slow.processed == ["cat"]
 
 
-def test_pixels_are_computed_once_per_claim_and_again_after_it(
+def test_pixels_are_computed_once_per_reservation_and_again_after_it(
     store: PixelStore, slow: SlowProcessor
 ) -> None:
     """Once, the first question about an image consumed its pixels, and a later one computed them again."""
     slow.gate.set()
     task = store.task(planned("cat"))
-    claim = store.pool.claim([task])
+    reservation = store.pool.reserve([task])
     assert task().identity == task().identity == "cat"
     assert slow.processed == ["cat"]
-    claim.release()
+    reservation.release()
     assert task().identity == "cat"
     assert slow.processed == ["cat", "cat"]
 
@@ -126,13 +126,13 @@ def test_requests_that_wait_while_the_store_closes_get_unavailable(
     assert tasks[0]().identity == "a"
 
 
-def test_releasing_one_claim_leaves_the_pixels_to_another(store: PixelStore, slow: SlowProcessor) -> None:
+def test_pixels_stay_until_their_last_reservation_is_released(store: PixelStore, slow: SlowProcessor) -> None:
     """Once, a cancelled request dropped pixels that others shared, and they were computed again."""
     slow.gate.set()
     task = store.task(planned("cat"))
-    first, second = store.pool.claim([task]), store.pool.claim([task])
-    for claim in (first, second):
-        claim.granted.result(1)
+    first, second = store.pool.reserve([task]), store.pool.reserve([task])
+    for reservation in (first, second):
+        reservation.granted.result(1)
         task.start().result(20)
     first.release()
     first.release()
@@ -143,19 +143,19 @@ def test_releasing_one_claim_leaves_the_pixels_to_another(store: PixelStore, slo
     assert slow.processed == ["cat", "cat"]
 
 
-def test_the_next_claim_of_an_image_takes_its_cached_pixels(slow: SlowProcessor) -> None:
+def test_the_next_reservation_of_an_image_takes_its_cached_pixels(slow: SlowProcessor) -> None:
     slow.gate.set()
     processor: Any = slow
     store = PixelStore(processor, 1, PixelPool(1000, cache_capacity=500))
     for _ in range(3):
         gc.freeze()  # so that the collection below visits only the objects of this test
         task = store.task(planned("cat"))
-        claim = store.pool.claim([task])
+        reservation = store.pool.reserve([task])
         task.start().result(20)
-        assert store.pool.stats().bytes == 0, "claimed pixels are not in the cache"
-        claim.release()
+        assert store.pool.stats().bytes == 0, "reserved pixels are not in the cache"
+        reservation.release()
         assert store.pool.stats().bytes == PIXEL_BYTES
-        del task, claim
+        del task, reservation
         gc.collect()
         gc.unfreeze()
         assert len(store._tasks) == 0, "the cache does not hold the decoded image"
@@ -164,8 +164,8 @@ def test_the_next_claim_of_an_image_takes_its_cached_pixels(slow: SlowProcessor)
     store.close()
 
 
-def test_pixels_computed_without_a_claim_go_to_the_cache(slow: SlowProcessor) -> None:
-    """The encoder may need pixels that were not claimed, after the request has released its claim."""
+def test_pixels_computed_without_a_reservation_go_to_the_cache(slow: SlowProcessor) -> None:
+    """The encoder may need pixels that were not reserved, after the request has released its reservation."""
     slow.gate.set()
     processor: Any = slow
     store = PixelStore(processor, 1, PixelPool(1000, cache_capacity=500))
@@ -180,7 +180,7 @@ def test_pixels_computed_without_a_claim_go_to_the_cache(slow: SlowProcessor) ->
 def test_a_request_that_comes_after_the_last_one_left_does_not_join_its_computation(
     store: PixelStore, slow: SlowProcessor
 ) -> None:
-    """When the last request leaves, the decoding of its video stops. The next request begins anew: otherwise
+    """When the last request leaves, the decoding of its video stops. The next request begins again: otherwise
     it would get the error of one that has left.
     """
     task = store.task(planned("cat"))
@@ -200,18 +200,18 @@ def test_work_for_requests_that_left_is_not_done(store: PixelStore, slow: SlowPr
     six seconds of it, everybody else's small image waited for thirteen.
     """
     tasks = [store.task(planned(f"left {number}")) for number in range(10)]
-    claims = [store.pool.claim([task]) for task in tasks]
+    reservations = [store.pool.reserve([task]) for task in tasks]
     for task in tasks:
         task.start()
     assert slow.begun.acquire(timeout=20)
     assert slow.begun.acquire(timeout=20)
-    for claim in claims:
-        claim.release()
+    for reservation in reservations:
+        reservation.release()
     stayed = store.task(planned("stayed"))
-    claim = store.pool.claim([stayed])
+    reservation = store.pool.reserve([stayed])
     future = stayed.start()
     slow.gate.set()
     assert future.result(20).identity == "stayed"
     done = set(slow.processed) - {"stayed"}
     assert len(done) <= 2, "only what had begun is done"
-    claim.release()
+    reservation.release()

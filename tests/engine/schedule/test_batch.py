@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from fovea.engine.schedule.pace import DecodeBound
+from fovea.engine.schedule.itl_limit import DecodeBound
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
 from fovea.planner.cost import Composition

@@ -6,7 +6,7 @@ import pytest
 
 from fovea.core.trace import Trace, TraceRequest
 from fovea.engine.config import EngineConfig
-from fovea.engine.schedule.pace import IDLE_STEP_S
+from fovea.engine.schedule.itl_limit import IDLE_STEP_S
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.simulate.run import simulated_records
 from fovea.planner.cost import CostModel

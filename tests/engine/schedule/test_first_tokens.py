@@ -17,7 +17,7 @@ from fovea.engine.schedule.first_tokens import (
     LodCosts,
     total,
 )
-from fovea.engine.schedule.pace import Pace
+from fovea.engine.schedule.itl_limit import ItlLimit
 from fovea.engine.schedule.step_times import ImageTimes, StepTimes
 from fovea.engine.sequence import Status
 from fovea.planner.cost import Composition
@@ -41,8 +41,8 @@ class Situation:
         for rows in [4, 16, 64] * 50:
             images.observe(rows, rows * IMAGE_S)
         self.costs = LodCosts(times, images, self.scheduler.embeddings.__contains__)
-        pace = Pace(2.0, target_itl_s, 2048, times)
-        self.first = FirstTokens(self.scheduler, pace, self.costs, lambda: 8, target_s)
+        limit = ItlLimit(2.0, target_itl_s, 2048, times)
+        self.first = FirstTokens(self.scheduler, limit, self.costs, lambda: 8, target_s)
 
     def enter(self, name: str, prompt: int | list[int | tuple[str, int]], arrival: float = 0.0) -> None:
         seq = sequence(name, prompt, arrival=arrival)
@@ -79,7 +79,7 @@ def test_before_anything_is_measured_no_request_is_late() -> None:
     brain = scheduler()
     times = StepTimes()
     costs = LodCosts(times, ImageTimes(), brain.embeddings.__contains__)
-    first = FirstTokens(brain, Pace(2.5, 0.0, 2048, times), costs, lambda: 8, 1.0)
+    first = FirstTokens(brain, ItlLimit(2.5, 0.0, 2048, times), costs, lambda: 8, 1.0)
     expected = first.expect(sequence("a", [("cat", 500)]))
     assert not expected.late(0.001)
 
@@ -216,7 +216,7 @@ def test_steps_that_are_expected_to_take_no_time_leave_all_of_it_for_prompts() -
     running.computed_tokens, running.status = 4, Status.RUNNING
     brain.running.append(running)
     costs = LodCosts(times, ImageTimes(), brain.embeddings.__contains__)
-    first = FirstTokens(brain, Pace(2.5, 0.0, 2048, times), costs, lambda: 8, 1.0)
+    first = FirstTokens(brain, ItlLimit(2.5, 0.0, 2048, times), costs, lambda: 8, 1.0)
     assert first.expect(sequence("new", 5)).share == 1.0
 
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.engine.schedule.pace import LOWEST, LateSteps
+from fovea.engine.schedule.itl_limit import LOWEST, LateSteps
 from fovea.engine.schedule.step_times import Margin
 
 

@@ -11,10 +11,10 @@ from fovea.engine.schedule.decode_batches import (
     MOST_ROWS,
     Layout,
     Padding,
-    Share,
+    PrefixGroup,
     fill,
     padded_sizes,
-    write_shares,
+    write_prefix_groups,
 )
 
 PADDING = Padding(sizes=padded_sizes(8), width=3, axes=3, shared_rows=4, least_rows=4, block_size=4, scrap=50)
@@ -33,7 +33,7 @@ def test_a_step_gets_the_smallest_batch_that_holds_it() -> None:
     assert PADDING.size(9) is None
 
 
-def test_only_batches_with_enough_rows_have_arrays_for_shares() -> None:
+def test_only_batches_with_enough_rows_have_arrays_for_prefix_groups() -> None:
     assert PADDING.batches() == [(8, False), (8, True), (4, False), (4, True), (2, False), (1, False)]
     alone = Padding(sizes=(1, 2, 4), width=3, axes=0, shared_rows=0, least_rows=4, block_size=4, scrap=50)
     assert alone.batches() == [(4, False), (2, False), (1, False)]
@@ -67,10 +67,10 @@ def test_rows_after_the_last_sequence_use_the_scrap_block() -> None:
     assert arrays["lengths"].tolist() == [5, 6, 1, 1]
     assert arrays["tables"][:2, :2].tolist() == [[10, 11], [12, 13]]
     assert arrays["tables"][2:, 0].tolist() == [50, 50]
-    write_shares([Share((0, 1), 2)], 4, arrays["starts"], arrays["members"], arrays["prefixes"])
+    write_prefix_groups([PrefixGroup((0, 1), 2)], 4, arrays["starts"], arrays["members"], arrays["prefixes"])
     assert arrays["starts"].tolist() == [8, 8, 0, 0]
     assert (arrays["members"].tolist(), arrays["prefixes"].tolist()) == ([[0, 1, -1, -1]], [8])
-    write_shares([], 4, arrays["starts"], arrays["members"], arrays["prefixes"])
+    write_prefix_groups([], 4, arrays["starts"], arrays["members"], arrays["prefixes"])
     assert (arrays["members"].tolist(), arrays["prefixes"].tolist()) == ([[-1] * 4], [0])
     assert not arrays["starts"].any()
 

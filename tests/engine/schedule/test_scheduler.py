@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.engine.schedule.pace import PromptRoom
+from fovea.engine.schedule.itl_limit import PromptBudget
 from fovea.engine.schedule.plan import Budget, EncodeJob, StepPlan, Work
 from fovea.engine.sequence import Sequence, Status
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
@@ -203,7 +203,7 @@ def test_the_bound_on_prompt_tokens_does_not_limit_decodes() -> None:
         brain.add(sequence(name, [ord(name)] * 2, max_tokens=9))
     runner.step()
     brain.add(sequence("long", [5] * 40, arrival=1))
-    assert amounts(brain.schedule(PromptRoom(3))) == {"a": 1, "b": 1, "long": 3}
+    assert amounts(brain.schedule(PromptBudget(3))) == {"a": 1, "b": 1, "long": 3}
 
 
 def test_an_image_larger_than_the_encoder_budget_is_encoded() -> None:
@@ -509,7 +509,7 @@ def test_of_images_asked_about_at_once_the_first_answer_delays_no_other() -> Non
     waiting = [seq for seq in (*burst, text) if not seq.decoding]
     assert waiting, "all of them got their first token in one step"
     assert brain.streams_to_protect == sum(seq.decoding for seq in (text,)), (
-        "the pace keeps the rhythm of text against all others"
+        "the ITL limit keeps the rhythm of text against all others"
     )
     while len(brain.running) < 4 or brain.decodes < 4:
         runner.step()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from fovea.core.trace import Trace, TraceRequest, Workload, generate
 from fovea.engine.config import POLICY_NAMES, EngineConfig
-from fovea.engine.schedule.pace import BatchRule
+from fovea.engine.schedule.itl_limit import BatchRule
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.planner.cost import Composition, CostModel
 from tests.support.thorough import is_thorough
@@ -38,7 +38,7 @@ def test_an_image_is_encoded_once_and_cached_later() -> None:
     requests = tuple(TraceRequest(at, 10, 3, (("cat", 200),)) for at in (0.0, 5.0))
     report = simulate(requests, FREE, COST)
     new, cached = report.classes["new image"], report.classes["cached image"]
-    # Two steps: the very first chunk is short, because the pace learns from it.
+    # Two steps: the very first chunk is short, because step times are learnt from it.
     assert new.ttft.p50 == pytest.approx(1e3 * (COST.image(200) + 2 * 0.01 + 210e-4))
     assert cached.ttft.p50 < new.ttft.p50 / 5
     assert (report.images_encoded, report.images_spared) == (1, 0.5)

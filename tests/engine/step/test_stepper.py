@@ -8,7 +8,7 @@ import pytest
 
 from fovea.engine.job import SampledToken, SequenceInputs
 from fovea.engine.kv.manager import Move
-from fovea.engine.schedule.pace import FEWEST_TOKENS, FIRST_TOKENS, IDLE_STEP_S, BatchRule
+from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, FIRST_TOKENS, IDLE_STEP_S, BatchRule
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence, Status
@@ -171,7 +171,7 @@ def test_when_all_sequences_expire_the_plan_is_empty() -> None:
     engine.scheduler.check_integrity()
 
 
-def test_apply_updates_the_pace() -> None:
+def test_apply_updates_the_step_times() -> None:
     """The first chunk has a fixed size. The seconds that it took give the size of the next ones."""
     engine, seq = Engine(blocks=512, max_step_tokens=1024), sequence("a", 900)
     engine.add(seq)

@@ -113,7 +113,7 @@ def test_a_refusal_for_lack_of_room_has_numbers(qwen: Path) -> None:
 
 def test_pixels_that_find_no_room_are_refused_too(qwen: Path) -> None:
     with engine(qwen, when_full="refuse", pixel_pool_mib=1) as machine:
-        held = machine.parts.preparer.claim(
+        held = machine.parts.preparer.reserve(
             machine.parts.preparer.build(machine.request(ask("?", LARGE)), machine.info)
         )
         with pytest.raises(Overloaded, match="MiB of processed pixels"):

@@ -55,16 +55,16 @@ def make_plan(
     advice = _advice(model, workload, best.option if best else None, hardware) if compare_engines else None
     if best is None:
         any_option = evaluate(Setup(model.shape, hardware[0], RECIPES["none"]), workload, model.count)
-        return Plan(model, workload, any_option.asked, found, None, advice=advice, notes=notes)
+        return Plan(model, workload, any_option.kinds, found, None, advice=advice, notes=notes)
     option = best.option
     setup = option.setup
-    mix = [(one.share, one.demand, one.tokens) for one in option.asked]
+    mix = [(one.share, one.demand, one.tokens) for one in option.kinds]
     batch = max(1, round(option.speed.batch)) if option.speed else 1
     exchanges = reductions(model.shape)
     return Plan(
         model,
         workload,
-        option.asked,
+        option.kinds,
         found,
         simulate_option(option, workload) if simulate else None,
         savings=savings(option, workload, model.count),
@@ -78,7 +78,7 @@ def make_plan(
 
 def _speculation(option: Option, batch: int) -> Mapping[int, tuple[float, float]]:
     """Tokens per step and speed-up by the number of drafts that prompt lookup would propose, free of cost."""
-    context = sum(one.share * one.tokens.context for one in option.asked)
+    context = sum(one.share * one.tokens.context for one in option.kinds)
 
     def step(rows: int) -> float:
         # The rows of one sequence read its keys and values together.

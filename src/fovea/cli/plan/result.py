@@ -21,7 +21,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.run import Next, simulated_records
 from fovea.planner.advisor import Recommendation as Advice
 from fovea.planner.cost import CostModel
-from fovea.planner.option import Asked, Option, Saving
+from fovea.planner.option import Option, PlannedKind, Saving
 from fovea.planner.parallel import Division, Split
 from fovea.planner.recommend import Choice, Recommendation
 from fovea.planner.stages import request_bytes, request_stages
@@ -59,7 +59,7 @@ def simulate_option(option: Option, workload: Workload, seed: int = 0) -> Simula
     trace, following, prepare = _trace(option, workload, Random(seed))
     config = EngineConfig.of(
         kv_cache_mib=max(1, option.capacity.kv // MIB),
-        max_running=max(1, option.room),
+        max_running=max(1, option.max_running),
         max_queue=0,
         target_itl_ms=round(workload.itl_ms),
         embed_cache_mib=max(1, option.capacity.encoder_cache // MIB),
@@ -88,8 +88,8 @@ def simulate_option(option: Option, workload: Workload, seed: int = 0) -> Simula
 
 def _cost(option: Option) -> CostModel:
     """The costs of images by their tokens in the prompt, which the simulator knows, not by encoder rows."""
-    rows = sum(one.share * sum(one.tokens.encoder_rows) for one in option.asked)
-    visual = sum(one.share * one.tokens.visual for one in option.asked)
+    rows = sum(one.share * sum(one.tokens.encoder_rows) for one in option.kinds)
+    visual = sum(one.share * one.tokens.visual for one in option.kinds)
     ratio = rows / visual if visual else 1.0
     cost = option.cost
     return replace(cost, visual_s=cost.visual_s * ratio, visual_pair_s=cost.visual_pair_s * ratio**2)
@@ -100,14 +100,14 @@ def _trace(
 ) -> tuple[tuple[TraceRequest, ...], Mapping[int, Next], Mapping[int, float]]:
     """Conversations that begin at random times, each with its follow-ups."""
     rate = workload.rate / max(1, option.replicas)
-    weights = [one.share / (1 + one.kind.follow_ups) for one in option.asked]
+    weights = [one.share / (1 + one.kind.follow_ups) for one in option.kinds]
     trace: list[TraceRequest] = []
     following: dict[int, Next] = {}
     prepare: dict[int, float] = {}
     at, known = 0.0, 0
     for _ in range(CONVERSATIONS):
         at += random.expovariate(rate)
-        one: Asked = random.choices(option.asked, weights)[0]
+        one: PlannedKind = random.choices(option.kinds, weights)[0]
         images = []
         rows = sum(one.tokens.images)
         for tokens in one.tokens.images:
@@ -145,7 +145,7 @@ class Plan:
     """Everything that `fovea plan` found out.
 
     model, workload: what was asked.
-    asked: the kinds of requests with their tokens, of the recommended configuration, or of any.
+    kinds: the kinds of requests with their tokens, of the recommended configuration, or of any.
     recommendation: the configurations.
     simulated: the recommended one on the simulator; None: it was not simulated.
     savings, divisions, split: of the recommended one.
@@ -156,7 +156,7 @@ class Plan:
 
     model: PlannedModel
     workload: Workload
-    asked: Sequence[Asked]
+    kinds: Sequence[PlannedKind]
     recommendation: Recommendation
     simulated: Simulated | None
     savings: Sequence[Saving] = ()
@@ -166,7 +166,7 @@ class Plan:
     advice: Advice | None = None
     notes: Sequence[str] = ()
 
-    def kv_megabytes(self, one: Asked) -> tuple[float, float]:
+    def kv_megabytes(self, one: PlannedKind) -> tuple[float, float]:
         """KV of visual tokens and of all others at the end of a request, in 10^6 bytes.
 
         It is that of the recommended precision, or of bfloat16 without layers with windows.
@@ -182,10 +182,10 @@ class Plan:
     def stages(self) -> list[tuple[float, ...]]:
         """Seconds of one request of each kind, alone: prepare, encode, prefill, first token, gap, whole."""
         best = self.recommendation.best
-        return [] if best is None else [stages(best.option, one) for one in best.option.asked]
+        return [] if best is None else [stages(best.option, one) for one in best.option.kinds]
 
 
-def stages(option: Option, one: Asked) -> tuple[float, ...]:
+def stages(option: Option, one: PlannedKind) -> tuple[float, ...]:
     """Return the seconds of one undisturbed request: see `Plan.stages`."""
     gap = decode_step(option.cost, 1, one.tokens.context)
     first = one.demand.prepare + one.demand.first
@@ -204,7 +204,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         },
         "workload": asdict(plan.workload),
         "requests": [
-            {"name": one.kind.name, "share": one.share, **asdict(one.tokens)} for one in plan.asked
+            {"name": one.kind.name, "share": one.share, **asdict(one.tokens)} for one in plan.kinds
         ],
         "best": None if best is None else _choice(best, plan.workload),
         "others": [_choice(choice, plan.workload) for choice in plan.recommendation.others],
@@ -233,15 +233,15 @@ def _choice(choice: Choice, workload: Workload) -> dict[str, Any]:
     return {
         "title": choice.title, "hardware": setup.hardware.name, "devices_per_replica": setup.devices,
         "replicas": option.replicas, "quantization": choice.precision, "precision": asdict(setup.precision),
-        "reasons": list(choice.reasons), "memory": asdict(option.capacity), "room": option.room,
+        "reasons": list(choice.reasons), "memory": asdict(option.capacity), "room": option.max_running,
         "most_requests_per_s": option.rate, "speed": None if option.speed is None else asdict(option.speed),
-        "stages": [dict(zip(STAGES, stages(option, one), strict=True)) for one in option.asked],
+        "stages": [dict(zip(STAGES, stages(option, one), strict=True)) for one in option.kinds],
         "work": [
             {
                 "kind": one.kind.name, "stages": [asdict(stage) for stage in request_stages(option, one)],
                 "bytes": asdict(request_bytes(option, one)),
             }
-            for one in option.asked
+            for one in option.kinds
         ],
         "sweep": [{"clients": clients, **asdict(speed)} for clients, speed in option.sweep],
         "price_per_hour": option.price_per_hour,

@@ -122,7 +122,7 @@ def _tokens(plan: Plan, console: Console) -> None:
         "visual KV, MB",
         "text KV, MB",
     )
-    for one in plan.asked:
+    for one in plan.kinds:
         sizes = ", ".join(f"{width}x{height}" for width, height in one.kind.images) or "-"
         if one.kind.video is not None:
             video = one.kind.video
@@ -153,14 +153,14 @@ def _stages(plan: Plan, option: Option, console: Console) -> None:
     table = _table(
         "one request alone, ms", "prepare", "encode", "prefill", "first token", "per token", "whole"
     )
-    for one, figures in zip(option.asked, plan.stages, strict=True):
+    for one, figures in zip(option.kinds, plan.stages, strict=True):
         table.add_row(one.kind.name, *(f"{1e3 * seconds:,.1f}" for seconds in figures))
     console.print(table)
 
 
 def _work(option: Option, console: Console) -> None:
     table = _table("work of one request", "stage", "10^9 operations", "GB", "ms", "bound by")
-    for one in option.asked:
+    for one in option.kinds:
         for number, stage in enumerate(request_stages(option, one)):
             if stage.seconds:
                 table.add_row(
@@ -283,7 +283,7 @@ def _draw_memory(axes: Axes, option: Option) -> None:
 
 
 def _draw_stages(axes: Axes, plan: Plan) -> None:
-    names = [one.kind.name for one in plan.asked]
+    names = [one.kind.name for one in plan.kinds]
     left = [0.0] * len(names)
     for place, stage in enumerate(("prepare", "encode", "prefill")):
         seconds = [1e3 * figures[place] for figures in plan.stages]

@@ -13,10 +13,10 @@ from torch import Tensor
 from fovea.engine.execute.decode_rows import DecodeInputs
 from fovea.engine.layers.config import DecoderConfig, KVGroup
 from fovea.engine.layers.step import DecoderPlan, ImageRows
-from fovea.engine.schedule.decode_batches import find_shares, write_shares
+from fovea.engine.schedule.decode_batches import find_prefix_groups, write_prefix_groups
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import ImageSpan
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, PrefixGroups
 from fovea.kernels.base import Kernels
 from fovea.kernels.states import StatePlan, StateRun, state_plan
 
@@ -105,8 +105,8 @@ class GroupPlanner:
         self._whole_images = whole_images
         self._block_size, self._device, self._dtype = block_size, device, dtype
         self._in_place = kernels.attends_in_place(group.heads.dim, window=group.window is not None)
-        shares = self._window is None
-        self._shared_rows = kernels.shared_rows(group.heads.query // group.heads.kv) if shares else 0
+        whole = self._window is None
+        self._shared_rows = kernels.shared_rows(group.heads.query // group.heads.kv) if whole else 0
         self._least_rows = kernels.least_shared_rows
 
     def plan(self, work: Sequence[Work], decodes: DecodeInputs | None = None) -> AttentionPlan:
@@ -191,7 +191,7 @@ class GroupPlanner:
         """Return the plan of decodes from their block tables, padded to the longest, and their lengths."""
         firsts = None if self._window is None else np.maximum(0, lengths - self._window)
         mask = self._mask(lengths, firsts) if not self._in_place else None
-        shared = self._shares(tables, lengths) if self._shared_rows else None
+        shared = self._prefix_groups(tables, lengths) if self._shared_rows else None
         return Decodes(
             row,
             self._tensor(tables),
@@ -214,8 +214,8 @@ class GroupPlanner:
         hidden = ~torch.from_numpy(allowed)
         return mask.masked_fill_(hidden, float("-inf"))[:, None, None].to(self._device)
 
-    def _shares(self, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> Shares | None:
-        groups = find_shares(
+    def _prefix_groups(self, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> PrefixGroups | None:
+        groups = find_prefix_groups(
             tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows
         )
         if not groups:
@@ -223,8 +223,8 @@ class GroupPlanner:
         starts = np.empty(len(tables), dtype=np.int64)
         members = np.empty((len(groups), self._shared_rows), dtype=np.int64)
         prefixes = np.empty(len(groups), dtype=np.int64)
-        write_shares(groups, self._block_size, starts, members, prefixes)
-        return Shares(self._tensor(starts), self._tensor(members), self._tensor(prefixes))
+        write_prefix_groups(groups, self._block_size, starts, members, prefixes)
+        return PrefixGroups(self._tensor(starts), self._tensor(members), self._tensor(prefixes))
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -263,7 +263,7 @@ def visible_images(
 ) -> Iterator[tuple[int, int, tuple[ImageSpan, ...]]]:
     """Yield (first position, position after the last, images) for positions that see the same images.
 
-    A token sees the newest image that is not after it, and the images whose tokens stand directly before that
+    A token sees the newest image that is not after it, and the images whose tokens come directly before that
     one. (The token of an image sees this image.) Positions that see no image are left out.
     """
     for number, span in enumerate(spans):

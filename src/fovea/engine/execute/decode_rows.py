@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.engine.schedule.decode_batches import Padding, fill, find_shares, write_shares
+from fovea.engine.schedule.decode_batches import Padding, fill, find_prefix_groups, write_prefix_groups
 from fovea.engine.schedule.plan import Work
-from fovea.kernels.attention import AttentionPlan, Decodes, Shares
+from fovea.kernels.attention import AttentionPlan, Decodes, PrefixGroups
 
 Array = NDArray[np.int64]
 ROOM = 64
@@ -36,7 +36,7 @@ class DecodeInputs(NamedTuple):
     ids: (B,) token ids.
     positions: (B,), or (3, B) with M-RoPE.
     slots: (B,) KV slots that the tokens are written to.
-    tables: (B, blocks of the longest context) block tables. Entries behind a row's context mean nothing, but
+    tables: (B, blocks of the longest context) block tables. Entries after a row's context mean nothing, but
         are numbers of blocks.
     lengths: (B,) context lengths, the new token included.
     """
@@ -49,7 +49,7 @@ class DecodeInputs(NamedTuple):
 
 
 def only_decodes(work: Sequence[Work]) -> bool:
-    """Whether a step computes nothing but newest tokens of answers, and drafts behind them.
+    """Whether a step computes nothing but newest tokens of answers, and drafts after them.
 
     The last prompt token does not count as a decode, because it may be a visual token.
     """
@@ -122,7 +122,7 @@ class DecodeRows:
 
 
 def _token(item: Work) -> int:
-    """Return the token that a step's row computes: the newest of the answer, or a draft behind it."""
+    """Return the token that a step's row computes: the newest of the answer, or a draft after it."""
     seq = item.seq
     ahead = item.start - seq.length
     return seq.output_ids[-1] if ahead < 0 else seq.drafts[ahead]
@@ -158,11 +158,13 @@ class PaddedDecodes:
         """
         padding, size = self.padding, self.padding.block_size
         tables, lengths = decodes.tables, decodes.lengths
-        groups = find_shares(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
+        groups = find_prefix_groups(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
         batch = self._batches[rows, bool(groups)]
         fill(batch.arrays, padding, *decodes)
         if groups:
-            write_shares(groups, size, *(batch.arrays[name] for name in ("starts", "members", "prefixes")))
+            write_prefix_groups(
+                groups, size, *(batch.arrays[name] for name in ("starts", "members", "prefixes"))
+            )
         return batch.run()[: len(lengths)]
 
 
@@ -177,7 +179,7 @@ class _Batch:
         self._device = torch.zeros(layout.total, dtype=torch.long, device=device)
         self.arrays = layout.arrays(self._host.numpy())
         views = {name: self._device[where].view(shape) for name, (where, shape) in layout.parts().items()}
-        together = Shares(views["starts"], views["members"], views["prefixes"]) if shared else None
+        together = PrefixGroups(views["starts"], views["members"], views["prefixes"]) if shared else None
         longest = padding.width * padding.block_size
         decodes = Decodes(0, views["tables"], views["lengths"], longest, None, together)
         plan = AttentionPlan(views["slots"], (decodes,), ())
@@ -187,7 +189,7 @@ class _Batch:
         nothing = np.zeros(0, dtype=np.int64)
         fill(self.arrays, padding, nothing, nothing, nothing, nothing.reshape(0, 1), nothing)
         if together is not None:
-            write_shares((), 1, *(self.arrays[name] for name in ("starts", "members", "prefixes")))
+            write_prefix_groups((), 1, *(self.arrays[name] for name in ("starts", "members", "prefixes")))
         self._device.copy_(self._host)
 
     @torch.inference_mode()

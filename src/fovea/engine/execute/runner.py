@@ -48,7 +48,7 @@ class Runner:
     """Computes step plans with a model: the executor of the real engine (`step.executor.Executor`).
 
     memory: the KV pool, and the slots of states.
-    host_kv: KV blocks in host memory, shaped like `memory.kv` but for the number of blocks.
+    host_kv: KV blocks in host memory, shaped like `memory.kv` except for the number of blocks.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Runner:
         Returns the tokens that its form forces at the beginning of the answer.
 
         Features that were read from slower tiers move into the encoder-output cache, as far as they fit
-        beside the held outputs. The others stay with the sequence, claimed like pixels, until the scheduler
+        beside the held outputs. The others stay with the sequence, reserved like pixels, until the scheduler
         plans their image.
         """
         ids = np.asarray(seq.prompt_ids, dtype=np.int64)

@@ -44,7 +44,7 @@ LARGEST_INTEGER = 2**53
 LARGEST_MULTIPLE = 2**32
 """The library calculates with numbers below this one if a value has several divisors."""
 DIGITS, PLACES = 15, 22
-"""Digits of a number, and places behind its point, with which the library reads it exactly."""
+"""Digits, and decimal places, of a number that the library reads exactly."""
 LARGEST_LIMIT, LARGEST_BOUND = 10**18, 10**22
 """The largest lower bound, and the largest upper bound that is not taken for none."""
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
@@ -457,7 +457,7 @@ def _lark(text: str) -> str:
         lark: str = gbnf_to_lark(text)
     except GbnfToLarkError as error:
         raise InvalidRequest(
-            f"grammar: it is no GBNF: {str(error)[:LONGEST_REASON]}", code="unsupported_format"
+            f"grammar: it is not GBNF: {str(error)[:LONGEST_REASON]}", code="unsupported_format"
         ) from None
     return lark
 

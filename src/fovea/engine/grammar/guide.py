@@ -34,7 +34,7 @@ WORD = 32
 THREADS, SLOW_THREADS = 16, 2
 """Guides that look at a time, and how many of those that were late: they share the machine with the model."""
 NICENESS = 5
-"""How far the threads of guides are below the model's, whose work everyone waits for."""
+"""How far the priority of guides' threads is below that of the model, for which every request waits."""
 GRACE_S = 0.03
 """Seconds for which a step waits for its guides. Most need less than one millisecond."""
 LONGEST_LOOK_S = 1.0
@@ -47,7 +47,7 @@ class Ahead(NamedTuple):
     length: number of the answer's tokens.
     complete: number of the step's new tokens with which the answer is complete; None: it is not.
     drafts: tokens that follow next in any case.
-    masks: allowed tokens behind the answer, and behind each draft, as `Masks.bits`; empty: all tokens.
+    masks: allowed tokens after the answer, and after each draft, as `Masks.bits`; empty: all tokens.
     """
 
     length: int
@@ -61,7 +61,7 @@ class Guide:
 
     kind: kind of the form, for errors.
     on_failure: called if the library gives up; what it has learnt for the grammar is unusable then.
-    after: tokens that end the model's reasoning. The grammar begins behind them; (): with the answer.
+    after: tokens that end the model's reasoning. The grammar begins after them; (): with the answer.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Guide:
 
 
 def _end_of(part: tuple[int, ...], tokens: Seq[int]) -> int | None:
-    """The place behind the first occurrence of some tokens among others; None: there is none."""
+    """The place after the first occurrence of some tokens among others; None: there is none."""
     for end in range(len(part), len(tokens) + 1):
         if tuple(tokens[end - len(part) : end]) == part:
             return end
@@ -217,7 +217,7 @@ class _Look:
         self._started = thread, self._clock(thread)
         try:
             found = look()
-        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is not an Exception
             self.future.set_exception(error)
         else:
             self.seconds = self._clock(thread) - self._started[1]
@@ -235,7 +235,7 @@ class _Look:
 class Guides:
     """The guides of all answers that are being generated and have a grammar. For one thread.
 
-    most_drafts: most forced tokens behind an answer that are found; 0: none.
+    most_drafts: most forced tokens after an answer that are found; 0: none.
     clock: returns the processor time of a thread, for the longest look.
     """
 

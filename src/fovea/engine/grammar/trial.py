@@ -155,7 +155,7 @@ def load_vocabulary(tokenizer: GrammarTokenizer, size: int) -> LLTokenizer:
         return LLTokenizer(TokenizerWrapper(plain), n_vocab=size, eos_token=ends)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of the library's Rust code is no Exception
+    except BaseException as error:  # a panic of the library's Rust code is not an Exception
         raise InvalidRequest(
             f"this model's tokenizer cannot be used for structured output: {str(error)[:300]}",
             code="unsupported_field",
@@ -176,7 +176,7 @@ def _plain_encode(backend: Any) -> Encode:
     decoder = content.get("decoder") or {}
     kinds = {decoder.get("type"), *(part["type"] for part in decoder.get("decoders", ()))}
     if not kinds & {"ByteLevel", "ByteFallback"}:
-        raise ValueError("its tokens stand neither for bytes nor for text with single bytes")
+        raise ValueError("its tokens are neither bytes nor text with single bytes")
     content["normalizer"] = {"type": "Sequence", "normalizers": list(_spaces(content.get("normalizer")))}
     _write_no_space_before(content.get("pre_tokenizer"))
     content["truncation"] = content["padding"] = content["post_processor"] = None
@@ -301,7 +301,7 @@ def attempt(form: AnswerFormat, vocabulary: Any) -> bytes:
             result = {"error": error.message}
         except MemoryError:
             os._exit(1)
-        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is not an Exception
             result = {"error": f"{form.kind}: it cannot be read: {str(error)[:200]}"}
         os.write(writer, json.dumps(result).encode())
         os._exit(0)

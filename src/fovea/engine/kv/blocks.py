@@ -227,15 +227,15 @@ class WindowBlocks:
     """The window tables of all admitted sequences, and the prefixes that they share. Not thread-safe.
 
     Layers with a window have a pool of their own. A sequence's table has an entry for every block of its
-    tokens, like the table of the layers that see all tokens. But entries of blocks behind the window are
-    GONE.
+    tokens, like the table of the layers that see all tokens. But the entry of a block that the window has
+    left is GONE.
 
     A cached prefix can be reused if two things are cached: its blocks of all other layers, and the window
     blocks that the next token sees.
 
     pool: the blocks.
     window: tokens that a token sees, itself included.
-    returned: blocks that sequences gave back because they lay behind the window.
+    returned: blocks that sequences gave back because the window had left them.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, window: int, most_new: int) -> None:

@@ -10,8 +10,8 @@ loaded when a sequence needs them again. The copies, saves and loads of a step a
 order matters: the runner carries them out one after the other.
 
 For models with layers that keep a state, a prefix can be reused only up to a place where a state was saved
-(`states`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own, of which
-a sequence holds only those that it still sees (`WindowBlocks`).
+(`states`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own; a
+sequence holds only those that it still sees (`WindowBlocks`).
 """
 
 from __future__ import annotations

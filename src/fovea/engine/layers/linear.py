@@ -291,5 +291,5 @@ class LayerList(nn.Module):
 
 
 def parameter(*shape: int) -> nn.Parameter:
-    """Return a tensor of a checkpoint that is no linear map or norm, uninitialised until it is loaded."""
+    """Return a tensor of a checkpoint that is not a linear map or norm, uninitialised until it is loaded."""
     return nn.Parameter(torch.empty(shape), requires_grad=False)

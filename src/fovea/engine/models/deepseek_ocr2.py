@@ -130,13 +130,17 @@ def _sam(config: Any) -> SamConfig:
     """Shape of SAM's encoder. Raises UnsupportedModel."""
     for name in ("image_size", "patch_size"):
         if not isinstance(getattr(config, name), int):
-            raise UnsupportedModel(f"sam_config.{name} is {getattr(config, name)!r}; accepted: an integer")
+            raise UnsupportedModel(
+                f"sam_config.{name} is {getattr(config, name)!r}; accepted: an integer, such as 16"
+            )
     for name in ("use_abs_pos", "use_rel_pos"):
         if not getattr(config, name):
             raise UnsupportedModel(f"sam_config.{name} is false; accepted: true")
     widths, whole = tuple(config.downsample_channels), tuple(config.global_attn_indexes)
     if len(widths) != 2:
-        raise UnsupportedModel(f"sam_config.downsample_channels is {list(widths)}; accepted: two widths")
+        raise UnsupportedModel(
+            f"sam_config.downsample_channels is {list(widths)}; accepted: two widths, such as [512, 1024]"
+        )
     if len(set(whole)) != len(whole) or not set(whole) <= set(range(config.num_hidden_layers)):
         raise UnsupportedModel(
             f"sam_config.global_attn_indexes is {list(whole)}; accepted: different numbers from 0 to "

@@ -61,7 +61,8 @@ class Gemma3(VisionLanguageModel):
         if side * side != tokens or side * self.pooled != self.vision.config.side:
             raise UnsupportedModel(
                 f"mm_tokens_per_image is {tokens} for {self.vision.config.side}x{self.vision.config.side} "
-                "patches; accepted: the square of a divisor of the side"
+                "patches; accepted: the square of a divisor of the side, such as "
+                f"{self.vision.config.side**2}"
             )
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:

@@ -234,4 +234,6 @@ def _tap(layer: Any, depth: int) -> int:
         tap = layer if layer >= 0 else depth + 1 + layer
         if 0 < tap <= depth:
             return tap
-    raise UnsupportedModel(f"vision_feature_layer {layer} with {depth} layers; accepted: one layer")
+    raise UnsupportedModel(
+        f"vision_feature_layer {layer} with {depth} layers; accepted: one, 1 to {depth} or -{depth} to -1"
+    )

@@ -187,7 +187,7 @@ class LlavaOnevision(TiledLlava):
         prefix, _, number = str(config.vision_aspect_ratio).rpartition("_")
         if prefix != "anyres_max" or not number.isdigit():
             raise UnsupportedModel(
-                f"vision_aspect_ratio {config.vision_aspect_ratio!r}; accepted: anyres_max_N"
+                f"vision_aspect_ratio {config.vision_aspect_ratio!r}; accepted: anyres_max_9 or another N"
             )
         self.max_tiles = int(number)
 

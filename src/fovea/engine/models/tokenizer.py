@@ -15,7 +15,7 @@ from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
 from fovea.engine.vision.processor.internvl import MARKER
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Files of which a folder with a tokenizer has at least one."""
+"""A folder with a tokenizer has at least one of these files."""
 LLAVA_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{% for c in message['content'] %}{{ c['text'] }} {% endfor %}"
@@ -30,7 +30,7 @@ LLAVA_TEMPLATE = (
 INTERNVL = ("internvl", "internvl_chat")
 """Model types whose templates may take the content of a message as text, with markers for the images."""
 INTERNVL_OLD_MARKER = "<image>"
-"""Marker of an image in templates of InternVL, where it is not the image token itself. It is no token."""
+"""Marker of an image in templates of InternVL, where it is not the image token, and not a token at all."""
 
 
 def load_tokenizer(
@@ -62,7 +62,7 @@ def load_tokenizer(
         raise
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of the library's Rust code is no Exception
+    except BaseException as error:  # a panic of the library's Rust code is not an Exception
         raise CheckpointError(f"{folder} has no usable tokenizer: {reason(error)}") from error
     _check_ids(folder, tokenizer)
     tower = getattr(getattr(config, "vision_config", None), "model_type", "")
@@ -199,7 +199,7 @@ def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
             ends = source if isinstance(source, list) else [source]
             if not all(isinstance(end, int) and not isinstance(end, bool) and end >= 0 for end in ends):
                 raise CheckpointError(
-                    f"{path}: eos_token_id is {str(source)[:100]}; accepted: an id, or a list of ids",
+                    f"{path}: eos_token_id is {str(source)[:100]}; accepted: an id, such as 2, or a list",
                     param="eos_token_id",
                 )
             ids.update(ends)

@@ -32,7 +32,8 @@ def internvl_tower(vision: Any, taps: tuple[int, ...], *, post_norm: bool) -> Vi
     image, patch = set(vision.image_size), set(vision.patch_size)
     if len(image) != 1 or len(patch) != 1:
         raise UnsupportedModel(
-            f"image_size {vision.image_size} with patch_size {vision.patch_size}; accepted: squares"
+            f"image_size {vision.image_size} with patch_size {vision.patch_size}; accepted: squares, "
+            "such as [448, 448] and [14, 14]"
         )
     if vision.norm_type not in ("layer_norm", "rms_norm"):
         raise UnsupportedModel(f"norm_type {vision.norm_type!r}; accepted: layer_norm and rms_norm")
@@ -84,7 +85,7 @@ def glm4v_tower(vision: Any) -> Glm4vVisionConfig:
     """Shape of the tower of GLM-4.1V. Raises UnsupportedModel for edges that are not one number."""
     for name in ("image_size", "patch_size", "temporal_patch_size"):
         if not isinstance(getattr(vision, name), int):
-            raise UnsupportedModel(f"{name} is {getattr(vision, name)!r}; accepted: an integer")
+            raise UnsupportedModel(f"{name} is {getattr(vision, name)!r}; accepted: an integer, such as 14")
     return Glm4vVisionConfig(
         depth=vision.depth,
         hidden=vision.hidden_size,
@@ -137,7 +138,7 @@ def axial_theta(vision: Any) -> float:
     """
     size = vision.hidden_size // vision.num_attention_heads
     if size % 4:
-        raise UnsupportedModel(f"vision heads of size {size}: accepted are multiples of 4")
+        raise UnsupportedModel(f"vision heads of size {size}: accepted are multiples of 4, such as 64")
     parameters = getattr(vision, "rope_parameters", None) or {}
     kind = parameters.get("rope_type", "axial")
     if kind != "axial":
@@ -149,7 +150,7 @@ def mllama_tower(vision: Any) -> MllamaVisionConfig:
     """Shape of the tower of Llama 3.2 Vision. Raises UnsupportedModel."""
     for name in ("image_size", "patch_size"):
         if not isinstance(getattr(vision, name), int):
-            raise UnsupportedModel(f"{name} is {getattr(vision, name)!r}; accepted: an integer")
+            raise UnsupportedModel(f"{name} is {getattr(vision, name)!r}; accepted: an integer, such as 14")
     taps = tuple(vision.intermediate_layers_indices)
     if not taps or not all(0 <= tap < vision.num_hidden_layers for tap in taps):
         raise UnsupportedModel(

@@ -43,13 +43,13 @@ FloatArray = NDArray[np.floating[Any]]
 WordEmbeddings = Callable[[Sequence[int]], Tensor]
 """Maps token ids (Q,) to the decoder's input embeddings (Q, D)."""
 MAX_REALIZATIONS = 256
-"""Realizations of so many recent images are remembered."""
+"""Number of recent images whose realizations are remembered."""
 Pixels = NDArray[np.uint8]
 MAX_NAMES = 8192
-"""Names of so many recent views are remembered, so that their pixels are not needed to compute them again."""
+"""Number of recent views whose names are remembered, so that computing them again needs no pixels."""
 Array = NDArray[np.float32]
 LOOKAHEAD_IMAGES = 4
-"""At most so many of the next images are examined for views that fill up a batch.
+"""Most of the next images that are examined for views that fill up a batch.
 
 Each takes some milliseconds.
 """

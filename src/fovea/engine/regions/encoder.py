@@ -155,8 +155,8 @@ class VisualEncoder:
 class TileRegionEncoder:
     """Encodes images region by region, for models with tiles: a region is a tile.
 
-    The whole is encoded first, because the coupling with the question is computed from it. Tiles of which
-    no token is kept are not encoded.
+    The whole is encoded first, because the coupling with the question is computed from it. Tiles that
+    keep no token are not encoded.
     """
 
     def __init__(self, model: Tiler, relevance: RelevanceModel) -> None:

@@ -59,14 +59,14 @@ class Admission:
 
     Thread-safe.
 
-    room: most choices that may run or wait; 0: no limit.
+    max_in_flight: most choices that may run or wait; 0: no limit.
     kv_tokens: tokens of the KV pool.
     token_bytes: bytes of KV per token, for messages.
     refuse: whether a request for which there is no KV now is refused instead of queued.
     """
 
-    def __init__(self, room: int, kv_tokens: int, token_bytes: int, *, refuse: bool) -> None:
-        self._room = room
+    def __init__(self, max_in_flight: int, kv_tokens: int, token_bytes: int, *, refuse: bool) -> None:
+        self._max_in_flight = max_in_flight
         self._kv_tokens = kv_tokens
         self._token_bytes = token_bytes
         self._refuse = refuse
@@ -81,12 +81,12 @@ class Admission:
 
     @property
     def load(self) -> float:
-        """Choices in flight as a share of the room, or KV as a share of the pool, whichever is larger.
+        """Choices in flight as a share of their limit, or KV as a share of the pool, whichever is larger.
 
         Above 1, requests wait for KV.
         """
         with self._lock:
-            choices = self._choices / self._room if self._room else 0.0
+            choices = self._choices / self._max_in_flight if self._max_in_flight else 0.0
             return max(choices, self._tokens / self._kv_tokens)
 
     def check(self, choices: int, reserved: int = 0) -> None:
@@ -125,18 +125,19 @@ class Admission:
             ticket.choices = ticket.tokens = 0
 
     def _check(self, choices: int, reserved: int = 0) -> None:
-        if not self._room:
+        if not self._max_in_flight:
             return
-        if choices > self._room:
+        if choices > self._max_in_flight:
             raise InvalidRequest(
-                f"{choices} choices are requested; at most {self._room} may run and wait here", param="n"
+                f"{choices} choices are requested; at most {self._max_in_flight} may run and wait here",
+                param="n",
             )
         occupied = self._choices + reserved
-        if occupied + choices > self._room:
+        if occupied + choices > self._max_in_flight:
             raise Overloaded(
-                f"{occupied} choices are running or waiting; at most {self._room} may",
+                f"{occupied} choices are running or waiting; at most {self._max_in_flight} may",
                 retry_after=1.0,
-                scope="engine" if occupied >= self._room else "request",
+                scope="engine" if occupied >= self._max_in_flight else "request",
             )
 
     def _refusal(self, size: RequestSize) -> str:
@@ -168,7 +169,7 @@ class Ticket:
         self.owner.commit(self, size)
 
     def leave(self) -> None:
-        """Give everything back. Leaving twice is no error."""
+        """Give everything back. A second call does nothing."""
         self.owner.leave(self)
 
 
@@ -267,7 +268,7 @@ class FirstTokenGate:
             return False
 
     def leave(self, seq: Sequence) -> None:
-        """Count a request no longer. Leaving twice is no error."""
+        """Stop counting a request. A second call does nothing."""
         self._first_tokens.leave(seq.id)
 
     def stats(self) -> dict[str, float]:

@@ -203,7 +203,7 @@ class AnswerReader:
                 hidden = is_end or (stream.length == offset and pick.token in self._tokenizer.special_ids)
                 if is_last:
                     text += stream.finish()
-                if is_end:  # its place is behind what was held back for an incomplete character
+                if is_end:  # its place is after what was held back for an incomplete character
                     offset = stream.length
                 if pick.logprob is not None:
                     logprobs.append(self._logprob(pick, pick.logprob, offset, hidden))

@@ -171,7 +171,8 @@ class ChatTemplate:
         wrong = [name for name in inputs.arguments if name in RESERVED or not name.isidentifier()]
         if wrong:
             raise InvalidRequest(
-                f"chat_template_kwargs.{wrong[0][:50]} cannot be set; accepted: variables of the template",
+                f"chat_template_kwargs.{wrong[0][:50]} cannot be set; accepted: variables of the "
+                "template, such as enable_thinking",
                 param="chat_template_kwargs",
             )
         arguments: dict[str, Any] = {

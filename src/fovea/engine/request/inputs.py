@@ -141,7 +141,9 @@ def to_image(value: ImageLike) -> Image:
         return decode(_read(value, InvalidImage), LIMITS)
     if hasattr(value, "convert") and hasattr(value, "size"):
         return from_pil(value)
-    raise InvalidImage(f"{type(value).__name__} is no image; accepted: path, bytes, PIL image, fovea Image")
+    raise InvalidImage(
+        f"{type(value).__name__} is not an image; accepted: path, bytes, PIL image, fovea Image"
+    )
 
 
 def to_video(value: VideoLike) -> Video:
@@ -158,7 +160,7 @@ def to_video(value: VideoLike) -> Video:
         except ValueError as error:
             raise InvalidVideo(f"{error}; accepted: one frame or more, all of one size") from error
     raise InvalidVideo(
-        f"{type(value).__name__} is no video; accepted: path, bytes, a list of frames, fovea Video"
+        f"{type(value).__name__} is not a video; accepted: path, bytes, a list of frames, fovea Video"
     )
 
 
@@ -242,7 +244,9 @@ def _several(media: Any, name: str) -> Sequence[Any]:
         return (media,)
     if not isinstance(media, Sequence):
         kind = type(media).__name__
-        raise InvalidRequest(f"{name} is a {kind}; accepted: a list, or one alone", param=name)
+        raise InvalidRequest(
+            f"{name} is a {kind}; accepted: a list, or one alone, such as a path", param=name
+        )
     return media
 
 

@@ -1,6 +1,6 @@
 """Pixels for the encoder: computed once per image in worker threads, within a ceiling in bytes.
 
-The pool counts the memory that requests claim, and caches pixels in the room that they leave.
+The pool counts the memory that requests reserve, and caches pixels in the rest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fovea.engine.request.work_queue import WorkQueue
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage
 
 FOR_SLOW = 3 / 4
-"""Share of the room that slow claims may fill."""
+"""Share of the pool that slow reservations may fill."""
 PATIENCE_S = 30.0
-"""Seconds after which a slow claim goes before quick ones."""
+"""Seconds after which a slow reservation goes before quick ones."""
 T = TypeVar("T")
 VALUES_PER_PIXEL = 6
 """Three channels, doubled: frames of videos come in pairs, and tiles overlap a base view."""
@@ -33,16 +33,16 @@ VALUES_PER_PIXEL = 6
 class PixelStore:
     """Registry of pixel tasks: one per image for all requests, and the threads that run them.
 
-    Processed pixels are several times larger than the image they come from. A request claims them before
-    they are computed, and until its first token: by then the encoder has read them, or a cached output
-    has made them unnecessary. After that they belong to the cache of the pool. Pixels that the cache
+    Processed pixels are several times larger than the image they come from. A request reserves memory for
+    them before they are computed, and until its first token: by then the encoder has read them, or a cached
+    output has made them unnecessary. After that they belong to the cache of the pool. Pixels that the cache
     has lost are computed again when they are needed.
 
     Videos have threads of their own: decoding one takes seconds, and images must not wait for it.
 
     processor: computes pixels.
     workers: number of threads for images.
-    pool: room for the pixels, and their cache.
+    pool: memory for the pixels, and their cache.
     video_workers: number of threads for videos.
     value_bytes: bytes of one normalised value of a pixel.
     """
@@ -107,7 +107,7 @@ class PixelTask:
         self._pixel_bytes = pixel_bytes
         self._lock = threading.Lock()
         self._future: Future[ProcessedImage] | None = None
-        self._claims = 0
+        self._reservations = 0
 
     @property
     def nbytes(self) -> int:
@@ -151,33 +151,33 @@ class PixelTask:
 
         Raises Unavailable when the engine has stopped, and errors of the image.
 
-        Pixels that no request claims go to the cache.
+        Pixels that no request has reserved go to the cache.
         """
         try:
             pixels = self.start().result()
         except CancelledError as error:
             raise Unavailable("the engine has stopped") from error
         with self._lock:
-            unclaimed = not self._claims
-            if unclaimed:
+            unreserved = not self._reservations
+            if unreserved:
                 self._future = None
-        if unclaimed:
+        if unreserved:
             self._pool.keep(self._planned.pixel_key, pixels)
         return pixels
 
     def acquire(self) -> None:
-        """Count one more claim on the pixels."""
+        """Count one more reservation of the pixels."""
         with self._lock:
-            self._claims += 1
+            self._reservations += 1
 
     def release(self) -> None:
-        """Count one claim less. After the last one the pixels go to the cache.
+        """Count one reservation less. After the last one the pixels go to the cache.
 
         A computation that has not begun is cancelled. One that runs is left to finish; its result is dropped.
         """
         with self._lock:
-            self._claims -= 1
-            if self._claims:
+            self._reservations -= 1
+            if self._reservations:
                 return
             future, self._future = self._future, None
         if future is not None and not future.cancel() and future.done() and not _failed(future):
@@ -188,20 +188,20 @@ class PixelTask:
 
 
 class PixelPool:
-    """Room for claims and for a cache of pixels without a claim. Thread-safe.
+    """Memory for reserved pixels, and for a cache of pixels that no request has reserved. Thread-safe.
 
-    A request claims the bytes of its pixels before they are computed, and releases the claim with its
-    first token. Pixels without a claim may stay in the cache until a claim needs the room; the least
-    recently used ones leave first. So a claim waits for other claims, but never for the cache. The
-    ceiling is on claims and cache together. A request that claims nothing, such as text or known images,
-    never waits.
+    A request reserves the bytes of its pixels before they are computed, and releases them with its first
+    token. Other pixels may stay in the cache until a reservation needs their memory; the least recently used
+    ones are evicted first. So a reservation waits for others, but never for the cache. The ceiling is on
+    reservations and cache together. A request that reserves nothing, such as text or known images, never
+    waits.
 
-    Claims are granted in the order of arrival, quick ones and slow ones apart. Slow ones are those of
-    videos and of images that take long to decode, so that the room stays claimed for long. They may fill
-    a part of the room only: a small image never waits for forty large ones.
+    Reservations are granted in the order of arrival, quick ones and slow ones apart. Slow ones are those of
+    videos and of images that take long to decode, so that memory stays reserved for long. They may fill
+    a part of the pool only: a small image never waits for forty large ones.
 
-    capacity: ceiling of claims and cache together, in bytes. A larger claim is granted only when nothing else
-        is claimed.
+    capacity: ceiling of reservations and cache together, in bytes. A larger reservation is granted only when
+        nothing else is reserved.
     """
 
     def __init__(
@@ -213,14 +213,14 @@ class PixelPool:
     ) -> None:
         """cache_capacity: ceiling of the cache alone, in bytes.
 
-        ttl_s: seconds after its last claim at which a cached image expires; None: never.
+        ttl_s: seconds after its last reservation at which a cached image expires; None: never.
         """
         self.capacity = capacity
         self.clock = clock
         self._cache: Ledger[str, ProcessedImage] = Ledger(cache_capacity, ttl_s=ttl_s, clock=clock)
-        self._granted: set[Claim] = set()
-        self._waiting: dict[bool, deque[Claim]] = {False: deque(), True: deque()}
-        self._claimed_bytes = 0
+        self._granted: set[Reservation] = set()
+        self._waiting: dict[bool, deque[Reservation]] = {False: deque(), True: deque()}
+        self._reserved_bytes = 0
         self._hits = 0
         self._misses = 0
         self._lock = threading.Lock()
@@ -233,43 +233,43 @@ class PixelPool:
         with self._lock:
             self._cache.divide(owner_of, share_of)
 
-    def claim(self, items: Iterable[PoolItem], extra_bytes: int = 0, *, slow: bool = False) -> Claim:
-        """Claim room for items. A claim of 0 bytes is granted at once.
+    def reserve(self, items: Iterable[PoolItem], extra_bytes: int = 0, *, slow: bool = False) -> Reservation:
+        """Reserve memory for items. A reservation of 0 bytes is granted at once.
 
-        extra_bytes: bytes of other data that lives as long as the claim.
-        slow: whether computing the items takes long, so that the room stays claimed for long.
+        extra_bytes: bytes of other data that lives as long as the reservation.
+        slow: whether computing the items takes long, so that memory stays reserved for long.
         """
-        claim = Claim(self, items, extra_bytes, slow=slow)
+        reservation = Reservation(self, items, extra_bytes, slow=slow)
         with self._lock:
-            if claim.size:
-                self._waiting[slow].append(claim)
+            if reservation.size:
+                self._waiting[slow].append(reservation)
                 self._grant()
             else:
-                self._admit(claim)
-        return claim
+                self._admit(reservation)
+        return reservation
 
-    def grow(self, claim: Claim, size: int) -> None:
-        """Add bytes to a claim, granted or not."""
+    def grow(self, reservation: Reservation, size: int) -> None:
+        """Add bytes to a reservation, granted or not."""
         with self._lock:
-            claim.size += size
-            if claim in self._granted:
-                self._claimed_bytes += size
+            reservation.size += size
+            if reservation in self._granted:
+                self._reserved_bytes += size
                 self._shrink()
 
-    def release(self, claim: Claim) -> None:
-        """Free the room of a claim, or its place in the queue."""
+    def release(self, reservation: Reservation) -> None:
+        """Free the memory of a reservation, or its place in the queue."""
         with self._lock:
-            if claim in self._granted:
-                self._granted.discard(claim)
-                self._claimed_bytes -= claim.size
-            elif claim in self._waiting[claim.slow]:
-                self._waiting[claim.slow].remove(claim)
+            if reservation in self._granted:
+                self._granted.discard(reservation)
+                self._reserved_bytes -= reservation.size
+            elif reservation in self._waiting[reservation.slow]:
+                self._waiting[reservation.slow].remove(reservation)
             self._grant()
 
     def keep(self, key: str, pixels: ProcessedImage) -> None:
-        """Put pixels without a claim into the cache.
+        """Put pixels without a reservation into the cache.
 
-        The least recently used pixels are evicted for them. Pixels larger than the room are not kept.
+        The least recently used pixels are evicted for them. Pixels larger than the cache are not kept.
         """
         size = sum(array.nbytes for array in pixels.arrays.values())
         with self._lock:
@@ -278,7 +278,7 @@ class PixelPool:
             self._shrink()
 
     def take(self, key: str) -> ProcessedImage | None:
-        """Remove pixels from the cache and return them, for a request that has claimed them.
+        """Remove pixels from the cache and return them, for a request that has reserved them.
 
         None: they are not cached.
         """
@@ -290,7 +290,7 @@ class PixelPool:
             return None if entry is None else entry.value
 
     def clear(self) -> None:
-        """Empty the cache. Claims stay."""
+        """Empty the cache. Reservations stay."""
         with self._lock:
             self._cache.clear()
 
@@ -298,7 +298,7 @@ class PixelPool:
         with self._lock:
             cache = self._cache
             return PixelStats(
-                self._claimed_bytes,
+                self._reserved_bytes,
                 cache.bytes,
                 len(cache),
                 self._hits,
@@ -316,30 +316,30 @@ class PixelPool:
             self._grant_from(quick, self.capacity)
             self._grant_from(slow, FOR_SLOW * self.capacity)
 
-    def _grant_from(self, waiting: deque[Claim], most: float) -> None:
-        """Grant claims in order as long as all claims together take at most so many bytes."""
-        while waiting and (not self._claimed_bytes or self._claimed_bytes + waiting[0].size <= most):
+    def _grant_from(self, waiting: deque[Reservation], most: float) -> None:
+        """Grant reservations in order as long as all reservations together take at most so many bytes."""
+        while waiting and (not self._reserved_bytes or self._reserved_bytes + waiting[0].size <= most):
             self._admit(waiting.popleft())
 
-    def _admit(self, claim: Claim) -> None:
-        self._granted.add(claim)
-        self._claimed_bytes += claim.size
+    def _admit(self, reservation: Reservation) -> None:
+        self._granted.add(reservation)
+        self._reserved_bytes += reservation.size
         self._shrink()
-        claim.granted.set_result(None)
+        reservation.granted.set_result(None)
 
     def _shrink(self) -> None:
-        """Remove expired entries, then evict entries until the cache fits beside the claims."""
+        """Remove expired entries, then evict entries until the cache fits beside the reservations."""
         self._cache.expire()
-        self._cache.evict(min(self._cache.capacity, self.capacity - self._claimed_bytes))
+        self._cache.evict(min(self._cache.capacity, self.capacity - self._reserved_bytes))
 
 
-class Claim:
-    """One request's right to have items in memory.
+class Reservation:
+    """Memory granted to one request for its items before they are computed.
 
     size: bytes of all items and of the extra bytes.
     slow: whether computing the items takes long.
     since: time of arrival on the pool's clock.
-    granted: a future that is done when there is room for them.
+    granted: a future that is done when there is memory for them.
     """
 
     def __init__(self, pool: PixelPool, items: Iterable[PoolItem], extra_bytes: int, *, slow: bool) -> None:
@@ -355,10 +355,10 @@ class Claim:
             item.acquire()
 
     def add(self, item: PoolItem, *, already_counted: bool = False) -> None:
-        """Claim one more item. Nothing happens if the item is claimed already, or if the claim was released.
+        """Reserve one more item. Nothing happens if it is reserved already, or after `release`.
 
-        already_counted: the claim's extra bytes cover the item. Otherwise its bytes are added now, beyond the
-            ceiling if need be.
+        already_counted: the reservation's extra bytes cover the item. Otherwise its bytes are added now,
+            beyond the ceiling if need be.
         """
         with self._lock:
             if self._released or item in self._items:
@@ -369,22 +369,22 @@ class Claim:
             self._pool.grow(self, item.nbytes)
 
     def release(self) -> None:
-        """End the claim on all items, granted or not. Releasing twice is no error."""
+        """End the reservation of all items, granted or not. A second call does nothing."""
         with self._lock:
             if self._released:
                 return
             self._released = True
             items, self._items = self._items, {}
-        # The room is freed first, so that the items released below find room in the cache.
+        # The memory is freed first, so that the items released below fit into the cache.
         self._pool.release(self)
         for item in items:
             item.release()
 
 
 class PoolItem(Protocol):
-    """Something of about `nbytes` bytes that claims can cover.
+    """Something of about `nbytes` bytes that reservations can cover.
 
-    It counts its claims: `acquire` adds one, `release` ends one.
+    It counts its reservations: `acquire` adds one, `release` ends one.
     """
 
     @property
@@ -399,12 +399,12 @@ class PoolItem(Protocol):
 class PixelStats:
     """Counters of a pool.
 
-    claimed_bytes: bytes of the granted claims.
-    bytes, entries: size of the cache, which holds pixels without a claim.
+    reserved_bytes: bytes of the granted reservations.
+    bytes, entries: size of the cache, which holds pixels without a reservation.
     hits, misses, evictions, expired: events of the cache.
     """
 
-    claimed_bytes: int
+    reserved_bytes: int
     bytes: int
     entries: int
     hits: int

@@ -20,7 +20,7 @@ from fovea.core.types import ChatPrompt, GenerationRequest, ModelInfo, Prompt, T
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.job import Job, PixelSource, SequenceInputs, Sink
 from fovea.engine.request.answer import AnswerReader
-from fovea.engine.request.pixels import Claim, PixelPool, PixelStore, PixelTask
+from fovea.engine.request.pixels import PixelPool, PixelStore, PixelTask, Reservation
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
@@ -65,7 +65,7 @@ class ReadyRequest:
     prompt: the whole prompt.
     tasks: the computations of the pixels, by image key.
     features: encoder outputs read from slower tiers, by image key. An output leaves when the runner moves it
-        into the encoder-output cache; the rest is cleared when the claim ends.
+        into the encoder-output cache; the rest is cleared when the reservation ends.
     needed_tasks: the tasks whose pixels have to be computed, each with the number of the first image that
         needs it; None for frames of a video.
     """
@@ -121,11 +121,11 @@ class Preparer:
         stored = self._slower.find(key for key in tasks if key not in self._embeddings)
         return RequestOutline(prompt, max_tokens, tasks, stored, time.monotonic() - started, bad_words)
 
-    def claim(self, outline: RequestOutline) -> Claim:
-        """Claim room for the pixels that the encoder will need, and for outputs in slower tiers.
+    def reserve(self, outline: RequestOutline) -> Reservation:
+        """Reserve memory for the pixels that the encoder will need, and for outputs in slower tiers.
 
-        Images whose output is in the encoder-output cache need no room. An unsettled video claims its frames
-        and the pixels of all its groups.
+        Images whose output is in the encoder-output cache need none. An unsettled video needs memory for its
+        frames and for the pixels of all its groups.
         """
         missing = [image for image in outline.prompt.planned_inputs if image.key not in self._embeddings]
         tasks = [outline.tasks[image.key] for image in missing if image.key not in outline.stored]
@@ -135,16 +135,16 @@ class Preparer:
         pixels = sum(video.pixel_count for video in videos)
         extra = outputs * self._token_bytes + pixels * self._pixels.pixel_bytes
         slow = bool(outline.prompt.videos) or sum(task.cost for task in tasks) > EXPENSIVE
-        return self._pixels.pool.claim(items, extra, slow=slow)
+        return self._pixels.pool.reserve(items, extra, slow=slow)
 
-    def claim_frames(self, outline: PreparedPrompt) -> Claim:
-        """Claim room for the frames that `settle` decodes, and for nothing else."""
-        return self._pixels.pool.claim(video.clip for video in outline.unsettled_videos)
+    def reserve_frames(self, outline: PreparedPrompt) -> Reservation:
+        """Reserve memory for the frames that `settle` decodes, and for nothing else."""
+        return self._pixels.pool.reserve(video.clip for video in outline.unsettled_videos)
 
     def settle(self, outline: PreparedPrompt) -> Future[PreparedPrompt]:
         """Return a future of the whole prompt, for which videos are decoded.
 
-        The claim must be granted before.
+        The reservation must be granted before.
 
         Raises Unavailable when the engine has stopped.
         """
@@ -154,11 +154,12 @@ class Preparer:
         settled.set_result(outline)
         return settled
 
-    def read(self, outline: RequestOutline, prompt: PreparedPrompt, claim: Claim) -> ReadyRequest:
+    def read(self, outline: RequestOutline, prompt: PreparedPrompt, reservation: Reservation) -> ReadyRequest:
         """Read outputs from slower tiers, and list the pixels that have to be computed. For a worker thread.
 
         prompt: the whole prompt.
-        claim: the request's claim. If an output can no longer be read, it claims the image's pixels instead.
+        reservation: the request's memory. If an output can no longer be read, the image's pixels are reserved
+            instead.
         """
         tasks = outline.tasks | {
             planned.key: self._pixels.task(planned)
@@ -180,7 +181,7 @@ class Preparer:
                 continue
             needed.setdefault(tasks[key], numbers.get(key))
             for item in tasks[key].items:
-                claim.add(item, already_counted=key not in outline.tasks)
+                reservation.add(item, already_counted=key not in outline.tasks)
         return ReadyRequest(prompt, tasks, features, tuple(needed.items()))
 
     def offsets(self, prompt: Prompt, prepared: PreparedPrompt) -> Seq[int]:
@@ -195,7 +196,7 @@ class Preparer:
         request: GenerationRequest,
         outline: RequestOutline,
         ready: ReadyRequest,
-        claim: Claim,
+        reservation: Reservation,
         sink: Sink,
         arrival: float,
         pixels_s: float,
@@ -210,7 +211,7 @@ class Preparer:
         grammar: what the answers must follow; None: nothing.
         """
         pixels: dict[str, PixelSource] = {
-            planned.key: partial(_compute_pixels, ready.tasks[planned.key], planned.plan, claim)
+            planned.key: partial(_compute_pixels, ready.tasks[planned.key], planned.plan, reservation)
             for planned in ready.prompt.planned_inputs
         }
         return build_jobs(
@@ -239,11 +240,11 @@ class Preparer:
     @property
     def pixel_bytes(self) -> int:
         """Estimated bytes of pixels, and of outputs read from slower tiers, that wait for their step."""
-        return self._pixels.pool.stats().claimed_bytes
+        return self._pixels.pool.stats().reserved_bytes
 
     @property
     def pixel_pool(self) -> PixelPool:
-        """The room for pixels, and their cache."""
+        """The memory for pixels, and their cache."""
         return self._pixels.pool
 
     def close(self) -> None:
@@ -312,14 +313,14 @@ def to_sequence(
     )
 
 
-def _compute_pixels(task: PixelTask, plan: VisualPlan, claim: Claim) -> ProcessedImage:
+def _compute_pixels(task: PixelTask, plan: VisualPlan, reservation: Reservation) -> ProcessedImage:
     """Return the pixels with this request's plan.
 
-    If the pixels were not claimed because a cache had the output, and the cache has lost it, they are claimed
+    If their memory was not reserved because a cache had the output, and the cache has lost it, it is reserved
     now.
     """
     for item in task.items:
-        claim.add(item)
+        reservation.add(item)
     return replace(task(), plan=plan)
 
 

@@ -118,7 +118,7 @@ class PromptBuilder:
     def settle(self, outline: PreparedPrompt) -> PreparedPrompt:
         """Replace the placeholders of an outline. The number of tokens stays.
 
-        This decodes videos, so it is for a worker thread, after memory for the frames was claimed. Raises
+        This decodes videos, so it is for a worker thread, after memory for the frames was reserved. Raises
         InvalidVideo.
         """
         if not outline.unsettled_videos:
@@ -266,8 +266,8 @@ class PromptBuilder:
     ) -> tuple[list[int], list[int]]:
         """Return the ids of a text, and the positions of visual tokens among them.
 
-        A page has thousands of visual tokens in a row. A marker is a control token, so it has one id wherever
-        it stands. So the tokenizer gets one marker for each run of equal markers, which saves milliseconds.
+        A page has thousands of visual tokens in a row. A marker is a control token, so it has one id
+        everywhere. So the tokenizer gets one marker for each run of equal markers, which saves milliseconds.
         """
         lengths: list[int] = []
 

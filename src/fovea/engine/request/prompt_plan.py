@@ -27,8 +27,8 @@ from fovea.engine.visual_budget.methods import METHODS
 class Clip:
     """The sampled frames of one video, resized. Thread-safe.
 
-    The frames are decoded at first use and freed when no request claims them any more. A later use decodes
-    them again. Pruning does not change the frames, so requests that prune differently share a clip.
+    The frames are decoded at first use and freed when no request has them reserved any more. A later use
+    decodes them again. Pruning does not change the frames, so requests that prune differently share a clip.
 
     name: names these frames in caches.
     pruning_lock: lock under which `Clips` finds the cells that pruning keeps.
@@ -43,7 +43,7 @@ class Clip:
         self._size = plan.height, plan.width
         self._videos = videos
         self._frames: list[Bytes] | None = None
-        self._claims = 0
+        self._reservations = 0
         self._lock = threading.Lock()
         self._decoding_lock = threading.Lock()
 
@@ -53,21 +53,21 @@ class Clip:
         return len(set(self._indices)) * self._size[0] * self._size[1] * 3
 
     def acquire(self) -> None:
-        """Count one more claim on the frames."""
+        """Count one more reservation of the frames."""
         with self._lock:
-            self._claims += 1
+            self._reservations += 1
 
     def release(self) -> None:
-        """Count one claim less. After the last one the frames are freed."""
+        """Count one reservation less. After the last one the frames are freed."""
         with self._lock:
-            self._claims -= 1
-            if not self._claims:
+            self._reservations -= 1
+            if not self._reservations:
                 self._frames = None
 
     def frames(self) -> list[Bytes]:
         """Return the frames, (height, width, 3) bytes each, in the order of the plan's indices.
 
-        Raises InvalidVideo, and Abandoned if the last claim was released meanwhile.
+        Raises InvalidVideo, and Abandoned if the last reservation was released meanwhile.
         """
         with self._decoding_lock:
             frames = self._frames
@@ -88,10 +88,10 @@ class Clip:
         return self._videos.group(self.video.identity, frames, plan)
 
     def _decode(self) -> Iterator[Bytes]:
-        claimed = self._claims > 0  # without any claim, the caller itself waits
+        reserved = self._reservations > 0  # without any reservation, the caller itself waits
 
         def abandoned() -> bool:
-            return claimed and not self._claims
+            return reserved and not self._reservations
 
         video, (height, width) = self.video, self._size
         previous: tuple[int, Bytes] | None = None

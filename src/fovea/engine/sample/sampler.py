@@ -78,7 +78,7 @@ class Sampler:
 
         grammar: what the answer must follow.
         bad_words: tokens that must not occur one after the other.
-        after: the grammar begins behind these tokens; (): with the answer.
+        after: the grammar begins after these tokens; (): with the answer.
         """
         params = seq.sampling
         self._streams[seq.id] = _Stream(params.seed, choice)
@@ -211,7 +211,7 @@ class Sampler:
         chosen: the sequences that have a guide, with their tokens.
 
         An answer is cut where it is complete. Tokens that must follow are noted as drafts. The first token of
-        an answer whose guide is late is held back; accepted drafts behind it are computed again.
+        an answer whose guide is late is held back; accepted drafts after it are computed again.
         """
         guided = [(seq, picks) for seq, picks in chosen if seq.id not in result.failures]
         for seq, picks in guided:

@@ -30,8 +30,8 @@ class Padding:
     sizes: batch sizes, ascending.
     width: blocks of the longest context, the width of the block table.
     axes: coordinates of a position (M-RoPE); 0 for plain positions.
-    shared_rows: most rows of one share; 0 for kernels that cannot share prefixes.
-    least_rows: fewest rows of one share.
+    shared_rows: most rows of one group; 0 for kernels that cannot share prefixes.
+    least_rows: fewest rows of one group.
     block_size: tokens per block.
     scrap: number of the block that padded rows read and write.
     launch_only: never record graphs, even on CUDA.
@@ -143,11 +143,11 @@ def fill(
 
 
 LEAST_TOKENS = 256
-"""Fewest tokens that rows must share."""
+"""Fewest tokens that the rows of a group have in common."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PrefixGroup:
     """Rows of a step whose block tables begin with the same blocks.
 
     rows: the rows, ascending.
@@ -158,7 +158,7 @@ class Share:
     blocks: int
 
 
-def find_shares(
+def find_prefix_groups(
     tables: NDArray[np.int64],
     lengths: NDArray[np.int64],
     block_size: int,
@@ -166,50 +166,50 @@ def find_shares(
     *,
     least_rows: int,
     least_tokens: int = LEAST_TOKENS,
-) -> list[Share]:
-    """Group the rows whose contexts begin with the same full blocks; at most B // least_rows shares.
+) -> list[PrefixGroup]:
+    """Group the rows whose contexts begin with the same full blocks; at most B // least_rows groups.
 
     tables: (B, W) block tables.
     lengths: (B,) tokens of each context. Blocks that a row has not filled are never shared.
     block_size: tokens per block.
-    most_rows: most rows of one share; a larger group becomes several shares.
-    least_rows: fewest rows of one share.
-    least_tokens: fewest tokens that the rows of a share have in common.
+    most_rows: most rows of one group; more rows become several of them.
+    least_rows: fewest rows of one group.
+    least_tokens: fewest tokens that the rows of a group have in common.
     """
     first = -(-least_tokens // block_size) - 1
     if most_rows < least_rows or len(tables) < least_rows or tables.shape[1] <= first:
         return []
     full = lengths // block_size
-    groups: dict[int, list[int]] = {}
+    candidates: dict[int, list[int]] = {}
     for row in np.nonzero(full > first)[0].tolist():
-        groups.setdefault(int(tables[row, first]), []).append(row)
-    shares = []
-    for group in groups.values():
-        for begin in range(0, len(group), most_rows):
-            rows = group[begin : begin + most_rows]
+        candidates.setdefault(int(tables[row, first]), []).append(row)
+    groups = []
+    for candidate in candidates.values():
+        for begin in range(0, len(candidate), most_rows):
+            rows = candidate[begin : begin + most_rows]
             if len(rows) >= least_rows:
-                shares.append(Share(tuple(rows), _common(tables[rows], int(full[rows].min()))))
-    return shares
+                groups.append(PrefixGroup(tuple(rows), _common(tables[rows], int(full[rows].min()))))
+    return groups
 
 
-def write_shares(
-    shares: Sequence[Share],
+def write_prefix_groups(
+    groups: Sequence[PrefixGroup],
     block_size: int,
     starts: NDArray[np.int64],
     members: NDArray[np.int64],
     prefixes: NDArray[np.int64],
 ) -> None:
-    """Write the shares into arrays for the kernels. Unused entries are padding: 0 tokens, and -1 for rows.
+    """Write the groups into arrays for the kernels. Unused entries are padding: 0 tokens, and -1 for rows.
 
-    starts: (B,) gets for each row the number of tokens that its share reads.
-    members: (G, R) gets the rows of each share.
-    prefixes: (G,) gets the number of tokens of each share.
+    starts: (B,) gets for each row the number of tokens that its group reads together.
+    members: (G, R) gets the rows of each group.
+    prefixes: (G,) gets the number of tokens of each group.
     """
     starts[:] = prefixes[:] = 0
     members[:] = -1
-    for number, share in enumerate(shares):
-        members[number, : len(share.rows)] = share.rows
-        starts[list(share.rows)] = prefixes[number] = share.blocks * block_size
+    for number, group in enumerate(groups):
+        members[number, : len(group.rows)] = group.rows
+        starts[list(group.rows)] = prefixes[number] = group.blocks * block_size
 
 
 def _common(tables: NDArray[np.int64], most: int) -> int:

@@ -1,14 +1,14 @@
 """Predicts when a new request gets its first token, and whether that is within the target.
 
-    expected = one step + max(work / share, turns + own work / share)
+    expected = one step + max(work / share, wait + own work / share)
 
 The work is the cost (`LodCost`) of the new request and of those that are served before it. The share is the
-part of each second that the pace leaves for prompts and images: all of it while nothing decodes. The turns
-are the time until a place becomes free if no further sequence may run now; else 0.
+part of each second that the ITL limit leaves for prompts and images: all of it while nothing decodes. The
+wait is the time until a running sequence ends if no further one may run now; else 0.
 
 Requests that arrive later may change all of that, and steps scatter. So the ratio of actual to expected times
 is measured, for requests with and without images to encode. The expected time, multiplied by the quantile of
-that ratio at the asked percentile, has to be within the target. A request that finds the engine idle is
+that ratio at `target_percentile`, has to be within the target. A request that finds the engine idle is
 always accepted if its own work alone is within the target: nothing would make a later try better.
 """
 
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fovea.engine.schedule.pace import FEWEST_TOKENS, Pace
+from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, ItlLimit
 from fovea.engine.schedule.plan import composition_of_decodes
 from fovea.engine.schedule.policy import SHORT
 from fovea.engine.schedule.scheduler import Scheduler
@@ -39,8 +39,8 @@ NEAR = 0.25
 """Only first tokens that were expected after this share of the target count: earlier ones have other errors,
 such as the rest of a step, and no decision depends on them.
 """
-TURNS = 16
-"""Number of latest first tokens whose distance from the one before counts."""
+INTERVALS = 16
+"""Number of latest intervals between first tokens; their mean predicts the next ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ class FirstTokens:
     def __init__(
         self,
         scheduler: Scheduler,
-        pace: Pace,
+        itl_limit: ItlLimit,
         costs: LodCosts,
         most: Callable[[], int],
         target_s: float,
         factor: float | None = None,
     ) -> None:
-        """scheduler, pace, costs: parts of the engine.
+        """scheduler, itl_limit, costs: parts of the engine.
 
         most: returns how many sequences may run now.
         target_s: longest time to a first token in seconds; 0 for no target.
@@ -104,13 +104,13 @@ class FirstTokens:
         self._target_s = target_s
         self.costs = costs
         self._scheduler = scheduler
-        self._pace = pace
+        self._itl_limit = itl_limit
         self._most = most
-        percentile = pace.times.margin.percentile
+        percentile = itl_limit.times.margin.percentile
         kinds = itertools.product((True, False), repeat=2)  # ready, short
         self._margins = {kind: Margin(percentile, WINDOW, FIRST_FACTOR) for kind in kinds}
         self._pending: dict[str, _Pending] = {}
-        self._turns: deque[float] = deque(maxlen=TURNS)
+        self._intervals: deque[float] = deque(maxlen=INTERVALS)
         self._last: float | None = None
         self._lock = threading.Lock()
 
@@ -126,7 +126,8 @@ class FirstTokens:
         computed = self._scheduler.kv.cached_prefix(seq)
         decodes = composition_of_decodes(tuple(self._scheduler.running))
         share, step_s = self._share(decodes, len(self._pending) + 1)
-        chunk = max(FEWEST_TOKENS, self._pace.times.prompt_tokens(0, share * step_s)) if decodes else math.inf
+        times = self._itl_limit.times
+        chunk = max(FEWEST_TOKENS, times.prompt_tokens(0, share * step_s)) if decodes else math.inf
         cost = self.costs.remaining(seq, computed, chunk)
         with self._lock:
             before = tuple(self._pending.values())
@@ -139,7 +140,7 @@ class FirstTokens:
         if cost.ready and not self._scheduler.policy.strict:
             work_s = _passing_s(cost.prompt_s, pending, short=short)
         return Expectation(
-            step_s + max(work_s / share, self._turn_s(len(before)) + cost.seconds / share),
+            step_s + max(work_s / share, self._wait_s(len(before)) + cost.seconds / share),
             self._factor(cost.ready, short),
             cost,
             ahead,
@@ -155,19 +156,19 @@ class FirstTokens:
             self._pending[seq.id] = _Pending(seq, arrival, expected)
 
     def attach(self, seq: Sequence) -> None:
-        """Follow the progress of a sequence that has entered the scheduler; unknown ids are no error."""
+        """Follow the progress of a sequence that has entered the scheduler. An unknown id is ignored."""
         with self._lock:
             one = self._pending.get(seq.id)
             if one is not None:
                 one.seq = seq
 
     def leave(self, seq_id: str) -> None:
-        """Count a request no longer. Unknown ids are no error."""
+        """Stop counting a request. An unknown id is ignored."""
         with self._lock:
             self._pending.pop(seq_id, None)
 
     def rest(self) -> None:
-        """Note that the engine had nothing to do: the time until the next first token is no turn."""
+        """Note that the engine had nothing to do: the time until the next first token does not count."""
         with self._lock:
             self._last = None
 
@@ -175,7 +176,7 @@ class FirstTokens:
         """Record a first token. now: the time on the clock of arrivals."""
         with self._lock:
             if self._last is not None:
-                self._turns.append(now - self._last)
+                self._intervals.append(now - self._last)
             self._last = now
             one = self._pending.pop(seq_id, None)
             if one is not None and one.expected.seconds >= self._near_s(one.expected):
@@ -199,19 +200,19 @@ class FirstTokens:
 
     def _share(self, decodes: Composition, others: int) -> tuple[float, float]:
         """Return the share of the time for prompts and images, and the seconds of a step."""
-        times = self._pace.times
+        times = self._itl_limit.times
         if not decodes:
             return 1.0, times.seconds(Composition(chunks=1, prompt_tokens=1)) if times.measured else 0.0
-        allowance = self._pace.allow(decodes, decodes.decodes, others)
+        allowance = self._itl_limit.allow(decodes, decodes.decodes, others)
         if not 0 < allowance.seconds < math.inf:
             return 1.0, allowance.alone
         return max(LEAST_SHARE, allowance.spare_s / allowance.seconds), allowance.seconds
 
-    def _turn_s(self, before: int) -> float:
-        """Return the seconds until a place is free. before: number of requests that are served before."""
+    def _wait_s(self, before: int) -> float:
+        """Return the seconds until a request may run. before: number of requests that are served before."""
         missing = before + 1 - max(0, self._most() - self._decoding)
-        turns = tuple(self._turns)
-        return missing * sum(turns) / len(turns) if missing > 0 and turns else 0.0
+        intervals = tuple(self._intervals)
+        return missing * sum(intervals) / len(intervals) if missing > 0 and intervals else 0.0
 
     @property
     def _decoding(self) -> int:
@@ -277,10 +278,10 @@ def total(costs: Iterable[LodCost]) -> LodCost:
 class LodCosts:
     """Tells the costs of requests, by the predictions that the engine has learnt.
 
-    Tokens are no measure of it: an image of 1024 visual tokens may take forty times as long as a question
-    in the encoder, and nothing if it is cached. The cost counts only what remains to be computed.
-    Requests that wait for the same image share its part, so the cost keeps the parts of images apart, by
-    their keys.
+    The number of tokens does not tell the cost: an image of 1024 visual tokens may take forty times as long
+    as a question in the encoder, and nothing if it is cached. The cost counts only what remains to be
+    computed. Requests that wait for the same image share its part, so the cost keeps the parts of images
+    apart, by their keys.
 
     times, images: predict durations.
     encoded: tells whether the encoder output of an image is in the cache, by its key.
@@ -295,7 +296,7 @@ class LodCosts:
         """Return the cost of what remains of a sequence's prompt. Zero before the first measured step.
 
         computed: tokens of the prompt that are computed, or will be found in the prefix cache.
-        chunk_tokens: tokens of a chunk, each of which has a fixed cost; at least 1.
+        chunk_tokens: tokens of a chunk; every chunk has a fixed cost. At least 1.
         """
         left = len(seq.prompt_ids) - computed
         if left <= 0 or not self.times.measured:

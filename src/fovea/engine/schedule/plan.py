@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fovea.engine.kv.manager import Move
-from fovea.engine.schedule.pace import PromptRoom
+from fovea.engine.schedule.itl_limit import PromptBudget
 from fovea.engine.sequence import ImageSpan, Sequence, StateWork
 from fovea.planner.cost import Composition, pairs_of
 
@@ -139,10 +139,10 @@ class Budget:
     encoded_ids: ids of the sequences that only wanted their images encoded, when all of them are.
     """
 
-    def __init__(self, tokens: int, visual: int, prompts: PromptRoom | None = None) -> None:
+    def __init__(self, tokens: int, visual: int, prompts: PromptBudget | None = None) -> None:
         """prompts: None: prompts may use all tokens."""
         self.tokens = tokens
-        self.prompts = prompts or PromptRoom(tokens)
+        self.prompts = prompts or PromptBudget(tokens)
         self.visual = visual
         self._all_visual = visual
         self.work: dict[str, Work] = {}
@@ -171,7 +171,7 @@ class Budget:
     def refund(self, seq: Sequence) -> None:
         """Remove a sequence from the step. Images that no other sequence waits for are not encoded.
 
-        The room for prompts stays as it is: after a preemption no other sequence joins in the step.
+        The budget for prompts stays as it is: after a preemption no other sequence joins in the step.
         """
         work = self.work.pop(seq.id, None)
         if work is not None:

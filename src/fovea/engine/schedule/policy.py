@@ -71,7 +71,7 @@ class Dual:
         if len(second) > LONG_QUEUE >= len(first):
             with_image = [seq for seq in first if seq.spans]
             text = [seq for seq in first if not seq.spans]
-            first = _in_turn(with_image, text)
+            first = _alternate(with_image, text)
         return [*first, *second]
 
 
@@ -115,14 +115,14 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-def _in_turn(one: list[Sequence], other: list[Sequence]) -> list[Sequence]:
+def _alternate(one: list[Sequence], other: list[Sequence]) -> list[Sequence]:
     paired = [seq for pair in zip(one, other, strict=False) for seq in pair]
     rest = one[len(other) :] or other[len(one) :]
     return [*paired, *rest]
 
 
-class Turns:
-    """Turns of API keys, and of the clients of one key among its own turns.
+class FairOrder:
+    """The order in which sequences of different API keys, and of clients of one key, join a step.
 
     A key and a client are charged the tokens of each prompt that joins. Next is the key with the least
     charge, and of its clients the one with the least. One that comes back after a pause begins with the least
@@ -155,7 +155,7 @@ class Turns:
         self._charged[client] += tokens
 
     def order(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-        """Yield the sequences in turn; those of one client stay in their order.
+        """Yield the sequences in fair order; those of one client stay in their order.
 
         Charges made between two yields change the order at once.
         """
@@ -164,12 +164,12 @@ class Turns:
             keys.setdefault(seq.client[:1], {}).setdefault(seq.client, deque()).append(seq)
         taken: Counter[tuple[str, ...]] = Counter()
 
-        def turn(party: tuple[str, ...]) -> tuple[int, int]:
+        def charged(party: tuple[str, ...]) -> tuple[int, int]:
             return self._charged[party], taken[party]
 
         while keys:
-            key = min(keys, key=turn)
-            client = min(keys[key], key=turn)
+            key = min(keys, key=charged)
+            client = min(keys[key], key=charged)
             taken.update((key, client))
             yield keys[key][client].popleft()
             if not keys[key][client]:

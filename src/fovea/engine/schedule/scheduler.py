@@ -1,9 +1,9 @@
 """Iteration-level scheduling: in each step, every running sequence computes some of its missing tokens.
 
-A step has three budgets: a number of tokens, a number of sequences, and the time that the pace leaves beside
-the decodes. Each running sequence computes as many of its missing tokens as the budgets allow. A decode needs
-one token, or several if it has drafts, and decodes come first. So a long prompt uses only what the decodes
-leave and never stalls them. A prompt that does not fit continues in the next step.
+A step has three budgets: a number of tokens, a number of sequences, and the time that the ITL limit leaves
+beside the decodes. Each running sequence computes as many of its missing tokens as the budgets allow. A
+decode needs one token, or several if it has drafts, and decodes come first. So a long prompt uses only what
+the decodes leave and never stalls them. A prompt that does not fit continues in the next step.
 
 Images are encoded in the same steps, not before them. A sequence computes its tokens up to the first image
 that is not encoded yet, and requests that image. The encoder works on the requested images one slice at a
@@ -11,7 +11,7 @@ time. Waiting sequences request their images, too, so these are encoded ahead, a
 first image that it needs is encoded. While its image is encoded, a waiting sequence holds no blocks and does
 not delay the others. A prefix hit that covers an image needs no encoder at all.
 
-A long prompt does not hold up short ones. Half of a step's room for prompts is for the prompt that waits
+A long prompt does not hold up short ones. Half of a step's budget for prompts is for the prompt that waits
 longest. The other half is first offered to prompts of at most a quarter of the longest one's length: the
 shortest first, and clients take turns. A step in which one of these gets its first token ends early. So a
 short prompt beside long ones waits for the step that runs, and then about twice as long as alone.
@@ -40,9 +40,9 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import ScheduleSettings
 from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.images import ImageRequests
-from fovea.engine.schedule.pace import FEWEST_TOKENS, PromptRoom
+from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, PromptBudget
 from fovea.engine.schedule.plan import Budget, StepPlan, Work
-from fovea.engine.schedule.policy import POLICIES, SHORT, Policy, Turns, count_passes, may_pass
+from fovea.engine.schedule.policy import POLICIES, SHORT, FairOrder, Policy, count_passes, may_pass
 from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32
@@ -87,7 +87,7 @@ class Scheduler:
         self.images = ImageRequests(embeddings, visual_token_bytes, lasting=lasting_images)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.turns = Turns()
+        self.fair_order = FairOrder()
         self.preemptions = 0
         self.steps = 0
         self._most = config.max_running
@@ -102,7 +102,7 @@ class Scheduler:
         seq.arrival_step = self.steps
         seq.reusable_tokens = self.kv.cached_prefix(seq)
         seq.expect(drafts)
-        self.turns.enter(seq.client)
+        self.fair_order.enter(seq.client)
         self._wait(seq)
 
     @property
@@ -111,7 +111,7 @@ class Scheduler:
 
     @property
     def streams_to_protect(self) -> int:
-        """Number of decoding sequences whose rhythm the pace keeps while others wait for their first token.
+        """Number of decoding sequences that the ITL limit protects while others wait for their first token.
 
         Not counted are sequences with images whose first token came after every still waiting sequence had
         arrived: when several images are asked about at once, the first answer does not delay the others. With
@@ -129,13 +129,13 @@ class Scheduler:
 
     def schedule(
         self,
-        prompts: PromptRoom | None = None,
+        prompts: PromptBudget | None = None,
         running: int | None = None,
         only: Collection[str] | None = None,
     ) -> StepPlan:
         """Plan the next step.
 
-        prompts: room for prompts beside the decodes; None for no bound except the configured one.
+        prompts: budget for prompts beside the decodes; None for no bound except the configured one.
         running: no sequence joins while this many run; None for the configured maximum.
         only: ids of the sequences that the step may take; None for all.
         """
@@ -213,10 +213,10 @@ class Scheduler:
             self._send_back(seq, intact=seq.id not in changed)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence in any state and release everything that it holds. Ending it twice is no error."""
+        """End a sequence in any state and release everything that it holds. A second call does nothing."""
         if seq.status is Status.FINISHED:
             return
-        self.turns.leave(seq.client)
+        self.fair_order.leave(seq.client)
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
             self.images.release(seq)
@@ -260,7 +260,7 @@ class Scheduler:
         self._take(seq, count, budget)
 
     def _serve_short(self, prompts: list[Sequence], waiting: list[Sequence], budget: Budget) -> None:
-        """Serve prompts that are short beside the longest one, in half of the step's room.
+        """Serve prompts that are short beside the longest one, in half of the step's budget.
 
         prompts: running sequences that do not decode, the oldest first. waiting: those that may join.
         """
@@ -276,7 +276,7 @@ class Scheduler:
         if not halved and self.steps % 2:  # too small to be halved: they get all of it every second time
             return
         oldest, ends = all_prompts[0], 0
-        for seq in self.turns.order(short):
+        for seq in self.fair_order.order(short):
             count = _to_compute(seq)
             if ends and count > 2 * ends or seq is oldest and count > budget.most(seq):
                 continue  # too long to end in this step, or the oldest prompt, which has the other half
@@ -314,7 +314,7 @@ class Scheduler:
         if oldest is not None:
             self._request_first_image(oldest, budget)
         order = self.policy.order(tuple(waiting), self.images.ready)
-        for position, seq in enumerate(self.turns.order(order) if self.policy.fair else order, 1):
+        for position, seq in enumerate(self.fair_order.order(order) if self.policy.fair else order, 1):
             room = room and len(self.running) < self._most and budget.most(seq) > 0
             if not room and position > LOOKAHEAD:
                 return
@@ -350,7 +350,7 @@ class Scheduler:
     def _admit(self, seq: Sequence, match: PrefixMatch, budget: Budget) -> None:
         self.waiting.remove(seq)
         self.kv.admit(seq, match)
-        self.turns.charge(seq.client, seq.missing_tokens)
+        self.fair_order.charge(seq.client, seq.missing_tokens)
         self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)

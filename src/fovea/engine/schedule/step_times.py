@@ -1,9 +1,9 @@
 """Expected durations of steps and of encoded images, learnt while the engine runs.
 
-One estimate serves the pace, the bound on the batch, and admission. A step's duration is a linear function of
-its composition (the formula of `planner.cost`). It includes the time from the end of the last step to the
-start of this one, because a client waits for both between two tokens. It does not include the encoder, whose
-time is bounded by the clock (`execute.encode_queue`).
+One estimate serves the ITL limit, the bound on the batch, and admission. A step's duration is a linear
+function of its composition (the formula of `planner.cost`). It includes the time from the end of the last
+step to the start of this one, because a client waits for both between two tokens. It does not include the
+encoder, whose time is bounded by the clock (`execute.encode_queue`).
 
 `OnlineFit` learns the costs, `Margin` by which factor durations exceed their predictions.
 """

@@ -17,7 +17,7 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.manager import KVManager
-from fovea.engine.schedule.pace import BatchControl
+from fovea.engine.schedule.itl_limit import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.schedule.step_times import ImageTimes, StepTimes

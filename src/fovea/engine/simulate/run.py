@@ -17,7 +17,7 @@ from fovea.core.trace import TEXT_BITS, Trace, TraceRequest
 from fovea.engine.config import EngineConfig
 from fovea.engine.job import SequenceInputs
 from fovea.engine.request.admission import FirstTokenGate
-from fovea.engine.schedule.pace import BatchControl
+from fovea.engine.schedule.itl_limit import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.simulate.assemble import Oracle, context_limit, simulated_stepper
@@ -194,7 +194,7 @@ class _Run:
         self._following = following
         self._prepare = prepare
         self.records = [Record(request.at) for request in trace]
-        self.room = config.schedule.room or math.inf
+        self.max_in_flight = config.schedule.max_in_flight or math.inf
         self.gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self.context = context_limit(config, cost)
         self.now = 0.0
@@ -244,7 +244,7 @@ class _Run:
 
     def _accept(self, request: TraceRequest, number: int, before: Sequence | None) -> bool:
         """Add a request to the scheduler, unless the queue is full or its first token would be late."""
-        if len(self.stepper.sequences) >= self.room:
+        if len(self.stepper.sequences) >= self.max_in_flight:
             return False
         for steps_down in self.gate.attempts:
             seq = to_sequence(request, number, before, self.records[number].arrival, steps_down)

@@ -89,7 +89,7 @@ class SimulatedEngine:
         )
         refuse = config.schedule.when_full == "refuse"
         tokens = pool_tokens(config, cost)
-        self.admission = Admission(config.schedule.room, tokens, cost.kv_token_bytes, refuse=refuse)
+        self.admission = Admission(config.schedule.max_in_flight, tokens, cost.kv_token_bytes, refuse=refuse)
         self._gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self._draining = False
         self.loop.start()

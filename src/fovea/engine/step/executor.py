@@ -71,7 +71,7 @@ class Executor(Protocol):
         ...
 
     def remove(self, seq: Sequence) -> None:
-        """Free everything that belongs to a sequence. Removing an unknown sequence is no error."""
+        """Free everything that belongs to a sequence. An unknown sequence is ignored."""
         ...
 
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:

@@ -62,7 +62,7 @@ class JobBoard:
         self.outbox.flush()
 
     def cancel(self, sequence_ids: Iterable[str]) -> None:
-        """End jobs with finish_reason "abort". Unknown and ended ids are no error."""
+        """End jobs with finish_reason "abort". Unknown and ended ids are ignored."""
         for seq_id in sequence_ids:
             self._cancel(seq_id)
         self.outbox.flush()

@@ -39,7 +39,7 @@ STALL_S = 0.002
 CALL_TIMEOUT_S = 60.0
 """Seconds that `EngineLoop.call` waits for its action."""
 FATAL_FAILURES = 10
-"""After so many failed steps in a row a probe is computed. If it fails, too, the loop ends."""
+"""Number of failed steps in a row after which a probe is computed. If it fails, too, the loop ends."""
 
 
 class EngineLoop:

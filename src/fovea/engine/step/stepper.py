@@ -2,7 +2,7 @@
 
     plan(now)                       which tokens, and how many seconds of encoding
     executor.execute(...)           computes the step, or estimates its duration
-    apply(step, result, seconds)    notes computed and new tokens, and updates the pace's estimates
+    apply(step, result, seconds)    notes computed and new tokens, and updates the estimates of step times
     settle(result, now)             notes tokens of earlier steps that were late
     abandon(step)                   in place of apply, if the step failed: who is to blame?
 
@@ -20,7 +20,7 @@ from fovea.core.measure import Tally
 from fovea.core.types import FinishReason
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.first_tokens import FirstTokens, LodCosts
-from fovea.engine.schedule.pace import BatchControl, DecodeBound, Pace
+from fovea.engine.schedule.itl_limit import BatchControl, DecodeBound, ItlLimit
 from fovea.engine.schedule.plan import StepPlan, composition_of, composition_of_decodes
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.schedule.step_times import ImageTimes, StepTimes
@@ -62,7 +62,7 @@ class Step:
 
 
 class Stepper:
-    """Scheduler, pace and batch control over an executor. For one thread.
+    """Scheduler, ITL limit and batch control over an executor. For one thread.
 
     sequences: all unfinished sequences, by id.
     failure_search: the sequences of a failed step, until the guilty one is found.
@@ -93,7 +93,7 @@ class Stepper:
         self.executor = executor
         target_s = config.target_itl_ms / 1000
         self.times = times or StepTimes(config.target_percentile)
-        self.pace = Pace(config.pace, target_s, config.max_step_tokens, self.times)
+        self.itl_limit = ItlLimit(config.pace, target_s, config.max_step_tokens, self.times)
         self.batch: BatchControl = control or DecodeBound(target_s, config.max_running, self.times)
         self.sequences: dict[str, Sequence] = {}
         self._ended: float | None = None
@@ -104,7 +104,7 @@ class Stepper:
         self.image_times = image_times or ImageTimes()
         costs = LodCosts(self.times, self.image_times, scheduler.embeddings.__contains__)
         self.first_tokens = FirstTokens(
-            scheduler, self.pace, costs, lambda: self._most, config.target_ttft_ms / 1000, first_factor
+            scheduler, self.itl_limit, costs, lambda: self._most, config.target_ttft_ms / 1000, first_factor
         )
         self.failure_search = FailureSearch()
         self.steps = 0
@@ -135,7 +135,7 @@ class Stepper:
         self.scheduler.add(seq, drafts)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence at any time and free its blocks, images and inputs. Ending twice is no error."""
+        """End a sequence at any time and free its blocks, images and inputs. A second call does nothing."""
         self.scheduler.finish(seq, reason)
         self.first_tokens.leave(seq.id)
         if self.sequences.pop(seq.id, None) is not None:
@@ -159,15 +159,15 @@ class Stepper:
         encoding = self.executor.encoding or self._postponed
         slice_s = self.executor.slice_s if encoding else 0.0
         self._note_whether_possible(decodes)
-        allowance = self.pace.allow(decodes, streams, len(self.sequences) - decodes.decodes, slice_s)
-        room = self.pace.prompt_room(allowance, encoding=encoding)
-        self._most = self.batch.allowed(running, self.scheduler.waiting, self.pace.smallest_s(slice_s))
-        plan = self.scheduler.schedule(room, self._most, self.failure_search.group)
+        allowance = self.itl_limit.allow(decodes, streams, len(self.sequences) - decodes.decodes, slice_s)
+        prompts = self.itl_limit.prompt_budget(allowance, encoding=encoding)
+        self._most = self.batch.allowed(running, self.scheduler.waiting, self.itl_limit.smallest_s(slice_s))
+        plan = self.scheduler.schedule(prompts, self._most, self.failure_search.group)
         if not plan:
             self._ended = None
             self.failure_search.clear(())
         composition = composition_of(plan)
-        encode_s = self.pace.encode_s(allowance, composition)
+        encode_s = self.itl_limit.encode_s(allowance, composition)
         late = composition and not allowance.forced and encode_s < self.executor.slice_s
         if late:
             encode_s = NO_SLICE
@@ -206,7 +206,7 @@ class Stepper:
             self.scheduler.settle(seq, [pick.token for pick in picks], result.drafts.get(seq_id, ()))
 
     def control_stats(self) -> dict[str, float]:
-        """Return the figures of pace and admission, by the names of `observe.table`."""
+        """Return the figures of ITL limit and admission, by the names of `observe.table`."""
         queued = self.first_tokens.queued
         return {
             "queued_work_seconds": queued.seconds,
@@ -214,22 +214,22 @@ class Stepper:
             "sequences_allowed": self._most,
             "step_time_margin": self.times.margin.factor,
             "target_itl_possible": not self._impossible_steps,
-            "decode_steps": self.pace.late_steps.steps,
-            "late_steps": self.pace.late_steps.late,
+            "decode_steps": self.itl_limit.late_steps.steps,
+            "late_steps": self.itl_limit.late_steps.late,
         }
 
     def _note_whether_possible(self, decodes: Composition) -> None:
         """Log once that the target for gaps cannot hold, when it could not for many steps in a row."""
         if not decodes:
             return
-        self._impossible_steps = 0 if self.pace.possible(decodes) else self._impossible_steps + 1
+        self._impossible_steps = 0 if self.itl_limit.possible(decodes) else self._impossible_steps + 1
         if self._impossible_steps == IMPOSSIBLE_STEPS and not self._warned:
             self._warned = True
             seconds = self.times.seconds(decodes.mean)
             log.warning(
                 "target_itl_ms is %g and cannot hold: a step with a single decode takes %.1f ms, and "
                 "%g%% of them at most %.1f ms; the target is ignored as long as that is so",
-                1000 * self.pace.target_s,
+                1000 * self.itl_limit.target_s,
                 1000 * seconds,
                 self.times.margin.percentile,
                 1000 * seconds * self.times.margin.factor,
@@ -248,7 +248,7 @@ class Stepper:
             if not self.sequences[seq_id].output_ids:
                 self.first_tokens.observe(seq_id, self._ended)
         if composition.decodes:
-            self.pace.late_steps.observe(0 < self.pace.target_s < gap_s)
+            self.itl_limit.late_steps.observe(0 < self.itl_limit.target_s < gap_s)
             self.batch.observe(gap_s)
         self.times.observe(composition, gap_s - result.encode_s)
 

@@ -29,7 +29,7 @@ from fovea.engine.visual_budget.methods import METHODS, PARAM, Method, keep_coun
 from fovea.relevance.images import GLANCES, Sizes, Turn, allot, last_mentions, rank, score_view
 
 QUESTION_IDS = 64
-"""Methods that use the question read at most so many token ids, from its end."""
+"""Most token ids of a question that methods read, from its end."""
 
 
 class VisualBudget:

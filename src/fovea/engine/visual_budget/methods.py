@@ -161,7 +161,7 @@ def parse_visual_tokens(text: str) -> VisualTokens | None:
         return VisualTokens(find_method(name).name, keep=float(share or "0.5"))
     except ValueError:
         raise InvalidRequest(
-            f"{PARAM}: {share!r} is no share; accepted: more than 0, at most 1", param=PARAM
+            f"{PARAM}: {share!r} is not a share; accepted: more than 0, at most 1", param=PARAM
         ) from None
 
 

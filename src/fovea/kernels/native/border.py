@@ -118,11 +118,11 @@ def _check_decodes(group: Decodes, rows: int, blocks: int, block_size: int) -> N
         members, lengths = group.shared.members, group.shared.lengths
         address(members, I64, ANY, ANY)
         address(lengths, I64, len(members))
-        check_numbers("rows of shares", members, -1, count - 1)
+        check_numbers("rows of prefix groups", members, -1, count - 1)
         inside = members >= 0
         sharing = members[inside]
         if len(set(sharing.tolist())) != len(sharing):
-            raise ValueError(f"a row is in two shares: {members.tolist()}")
+            raise ValueError(f"a row is in two prefix groups: {members.tolist()}")
         own = group.lengths[sharing] - lengths[:, None].expand_as(members)[inside]
         check_numbers("tokens that a row does not share", own, 0, width * block_size)
 

@@ -13,7 +13,7 @@ from fovea.kernels.attention import AttentionPlan
 from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
 from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWeight, QuantizedWeight, fuses
-from fovea.kernels.native.stack import NativeStack, is_native, shares_struct
+from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
 from fovea.kernels.quantize import Format
 from fovea.kernels.states import StatePlan
 from fovea.kernels.torch_kernels import TorchKernels
@@ -170,7 +170,7 @@ class NativeKernels:
         pages = address(kv, BF16, ANY, ANY, 2, kv_heads, dim)
         for group in plan.decodes:
             count, width = group.tables.shape
-            shared = shares_struct(group)
+            shared = prefix_groups_struct(group)
             self.library.fovea_decode_attention(
                 start + 2 * group.row * stride, stride, count, heads, kv_heads, dim, pages, block,
                 group.tables.data_ptr(), width, group.lengths.data_ptr(), address(group.firsts, I64, count),

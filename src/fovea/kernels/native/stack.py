@@ -34,16 +34,16 @@ class _Chunk(ctypes.Structure):
     _fields_ = [("row", c_int64), ("count", c_int64), ("first", c_int64), ("table", c_void_p)]
 
 
-class _Shares(ctypes.Structure):
+class _PrefixGroups(ctypes.Structure):
     _fields_ = [("count", c_int64), ("width", c_int64), ("members", c_void_p), ("lengths", c_void_p)]
 
 
-def shares_struct(group: Decodes) -> _Shares | None:
+def prefix_groups_struct(group: Decodes) -> _PrefixGroups | None:
     """Return `group.shared` for the C++ kernels. The tensors must live as long as the structure is used."""
     if group.shared is None:
         return None
     members, lengths = group.shared.members, group.shared.lengths
-    return _Shares(*members.shape, members.data_ptr(), lengths.data_ptr())
+    return _PrefixGroups(*members.shape, members.data_ptr(), lengths.data_ptr())
 
 
 class _Attention(ctypes.Structure):
@@ -51,7 +51,7 @@ class _Attention(ctypes.Structure):
         ("cos", c_void_p), ("sin", c_void_p), ("slots", c_void_p), ("block", c_int64),
         ("layer_stride", c_int64), ("decodes", c_int64), ("table_width", c_int64), ("tables", c_void_p),
         ("lengths", c_void_p),
-        ("shared", ctypes.POINTER(_Shares)), ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
+        ("shared", ctypes.POINTER(_PrefixGroups)), ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
         ("read", c_void_p), ("reads", c_int64),
     ]  # fmt: skip
 
@@ -124,7 +124,7 @@ class NativeStack:
             (group,) = plan.decodes
             attention.decodes, attention.table_width = group.tables.shape
             attention.tables, attention.lengths = group.tables.data_ptr(), group.lengths.data_ptr()
-            shared = shares_struct(group)
+            shared = prefix_groups_struct(group)
             if shared is not None:
                 attention.shared = ctypes.pointer(shared)
         if plan.chunks:

@@ -4,8 +4,8 @@ The context of a row is cut into splits, so that few rows still occupy the whole
 weighted mean of its values and the logarithm of the sum of its weights. A second launch merges the splits
 (flash decoding: softmax divides sums over keys, and such sums can be computed in parts).
 
-Rows that begin with the same blocks form a share. Their common blocks are read once for all of them, as a
-product of many queries with the same keys. The result is merged like further splits (Hydragen, arXiv
+Rows that begin with the same blocks form a prefix group. Their common blocks are read once for all of them,
+as a product of many queries with the same keys. The result is merged like further splits (Hydragen, arXiv
 2402.05099).
 
 The bounds of the splits depend on the lengths of contexts, but their number does not. So launches have the
@@ -75,7 +75,7 @@ def _part(first, last, split, SPLITS: tl.constexpr, TILE: tl.constexpr):
 def _own_split(
     query, kv, tables, lengths, starts, sums, logs, scale, heads, kv_heads, dim, block_size, width,
     GROUP: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    SHARES: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     """Compute one split of the tokens that a row does not share, for the query heads of one KV head."""
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -85,17 +85,17 @@ def _own_split(
     mask = real[:, None] & (d < dim)[None, :]
     q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
     start = 0
-    if SHARES:
+    if SHARED:
         start = tl.load(starts + row).to(tl.int32)
     first, last = _part(start, tl.load(lengths + row).to(tl.int32), split, SPLITS, TILE)
     total, log = _scan(
         q, kv, tables + row * width, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M
     )
-    slots = 2 * SPLITS if SHARES else SPLITS
+    slots = 2 * SPLITS if SHARED else SPLITS
     at = (row * heads + head) * slots + split
     tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
     tl.store(logs + at, log, mask=real)
-    if SHARES:
+    if SHARED:
         nothing = tl.full((M,), float("-inf"), tl.float32)
         tl.store(logs + at + SPLITS, nothing, mask=real & (start == 0))
 
@@ -106,16 +106,16 @@ def _shared_split(
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
     DIM: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one split of a share's common tokens, for all its rows and the query heads of one KV head."""
-    share, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Compute one split of a prefix group's tokens, for all its rows and the query heads of one KV head."""
+    number, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, d = tl.arange(0, M), tl.arange(0, DIM)
-    row = tl.load(members + share * ROWS + m // PADDED_GROUP, mask=m // PADDED_GROUP < ROWS, other=-1)
+    row = tl.load(members + number * ROWS + m // PADDED_GROUP, mask=m // PADDED_GROUP < ROWS, other=-1)
     real = (row >= 0) & (m % PADDED_GROUP < GROUP)
     head = kv_head * GROUP + m % PADDED_GROUP
     mask = real[:, None] & (d < dim)[None, :]
     q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
-    first, last = _part(0, tl.load(prefixes + share).to(tl.int32), split, SPLITS, TILE)
-    table = tables + tl.maximum(tl.load(members + share * ROWS), 0) * width
+    first, last = _part(0, tl.load(prefixes + number).to(tl.int32), split, SPLITS, TILE)
+    table = tables + tl.maximum(tl.load(members + number * ROWS), 0) * width
     total, log = _scan(q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M)
     at = (row * heads + head) * 2 * SPLITS + SPLITS + split
     tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
@@ -137,7 +137,7 @@ def _merge(sums, logs, out, dim, SLOTS: tl.constexpr, DIM: tl.constexpr):
 
 
 def shared_rows(group: int) -> int:
-    """Return how many rows a share has at most. group: query heads per KV head."""
+    """Return how many rows a prefix group has at most. group: query heads per KV head."""
     return max(1, SHARED_QUERIES // next_power(group))
 
 
@@ -174,6 +174,6 @@ def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, count: int
     starts = decodes.lengths if shared is None else shared.starts  # lengths are a placeholder, not read
     _own_split[(rows, kv_heads, count)](
         query, kv, decodes.tables, decodes.lengths, starts, sums, logs, scale, *sizes,
-        **tiles, M=max(16, next_power(group)), SHARES=shared is not None,
+        **tiles, M=max(16, next_power(group)), SHARED=shared is not None,
     )  # fmt: skip
     _merge[(rows * heads,)](sums, logs, out, dim, SLOTS=slots, DIM=width)

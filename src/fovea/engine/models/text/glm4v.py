@@ -1,6 +1,7 @@
 """The decoder of GLM-4.1V (arXiv 2507.01006), which is GLM-4's with M-RoPE.
 
-Norms stand on both sides of attention and MLP. Some numbers of each head are rotated, in neighbouring pairs.
+There are norms before and after attention and MLP. Some numbers of each head are rotated, in neighbouring
+pairs.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def read_tile_limits(settings: Settings, least_name: str, most_name: str, defaul
 
 
 def tokens_per_tile(tile: int, model: Config) -> int:
-    """Visual tokens of a tile: the encoder's patches, of which 1 / downsample_ratio**2 become one token.
+    """Visual tokens of a tile: 1 / downsample_ratio**2 of the encoder's patches become one token.
 
     tile: edge of a tile in pixels, which must be the size of the encoder's input.
 
@@ -199,7 +199,9 @@ def _edge(vision: Config, name: str, default: int) -> int:
     edge = edges.pop() if len(edges) == 1 else None
     if not isinstance(edge, int) or isinstance(edge, bool) or edge < 1:
         raise CheckpointError(
-            f"vision_config.{name} is {value!r}; accepted: a positive integer, or two equal ones", param=name
+            f"vision_config.{name} is {value!r}; accepted: a positive integer, such as 448, or two equal "
+            "ones",
+            param=name,
         )
     return edge
 
@@ -232,7 +234,7 @@ def build_chat(preprocessor: Config, model: Config, processor: Config) -> Intern
 
 
 def _square(size: Size | None) -> int:
-    """The edge of a square size, which old files name shortest_edge; 0: it is no square."""
+    """The edge of a square size, which old files name shortest_edge; 0: it is not a square."""
     if size is None:
         return 0
     height, width = size.fixed_size or (size.shortest_edge, size.shortest_edge)

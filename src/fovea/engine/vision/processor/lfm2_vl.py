@@ -245,7 +245,7 @@ def build(preprocessor: Config, model: Config, processor: Config) -> Lfm2VLProce
     if least > most or tiles[0] > tiles[1]:
         raise CheckpointError(
             f"min_image_tokens {least} to max_image_tokens {most}, min_tiles {tiles[0]} to max_tiles "
-            f"{tiles[1]}; accepted: least values that are not above the most",
+            f"{tiles[1]}; accepted: min_image_tokens up to {most}, min_tiles up to {tiles[1]}",
             param="min_image_tokens",
         )
     if cuts and tiles[0] == 1:

@@ -1,7 +1,7 @@
 """The image processor of Llama 3.2 Vision (mllama): a picture on a canvas of one to four tiles.
 
 The picture keeps its aspect. It is resized to fit the canvas and lies in its top left corner; the rest is
-black. There is no view of the whole picture beside the tiles. One token stands in the prompt for an image:
+black. There is no view of the whole picture beside the tiles. The prompt has one token for an image:
 the decoder reads the encoder's output through cross-attention. Source: "The Llama 3 Herd of Models"
 (arXiv 2407.21783), section 7.
 """

@@ -182,7 +182,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A target size, of which a checkpoint names some fields.
+    """A target size. A checkpoint names some of its fields.
 
     All fields are edges in pixels, except for Qwen: there `shortest_edge` and `longest_edge`, or `min_pixels`
     and `max_pixels`, are areas in pixels.
@@ -238,7 +238,7 @@ def section(config: Config, name: str) -> Config:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"{name} is {value!r}; accepted: a mapping", param=name)
+        raise CheckpointError(f"{name} is {value!r}; accepted: an object such as {{}}, or null", param=name)
     return value
 
 
@@ -301,7 +301,8 @@ class Tower:
         for name, value in (("image_size", image_size), ("patch_size", patch_size)):
             if not isinstance(value, int) or value < 1:
                 raise CheckpointError(
-                    f"vision_config.{name} is {value!r}; accepted: a positive integer", param=name
+                    f"vision_config.{name} is {value!r}; accepted: a positive integer, such as 14",
+                    param=name,
                 )
         if processor.get("patch_size") is not None:
             expect_equal("patch_size", processor["patch_size"], patch_size)

@@ -17,7 +17,7 @@ from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.media import DETAILS, Level, PixelBudget
 
 LEVEL_TOKENS: dict[Level, int] = {"low": 64, "medium": 256}
-"""About so many visual tokens make up a level, where the architecture allows it.
+"""Approximate visual tokens of each level, where the architecture allows it.
 
 "high" is the model's own limit.
 """
@@ -60,7 +60,9 @@ def read_bounds(budget: PixelBudget) -> Bounds:
         raise InvalidRequest(f"detail is {budget.detail!r}; accepted: {', '.join(DETAILS)}", param="detail")
     for name, value in (("min_pixels", budget.min_pixels), ("max_pixels", budget.max_pixels)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InvalidRequest(f"{name} is {value!r}; accepted: a positive integer", param=name)
+            raise InvalidRequest(
+                f"{name} is {value!r}; accepted: a positive integer, such as 262144", param=name
+            )
     low, high = budget.min_pixels, budget.max_pixels
     if low is not None and high is not None and low > high:
         raise InvalidRequest(f"min_pixels is {low}, above max_pixels, which is {high}", param="min_pixels")

@@ -356,8 +356,8 @@ struct Families {
     std::vector<int64_t> rows, starts, shared;
     std::vector<char> placed;
 
-    // Forms the families from the given shares. A family has at most `most` rows.
-    void form(int64_t count, const DecodeShares* given, int64_t most) {
+    // Forms the families from the given prefix groups. A family has at most `most` rows.
+    void form(int64_t count, const PrefixGroups* given, int64_t most) {
         rows.clear(), starts.clear(), shared.clear();
         placed.assign(count, false);
         for (int64_t s = 0; given && s < given->count; ++s)
@@ -383,11 +383,11 @@ extern "C" {
 // query: rows (heads, dim), `query_stride` values apart. kv (blocks, block, 2, kv_heads, dim).
 // tables (rows, width): block numbers. lengths (rows): tokens of each context, the row's own included.
 // firsts (rows): the first token that each row reads, or null: the first of its context. Not together with shared.
-// shared: rows that begin with the same blocks, or null; every row is in at most one share.
+// shared: rows that begin with the same blocks, or null; every row is in at most one group.
 // out (rows, heads, dim).
 void fovea_decode_attention(const bf16* query, int64_t query_stride, int64_t rows, int64_t heads, int64_t kv_heads,
                             int64_t dim, const bf16* kv, int64_t block, const int64_t* tables, int64_t width,
-                            const int64_t* lengths, const int64_t* firsts, const DecodeShares* shared, float scale,
+                            const int64_t* lengths, const int64_t* firsts, const PrefixGroups* shared, float scale,
                             bf16* out, int threads) {
     thread_local Families families;
     // Families are limited in size so that every thread has work.

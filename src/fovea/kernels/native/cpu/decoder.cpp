@@ -34,7 +34,7 @@ struct DecoderAttention {
     int64_t block, layer_stride;  // tokens per block; values of kv from one layer to the next
     int64_t decodes, table_width;
     const int64_t *tables, *lengths;
-    const DecodeShares* shared;  // null: no rows share blocks
+    const PrefixGroups* shared;  // null: no rows share blocks
     int64_t chunks;
     const DecoderChunk* chunk;
     const int64_t* read;  // the rows whose results are wanted, in any order

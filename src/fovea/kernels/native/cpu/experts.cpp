@@ -20,7 +20,7 @@ namespace {
 struct Room {
     std::vector<int64_t> chosen, counts, used, places;
     std::vector<float> scales;
-    std::vector<Share> shares;
+    std::vector<RowRange> ranges;
     std::vector<bf16> inputs, inner, outputs;
 };
 
@@ -42,16 +42,16 @@ void choose(const bf16* logits, int64_t experts, int64_t active, int64_t* chosen
     for (int64_t i = 0; i < active; ++i) scales[i] = widen(narrow(scales[i] / sum));
 }
 
-// Sorts the choices by expert. used: the chosen experts. shares: the rows of each of them, without a weight. places
+// Sorts the choices by expert. used: the chosen experts. ranges: the rows of each of them, without a weight. places
 // (count): the sorted row of every choice.
 void sort_choices(const int64_t* chosen, int64_t count, int64_t experts, Room& room) {
     room.counts.assign(experts, 0);
     for (int64_t i = 0; i < count; ++i) ++room.counts[chosen[i]];
-    room.used.clear(), room.shares.clear();
+    room.used.clear(), room.ranges.clear();
     int64_t start = 0;
     for (int64_t expert = 0; expert < experts; ++expert) {
         const int64_t rows = room.counts[expert];
-        if (rows) room.used.push_back(expert), room.shares.push_back({nullptr, start, rows});
+        if (rows) room.used.push_back(expert), room.ranges.push_back({nullptr, start, rows});
         room.counts[expert] = start;  // from here on: the place of the expert's next row
         start += rows;
     }
@@ -63,8 +63,8 @@ void sort_choices(const int64_t* chosen, int64_t count, int64_t experts, Room& r
 void multiply_sorted(Room& room, const Weight* const* weights, const bf16* x, int64_t rows, int kind, bf16* out,
                      int threads) {
     const int64_t count = static_cast<int64_t>(room.used.size());
-    for (int64_t i = 0; i < count; ++i) room.shares[i].weight = weights[room.used[i]];
-    multiply(room.shares.data(), count, x, room.shares[0].weight->k, rows, kind, nullptr, out, threads);
+    for (int64_t i = 0; i < count; ++i) room.ranges[i].weight = weights[room.used[i]];
+    multiply(room.ranges.data(), count, x, room.ranges[0].weight->k, rows, kind, nullptr, out, threads);
 }
 
 }  // namespace

@@ -22,9 +22,9 @@ struct Weight {
     int64_t n, k, format;
 };
 
-// Runs of tokens that several rows of a step begin with. members (count, width): the rows of each run, padded
-// with -1. lengths (count): tokens of each run. The fields have the order of `_Shares` in stack.py.
-struct DecodeShares {
+// Groups of rows whose contexts begin with the same blocks. members (count, width): the rows of each group, padded
+// with -1. lengths (count): common tokens of each group. The fields have the order of `_PrefixGroups` in stack.py.
+struct PrefixGroups {
     int64_t count, width;
     const int64_t *members, *lengths;
 };
@@ -55,7 +55,7 @@ void fovea_rotate_store(fovea::bf16* x, int64_t rows, int64_t heads, int64_t kv_
 void fovea_decode_attention(const fovea::bf16* query, int64_t query_stride, int64_t rows, int64_t heads,
                             int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block, const int64_t* tables,
                             int64_t width, const int64_t* lengths, const int64_t* firsts,
-                            const fovea::DecodeShares* shared, float scale, fovea::bf16* out, int threads);
+                            const fovea::PrefixGroups* shared, float scale, fovea::bf16* out, int threads);
 void fovea_chunk_attention(const fovea::bf16* query, int64_t query_stride, int64_t queries, int64_t first_key,
                            int64_t heads, int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block,
                            const int64_t* table, const int64_t* limits, float scale, fovea::bf16* out, int threads);

@@ -14,7 +14,7 @@ struct Int8 {
     static constexpr int GROUP = 128, QUADS = GROUP / 4, LEVELS = QUADS * 256, BYTES = LEVELS + 2 * PANEL;
 };
 
-// Codes of 4 bits, each of which stands for one of 16 levels. The low halves of the bytes hold even quads,
+// Codes of 4 bits, each for one of 16 levels. The low halves of the bytes hold even quads,
 // the high halves odd ones.
 struct Int4 {
     static constexpr bool CODED = true;

@@ -25,7 +25,7 @@ struct Buffer {
     std::vector<float> scale;
     std::vector<int32_t> start;
     std::vector<Input> inputs;
-    std::vector<int64_t> blocks;  // the first block of each share
+    std::vector<int64_t> blocks;  // the first block of each range
 
     LevelRows rows(int64_t count, int64_t k, int64_t group) {
         const int64_t groups = (k + group - 1) / group;
@@ -47,10 +47,10 @@ inline void to_blocks(const bf16* row, int64_t k, bf16* to) {
 
 }  // namespace
 
-void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, int64_t rows, int kind,
+void multiply(const RowRange* ranges, int64_t count, const bf16* x, int64_t ldx, int64_t rows, int kind,
               const bf16* residual, bf16* out, int threads) {
     thread_local Buffer buffer;
-    const Weight& w = *shares->weight;  // all weights have its shape and format
+    const Weight& w = *ranges->weight;  // all weights have its shape and format
     const bool quantized = w.format != BF16;
     const Input* inputs = nullptr;
     int64_t input_stride = ldx;
@@ -62,18 +62,18 @@ void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, in
         each_row(threads, rows, w.k, [&](int64_t row) { quantize_row(x + row * ldx, w.k, group, row, levels); });
 #if FOVEA_AMX
     } else {
-        // Blocks of 16 rows, which begin anew with each share.
+        // Blocks of 16 rows, which begin again with each range.
         input_stride = MATRIX_ROWS * 2 * padded_pairs(w.k / 2);
         int64_t* blocks = grown(buffer.blocks, count + 1);
         blocks[0] = 0;
-        for (int64_t s = 0; s < count; ++s) blocks[s + 1] = blocks[s] + (shares[s].rows + MATRIX_ROWS - 1) / MATRIX_ROWS;
+        for (int64_t s = 0; s < count; ++s) blocks[s + 1] = blocks[s] + (ranges[s].rows + MATRIX_ROWS - 1) / MATRIX_ROWS;
         first_blocks = blocks;
         Input* room = grown_aligned(buffer.inputs, blocks[count] * input_stride);
         inputs = room;
         each_row(threads, rows, w.k, [&](int64_t row) {
-            const auto begins_behind = [](int64_t at, const Share& share) { return at < share.start; };
-            const Share* share = std::upper_bound(shares, shares + count, row, begins_behind) - 1;
-            const int64_t at = row - share->start, block = blocks[share - shares] + at / MATRIX_ROWS;
+            const auto begins_behind = [](int64_t at, const RowRange& range) { return at < range.start; };
+            const RowRange* range = std::upper_bound(ranges, ranges + count, row, begins_behind) - 1;
+            const int64_t at = row - range->start, block = blocks[range - ranges] + at / MATRIX_ROWS;
             to_blocks(x + row * ldx, w.k, room + block * input_stride + at % MATRIX_ROWS * 32);
         });
     }
@@ -88,16 +88,16 @@ void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, in
 #endif
     const int64_t panels = (w.n + PANEL - 1) / PANEL;
     // Panels that one thread multiplies together.
-    const bool large = FOVEA_AMX && !quantized && 2 * shares->rows * w.k > LARGE;
+    const bool large = FOVEA_AMX && !quantized && 2 * ranges->rows * w.k > LARGE;
     const int64_t group = large ? std::max<int64_t>(1, std::min<int64_t>(8, count * panels / threads)) : 1;
     const int64_t groups = (panels + group - 1) / group;
     const auto multiply_panels = quantized ? quantized_panels : bf16_panels;
     parallel<TileScope>(threads, count * groups, 1, [&](int64_t task) {
-        const Share& share = shares[task / groups];
+        const RowRange& range = ranges[task / groups];
         const int64_t first = task % groups * group;
         const Input* in = first_blocks ? inputs + first_blocks[task / groups] * input_stride : inputs;
-        const Call call{*share.weight, x, ldx, kind, residual, out, in, input_stride, levels};
-        multiply_panels(call, first, std::min(panels, first + group), share.start, share.rows);
+        const Call call{*range.weight, x, ldx, kind, residual, out, in, input_stride, levels};
+        multiply_panels(call, first, std::min(panels, first + group), range.start, range.rows);
     });
 }
 
@@ -117,10 +117,10 @@ void fovea_product(const Weight* w, const bf16* x, int64_t ldx, int64_t rows, in
     if (rows > 192) cuts = std::max<int64_t>(1, std::min<int64_t>(4 * threads / panels, rows / 96));
     if (FOVEA_AMX) cuts = std::max(cuts, (rows + MOST_ROWS - 1) / MOST_ROWS);
     const int64_t size = ((rows + cuts - 1) / cuts + ROWS - 1) / ROWS * ROWS;
-    thread_local std::vector<Share> shares;
-    shares.clear();
-    for (int64_t start = 0; start < rows; start += size) shares.push_back({w, start, std::min(size, rows - start)});
-    if (rows > 0) multiply(shares.data(), static_cast<int64_t>(shares.size()), x, ldx, rows, kind, residual, out, threads);
+    thread_local std::vector<RowRange> ranges;
+    ranges.clear();
+    for (int64_t start = 0; start < rows; start += size) ranges.push_back({w, start, std::min(size, rows - start)});
+    if (rows > 0) multiply(ranges.data(), static_cast<int64_t>(ranges.size()), x, ldx, rows, kind, residual, out, threads);
 }
 
 // out[i] = row ids[i] of a weight that is not gated; out (count, k) bf16. Quantized weights are dequantized.

@@ -6,14 +6,14 @@
 namespace fovea {
 
 // Rows [start, start + rows) of x, which are multiplied with one weight.
-struct Share {
+struct RowRange {
     const Weight* weight;
     int64_t start, rows;
 };
 
-// out (rows, n) = activation(x W^T + bias) [+ residual] for x (rows, k; `ldx` values from row to row). Each share of
-// the rows has a weight of its own. There is at least one share, and all weights have one shape and one format.
-void multiply(const Share* shares, int64_t count, const bf16* x, int64_t ldx, int64_t rows, int kind,
+// out (rows, n) = activation(x W^T + bias) [+ residual] for x (rows, k; `ldx` values from row to row). Each range of
+// the rows has a weight of its own. There is at least one range, and all weights have one shape and one format.
+void multiply(const RowRange* ranges, int64_t count, const bf16* x, int64_t ldx, int64_t rows, int kind,
               const bf16* residual, bf16* out, int threads);
 
 }  // namespace fovea

@@ -1,4 +1,4 @@
-"""The pace: how much a step may do beside its decodes, so that running streams keep their rhythm.
+"""The ITL limit: how much a step may do beside its decodes, so that running streams keep their rhythm.
 
 The budget of a step is time. Its decodes alone take a predicted time (`step_times`). A step that also
 computes part of a prompt or encodes part of an image may last `pace` times as long, or as long as the target
@@ -53,7 +53,7 @@ LATE_STEP = 2.0
 WINDOW = 10
 """Number of latest steps whose mean `BatchRule` uses."""
 HIGH, LOW = 1.2, 0.8
-"""Shares of the target: `BatchRule` shrinks above HIGH and grows below LOW."""
+"""Fractions of the target: `BatchRule` shrinks above HIGH and grows below LOW."""
 CHANGE = 2
 """Number of sequences that `BatchRule` adds or removes at once."""
 MOST_GROWTH = 128
@@ -85,13 +85,11 @@ class Allowance:
         return max(0.0, self.seconds - self.alone)
 
 
-class Pace:
+class ItlLimit:
     """Bounds the length of steps by predictions of their duration."""
 
     def __init__(self, pace: float, target_s: float, max_tokens: int, times: StepTimes) -> None:
-        """Create a pace.
-
-        pace: longest step, as a multiple of the time of its decodes alone; 0 for no bound.
+        """pace: longest step, as a multiple of the time of its decodes alone; 0 for no bound.
         target_s: longest gap between tokens in seconds; 0 for no bound.
         max_tokens: most prompt tokens of a step.
         times: predicts durations.
@@ -137,16 +135,16 @@ class Pace:
             return True
         return self.times.seconds(decodes.mean) * self.times.margin.factor <= self.target_s
 
-    def prompt_room(self, allowance: Allowance, *, encoding: bool) -> PromptRoom:
-        """Return the room for prompts. encoding: an image is to be encoded in the same step."""
+    def prompt_budget(self, allowance: Allowance, *, encoding: bool) -> PromptBudget:
+        """Return the budget for prompts. encoding: an image is to be encoded in the same step."""
         if not self.times.measured:
-            return PromptRoom(min(self.max_tokens, FIRST_TOKENS))
+            return PromptBudget(min(self.max_tokens, FIRST_TOKENS))
         seconds = allowance.spare_s
         if not allowance.alone:
             seconds = 2 * IDLE_STEP_S
         elif encoding and seconds / 2 >= self.times.prompt_s(0, FEWEST_TOKENS):
             seconds /= 2
-        return PromptRoom(self.max_tokens, PromptTime(seconds, self.times, allowance.forced))
+        return PromptBudget(self.max_tokens, PromptTime(seconds, self.times, allowance.forced))
 
     def encode_s(self, allowance: Allowance, step: Composition) -> float:
         """Return the seconds for the encoder beside the tokens of a step; 0 if there is no time left.
@@ -172,8 +170,8 @@ class PromptTime(NamedTuple):
     forced: bool = True
 
 
-class PromptRoom:
-    """The rest of the room while the step is planned.
+class PromptBudget:
+    """The tokens and seconds that are left for prompts while the step is planned.
 
     tokens: tokens of prompts that can still be computed.
     """
@@ -187,7 +185,7 @@ class PromptRoom:
         self._reserved, self._before = (0, 0.0), 0.0
 
     def reserve_half(self) -> bool:
-        """Set half of the room aside. Returns False, and sets nothing aside, if half holds no chunk."""
+        """Set half of the budget aside. Returns False, and sets nothing aside, if half holds no chunk."""
         seconds = 0.0 if self._seconds == math.inf else self._seconds / 2
         fitting = self._time.times.prompt_tokens(0, seconds) if self._time and seconds else math.inf
         if min(fitting, self.tokens // 2) < FEWEST_TOKENS:
@@ -222,7 +220,7 @@ class PromptRoom:
         return int(max(0, min(self.tokens, fitting))) if fitting >= min(wanted, FEWEST_TOKENS) else 0
 
     def take(self, start: int, count: int) -> None:
-        """Take the room of a chunk. start: computed tokens of its sequence. count: tokens of the chunk."""
+        """Count a chunk. start: computed tokens of its sequence. count: tokens of the chunk."""
         self.tokens -= count
         self._fewest = max(0, self._fewest - count)
         if self._time is not None:
@@ -305,7 +303,7 @@ class DecodeBound:
         return max(1, min(self.maximum, len(running) + int(more // 1)))
 
     def observe(self, seconds: float) -> None:
-        """Nothing to learn here: `times` has the step already."""
+        """Do nothing: `times` has the step already."""
 
 
 class BatchRule:
