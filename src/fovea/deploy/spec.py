@@ -278,10 +278,13 @@ class Scale:
     """When pools with `max_replicas` grow and shrink."""
 
     waiting_per_replica: int = setting(
-        8, "Waiting requests per engine from which a pool grows.", low=1, high=10000
+        8, "A pool grows above this many waiting requests per engine.", low=1, high=10000
     )
     waiting_image_per_replica: int = setting(
-        4, "Requests per engine that wait for the vision encoder, from which a pool grows.", low=1, high=10000
+        4,
+        "A pool grows above this many requests per engine that wait for the vision encoder.",
+        low=1,
+        high=10000,
     )
     shrink_after_s: int = setting(300, "Seconds of low load after which a pool shrinks.", low=0, high=86400)
 

@@ -57,9 +57,12 @@ async def answer_chat(
     with wire_names(body), image_paths(body.messages):
         dialect, use = dialect_of(info.tool_format, info.reasons), tool_use(body)
         params = sampling(body, info.default_sampling)
-        params = replace(params, format=request_format(use, params.format, dialect))
-        if use.offered and dialect.tools is not None and dialect.tools.special:
-            params = replace(params, skip_special_tokens=False)
+        form = request_format(use, params.format, dialect)
+        marks = bool(use.offered and dialect.tools is not None and dialect.tools.special)
+        if form is not params.format or marks:
+            params = replace(
+                params, format=form, skip_special_tokens=params.skip_special_tokens and not marks
+            )
         bodies = make_bodies(Reading(dialect, use, body.include_reasoning is not False))
         request.caller.client.check_priority(body.priority or 0)
         request.reserve(params.n)
