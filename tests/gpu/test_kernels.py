@@ -19,7 +19,7 @@ from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 from fovea.kernels import flash, reference
 from fovea.kernels.activation import finish
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, PrefixGroups
 from fovea.kernels.quantize import Fp8Product, multiply, multiply_on_cuda, round_rows
 from fovea.kernels.torch_kernels import PLAIN
 from tests.support import fake_flashinfer, gpu
@@ -62,7 +62,7 @@ def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> Non
     kv = torch.randn(width * 13, size, 2, kv_heads, dim, device=DEVICE).to(dtype)
     query = torch.randn(12 + 100, query_heads, dim, device=DEVICE).to(dtype)
     on_gpu = [torch.from_numpy(array).to(DEVICE) for array in (tables, lengths, starts, members, prefixes)]
-    decodes = Decodes(0, on_gpu[0], on_gpu[1], int(lengths.max()), None, Shares(*on_gpu[2:]))
+    decodes = Decodes(0, on_gpu[0], on_gpu[1], int(lengths.max()), None, PrefixGroups(*on_gpu[2:]))
     chunk = Chunk(12, 100, 50, on_gpu[0][2, :10])
     plan = AttentionPlan(torch.zeros(0), (decodes,), (chunk,))
     ours = kernels().attend(query, kv, plan, dim**-0.5)

@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from fovea.kernels.attention import Decodes, Shares
+from fovea.kernels.attention import Decodes, PrefixGroups
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 
@@ -68,7 +68,7 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     triton_rows.rotate_store(qkv, heads, angle, angle, None, 1e-6, kv, slots)
     query = triton_rows.rotate_store(qkv, heads, angle, angle, norms, 1e-6, kv, slots)
     members = torch.zeros(1, triton_decode.shared_rows(heads // kv_heads), dtype=torch.long)
-    for rows, shares in ((1, None), (ROWS, Shares(slots, members, slots[:1]))):
+    for rows, shares in ((1, None), (ROWS, PrefixGroups(slots, members, slots[:1]))):
         tables = torch.zeros(rows, TABLE, dtype=torch.long)
         decodes = Decodes(0, tables, slots[:rows], TABLE * SIZE, None, shares)
         count = triton_decode.splits(rows, kv_heads, PROCESSORS)

@@ -179,6 +179,6 @@ def test_a_tokenizer_whose_tokens_have_no_known_bytes_is_refused() -> None:
     raw = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2, END: 3}, unk_token="[UNK]"))
     raw.decoder = decoders.WordPiece()
     tokenizer = ChatTokenizer(PreTrainedTokenizerFast(tokenizer_object=raw), None, eos_ids=frozenset({3}))
-    with pytest.raises(InvalidRequest, match="structured output: its tokens stand") as caught:
+    with pytest.raises(InvalidRequest, match="structured output: its tokens are") as caught:
         load_vocabulary(tokenizer, 4)
     assert caught.value.code == "unsupported_field"
