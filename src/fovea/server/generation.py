@@ -135,8 +135,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Hand the request over to the engine and yield its deltas. To be called once, and to be closed.
 
-        Raises InvalidRequest for a priority that the client may not use, Overloaded if it has too few tokens
-        left.
+        Raises Overloaded if its client has too few tokens left.
         """
         stream = self._begin()
         try:
@@ -163,7 +162,6 @@ class Generation:
 
     def _begin(self) -> AsyncIterator[Delta]:
         request, state, client = self._request, self._request.state, self._request.caller.client
-        client.check_priority(self._asked.priority)
         self._asked = asked = replace(
             self._asked,
             id=f"{request.request_id}-{self._asked.id}",

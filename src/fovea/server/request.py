@@ -104,11 +104,14 @@ class Request(Exchange):
 
     # Limits
 
-    def reserve(self, choices: int) -> None:
-        """Reserve places for so many choices, until they are handed over or the request ends.
+    def reserve(self, choices: int, priority: int | None = None) -> None:
+        """Admit the request: reserve places for its choices, until they are handed over or it ends.
 
-        Raises what `Places.take` raises.
+        priority: its own; None: nothing is generated. Raises InvalidRequest if the client may not use it, and
+            what `Places.take` raises.
         """
+        if priority is not None:
+            self.caller.client.check_priority(priority)
         self.state.places.take(self.caller.client, choices)
         self._reserved += choices
 

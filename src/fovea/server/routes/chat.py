@@ -64,8 +64,7 @@ async def answer_chat(
                 params, format=form, skip_special_tokens=params.skip_special_tokens and not marks
             )
         bodies = make_bodies(Reading(dialect, use, body.include_reasoning is not False))
-        request.caller.client.check_priority(body.priority or 0)
-        request.reserve(params.n)
+        request.reserve(params.n, body.priority or 0)
         asked = await _asked(request, body, params)
         if identities := _identities(asked.prompt):
             request.extra[IMAGES] = identities

@@ -33,7 +33,7 @@ async def completions(request: Request, body: CompletionRequest) -> None:
     bodies = CompletionBodies(state.check_model(body.model), options)
     with wire_names(body):
         asked = _asked(request, body)
-        request.reserve(sum(one.sampling.n for one in asked))
+        request.reserve(sum(one.sampling.n for one in asked), body.priority or 0)
         if not body.stream:
             answers = [
                 await _finished(state, body, one.prompt, answer)
