@@ -97,7 +97,7 @@ def page() -> Any:
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
 
-@app.get("/metrics")
+@app.get("/metrics")  # type: ignore[untyped-decorator]
 def metrics() -> PlainTextResponse:
     """Pass the metrics of the server on."""
     reply = client.get("/metrics")
