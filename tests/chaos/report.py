@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -148,5 +149,7 @@ def write_page(page: Path, text: str) -> None:
 
 def commit() -> str:
     """Return the commit of the working tree."""
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"

@@ -14,14 +14,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
 
 from fovea import Engine
 from fovea.api import sse
 from fovea.core.types import Delta, FinishReason, StageTimings, Usage
 from fovea.gateway.inspect.body import Prefixed
 from fovea.gateway.translate.translation import Api, ChatTranslation, to_chat
-from fovea.server.app import create_app
+from fovea.server.app import App, create_app
 from fovea.server.settings import ServerSettings
 from tests.gateway.translate.support import APIS, HELLO, RICH, Json, check, events, translation
 from tests.server.scripted import ANSWER, Script, talker
@@ -84,7 +83,7 @@ def switch() -> Switch:
 
 
 @pytest.fixture(scope="module")
-def app(switch: Switch) -> FastAPI:
+def app(switch: Switch) -> App:
     return create_app(switch)
 
 
@@ -96,7 +95,7 @@ def script(text: str, reason: FinishReason, stop: str | None) -> list[Delta]:
     return [*(Delta(0, letter, (1,)) for letter in text), last]
 
 
-async def post(app: FastAPI, path: str, body: Json) -> httpx.Response:
+async def post(app: App, path: str, body: Json) -> httpx.Response:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.post(path, json=body)
@@ -113,7 +112,7 @@ async def post(app: FastAPI, path: str, body: Json) -> httpx.Response:
 )
 @pytest.mark.parametrize("api", APIS)
 async def test_translated_answers_equal_native_ones(
-    app: FastAPI, switch: Switch, api: Api, name: str, reason: FinishReason, stop: str | None
+    app: App, switch: Switch, api: Api, name: str, reason: FinishReason, stop: str | None
 ) -> None:
     tools = DEFINITIONS if api == "messages" else FUNCTIONS
     switch.play(*script(SCRIPTS[name], reason, stop))
