@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import logging
 from contextlib import AsyncExitStack
 from functools import cached_property
@@ -235,7 +234,7 @@ def _description_routes(app: App) -> list[Route]:
         return app.description
 
     async def shown(request: Request) -> Response:
-        text = f"<!doctype html><title>{html.escape('Fovea')}</title>{DOCS[request.path]}"
+        text = f"<!doctype html><title>Fovea</title>{DOCS[request.path]}"
         return Response(text.encode(), "text/html; charset=utf-8")
 
     pages = [Route("GET", path, shown, shown=False) for path in DOCS]
