@@ -193,7 +193,7 @@ def test_several_processes_write_one_file(tmp_path: Path, worker: Callable[..., 
     workers = [worker(60) for _ in range(3)]
     for each in workers:
         each.communicate()
-        assert each.returncode == 0
+    assert [each.returncode for each in workers] == [0, 0, 0]
     (row,) = rows(tmp_path / "usage.db", "tenant")
     assert (row.requests, row.cost) == (1800, 1_800_000)
 

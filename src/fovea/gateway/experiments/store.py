@@ -24,6 +24,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.private_files import private_folder
 from fovea.gateway.experiments.config import Experiment, experiment_of
 from fovea.gateway.experiments.statistics import Statistics
+from fovea.gateway.sqlite_wal import use_wal
 
 ACTIVE, PROMOTED, ROLLED_BACK = "active", "promoted", "rolled_back"
 VERSION = 1
@@ -273,7 +274,7 @@ class Store:
             raise ConfigError(
                 f"state file {self._path} has version {version}; accepted: {VERSION}", param="folder"
             )
-        self._base.execute("PRAGMA journal_mode = WAL")
+        use_wal(self._base, BUSY_S)
         self._base.execute("PRAGMA synchronous = NORMAL")
         with self._transaction() as base:
             for statement in _TABLES:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fovea.core.errors import ConfigError
+from fovea.gateway.sqlite_wal import use_wal
 from fovea.gateway.tenants.account import Account, Adjustment, Bounds, Counters, new_account
 from fovea.gateway.tenants.shared import StoreFailed, births
 from fovea.gateway.usage.prices import Amounts
@@ -140,7 +141,7 @@ class SqliteStore:
     def _open(self, timeout_s: float) -> sqlite3.Connection:
         file = sqlite3.connect(self._path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
         try:
-            file.execute("PRAGMA journal_mode = WAL")
+            use_wal(file, timeout_s)
             file.execute("PRAGMA synchronous = NORMAL")
             for statement in _SCHEMA:
                 file.execute(statement)

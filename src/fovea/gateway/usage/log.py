@@ -29,6 +29,7 @@ from urllib.parse import quote
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
+from fovea.gateway.sqlite_wal import use_wal
 from fovea.gateway.usage.prices import Consumption, Price
 
 ServedFrom = Literal["backend", "response_cache", "fallback"]
@@ -346,7 +347,7 @@ class UsageStore:
         return connection, (status.st_dev, status.st_ino)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        mode = use_wal(connection, BUSY_S)
         if mode != "wal":
             raise OSError(f"its file system does not support WAL (SQLite uses {mode!r})")
         connection.execute("PRAGMA synchronous = NORMAL")
