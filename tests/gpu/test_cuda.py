@@ -13,10 +13,14 @@ import torch
 from PIL import Image
 
 from fovea import Engine
+from fovea.core.media import PixelBudget
 from fovea.core.types import Completion
-from fovea.engine.vision.encoding import CudaStream
+from fovea.engine.vision.calls import Member, encode_together
+from fovea.engine.vision.encoding import CudaStream, VisualFeatures
+from fovea.engine.vision.graphs import BlockGraphs
 from tests.support import gpu
 from tests.support.checkpoints import ARCHITECTURES, write
+from tests.support.engines import picture
 from tests.support.reference import Reference
 
 pytestmark = gpu.MARKS
@@ -110,6 +114,37 @@ def test_images_are_encoded_beside_decodes(tmp_path: Path) -> None:
             assert [future.result().token_ids[0] for future in futures] == alone
             assert running.result().token_ids[0] == text
         engine.check_integrity()
+
+
+@gpu.NEEDS_CUDA
+@pytest.mark.parametrize("architecture", ["qwen2_5_vl", "qwen3_vl", "llava", "pixtral"])
+def test_images_encoded_together_and_from_graphs_equal_each_alone(architecture: str, tmp_path: Path) -> None:
+    folder = write(architecture, tmp_path)
+    sizes = ((224, 140), (56, 84), (224, 140), (392, 252), (28, 28))
+    with gpu.engine_of(folder, dtype="bfloat16", kernels="triton") as engine:
+        model, processor = engine.runner.model, engine.parts.preparer.builder.processor
+        images = [
+            processor.process(picture(seed, *size), processor.plan(*size, PixelBudget()))
+            for seed, size in enumerate(sizes)
+        ]
+
+        def features(graphs: BlockGraphs | None) -> list[VisualFeatures]:
+            members = [Member(model.encode_slices(image)) for image in images]
+            for _ in encode_together(members, merge=True, graphs=graphs):
+                pass
+            torch.cuda.synchronize()
+            return [member.result for member in members if member.result is not None]
+
+        stream, graphs = torch.cuda.Stream(), BlockGraphs()
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            alone = [model.encode(image) for image in images]
+            runs = [features(None), *(features(graphs) for _ in range(3))]
+        assert graphs.recorded > 0
+        for run in runs:
+            assert len(run) == len(images)
+            for mine, theirs in zip(run, alone, strict=True):
+                for one, other in zip(mine.tensors, theirs.tensors, strict=True):
+                    assert gpu.relative_error(one, other) < 0.05
 
 
 def test_slower_tiers_return_encoder_outputs_that_the_gpu_evicted(tmp_path: Path) -> None:

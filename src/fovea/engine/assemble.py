@@ -139,6 +139,7 @@ def assemble(
         state_slots=states,
         slower=slower,
         padding=decode_padding(config, model, blocks, info.max_context),
+        encoder_graphs=config.model.decode_graphs == "auto" and model.device.type == "cuda",
         encode=encoder.slices,
     )
     stepper = Stepper(scheduler, runner)

@@ -13,14 +13,13 @@ import torch
 from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.sequence import ImageSpan
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
 from fovea.engine.vision.encoding import (
     EncoderStream,
     InlineStream,
     Slices,
     UpcomingImages,
     VisualFeatures,
-    apply_by_rows,
-    as_projector,
     encoder_stream,
 )
 from fovea.engine.vision.processor.base import ProcessedImage
@@ -36,6 +35,7 @@ class FakeStream:
     marks: list[FakeMark] = field(default_factory=list)
     finished: int = 0
     inside: bool = False
+    batch_rows: int = 0
 
     @contextmanager
     def activate(self) -> Iterator[None]:
@@ -232,7 +232,7 @@ def test_the_projector_is_measured_apart_and_only_its_own_calls_count() -> None:
     class Projected(Tower):
         def encode(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
             yield
-            rows = yield from apply_by_rows(as_projector(lambda x: x), torch.zeros(2, 4))
+            rows = yield from apply_by_rows(ProjectorLayer(lambda x: x), torch.zeros(2, 4))
             return VisualFeatures(rows)
 
     stream = FakeStream()
@@ -251,5 +251,74 @@ def test_the_projector_is_measured_apart_and_only_its_own_calls_count() -> None:
     plain.encoder.step(work, 100, alone=False)
     plain_stream.finished = len(plain_stream.marks)
     assert plain.encoder.step(work, 0, alone=False).images["a"].projected is None
-    as_projector(lambda x: x)(torch.zeros(1))
+    ProjectorLayer(lambda x: x)(torch.zeros(1))
     assert len(plain_stream.marks) == 2 * SLICES, "outside a queue nothing is measured"
+
+
+class Joined(Tower):
+    """An encoder of one layer, which is computed for several images together."""
+
+    def __init__(self, stream: EncoderStream) -> None:
+        super().__init__(stream)
+        self.calls: list[int] = []
+        self.refused = -1.0
+
+    def encode(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
+        self.begun.append(image.identity)
+        value = float(ord(image.identity[0]))
+        rows = yield from apply_by_rows(self.layer, torch.full((2, 4), value))
+        return VisualFeatures(rows)
+
+    def layer(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(len(x))
+        if (x == self.refused).any():
+            raise RuntimeError("out of memory")
+        return x + 1
+
+
+def test_images_of_a_step_are_encoded_together_as_far_as_they_fit() -> None:
+    stream = FakeStream(batch_rows=6)
+    tower = Joined(stream)
+    work = [job(key) for key in "abcde"]
+    result = tower.encoder.step(work, 60.0, alone=True)
+    assert tower.calls == [6, 4]
+    assert list(result.images) == ["a", "b", "c", "d", "e"]
+    for key, image in result.images.items():
+        assert image.features.embeds.unique().tolist() == [ord(key) + 1]
+        assert image.features.embeds.untyped_storage().nbytes() == image.features.embeds.nbytes
+    assert [image.seconds for image in result.images.values()] == [1 / 3] * 3 + [1 / 2] * 2
+
+
+def test_reduced_images_are_encoded_by_themselves() -> None:
+    tower = Joined(FakeStream(batch_rows=100))
+    tower.encoder.step([job("a"), reduced_job("b"), job("c"), reduced_job("d")], 60.0, alone=True)
+    assert tower.begun == ["a", "c", "b", "d"]
+    assert tower.calls == [4, 2, 2]
+
+
+def test_a_batch_that_fails_is_tried_again_image_by_image() -> None:
+    """Only the guilty image fails; the next step encodes others together again."""
+    tower = Joined(FakeStream(batch_rows=100))
+    tower.refused = float(ord("b"))
+    result = tower.encoder.step([job(key) for key in "abc"], 60.0, alone=True)
+    assert (list(result.images), list(result.failures)) == (["a", "c"], ["b"])
+    assert tower.calls == [6, 2, 2, 2]
+    assert not tower.encoder.working
+    tower.encoder.step([job(key) for key in "de"], 60.0, alone=True)
+    assert tower.calls[4:] == [4]
+
+
+def test_an_image_of_a_batch_whose_sequences_are_gone_is_dropped() -> None:
+    class Pausing(Joined):
+        def encode(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
+            yield None
+            return (yield from super().encode(image, ahead))
+
+    stream = FakeStream(batch_rows=100)
+    tower = Pausing(stream)
+    tower.encoder.step([job("a", "s1"), job("b", "s2")], 0.0, alone=True)
+    tower.alive.discard("s1")
+    result = tower.encoder.step([job("b", "s2")], 60.0, alone=True)
+    assert list(result.images) == ["b"]
+    assert tower.calls == [2]
+    assert not tower.encoder.working

@@ -36,6 +36,7 @@ from fovea.engine.step.executor import StepResult
 from fovea.engine.step.positions import mrope_positions, place, plain_positions
 from fovea.engine.tiers import SlowerTiers
 from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, encoder_stream
+from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.attention import AttentionPlan
 
@@ -64,6 +65,7 @@ class Runner:
         state_slots: int = 0,
         slower: SlowerTiers | None = None,
         padding: Padding | None = None,
+        encoder_graphs: bool = False,
         encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]] | None = None,
     ) -> None:
         """blocks, block_size: size of the KV pool.
@@ -73,6 +75,7 @@ class Runner:
         state_slots: slots for states, for models that have any.
         slower: slower tiers for encoder outputs; None: none.
         padding: padding of steps that only decode, recorded as CUDA graphs on CUDA; None: no padding.
+        encoder_graphs: record the blocks of the encoder as CUDA graphs, if the kernels allow it.
         encode: returns the slices of an image by its plan; None: the model's own method, with all tokens.
         """
         self.model = model
@@ -101,6 +104,7 @@ class Runner:
             encoder_stream(model.device),
             pixels=self._pixels,
             alive=self._prompts.__contains__,
+            graphs=BlockGraphs() if encoder_graphs and model.kernels.spans_in_one_launch else None,
         )
         self._cross = config.cross_attention
         self._rows = DecodeRows(
