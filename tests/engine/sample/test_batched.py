@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from typing import Any
+from unittest.mock import Mock, patch
 
 import hypothesis.strategies as st
 import numpy as np
@@ -15,12 +16,23 @@ from hypothesis import given, settings
 from fovea.core.sampling import LOWEST_LOGPROB, SamplingParams
 from fovea.engine.grammar.guide import Guides, Masks
 from fovea.engine.job import SampledToken
+from fovea.engine.sample import batch as module
 from fovea.engine.sample import sampler as sampler_module
-from fovea.engine.sample.batch import Draw, draw, parameters
-from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution, repair
+from fovea.engine.sample.batch import (
+    IN_PROMPT,
+    Draw,
+    HostCopy,
+    TokenCounts,
+    draw,
+    parameters,
+    unpack,
+    upload,
+)
+from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution, repair, to_device
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
+from tests.support.host_reads import no_host_reads
 from tests.support.sampling import sample as sample_rows
 from tests.support.thorough import examples
 
@@ -219,25 +231,36 @@ def check_logprobs(row: torch.Tensor, ours: SampledToken, theirs: SampledToken) 
 
 @settings(max_examples=examples(600), deadline=None)
 @given(
-    requests=st.lists(REQUESTS, min_size=1, max_size=6), seed=st.integers(0, 1000), steps=st.integers(1, 3)
+    requests=st.lists(REQUESTS, min_size=1, max_size=6),
+    seed=st.integers(0, 999),
+    steps=st.integers(1, 3),
+    guess=st.sampled_from([4, 16, NUCLEUS_GUESS]),
+    part=st.sampled_from([2, 64]),
 )
 def test_a_batch_of_anything_gives_the_tokens_of_single_rows(
-    requests: list[dict[str, Any]], seed: int, steps: int
+    requests: list[dict[str, Any]], seed: int, steps: int, guess: int, part: int
 ) -> None:
-    """Greedy tokens are equal. Drawn ones may differ only where rounding decides, or between equal logits."""
+    """Greedy tokens are equal. Drawn ones may differ only where rounding decides, or between equal logits.
+
+    guess: number of candidates that are tried first. part: number of rows that are computed together.
+    """
     (together, rows), (alone, twins) = start(requests, batched=True), start(requests, batched=False)
     broken = {f"s{i}": each["broken"] for i, each in enumerate(requests)}
     for number in range(steps):
         x = torch.stack([row_of(seed + 10 * number + i, broken[row[0].id]) for i, row in enumerate(rows)])
-        ours = step(together, rows, x)
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(module, "NUCLEUS_GUESS", guess)
+            patched.setattr(module, "ROWS", part)
+            ours = step(together, rows, x)
             noted = Distributions()
-            patch.setattr(sampler_module, "distribution", noted)
+            patched.setattr(sampler_module, "distribution", noted)
             theirs = step(alone, twins, x)
         assert ours.failures == theirs.failures == {}
         for i, ((seq, drafts), (twin, _)) in enumerate(zip(rows, twins, strict=True)):
             mine, others = ours.sampled[seq.id], theirs.sampled[seq.id]
-            if drafts >= min(len(mine), len(others)) or mine[:drafts] != others[:drafts]:
+            if drafts >= min(len(mine), len(others)):
+                continue
+            if [pick.token for pick in mine[:drafts]] != [pick.token for pick in others[:drafts]]:
                 continue
             if mine[drafts].token != others[drafts].token:
                 assert not seq.sampling.greedy
@@ -248,3 +271,160 @@ def test_a_batch_of_anything_gives_the_tokens_of_single_rows(
             seq.append([pick.token for pick in theirs.sampled[seq.id]])
             seq.drafts = []
         rows, twins = [row for row in rows if not row[1]], [row for row in twins if not row[1]]
+
+
+MIX: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "repetition_penalty": 1.3, "logprobs": True, "top_logprobs": 5},
+    {"seed": 1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    {"seed": 2, "top_p": 0.9, "logit_bias": {4: 2.0}},
+    {"seed": 3, "allowed_token_ids": (4, 9, 17), "logprobs": True},
+    {"seed": 4, "top_k": 5, "min_tokens": 9, "stop_token_ids": (5,)},
+    {"temperature": 0, "logprobs": True},
+]
+
+
+def mix() -> list[dict[str, Any]]:
+    """Requests with all kinds of parameters, with and without a grammar, drafts and bad words."""
+    requests = []
+    for allowed in (None, {1, 2, 3, 4, 9}):
+        for number, params in enumerate(MIX):
+            extra = {"allowed": allowed, "drafts": [4, 9][: number % 3], "bad_words": [[7]] * (number % 2)}
+            requests.append({"params": params, "prompt": [1, 2, 2], "output": [4, 4], **extra})
+    return requests
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
+    """Return lists that get the size of each read of the device, and of each copy to it."""
+    reads: list[int] = []
+    copies: list[int] = []
+    tolist = torch.Tensor.tolist
+
+    def read(copy: HostCopy) -> list[float]:
+        values: list[float] = tolist(copy._values)
+        reads.append(len(values))
+        return values
+
+    def copy(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        copies.append(values.numel())
+        return to_device(values, device)
+
+    monkeypatch.setattr(HostCopy, "read", read)
+    monkeypatch.setattr(module, "to_device", copy)
+    return reads, copies
+
+
+def test_a_step_of_any_rows_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a number from a GPU, and a copy from memory that is not pinned, wait for all launched work."""
+    reads, copies = watch(monkeypatch)
+    sampler, rows = start(mix(), batched=True)
+    x = logits(len(rows), SIZE, 1)
+    result = StepResult()
+    with no_host_reads():
+        pending = sampler.launch(x, rows)
+        assert (len(reads), len(copies)) == (0, 1)
+        pending.finish(result)
+    assert (len(reads), len(copies)) == (1, 1)
+    twin, twins = start(mix(), batched=False)
+    expected = step(twin, twins, x)
+    assert {name: [pick.token for pick in picks] for name, picks in result.sampled.items()} == {
+        name: [pick.token for pick in picks] for name, picks in expected.sampled.items()
+    }
+    for i, (seq, drafts) in enumerate(rows):
+        if drafts < len(result.sampled[seq.id]):
+            assert pending.final[i]
+            assert int(pending.tokens[i]) == result.sampled[seq.id][drafts].token
+
+
+def test_only_incomplete_candidates_need_a_second_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, _ = watch(monkeypatch)
+    requests = mix()
+    for seed, params in enumerate(
+        ({"top_p": 0.9}, {"min_p": 0.01}, {"top_k": 9, "top_p": 0.9}, {"top_k": 3000})
+    ):
+        requests.append(requests[1] | {"params": {"seed": 5 + seed, "logprobs": True} | params, "drafts": []})
+    sampler, rows = start(requests, batched=True)
+    x = torch.zeros(len(rows), 3 * NUCLEUS_GUESS)
+    with no_host_reads():
+        pending = sampler.launch(x, rows)
+        pending.finish(StepResult())
+    assert len(reads) == 2
+    unsure = {seq.sampling.seed for (seq, _), final in zip(rows, pending.final, strict=True) if not final}
+    assert unsure == {2, 5, 6}
+
+
+def test_steps_of_greedy_rows_copy_nothing_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, copies = watch(monkeypatch)
+    sampler, rows = start([mix()[0]] * 3, batched=True)
+    with no_host_reads():
+        sampler.sample(logits(3, SIZE, 1), rows, StepResult())
+    assert (len(reads), len(copies)) == (1, 0)
+
+
+def test_copies_between_host_and_cuda_are_pinned_and_wait_for_nothing_else() -> None:
+    values = Mock(device=torch.device("cuda"), shape=(3,), dtype=torch.float64)
+    assert to_device(values, values.device) is values.pin_memory().to.return_value
+    values.pin_memory().to.assert_called_once_with(values.device, non_blocking=True)
+    with patch.object(torch, "empty") as empty, patch.object(torch, "cuda") as cuda:
+        copy = HostCopy(values)
+        empty.assert_called_once_with((3,), dtype=torch.float64, pin_memory=True)
+        empty().copy_.assert_called_once_with(values, non_blocking=True)
+        cuda.Event().record.assert_called_once_with(cuda.current_stream(values.device))
+        cuda.Event().synchronize.assert_not_called()
+        assert copy.read() is empty().tolist.return_value
+        cuda.Event().synchronize.assert_called_once_with()
+
+
+def test_arrays_arrive_as_they_are() -> None:
+    arrays = [
+        np.arange(3), np.zeros((0, 4), dtype=np.int32), np.array([[1.5, 2.5, -0.0]], dtype=np.float32),
+        np.array([[1, -2], [3, 4]], dtype=np.int32), np.zeros(0, dtype=np.float32), np.array([-(2**62)]),
+    ]  # fmt: skip
+    for array, tensor in zip(arrays, upload(arrays, torch.device("cpu")), strict=True):
+        assert torch.equal(tensor, torch.from_numpy(array))
+        assert tensor.dtype == torch.from_numpy(array).dtype
+
+
+@given(size=st.integers(1, 100), rows=st.integers(1, 3), seed=st.integers(0, 99))
+def test_masks_are_unpacked_as_on_the_host(size: int, rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    words = random.integers(-(2**31), 2**31, (rows, -(-size // 32))).astype(np.int32)
+    masks = Masks.of(list(enumerate(words)), size)
+    assert unpack(torch.from_numpy(masks.bits), size).tolist() == masks.allowed(size).tolist()
+
+
+def test_counts_of_tokens_are_bounded_and_freed_with_their_sequences() -> None:
+    counts, x = TokenCounts(), torch.zeros(1, SIZE)
+    sequences = [Sequence(f"s{i}", [1, 1, SIZE], SamplingParams(repetition_penalty=2.0), 9) for i in range(9)]
+
+    def update(*chosen: Sequence) -> list[list[int]]:
+        rows = torch.tensor([counts.row(seq.id, x) for seq in chosen])
+        for seq in chosen:
+            counts.add([seq], *map(torch.from_numpy, counts.unread(seq)))
+        return [[value for value in row if value] for row in counts.of(rows).tolist()]
+
+    for seq in sequences:
+        seq.append([1, 2, 2])
+        assert update(seq) == [[IN_PROMPT + 1, 2]]
+    for seq in sequences[1:]:
+        counts.remove(seq.id)
+    sequences[0].append([2])
+    assert update(sequences[0], sequences[5]) == [[IN_PROMPT + 1, 3], [IN_PROMPT + 1, 2]]
+    assert counts._table.shape == (16, SIZE)
+    counts.remove("s0")
+    counts.remove("s5")
+    assert counts._table.numel() == len(counts) == 0
+
+
+def test_an_id_outside_the_logits_fails_its_request_alone() -> None:
+    """On a GPU such an index would end every request: CUDA allows no further work after it."""
+    for params in ({"logit_bias": {50: 1.0}}, {"allowed_token_ids": (3, 50)}):
+        sampler = Sampler(frozenset(), batched=True)
+        requests: list[dict[str, Any]] = [{}, params, {}]
+        sequences = [Sequence(f"s{i}", [1], SamplingParams(**each), 9) for i, each in enumerate(requests)]
+        for seq in sequences:
+            sampler.add(seq, 0)
+        first, bad, last = sample_rows(sampler, logits(3, 50, 3), sequences)
+        assert isinstance(bad, IndexError)
+        assert isinstance(first, SampledToken)
+        assert isinstance(last, SampledToken)
