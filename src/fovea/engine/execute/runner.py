@@ -21,10 +21,10 @@ from torch import Tensor
 from fovea.core.measure import NO_SPAN, active_recorder, stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.execute.attention_plan import DecoderPlanner, by_length, image_rows
+from fovea.engine.execute.block_moves import BlockMoves, move_streams
 from fovea.engine.execute.decode_rows import DecodeRows, PaddedDecodes, only_decodes
 from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.job import SequenceInputs
-from fovea.engine.kv.manager import Move
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.sample.logits import prompt_rows, row_index, score_prompt
@@ -48,7 +48,7 @@ class Runner:
     """Computes step plans with a model: the executor of the real engine (`step.executor.Executor`).
 
     memory: the KV pool, and the slots of states.
-    host_kv: KV blocks in host memory, shaped like `memory.kv` except for the number of blocks.
+    moves: KV blocks in host memory, and the copies of blocks.
     """
 
     def __init__(
@@ -85,16 +85,7 @@ class Runner:
         device, dtype = model.device, model.dtype
         pools = (pool, window_blocks)[: len(config.kv_groups)]
         self.memory = DecoderMemory.allocate(config, pools, block_size, state_slots, dtype, device)
-        pinned = device.type == "cuda" and host_blocks > 0
-        self.host_kv = DecoderMemory.allocate(
-            config,
-            (host_blocks, 0)[: len(config.kv_groups)],
-            block_size,
-            0,
-            dtype,
-            torch.device("cpu"),
-            pinned=pinned,
-        ).kv
+        self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device))
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
             encode or (lambda image, ahead: model.encode_slices(image)),
@@ -161,8 +152,8 @@ class Runner:
     def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
         """Compute the plan's tokens, and encode its images for about `encode_s` seconds."""
         result = StepResult()
-        for move in plan.moves:
-            self._move(move)
+        if plan.moves:
+            self.moves.run(plan.moves)
         self._encode(plan, encode_s, result)
         items = plan.work
         if result.failures:
@@ -210,20 +201,6 @@ class Runner:
             ids = [item.seq.prompt_ids[place] for place in after]
             most = item.seq.sampling.prompt_logprobs or 0
             result.prompts[item.seq.id] = score_prompt(hidden[rows], after, ids, most, self.model.logits)
-
-    def _move(self, move: Move) -> None:
-        """Copy a KV block.
-
-        On CUDA the copies are ordered by the stream, like all reads and writes of the pool.
-        """
-        kv, host = self.memory.kv[move.windowed], self.host_kv[move.windowed]
-        if move.kind == "save":
-            host[:, move.target].copy_(kv[:, move.source], non_blocking=True)
-        elif move.kind == "load":
-            rows = host[:, move.source, : move.rows]
-            kv[:, move.target, : move.rows].copy_(rows, non_blocking=True)
-        elif move.source != move.target:
-            kv[:, move.target, : move.rows] = kv[:, move.source, : move.rows]
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
         jobs = [job for job in plan.encode if not self._restore(job.span.key, job.holders)]
