@@ -6,10 +6,14 @@ others before these are done. An image is handed over when its last slice is don
 features that are still being computed, and never waits for them. A step without tokens waits for its slices,
 because it has nothing else to do. On a CPU a slice is done as soon as it is launched, and all of this is one
 loop.
+
+An image that does not fit into the device's memory is encoded again from its beginning, alone: after the
+other work of a step, when no other image is partly encoded (`EncodeQueue.encode_alone`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fovea.core.errors import OutOfMemory
 from fovea.core.measure import stage
+from fovea.engine.execute.device_memory import is_out_of_memory
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.step.executor import SliceQueue
 from fovea.engine.vision.encoding import (
@@ -30,6 +36,8 @@ from fovea.engine.vision.encoding import (
     VisualFeatures,
 )
 from fovea.engine.vision.processor.base import ProcessedImage
+
+log = logging.getLogger("fovea.engine")
 
 
 @dataclass(slots=True)
@@ -96,6 +104,7 @@ class EncodeQueue:
     encode: returns the slices of an image; it may encode regions of upcoming images along with it.
     pixels: returns the pixels of a job's image.
     alive: tells whether the sequence with an id still exists.
+    memory_retries: images that were encoded again alone, for lack of memory.
     """
 
     def __init__(
@@ -115,6 +124,8 @@ class EncodeQueue:
         self._launched: deque[_Launched] = deque()
         self._timer = ProjectorTimer(stream)
         self._slice_s = 0.0
+        self._alone: set[str] = set()  # keys of the images that did not fit into memory beside other work
+        self.memory_retries = 0
 
     @property
     def working(self) -> bool:
@@ -144,6 +155,38 @@ class EncodeQueue:
         result.seconds = time.perf_counter() - started if jobs else 0.0
         return result
 
+    def encode_alone(self, free: Callable[[], None]) -> EncodeResult:
+        """Encode an image to its end that did not fit into memory, if no other is partly encoded.
+
+        Call it after all other work of a step. If the image does not fit now either, it fails: OutOfMemory.
+
+        free: frees all memory of the device that is not in use.
+        """
+        result = EncodeResult()
+        job = next((job for job in self._jobs if job.span.key in self._alone), None)
+        if job is None or self._queue.states or self._launched:
+            return result
+        started = time.perf_counter()
+        self.memory_retries += 1
+        free()
+        state = None
+        while job.span.key not in result.failures and (state is None or state.features is None):
+            self._slice(job, result)
+            state = self._queue.states.get(job.span.key)
+        self._alone.discard(job.span.key)
+        if self._launched:
+            self._launched[-1].end.wait()
+        self._collect()
+        self._hand_over(result)
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def restart(self) -> None:
+        """Free the memory of all partly encoded images. Their encoding begins again."""
+        for state in self._queue.states.values():
+            state.slices.close()
+        self._queue.states.clear()
+
     def drop(self) -> None:
         """Give up all images whose sequences are gone."""
         self._update(())
@@ -151,11 +194,16 @@ class EncodeQueue:
     def _update(self, jobs: Sequence[EncodeJob]) -> None:
         for encoding in self._queue.update(jobs):
             encoding.slices.close()
+        self._alone.intersection_update(job.span.key for job in jobs)
 
     def _launch(self, jobs: Sequence[EncodeJob], deadline: float, result: EncodeResult) -> None:
         def complete(job: EncodeJob) -> bool:
-            encoding = self._queue.states.get(job.span.key)
-            return job.span.key in result.failures or (encoding is not None and encoding.features is not None)
+            key, encoding = job.span.key, self._queue.states.get(job.span.key)
+            if key in result.failures or key in self._alone:
+                return True
+            if encoding is None:  # no other image begins before those that are encoded alone
+                return bool(self._alone)
+            return encoding.features is not None
 
         def advance(job: EncodeJob) -> None:
             self._slice(job, result)
@@ -180,11 +228,27 @@ class EncodeQueue:
                 self._advance(encoding, job.span.rows)
             except Exception as error:  # noqa: BLE001 - any error fails this image alone; the step goes on
                 states.pop(key, None)
-                result.failures[key] = error
                 self._timer.take()
+                self._note_failure(job, error, result)
                 return
             self._launched.append(_Launched(begin, self._stream.mark(), encoding, self._timer.take()))
         encoding.pending += 1
+
+    def _note_failure(self, job: EncodeJob, error: Exception, result: EncodeResult) -> None:
+        """Note why an image cannot be encoded, or that it must be encoded alone.
+
+        An error about memory is not kept itself, because it holds the tensors of the failed slice.
+        """
+        if not is_out_of_memory(error):
+            result.failures[job.span.key] = error
+        elif job.span.key not in self._alone:
+            log.warning("an image of %d visual tokens does not fit into memory: %s", job.span.rows, error)
+            self._alone.add(job.span.key)
+        else:
+            result.failures[job.span.key] = OutOfMemory(
+                f"its encoder does not fit into the device's memory ({job.span.encoder_rows} visual tokens), "
+                "even alone; accepted: a smaller image, or fewer pixels for it"
+            )
 
     def _upcoming(self) -> Iterator[ProcessedImage]:
         """Yield the images of this step that will lose tokens and have not begun."""
