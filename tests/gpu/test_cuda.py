@@ -163,3 +163,33 @@ def test_slower_tiers_return_encoder_outputs_that_the_gpu_evicted(tmp_path: Path
         assert [engine.generate("what?", [image], **options).token_ids for image in images] == first
         stats = engine.stats()
         assert (stats["images_encoded"], stats["embed_host_hits"], stats["embed_disk_hits"]) == (3, 3, 3)
+
+
+def test_kv_that_comes_back_from_host_memory_gives_the_same_answers(tmp_path: Path) -> None:
+    """The pool holds one conversation at a time, so follow-up questions load the KV of their image."""
+    folder = write("qwen2_5_vl", tmp_path)
+    rng = np.random.default_rng(4)
+    count, shape = gpu.either((3, (112, 168, 3)), (2, (56, 56, 3)))
+    images = [Image.fromarray(rng.integers(0, 255, shape, dtype=np.uint8)) for _ in range(count)]
+    options = {"temperature": 0, "max_tokens": gpu.either(16, 2), "ignore_eos": True}
+    turns = [(text, image) for text in ("what?", "why?") for image in images]
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": 4, "embed_cache_mib": 0}
+    with gpu.engine_of(folder, prefix_cache=False, **settings) as engine:
+        first = [engine.generate(text, [image], **options).token_ids for text, image in turns]
+        longest = max(
+            len(engine.parts.preparer.builder.build(engine.request(text, [image]).prompt).ids)
+            for text, image in turns
+        )
+    blocks = -(-(longest + options["max_tokens"]) // 4) + 1
+    with gpu.engine_of(folder, kv_blocks=blocks, kv_host_mib=8, **settings) as engine:
+        assert engine.runner.moves.by_streams
+        assert [engine.generate(text, [image], **options).token_ids for text, image in turns] == first
+        stats = engine.stats()
+        assert stats["images_encoded"] == count
+        assert stats["kv_host_loads"] > 0
+        with ThreadPoolExecutor(6) as pool:
+            found = list(
+                pool.map(lambda turn: engine.generate(turn[0], [turn[1]], **options).token_ids, turns)
+            )
+        assert found == first
+        engine.check_integrity()

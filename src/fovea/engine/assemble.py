@@ -207,6 +207,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "pixel_cache_misses": pixels.misses,
         "pixel_cache_evictions": pixels.evictions,
         "pixel_cache_expired": pixels.expired,
+        "memory_image_retries": runner.image_memory_retries,
         "encoder_engines": len(runner.model.engines),
         "encoder_engine_hits": runner.model.engines.hits,
         "encoder_engine_misses": runner.model.engines.misses,

@@ -10,6 +10,9 @@ loop.
 On CUDA the images of a step are encoded together, as many as fit into a batch (`EncoderStream.batch_rows`): a
 small image alone would take longer to launch than to compute. If a batch fails as a whole, its images are
 encoded one by one, so that only the guilty one fails.
+
+An image that does not fit into the device's memory is encoded again from its beginning, alone: after the
+other work of a step, when no other image is partly encoded (`EncodeQueue.encode_alone`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fovea.core.errors import OutOfMemory
 from fovea.core.measure import stage
+from fovea.engine.execute.device_memory import is_out_of_memory
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.step.executor import SliceQueue
 from fovea.engine.vision.calls import Member, encode_together
@@ -122,6 +127,7 @@ class EncodeQueue:
     pixels: returns the pixels of a job's image.
     alive: tells whether the sequence with an id still exists.
     graphs: CUDA graphs of blocks; None: nothing is recorded.
+    memory_retries: images that were encoded again alone, for lack of memory.
     """
 
     def __init__(
@@ -144,6 +150,8 @@ class EncodeQueue:
         self._one_by_one: set[str] = set()  # keys of images whose batch failed
         self._timer = ProjectorTimer(stream)
         self._slice_s = 0.0
+        self._alone: set[str] = set()  # keys of the images that did not fit into memory beside other work
+        self.memory_retries = 0
 
     @property
     def working(self) -> bool:
@@ -173,6 +181,38 @@ class EncodeQueue:
         result.seconds = time.perf_counter() - started if jobs else 0.0
         return result
 
+    def encode_alone(self, free: Callable[[], None]) -> EncodeResult:
+        """Encode an image to its end that did not fit into memory, if no other is partly encoded.
+
+        Call it after all other work of a step. If the image does not fit now either, it fails: OutOfMemory.
+
+        free: frees all memory of the device that is not in use.
+        """
+        result = EncodeResult()
+        job = next((job for job in self._jobs if job.span.key in self._alone), None)
+        if job is None or self._queue.states or self._launched:
+            return result
+        started = time.perf_counter()
+        self.memory_retries += 1
+        free()
+        state = None
+        while job.span.key not in result.failures and (state is None or state.features is None):
+            self._slice(job, result)
+            state = self._queue.states.get(job.span.key)
+        self._alone.discard(job.span.key)
+        if self._launched:
+            self._launched[-1].end.wait()
+        self._collect()
+        self._hand_over(result)
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def restart(self) -> None:
+        """Free the memory of all partly encoded images. Their encoding begins again."""
+        for encoding in self._queue.states.values():
+            self._leave(encoding)
+        self._queue.states.clear()
+
     def drop(self) -> None:
         """Give up all images whose sequences are gone."""
         self._update(())
@@ -180,6 +220,8 @@ class EncodeQueue:
     def _update(self, jobs: Sequence[EncodeJob]) -> None:
         for encoding in self._queue.update(jobs):
             self._leave(encoding)
+
+        self._alone.intersection_update(job.span.key for job in jobs)
 
     @staticmethod
     def _leave(encoding: _Encoding) -> None:
@@ -189,8 +231,12 @@ class EncodeQueue:
 
     def _launch(self, jobs: Sequence[EncodeJob], deadline: float, result: EncodeResult) -> None:
         def complete(job: EncodeJob) -> bool:
-            encoding = self._queue.states.get(job.span.key)
-            return job.span.key in result.failures or (encoding is not None and encoding.features is not None)
+            key, encoding = job.span.key, self._queue.states.get(job.span.key)
+            if key in result.failures or key in self._alone:
+                return True
+            if encoding is None:  # no other image begins before those that are encoded alone
+                return bool(self._alone)
+            return encoding.features is not None
 
         def advance(job: EncodeJob) -> None:
             self._slice(job, result)
@@ -235,13 +281,13 @@ class EncodeQueue:
         waiting = (job for job in self._jobs if job is not first and job.span.key not in states)
         for job in (first, *waiting):
             key, rows = job.span.key, job.span.encoder_rows
-            apart = bool(job.span.full_tokens) or key in self._one_by_one
+            apart = bool(job.span.full_tokens) or key in self._one_by_one | self._alone
             if job is not first and (apart or rows > room or key in result.failures):
                 continue
             try:
                 member = Member(self._encode(self._pixels(job), self._upcoming))
             except Exception as error:  # noqa: BLE001 - any error fails this image alone
-                result.failures[key] = error
+                self._note_failure(job, error, result)
                 continue
             states[key] = _Encoding(job, member, batch, tuple(job.holders))
             batch.encodings.append(states[key])
@@ -272,7 +318,23 @@ class EncodeQueue:
             self._one_by_one.add(key)
         else:
             self._one_by_one.discard(key)
-            result.failures[key] = error
+            self._note_failure(encoding.job, error, result)
+
+    def _note_failure(self, job: EncodeJob, error: Exception, result: EncodeResult) -> None:
+        """Note why an image cannot be encoded, or that it must be encoded alone.
+
+        An error about memory is not kept itself, because it holds the tensors of the failed slice.
+        """
+        if not is_out_of_memory(error):
+            result.failures[job.span.key] = error
+        elif job.span.key not in self._alone:
+            log.warning("an image of %d visual tokens does not fit into memory: %s", job.span.rows, error)
+            self._alone.add(job.span.key)
+        else:
+            result.failures[job.span.key] = OutOfMemory(
+                f"its encoder does not fit into the device's memory ({job.span.encoder_rows} visual tokens), "
+                "even alone; accepted: a smaller image, or fewer pixels for it"
+            )
 
     def _upcoming(self) -> Iterator[ProcessedImage]:
         """Yield the images of this step that will lose tokens and have not begun."""

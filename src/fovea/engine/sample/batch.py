@@ -102,7 +102,7 @@ class BatchRow(NamedTuple):
 
     @property
     def repaired(self) -> bool:
-        """Whether a row of a broken model is repaired. The most likely token of such a row needs no repair."""
+        """Whether a row of a broken model is repaired. Its most likely token alone needs no repair."""
         params = self.seq.sampling
         return not params.greedy or params.logprobs or needs_adjusting(params, self.forbidden)
 
