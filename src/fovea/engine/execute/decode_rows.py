@@ -122,10 +122,15 @@ class DecodeRows:
 
 
 def _token(item: Work) -> int:
-    """Return the token that a step's row computes: the newest of the answer, or a draft after it."""
+    """Return the token that a step's row computes: the newest of the answer, or a draft after it.
+
+    0: the token is still on the device.
+    """
     seq = item.seq
     ahead = item.start - seq.length
-    return seq.output_ids[-1] if ahead < 0 else seq.drafts[ahead]
+    if ahead < 0:
+        return seq.output_ids[-1]
+    return seq.drafts[ahead] if seq.drafts else 0
 
 
 Forward = Callable[[Tensor, Tensor, AttentionPlan], Tensor]
@@ -151,10 +156,11 @@ class PaddedDecodes:
             for batch in self._batches.values():
                 batch.capture(pool)
 
-    def run(self, rows: int, decodes: DecodeInputs) -> Tensor:
+    def run(self, rows: int, decodes: DecodeInputs, ids: Tensor | None = None) -> Tensor:
         """Return the hidden states of a decode step, (B, hidden). They are valid until the next call.
 
         rows: size of the batch, from `padding.size`.
+        ids: (B,), the tokens on the device; None: those of `decodes`.
         """
         padding, size = self.padding, self.padding.block_size
         tables, lengths = decodes.tables, decodes.lengths
@@ -165,7 +171,7 @@ class PaddedDecodes:
             write_prefix_groups(
                 groups, size, *(batch.arrays[name] for name in ("starts", "members", "prefixes"))
             )
-        return batch.run()[: len(lengths)]
+        return batch.run(ids)[: len(lengths)]
 
 
 class _Batch:
@@ -175,10 +181,13 @@ class _Batch:
         self, padding: Padding, rows: int, shared: bool, forward: Forward, device: torch.device
     ) -> None:
         layout = padding.layout(rows, shared=shared)
-        self._host = torch.zeros(layout.total, dtype=torch.long, pin_memory=device.type == "cuda")
+        self._host = torch.zeros(layout.total, dtype=torch.long)
+        pinned = device.type == "cuda"
+        self._staged = [torch.zeros(layout.total, dtype=torch.long, pin_memory=pinned) for _ in range(2)]
         self._device = torch.zeros(layout.total, dtype=torch.long, device=device)
         self.arrays = layout.arrays(self._host.numpy())
         views = {name: self._device[where].view(shape) for name, (where, shape) in layout.parts().items()}
+        self._ids = views["ids"]
         together = PrefixGroups(views["starts"], views["members"], views["prefixes"]) if shared else None
         longest = padding.width * padding.block_size
         decodes = Decodes(0, views["tables"], views["lengths"], longest, None, together)
@@ -209,12 +218,19 @@ class _Batch:
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._hidden = self._launch()
 
-    def run(self) -> Tensor:
-        """Return the hidden states (rows, hidden) of the inputs in `arrays`.
+    def run(self, ids: Tensor | None = None) -> Tensor:
+        """Return the hidden states (rows, hidden) of the inputs in `arrays`, which may change again at once.
 
-        `arrays` may change again when the step's tokens are on the host.
+        ids: tokens of the first rows, in place of those in `arrays`.
         """
-        self._device.copy_(self._host, non_blocking=True)
+        # The copy may still wait for an earlier step. It reads a buffer of its own until the tokens of its
+        # step are on the host, and no more than two steps are launched before that.
+        staged = self._staged[0]
+        self._staged.reverse()
+        staged.copy_(self._host)
+        self._device.copy_(staged, non_blocking=True)
+        if ids is not None:
+            self._ids[: len(ids)].copy_(ids)
         if self._graph is None or self._hidden is None:
             return self._launch()
         self._graph.replay()

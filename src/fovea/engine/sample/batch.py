@@ -97,14 +97,18 @@ class BatchRow(NamedTuple):
     @property
     def penalized(self) -> bool:
         """Whether the tokens of the answer so far count."""
-        params = self.seq.sampling
-        return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+        return penalized(self.seq.sampling)
 
     @property
     def repaired(self) -> bool:
         """Whether a row of a broken model is repaired. Its most likely token alone needs no repair."""
         params = self.seq.sampling
         return not params.greedy or params.logprobs or needs_adjusting(params, self.forbidden)
+
+
+def penalized(params: SamplingParams) -> bool:
+    """Whether a request has a penalty for tokens that occurred."""
+    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 
 def choose_draw(params: SamplingParams, adjusted: bool, size: int) -> tuple[Draw, bool]:

@@ -31,7 +31,7 @@ from fovea.core.sampling import LOWEST_LOGPROB, SamplingParams
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
 from fovea.engine.job import SampledToken
-from fovea.engine.sample.batch import Batch, BatchRow, Draw, TokenCounts, TokenLists, choose_draw
+from fovea.engine.sample.batch import Batch, BatchRow, Draw, TokenCounts, TokenLists, choose_draw, penalized
 from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair, row_index
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
@@ -110,7 +110,14 @@ class Sampler:
         """
         self.launch(logits, rows).finish(result)
 
-    def launch(self, logits: Tensor, rows: Seq[Row]) -> Pending:
+    def runs_ahead(self, seq: Sequence) -> bool:
+        """Whether a token can be chosen before the host knows the one before it.
+
+        Penalties, bad_words and grammars need to know it.
+        """
+        return not (penalized(seq.sampling) or seq.id in self._bad_words or seq.id in self._guides)
+
+    def launch(self, logits: Tensor, rows: Seq[Row], *, ahead: bool = False) -> Pending:
         """Begin to choose the next tokens of each sequence. If batched, it does not wait for the device.
 
         The token after a draft is only chosen if the draft is equal to the token that was chosen in its
@@ -119,6 +126,8 @@ class Sampler:
         logits: (len(rows), vocabulary) float32. They must stay as they are until the end of `finish`, which
             changes those of sequences with a grammar if the sampler is not batched.
         rows: sequence of each row, and number of drafts before it; in any order.
+        ahead: the host does not know the newest token of these answers yet. It will before `finish`. Only for
+            sequences that `runs_ahead` names, and if the sampler is batched.
         """
         # After a preemption, tokens before a held one are computed again.
         free = [i for i, (seq, _) in enumerate(rows) if seq.id not in self._held]
@@ -129,7 +138,8 @@ class Sampler:
         for i, (seq, drafts) in enumerate(rows):
             if seq.id in late and not drafts:
                 self._held[seq.id] = _Held(seq, row=logits[i : i + 1].clone())
-        choice = self._start(logits, rows, masks, failures, skipped)
+        counted = [(seq, drafts + 1) for seq, drafts in rows] if ahead else rows
+        choice = self._start(logits, counted, masks, failures, skipped)
         return Pending(choice, partial(self._deliver, rows, choice, failures, skipped))
 
     def late(self) -> StepResult | None:
