@@ -27,8 +27,9 @@ from fovea.engine.job import SequenceInputs
 from fovea.engine.kv.manager import Move
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.sample.logits import prompt_rows, row_index, score_prompt
+from fovea.engine.sample.logits import prompt_rows, score_prompt
 from fovea.engine.sample.sampler import Sampler
+from fovea.engine.sample.transfer import row_index
 from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import ImageSpan, Sequence

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB, SamplingParams
 from fovea.engine.job import PromptToken
+from fovea.engine.sample.transfer import row_index
 from fovea.engine.schedule.plan import Work
 
 NUCLEUS_GUESS = 1024
@@ -145,16 +146,6 @@ def has_filter(params: SamplingParams) -> bool:
     return bool(params.top_k) or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def row_index(rows: Sequence[int], device: torch.device) -> Tensor:
-    """Numbers of rows as a tensor on the device, to index a batch."""
-    return to_device(torch.tensor(rows, dtype=torch.int64), device)
-
-
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device. From memory that is not pinned, a copy would wait for all launched work."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
-
-
 ROWS = 64
 """Rows whose logits are in memory at a time."""
 
@@ -184,21 +175,16 @@ def score_prompt(
     for at in range(0, len(places), ROWS):
         values = torch.log_softmax(logits(hidden[at : at + ROWS]), -1)
         values = values.nan_to_num(nan=LOWEST_LOGPROB, neginf=LOWEST_LOGPROB).clamp(min=LOWEST_LOGPROB)
-        wanted = torch.tensor(list(ids[at : at + ROWS]), device=values.device)[:, None]
+        wanted = row_index(ids[at : at + ROWS], values.device)[:, None]
         size = values.shape[1]
         own = values.gather(1, wanted.clamp(max=size - 1)).masked_fill(wanted >= size, LOWEST_LOGPROB)
-        ranks = (values > own).sum(-1) + 1
-        best = values.topk(min(most, values.shape[1]), dim=-1)
-        rows = zip(
-            places[at : at + ROWS],
-            ids[at : at + ROWS],
-            own[:, 0].tolist(),
-            ranks.tolist(),
-            best.indices.tolist(),
-            best.values.tolist(),
-            strict=True,
-        )
-        for place, token, logprob, rank, tops, top_values in rows:
-            top = tuple(zip(tops, top_values, strict=True))
-            scored.append(PromptToken(place, token, logprob, top, rank))
+        ranks = (values > own).sum(-1, keepdim=True) + 1
+        best = values.topk(min(most, size), dim=-1)
+        # One wait for all. Numbers of both kinds, ids and float32, are exact in float64.
+        parts = [part.double() for part in (own, ranks, best.values, best.indices)]
+        rows = zip(places[at:], ids[at:], torch.cat(parts, 1).tolist(), strict=False)
+        for place, token, (logprob, rank, *tops) in rows:
+            half = len(tops) // 2
+            top = tuple(zip(map(int, tops[half:]), tops[:half], strict=True))
+            scored.append(PromptToken(place, token, logprob, top, int(rank)))
     return scored

@@ -32,7 +32,8 @@ from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
 from fovea.engine.job import SampledToken
 from fovea.engine.sample.batch import Batch, BatchRow, Draw, TokenCounts, TokenLists, choose_draw
-from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair, row_index
+from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair
+from fovea.engine.sample.transfer import row_index
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 
