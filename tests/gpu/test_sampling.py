@@ -36,7 +36,7 @@ def no_waits() -> Iterator[None]:
 def test_tokens_of_any_rows_are_those_of_single_rows_on_the_cpu() -> None:
     """Penalties, biases, lists of ids, log probabilities, grammars and drafts, for three steps.
 
-    A random number at the border of two tokens may draw the other one, because sums are added in another order.
+    Sums are added in another order, so a random number at the border of two tokens may draw the other one.
     """
     requests = mix() * gpu.either(4, 1)
     (sampler, rows), (alone, twins) = start(requests, batched=True), start(requests, batched=False)

@@ -289,6 +289,18 @@ def test_only_incomplete_candidates_need_a_second_wait(monkeypatch: pytest.Monke
     assert unsure == {2, 5, 6}
 
 
+def test_a_sequence_may_be_removed_before_its_tokens_are_read() -> None:
+    sampler, rows = start(
+        [{**mix()[0], "params": {"seed": 1, "top_p": 0.9, **each}} for each in ({}, {"presence_penalty": 1})],
+        batched=True,
+    )
+    pending = sampler.launch(torch.zeros(2, 3 * NUCLEUS_GUESS), rows)
+    for seq, _ in rows:
+        sampler.remove(seq)
+    pending.finish(StepResult())
+    assert not sampler._counts._rows
+
+
 def test_steps_of_greedy_rows_copy_nothing_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     reads, copies = watch(monkeypatch)
     sampler, rows = start([mix()[0]] * 3, batched=True)
@@ -349,7 +361,7 @@ def test_counts_of_tokens_are_bounded_and_freed_with_their_sequences() -> None:
     assert counts._table.shape == (16, SIZE)
     counts.remove("s0")
     counts.remove("s5")
-    assert counts._table.numel() == len(counts) == 0
+    assert counts._table.numel() == len(counts._rows) == 0
 
 
 def test_an_id_outside_the_logits_fails_its_request_alone() -> None:

@@ -134,8 +134,8 @@ class TokenCounts:
         self._rows: dict[str, int] = {}
         self._read: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
 
     def remove(self, name: str) -> None:
         self._read.pop(name, None)
@@ -216,6 +216,8 @@ class Batch:
         for part in self._parts:
             unsure += part.write(values[: part.size], picks)
             values = values[part.size :]
+        # The counts of a sequence that was removed meanwhile are gone, and nobody needs its token.
+        unsure = [row for row in unsure if not row.penalized or row.seq.id in self._counts]
         if unsure:
             again = Batch(self._logits, [row._replace(draw=Draw.SORTED) for row in unsure], self._counts)
             new = again.read()
