@@ -230,6 +230,35 @@ def test_a_batch_of_anything_gives_the_tokens_of_single_rows(
         rows, twins = [row for row in rows if not row[1]], [row for row in twins if not row[1]]
 
 
+@pytest.mark.parametrize("broken", [None, "nan", "inf", "-inf", "all nan", "all inf", "all -inf"])
+def test_greedy_tokens_of_broken_rows_and_of_repeated_tokens_are_those_of_single_rows(
+    broken: str | None,
+) -> None:
+    penalties = {"temperature": 0, "repetition_penalty": 1.1, "frequency_penalty": 0.3}
+    requests = [
+        {
+            "params": params,
+            "prompt": [8, 8],
+            "output": [8] * 9,
+            "drafts": [],
+            "bad_words": [],
+            "allowed": allowed,
+        }
+        for allowed in (None, set(range(30)))
+        for params in ({"temperature": 0}, {"temperature": 0, "logprobs": True, "top_logprobs": 3}, penalties)
+    ]
+    results = []
+    for batched in (True, False):
+        sampler, rows = start(requests, batched=batched)
+        x = torch.stack([row_of(5, broken)] * len(rows))
+        x[:, 8] = x[0].max() + 2.5  # most likely, unless it is penalized for each time that it occurred
+        results.append(step(sampler, rows, x))
+    for name, (theirs,) in results[1].sampled.items():
+        (ours,) = results[0].sampled[name]
+        assert ours.token == theirs.token
+        check_logprobs(x[0], ours, theirs)
+
+
 def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     """Return lists that get the size of each read of the device, and of each copy to it."""
     reads: list[int] = []
