@@ -23,6 +23,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from fovea.engine import assemble
 from fovea.engine.execute import runner
+from fovea.engine.execute.block_moves import CudaStreams
 from fovea.engine.execute.decode_rows import PaddedDecodes
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.vision.encoding import CudaStream
@@ -44,6 +45,9 @@ class Stream:
 
     def wait_stream(self, other: Self) -> None:
         """Return at once: the other stream's work is done."""
+
+    def wait_event(self, event: Event) -> None:
+        """Return at once: the event is over."""
 
     def synchronize(self) -> None:
         """Return at once: this stream's work is done."""
@@ -130,7 +134,8 @@ class Recording(TorchDispatchMode):
 def installed(*, graphs: bool) -> Iterator[None]:
     """Replace CUDA's streams, events and graphs for engines on a CPU.
 
-    Images are encoded in a stand-in for a stream of their own, and all tokens of a step are chosen together.
+    Images are encoded, and blocks move to and from host memory, in stand-ins for streams of their own. All
+    tokens of a step are chosen together.
     graphs: padded decodes are recorded, too.
     """
 
@@ -150,6 +155,8 @@ def installed(*, graphs: bool) -> Iterator[None]:
         ),
         mock.patch.object(torch.Tensor, "record_stream"),
         mock.patch.object(assemble, "Sampler", batched),
-        mock.patch.multiple(runner, encoder_stream=CudaStream, PaddedDecodes=recorded),
+        mock.patch.multiple(
+            runner, encoder_stream=CudaStream, move_streams=CudaStreams, PaddedDecodes=recorded
+        ),
     ):  # fmt: skip
         yield
