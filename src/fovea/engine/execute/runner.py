@@ -30,7 +30,7 @@ from fovea.engine.execute.encode_queue import EncodeQueue, EncodeResult
 from fovea.engine.job import SequenceInputs
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.sample.logits import prompt_rows, row_index, score_prompt
+from fovea.engine.sample.logits import prompt_rows, score_prompt
 from fovea.engine.sample.sampler import Pending, Sampler
 from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
@@ -42,6 +42,7 @@ from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures,
 from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.transfer import row_index
 
 T = TypeVar("T")
 Visual = tuple[Tensor | None, Tensor | None, list[Tensor]]

@@ -14,7 +14,6 @@ preemption, and after a step that failed and was tried again.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
@@ -32,7 +31,16 @@ from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
 from fovea.engine.job import SampledToken
 from fovea.engine.sample.batch import Batch, BatchRow, Draw, TokenCounts, TokenLists, choose_draw, penalized
-from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair, row_index
+from fovea.engine.sample.logits import (
+    RowMask,
+    SeenTokens,
+    adjust,
+    apply_masks,
+    choose,
+    distribution,
+    needs_adjusting,
+    repair,
+)
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 
@@ -367,85 +375,6 @@ class Pending:
     def finish(self, result: StepResult) -> None:
         """Wait for the device, and write tokens, failures and next drafts of each sequence into `result`."""
         self._deliver(result)
-
-
-class RowMask:
-    """The mask of one row.
-
-    row: the logits of the row as the model computed them, (vocabulary,).
-    """
-
-    def __init__(self, masks: Masks, index: int, forbidden: Tensor, row: Tensor) -> None:
-        self.row = row
-        self._masks = masks
-        self._index = index
-        self._forbidden = forbidden
-
-    def allows(self, token: int) -> bool:
-        return self._masks.allows(self._index, token)
-
-    def apply(self, row: Tensor) -> Tensor:
-        """Return the row with -inf for forbidden tokens.
-
-        If the request's own parameters (min_tokens, allowed_token_ids, bad_words) exclude all tokens that the
-        grammar allows, these tokens are equally likely: the grammar decides.
-        """
-        masked = row.masked_fill(self._forbidden, -math.inf)
-        if float(masked.max()) > -math.inf:
-            return masked
-        return torch.zeros_like(row).masked_fill_(self._forbidden, -math.inf)
-
-
-def apply_masks(masks: Masks | None, logits: Tensor) -> dict[int, RowMask]:
-    """Set the forbidden tokens of `logits` to -inf, in place, and return the masks by row.
-
-    Rows without a grammar have none.
-    """
-    if masks is None:
-        return {}
-    forbidden = ~torch.from_numpy(masks.allowed(logits.shape[1])).to(logits.device)
-    index = row_index(masks.rows, logits.device)
-    before = logits[index]
-    logits[index] = before.masked_fill(forbidden, -math.inf)
-    return {row: RowMask(masks, i, forbidden[i], before[i]) for i, row in enumerate(masks.rows)}
-
-
-class SeenTokens:
-    """The distinct ids of a prompt and of the answer so far.
-
-    Every token is read once. A set of the whole prompt for each new token would take milliseconds: a request
-    with a long prompt would slow down the steps of all others.
-    """
-
-    def __init__(self, prompt: Seq[int], vocabulary: int, device: torch.device) -> None:
-        """Read the prompt.
-
-        vocabulary: number of ids that the model can choose. Larger ids of the prompt, which some models have
-            for images, are left out: there is nothing to penalize.
-        device: device of the returned ids.
-        """
-        self._known = bytearray(vocabulary)
-        self._read = 0
-        self._ids = torch.empty(0, dtype=torch.int64, device=device)
-        self._add(prompt)
-
-    def update(self, output: Seq[int]) -> Tensor:
-        """Return all distinct ids, in the order of their first occurrence.
-
-        output: the whole answer so far; it only grows from call to call.
-        """
-        self._add(output[self._read :])
-        self._read = len(output)
-        return self._ids
-
-    def _add(self, tokens: Seq[int]) -> None:
-        new = []
-        for token in tokens:
-            if token < len(self._known) and not self._known[token]:
-                self._known[token] = 1
-                new.append(token)
-        if new:
-            self._ids = torch.cat((self._ids, torch.tensor(new, device=self._ids.device)))
 
 
 class _Stream:
