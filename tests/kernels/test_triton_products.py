@@ -180,9 +180,10 @@ def test_rows_are_rounded_to_8_bit_floats_as_by_the_twin(width: int, dtype: torc
     theirs, their_scale = quantize.round_padded(x)
     assert (values.shape, values.dtype, values.is_contiguous()) == (theirs.shape, FLOAT8, True)
     torch.testing.assert_close(scale, their_scale)
-    # The interpreter rounds some numbers to the other neighbour: one step of 3 bits.
-    torch.testing.assert_close(values.float(), theirs.float(), atol=0.01, rtol=0.13)
     assert not values[2].float().any()
+    # The interpreter loses the carry of numbers that are rounded up to a power of two: half of 1 in 16.
+    same = (values.float() == theirs.float()).float().mean()
+    assert float(same) > 0.95
     assert float(values[1].float().abs().max()) == quantize.FLOAT8_MAX
 
 
@@ -203,13 +204,13 @@ class Launches(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         views = func.is_view or "empty" in func.name() or "_unsafe_view" in func.name()
-        if not views and not (func.name() == "aten::_to_copy" and result is args[0]):
+        if not views:
             self.names.append(func.name())
         return result
 
 
 def test_launches_of_a_product_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding the rows took 6 operations and the bias one more. Now it is one launch, and the bias none."""
+    """The rows were rounded by 6 operations, and one more added the bias. Now one launch rounds them."""
     weight, bias, x = drawn((96, 64), (96,), (3, 64), dtype=torch.bfloat16)
     plain, ours = (each.quantized_product(weight, bias, "silu", True, FP8) for each in (PLAIN, KERNELS))
     found = []
@@ -220,7 +221,8 @@ def test_launches_of_a_product_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) 
             product(x, None)
         found.append(launches.names)
     assert found[1] == ["_round_rows", "aten::_scaled_mm", "_silu_mul"]
-    assert len(found[0]) == 10, found[0]
+    pad, product_and_gate = 1, 3
+    assert len(found[0]) == pad + 8 + product_and_gate, found[0]
 
 
 @LEVELS
@@ -228,7 +230,7 @@ def test_launches_of_a_product_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) 
 def test_launches_of_a_product_of_levels(
     format: Format, rows: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's product takes a dozen operations, each over the whole weight."""
+    """Torch's product takes 5 operations for int8 and 12 for int4. Most of them write the whole weight."""
     (n, k), found = EVEN, []
     weight, bias, x, residual = drawn((n, k), (n,), (rows, k), (rows, n))
     for kernels in (PLAIN, KERNELS):
@@ -238,4 +240,4 @@ def test_launches_of_a_product_of_levels(
         found.append(launches.names)
         monkeypatch.undo()
     assert len(found[1]) == count + (rows > quantized.FUSED_ROWS), found[1]
-    assert len(found[0]) >= 6, found[0]
+    assert len(found[0]) == {INT8: 5, INT4: 12}[format], found[0]

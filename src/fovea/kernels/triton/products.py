@@ -93,15 +93,16 @@ def _levels(values, table, BITS: tl.constexpr, N: tl.constexpr, GROUP: tl.conste
     if BITS == 4:
         low = tl.load(table + (values & 15))
         high = tl.load(table + (values >> 4))
-        return tl.reshape(tl.join(low, high), (N, GROUP)).to(TYPE)
+        values = tl.reshape(tl.join(low, high), (N, GROUP))
     return values.to(TYPE)
 
 
 @triton.jit
 def _multiply(
     x, values, scale, table, bias, residual, out, counts, rows, n, k, steps, experts, weight_size, scale_size,
-    BITS: tl.constexpr, ROW_SCALE: tl.constexpr, EXPERTS: tl.constexpr, SPLITS: tl.constexpr,
+    BITS: tl.constexpr, ROW_SCALE: tl.constexpr, EXPERTS: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile (M, N) of one split. EXPERTS: power of two of at least the experts; 0: one weight."""
     tile, split = tl.program_id(0), tl.program_id(2)
@@ -122,9 +123,10 @@ def _multiply(
     column = (tl.program_id(1) * N).to(tl.int64)
     real_m, real_n = first + m < last, column + j < n
     row = (first + m).to(tl.int64)
-    span = tl.cdiv(steps, SPLITS)
+    span = tl.cdiv(steps, tl.num_programs(2))
     total = tl.zeros((M, N), tl.float32)
-    for step in range(split * span, tl.minimum(split * span + span, steps)):
+    # With its number of stages given, Triton also loads packed int4 ahead, whose levels are a second load.
+    for step in tl.range(split * span, tl.minimum(split * span + span, steps), num_stages=STAGES):
         inside = step * K + c < k
         part = tl.load(
             x + row[:, None] * k + (step * K + c)[None, :], mask=real_m[:, None] & inside[None, :], other=0.0
@@ -160,14 +162,14 @@ def _multiply(
 
 @triton.jit
 def _add_splits(
-    sums, bias, residual, out, size, n,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SIZE: tl.constexpr,
+    sums, bias, residual, out, splits, size, n,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * n
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = at < n
     total = tl.zeros((SIZE,), tl.float32)
-    for split in range(SPLITS):
+    for split in range(splits):
         total += tl.load(sums + split * size + row + at, mask=inside, other=0.0)
     if BIAS:
         total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
@@ -235,19 +237,20 @@ def multiply(
     count = splits(tiles * columns, m, steps, processors) if counts is None else 1
     target = out if count == 1 else x.new_empty((count, rows, n), dtype=torch.float32)
     scale, table = (x if part is None else part for part in (weight.scale, weight.table))
-    ends = None if count > 1 else bias, None if count > 1 else residual
+    added = (None, None) if count > 1 else (bias, residual)
     _multiply[(tiles, columns, count)](
-        x, weight.values, scale, table, *(x if part is None else part for part in ends), target,
+        x, weight.values, scale, table, *(x if part is None else part for part in added), target,
         x if counts is None else counts, rows, n, weight.k, steps, experts,
         weight.values[0].numel(), 0 if weight.scale is None else weight.scale[0].numel(),
-        BITS=weight.bits, ROW_SCALE=weight.scale is not None and not weight.bits, EXPERTS=0 if counts is None else next_power(experts),
-        SPLITS=count, BIAS=ends[0] is not None, RESIDUAL=ends[1] is not None, M=m, N=side, K=weight.width,
-        num_warps=4 if m <= 32 else 8, num_stages=4 if m <= 32 else 3,
+        BITS=weight.bits, ROW_SCALE=weight.scale is not None and not weight.bits,
+        EXPERTS=0 if counts is None else next_power(experts), BIAS=added[0] is not None,
+        RESIDUAL=added[1] is not None, M=m, N=side, K=weight.width,
+        STAGES=3 if m > 32 else 6 if weight.bits == 4 else 4, num_warps=8 if m > 32 else 4,
     )  # fmt: skip
     if count > 1:
         _add_splits[(rows, -(-n // SUM_TILE))](
-            target, out if bias is None else bias, out if residual is None else residual, out, rows * n, n,
-            SPLITS=count, BIAS=bias is not None, RESIDUAL=residual is not None, SIZE=SUM_TILE,
+            target, out if bias is None else bias, out if residual is None else residual, out, count, rows * n, n,
+            BIAS=bias is not None, RESIDUAL=residual is not None, SIZE=SUM_TILE,
         )  # fmt: skip
     return out
 
