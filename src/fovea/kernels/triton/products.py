@@ -249,7 +249,8 @@ def multiply(
     )  # fmt: skip
     if count > 1:
         _add_splits[(rows, -(-n // SUM_TILE))](
-            target, out if bias is None else bias, out if residual is None else residual, out, count, rows * n, n,
+            target, out if bias is None else bias, out if residual is None else residual, out,
+            count, rows * n, n,
             BIAS=bias is not None, RESIDUAL=residual is not None, SIZE=SUM_TILE,
         )  # fmt: skip
     return out
