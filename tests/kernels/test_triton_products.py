@@ -24,7 +24,6 @@ from fovea.kernels import quantize
 from fovea.kernels.activation import finish
 from fovea.kernels.quantize import FLOAT8, FP8, INT4, INT8, Format, Fp8Product, TorchQuantizedProduct
 from fovea.kernels.torch_kernels import PLAIN
-from fovea.kernels.triton import kernels as triton_kernels
 from fovea.kernels.triton import products, quantized
 from fovea.kernels.triton.kernels import TritonKernels
 from fovea.kernels.triton.quantized import TritonGroupedProduct, TritonQuantizedProduct
@@ -152,7 +151,7 @@ def test_a_type_for_which_the_trial_fails_is_multiplied_by_torch(caplog: pytest.
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
     assert messages[0].startswith(
-        "products with int4 weights and rows of torch.bfloat16: torch's, and decode"
+        "products with int4 weights and rows of torch.bfloat16: torch's, which are slower; Triton's differ"
     )
     assert messages[1] == (
         "products with int4 weights and rows of torch.float32: Triton's, which read the weights as they are "
@@ -166,9 +165,15 @@ def test_an_error_of_the_compiler_is_quoted(
     def fail(*_: object) -> float:
         raise RuntimeError("no such instruction\nin line 7")
 
-    monkeypatch.setattr(triton_kernels.quantized, "trial_error", fail)
+    monkeypatch.setattr(quantized, "trial_error", fail)
     assert TritonKernels(CPU).grouped_product(torch.randn(2, 8, 64), None, False, INT8) is None
+    assert "experts with int8 weights" in caplog.text
     assert "Triton's failed: RuntimeError: no such instruction" in caplog.text
+
+
+def test_a_trial_whose_result_is_not_a_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "finish", lambda y, *_: y * float("nan") if len(y) == 65 else y)
+    assert TritonKernels(CPU).grouped_product(torch.randn(2, 8, 64), None, False, INT8) is None
 
 
 @pytest.mark.parametrize("width", [35, 64, 3000])

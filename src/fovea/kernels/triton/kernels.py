@@ -53,7 +53,7 @@ class TritonKernels:
         self.gated_norm, self.rotate, self.attend_groups = plain.gated_norm, plain.rotate, plain.attend_groups
         self.short_conv, self.gated_delta = plain.short_conv, plain.gated_delta
         self._chunks = chunks
-        self._trials: dict[tuple[Format | None, torch.dtype], bool] = {}
+        self._trials: dict[tuple[Format | None, torch.dtype, bool], bool] = {}
         self._processors = CPU_PROCESSORS
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -88,16 +88,20 @@ class TritonKernels:
         return quantized.TritonGroupedProduct(weights, activation, gated, format, self._processors)
 
     def _multiplies(self, format: Format | None, weight: Tensor) -> bool:
-        """Whether Triton's products of a format work here. The first call for a type tries an example."""
-        key = format, weight.dtype
+        """Whether Triton's products of a format work here. The first call for a type tries an example.
+
+        weight: (n, k), or those of experts, (experts, n, k).
+        """
+        key = format, weight.dtype, weight.dim() == 3
         if key not in self._trials:
-            name = f"{'plain' if format is None else format.name} weights and rows of {weight.dtype}"
-            problem = _trial(format, weight, self._processors)
+            kind = "experts" if key[2] else "products"
+            name = f"{kind} with {format.name if format else 'plain'} weights and rows of {weight.dtype}"
+            problem = _trial(*key, weight.device, self._processors)
             self._trials[key] = not problem
             if problem:
-                log.warning("products with %s: torch's, and decodes are slower; Triton's %s", name, problem)
+                log.warning("%s: torch's, which are slower; Triton's %s", name, problem)
             else:
-                log.info("products with %s: Triton's, which read the weights as they are stored", name)
+                log.info("%s: Triton's, which read the weights as they are stored", name)
         return self._trials[key]
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
@@ -175,10 +179,12 @@ class TritonStack:
         return x if delta is None else x + delta
 
 
-def _trial(format: Format | None, weight: Tensor, processors: int) -> str:
+def _trial(
+    format: Format | None, dtype: torch.dtype, grouped: bool, device: torch.device, processors: int
+) -> str:
     """Return why Triton's products of a format cannot be used; an empty string if they can."""
     try:
-        error = quantized.trial_error(format, weight.dtype, weight.device, processors)
+        error = quantized.trial_error(format, dtype, device, grouped, processors)
     except Exception as problem:  # noqa: BLE001 - the compiler and the driver may raise any exception
         first_line = (str(problem).splitlines() or [""])[0]
         return f"failed: {type(problem).__name__}: {first_line}"

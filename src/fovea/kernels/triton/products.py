@@ -8,7 +8,9 @@ Rows of experts are sorted by expert. Only the device knows how many rows each e
 many programs as there could be tiles, and each finds its expert by the numbers of rows; the last ones may
 find none. Nothing is read on the host, and launches can be replayed from a graph.
 
-The weights of int8 and int4 lie in the order group, output, byte. So a tile is one run of bytes in memory.
+The weights of int8 and int4 lie in the order group, output, byte. So a tile is one run of bytes in memory. A
+byte of int4 has a level of the first half of its group, and one of the second half, so that both multiply
+runs of columns of the rows.
 """
 
 from __future__ import annotations
@@ -82,19 +84,30 @@ def pack(weights: Tensor, format: Format | None) -> Weight:
     scale = torch.empty(shape, dtype=torch.bfloat16, device=device)
     for expert, weight in enumerate(weights):
         plain = TorchQuantizedProduct(weight, None, None, False, format)
-        values[expert], scale[expert] = plain.values.transpose(0, 1), plain.scale.T
+        levels = plain.values if format.bits == 8 else _pack_halves(plain.values)
+        values[expert], scale[expert] = levels.transpose(0, 1), plain.scale.T
     table = torch.tensor(INT4_LEVELS, dtype=weights.dtype, device=device) if format.bits == 4 else None
     return Weight(values, scale, table, format.bits, format.group, n, k)
 
 
+def _pack_halves(values: Tensor) -> Tensor:
+    """Pack codes of int4 in another order: the first half of a group in the low halves of its bytes."""
+    first, last = torch.stack((values & 15, values >> 4), dim=-1).flatten(-2).chunk(2, dim=-1)
+    return first | last << 4
+
+
 @triton.jit
-def _levels(values, table, BITS: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr):
-    """Return the levels of packed groups, (N, GROUP). values: (N, bytes of a group)."""
-    if BITS == 4:
-        low = tl.load(table + (values & 15))
-        high = tl.load(table + (values >> 4))
-        values = tl.reshape(tl.join(low, high), (N, GROUP))
-    return values.to(TYPE)
+def _columns(x, row, real, first, k, WIDTH: tl.constexpr):
+    """Load columns first..first+WIDTH-1 of rows of x, a matrix with k columns. Other rows are zeros."""
+    at = first + tl.arange(0, WIDTH)
+    return tl.load(x + row[:, None] * k + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
+
+
+@triton.jit
+def _store_columns(out, row, real, first, k, numbers, WIDTH: tl.constexpr):
+    at = first + tl.arange(0, WIDTH)
+    mask = real[:, None] & (at < k)[None, :]
+    tl.store(out + row[:, None] * k + at[None, :], numbers.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -102,7 +115,7 @@ def _multiply(
     x, values, scale, table, bias, residual, out, counts, rows, n, k, steps, experts, weight_size, scale_size,
     BITS: tl.constexpr, ROW_SCALE: tl.constexpr, EXPERTS: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    STAGES: tl.constexpr,
+    BYTES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile (M, N) of one split. EXPERTS: power of two of at least the experts; 0: one weight."""
     tile, split = tl.program_id(0), tl.program_id(2)
@@ -119,35 +132,34 @@ def _multiply(
         last = begin + tl.sum(tl.where(number == expert, count, 0), axis=0)
         values += expert.to(tl.int64) * weight_size
         scale += expert.to(tl.int64) * scale_size
-    m, j, c = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    j = tl.arange(0, N)
+    row = first + tl.arange(0, M)
     column = (tl.program_id(1) * N).to(tl.int64)
-    real_m, real_n = first + m < last, column + j < n
-    row = (first + m).to(tl.int64)
+    real_m, real_n = row < last, column + j < n
+    row = row.to(tl.int64)
     span = tl.cdiv(steps, tl.num_programs(2))
     total = tl.zeros((M, N), tl.float32)
     # With its number of stages given, Triton also loads packed int4 ahead, whose levels are a second load.
     for step in tl.range(split * span, tl.minimum(split * span + span, steps), num_stages=STAGES):
-        inside = step * K + c < k
-        part = tl.load(
-            x + row[:, None] * k + (step * K + c)[None, :], mask=real_m[:, None] & inside[None, :], other=0.0
-        )
-        if BITS > 0:
-            group = column + step * n
-            b = tl.arange(0, K * BITS // 8)
-            packed = tl.load(
-                values + group * (K * BITS // 8) + j[:, None] * (K * BITS // 8) + b[None, :],
-                mask=real_n[:, None], other=0,
-            )  # fmt: skip
-            weight = _levels(packed, table, BITS, N, K, x.dtype.element_ty)
-            factor = tl.load(scale + group + j, mask=real_n, other=0.0).to(tl.float32)
-            # The levels are exact in every type, so only sums are rounded.
-            total += tl.dot(part, tl.trans(weight), input_precision="ieee") * factor[None, :]
-        else:
-            weight = tl.load(
-                values + column * k + j[:, None] * k + (step * K + c)[None, :],
-                mask=real_n[:, None] & inside[None, :], other=0.0,
-            ).to(x.dtype.element_ty)  # fmt: skip
+        if BITS == 0:
+            weight = _columns(values + column * k, j, real_n, step * K, k, K).to(x.dtype.element_ty)
+            part = _columns(x, row, real_m, step * K, k, K)
             total += tl.dot(part, tl.trans(weight), input_precision="ieee")
+        else:
+            group = column + step * n + j
+            at = group[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
+            packed = tl.load(values + at, mask=real_n[:, None], other=0)
+            factor = tl.load(scale + group, mask=real_n, other=0.0).to(tl.float32)
+            # Levels are exact in every type, so only sums are rounded.
+            part = _columns(x, row, real_m, step * K, k, BYTES)
+            if BITS == 8:
+                sums = tl.dot(part, tl.trans(packed.to(x.dtype.element_ty)), input_precision="ieee")
+            else:
+                low, high = tl.load(table + (packed & 15)), tl.load(table + (packed >> 4))
+                sums = tl.dot(part, tl.trans(low), input_precision="ieee")
+                part = _columns(x, row, real_m, step * K + BYTES, k, BYTES)
+                sums = tl.dot(part, tl.trans(high), sums, input_precision="ieee")
+            total += sums * factor[None, :]
     if ROW_SCALE:
         total *= tl.load(scale + column + j, mask=real_n, other=0.0)[None, :]
     if BIAS:
@@ -182,25 +194,22 @@ def _add_splits(
 @triton.jit
 def _unpack(
     values, scale, table, out, n, k, first, last,
-    BITS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    BITS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """Turn a group of N outputs into plain numbers. out: (last - first, k)."""
-    group, column = tl.program_id(0), first + tl.program_id(1) * N
-    j, c, b = tl.arange(0, N), tl.arange(0, K), tl.arange(0, K * BITS // 8)
-    real = column + j < last
-    start = group.to(tl.int64) * n + column
-    packed = tl.load(
-        values + start * (K * BITS // 8) + j[:, None] * (K * BITS // 8) + b[None, :],
-        mask=real[:, None], other=0,
-    )  # fmt: skip
-    weight = _levels(packed, table, BITS, N, K, tl.float32)
-    weight *= tl.load(scale + start + j, mask=real, other=0.0).to(tl.float32)[:, None]
-    row = (column - first + j).to(tl.int64)
-    inside = group * K + c < k
-    tl.store(
-        out + row[:, None] * k + (group * K + c)[None, :], weight.to(out.dtype.element_ty),
-        mask=real[:, None] & inside[None, :],
-    )  # fmt: skip
+    group, row = tl.program_id(0), tl.program_id(1) * N + tl.arange(0, N)
+    real = first + row < last
+    start = group.to(tl.int64) * n + first + row
+    at = start[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
+    packed = tl.load(values + at, mask=real[:, None], other=0)
+    factor = tl.load(scale + start, mask=real, other=0.0).to(tl.float32)[:, None]
+    row = row.to(tl.int64)
+    if BITS == 8:
+        _store_columns(out, row, real, group * K, k, packed.to(tl.float32) * factor, BYTES)
+    else:
+        low, high = tl.load(table + (packed & 15)), tl.load(table + (packed >> 4))
+        _store_columns(out, row, real, group * K, k, low.to(tl.float32) * factor, BYTES)
+        _store_columns(out, row, real, group * K + BYTES, k, high.to(tl.float32) * factor, BYTES)
 
 
 @triton.jit
@@ -231,7 +240,7 @@ def multiply(
     experts = len(weight.values)
     used = 1 if counts is None else min(rows, experts)  # experts that may have rows
     m = min(64, max(16, next_power(-(-rows // used))))
-    side = 64 if m <= 32 else 128
+    side = 128 if m > 32 and weight.bits != 8 else 64  # so that older GPUs have enough shared memory
     tiles, columns = -(-rows // m) + used - 1, -(-n // side)
     steps = -(-weight.k // weight.width)
     count = splits(tiles * columns, m, steps, processors) if counts is None else 1
@@ -245,6 +254,7 @@ def multiply(
         BITS=weight.bits, ROW_SCALE=weight.scale is not None and not weight.bits,
         EXPERTS=0 if counts is None else next_power(experts), BIAS=added[0] is not None,
         RESIDUAL=added[1] is not None, M=m, N=side, K=weight.width,
+        BYTES=weight.values.shape[-1] if weight.bits else 0,
         STAGES=3 if m > 32 else 6 if weight.bits == 4 else 4, num_warps=8 if m > 32 else 4,
     )  # fmt: skip
     if count > 1:
@@ -274,7 +284,7 @@ def unpack(weight: Weight, first: int, last: int, dtype: torch.dtype) -> Tensor:
     table = out if weight.table is None else weight.table
     _unpack[(weight.values.shape[1], -(-(last - first) // 64))](
         weight.values, weight.scale, table, out, weight.n, weight.k, first, last,
-        BITS=weight.bits, N=64, K=weight.width,
+        BITS=weight.bits, N=64, K=weight.width, BYTES=weight.values.shape[-1],
     )  # fmt: skip
     return out
 

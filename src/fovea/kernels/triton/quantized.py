@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fovea.kernels.quantize import FP8, Format
+from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.triton.products import multiply, pack, unpack
 from fovea.kernels.triton.rows import finish
@@ -62,7 +62,7 @@ class TritonQuantizedProduct:
         assert weight.scale is not None
         values = weight.values[0][:, places]
         if weight.table is not None:
-            values = weight.table[torch.stack((values & 15, values >> 4), dim=-1).flatten(-2).int()]
+            values = weight.table[torch.cat((values & 15, values >> 4), dim=-1).int()]
         wide = values.float() * weight.scale[0][:, places].float()[..., None]
         return wide.transpose(0, 1).flatten(1)[:, : weight.k].view(*ids.shape, weight.k)
 
@@ -86,26 +86,34 @@ class TritonGroupedProduct:
 
 
 @torch.inference_mode()
-def trial_error(format: Format | None, dtype: torch.dtype, device: torch.device, processors: int) -> float:
-    """Return the largest relative error of products of a random weight against plain torch. It may be NaN.
+def trial_error(
+    format: Format | None, dtype: torch.dtype, device: torch.device, grouped: bool, processors: int
+) -> float:
+    """Return the largest relative error of products with random weights against plain torch. It may be NaN.
 
-    Few rows, many rows and rows of experts are multiplied. format: int8, int4, fp8; None: plain.
+    Every size of tiles is tried, since each needs another amount of the GPU's memory on the chip.
+
+    format: None: plain weights. grouped: multiply the rows of three experts.
     """
-    draw = torch.Generator().manual_seed(0)
+    draw, (n, k) = torch.Generator().manual_seed(0), (136, 264)
     weights, x = (
-        torch.randn(*shape, generator=draw).to(device, dtype)
-        for shape in ((3, 136, 264), (FUSED_ROWS + 1, 264))
+        torch.randn(*shape, generator=draw).to(device, dtype) for shape in ((3, n, k), (FUSED_ROWS + 1, k))
     )
-    counts = torch.tensor([5, 0, 60], dtype=torch.int32, device=device)
-    grouped = TritonGroupedProduct(weights, None, False, format, processors)
     if format is None:
         plain = weights.float()
     else:
         makers = [PLAIN.quantized_product(weight, None, None, False, format) for weight in weights]
-        plain = torch.stack([each.rows(torch.arange(136, device=device)) for each in makers])
-    wide = x.float()
-    pairs = [(grouped(x[:65], counts), torch.cat((wide[:5] @ plain[0].T, wide[5:65] @ plain[2].T)))]
-    if format is not None and format is not FP8:
+        plain = torch.stack([each.rows(torch.arange(n, device=device)) for each in makers])
+    wide, pairs = x.float(), []
+    if grouped:
+        experts = TritonGroupedProduct(weights, None, False, format, processors)
+        for counts in ([2, 0, 1], [5, 0, 60], [40, 1, 88]):
+            parts = torch.split(wide[: sum(counts)], counts)
+            theirs = torch.cat([part @ weight.T for part, weight in zip(parts, plain, strict=True)])
+            numbers = torch.tensor(counts, dtype=torch.int32, device=device)
+            pairs.append((experts(x[: sum(counts)], numbers), theirs))
+    elif format is not None:
         product = TritonQuantizedProduct(weights[0], None, None, False, format, processors)
-        pairs += [(product(x[:rows], None), wide[:rows] @ plain[0].T) for rows in (1, len(x))]
-    return max(float((ours.float() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
+        pairs = [(product(x[:rows], None), wide[:rows] @ plain[0].T) for rows in (1, 20, FUSED_ROWS, len(x))]
+    errors = [(ours.float() - theirs).norm() / theirs.norm() for ours, theirs in pairs]
+    return float(torch.stack(errors).max())  # unlike Python's max, it does not pass over a NaN
