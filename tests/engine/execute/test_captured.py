@@ -160,7 +160,7 @@ def test_rows_that_grouped_mm_does_not_take_are_multiplied_by_triton(
 def test_types_whose_experts_torch_multiplies_one_by_one_are_multiplied_by_triton(
     tmp_path: Path, launches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU where grouped_mm waits for the numbers of rows, such as in float16."""
+    """The patch makes grouped_mm wait for the numbers of rows, as it does on a GPU in float16."""
     monkeypatch.setattr(quantized, "trial_error", lambda *_: 0.0)
     monkeypatch.setattr(experts, "grouped_mm_waits", lambda dtype, device: True)
     settings = SETTINGS | {"decode_graphs": "padded"}

@@ -11,16 +11,18 @@ from torch.nn import functional
 
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
 from fovea.kernels.base import GroupedProduct, Product, Stack, StackLayer, StackShape, TableProduct
-from fovea.kernels.quantize import FP8, Format, Fp8Product
+from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import quantized
 from fovea.kernels.triton import rows as triton_rows
-from fovea.kernels.triton.products import round_input
 
 log = logging.getLogger("fovea.kernels")
-MAX_TRIAL_ERROR = 0.05
-"""Largest accepted relative error of a product in the trial. Rounding to bfloat16 makes 0.01."""
+MAX_TRIAL_ERROR = 0.2
+"""Largest accepted relative error of products in the trial.
+
+Rounding to 8-bit floats makes 0.04, and to bfloat16 a tenth of that. A wrong result is off by about 1.
+"""
 CPU_PROCESSORS = 8
 """Number of processors that is assumed in the interpreter. It is large enough that contexts are split."""
 
@@ -74,11 +76,9 @@ class TritonKernels:
     def quantized_product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> TableProduct:
-        if format is FP8:
-            return Fp8Product(weight, bias, activation, gated, round_input, triton_rows.finish)
         if not self._multiplies(format, weight):
             return self._torch.quantized_product(weight, bias, activation, gated, format)
-        return quantized.TritonQuantizedProduct(weight, bias, activation, gated, format, self._processors)
+        return quantized.quantized_product(weight, bias, activation, gated, format, self._processors)
 
     def grouped_product(
         self, weights: Tensor, activation: str | None, gated: bool, format: Format | None

@@ -76,7 +76,7 @@ def pack(weights: Tensor, format: Format | None) -> Weight:
     if format is FP8:
         rounded = [round_rows(weight) for weight in weights]
         values, scale = (torch.stack([pair[part] for pair in rounded]) for part in (0, 1))
-        return Weight(values, scale[..., 0].contiguous(), None, 0, PLAIN_STEP, n, k)
+        return of_float8(values, scale[..., 0])
     groups, device = -(-k // format.group), weights.device
     kind = torch.int8 if format.bits == 8 else torch.uint8
     shape = experts, groups, n
@@ -88,6 +88,11 @@ def pack(weights: Tensor, format: Format | None) -> Weight:
         values[expert], scale[expert] = levels.transpose(0, 1), plain.scale.T
     table = torch.tensor(INT4_LEVELS, dtype=weights.dtype, device=device) if format.bits == 4 else None
     return Weight(values, scale, table, format.bits, format.group, n, k)
+
+
+def of_float8(values: Tensor, scale: Tensor) -> Weight:
+    """Return weights in 8-bit floats. values: (experts, n, k), contiguous. scale: (experts, n)."""
+    return Weight(values, scale.contiguous(), None, 0, PLAIN_STEP, values.shape[1], values.shape[2])
 
 
 def _pack_halves(values: Tensor) -> Tensor:
