@@ -15,6 +15,7 @@ from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address
 from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWeight, QuantizedWeight, fuses
 from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
 from fovea.kernels.quantize import Format
+from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
 from fovea.kernels.torch_kernels import TorchKernels
 
@@ -54,6 +55,7 @@ class NativeKernels:
     """
 
     least_shared_rows = 2
+    spans_in_one_launch = False
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._torch = TorchKernels(pack=True)
@@ -188,6 +190,9 @@ class NativeKernels:
                 out[chunk.row :].data_ptr(), threads,
             )  # fmt: skip
         return out
+
+    def attend_spans(self, qkv: Tensor, spans: Spans, heads: int) -> Tensor:
+        return self._torch.attend_spans(qkv, spans, heads)
 
     def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
         rows, _, dim = qkv.shape

@@ -12,9 +12,12 @@ from torch.nn import functional
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
 from fovea.kernels.base import GroupedProduct, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.quantize import Format
+from fovea.kernels.spans import attend_each
+from fovea.kernels.spans import load as load_spans
 from fovea.kernels.torch_kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import quantized
+from fovea.kernels.triton import rotate as triton_rotate
 from fovea.kernels.triton import rows as triton_rows
 
 log = logging.getLogger("fovea.kernels")
@@ -52,7 +55,8 @@ class TritonKernels:
         """chunks: computes the attention of prompts, for which there is no Triton kernel here."""
         self._torch = plain = TorchKernels()
         self.mixture = plain.mixture
-        self.gated_norm, self.rotate, self.attend_groups = plain.gated_norm, plain.rotate, plain.attend_groups
+        self.gated_norm, self.attend_groups = plain.gated_norm, plain.attend_groups
+        self.attend_spans = load_spans(device)
         self.short_conv, self.gated_delta = plain.short_conv, plain.gated_delta
         self._chunks = chunks
         self._trials: dict[tuple[Format | None, torch.dtype, bool], bool] = {}
@@ -63,6 +67,10 @@ class TritonKernels:
     @property
     def plain(self) -> bool:
         return False
+
+    @property
+    def spans_in_one_launch(self) -> bool:
+        return self.attend_spans is not attend_each
 
     @property
     def groups_experts(self) -> bool:
@@ -117,6 +125,9 @@ class TritonKernels:
         if centered:
             return self._torch.rms_norm(x, weight, eps, centered=True)
         return triton_rows.rms_norm(x, weight, eps)
+
+    def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        return triton_rotate.rotate(x, count, cos, sin)
 
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
