@@ -29,7 +29,7 @@ def test_the_largest_step_is_measured_and_fits(tmp_path: Path) -> None:
         values = {name: stats[f"memory_{name}_bytes"] for name in PARTS}
         assert sum(values.values()) == stats["memory_total_bytes"]
         assert values["step"] > 0
-        assert values["graphs"] > 0
+        assert (values["graphs"] > 0) == (engine.runner._padded is not None)
         assert values["spare"] >= 0
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -44,22 +44,24 @@ def test_the_largest_step_is_measured_and_fits(tmp_path: Path) -> None:
 
 
 def test_answers_stay_the_same_when_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of many tokens, and the first try of each image, allocate more than any device has."""
+    """The first step, steps of many tokens, and the first try of each image need more than any device has."""
     folder = write("qwen2_5_vl", tmp_path)
     rng = np.random.default_rng(6)
+    question = "what is it, and where? " * 3
     count, side = gpu.either((6, 112), (2, 56))
     images = [Image.fromarray(rng.integers(0, 255, (side, side, 3), dtype=np.uint8)) for _ in range(count)]
     options: dict[str, Any] = {
         "temperature": 0, "max_tokens": gpu.either(16, 2), "ignore_eos": True,
     }  # fmt: skip
     with gpu.engine_of(folder, dtype="float32", prefix_cache=False) as engine:
-        alone = [engine.generate("what?", [image], **options).token_ids for image in images]
+        alone = [engine.generate(question, [image], **options).token_ids for image in images]
         engine.clear_caches()
         runner, model, tried = engine.runner, engine.runner.model, set()
-        forward, encode = runner._forward, model.encode_slices
+        forward, encode, steps = runner._forward, model.encode_slices, []
 
         def limited(work: Any, rows: Any) -> Any:
-            if sum(item.count for item in work) > 24:
+            steps.append(sum(item.count for item in work))
+            if steps[-1] > 20 or len(steps) == 1:
                 torch.empty(1 << 50, dtype=torch.uint8, device=gpu.DEVICE)
             return forward(work, rows)
 
@@ -72,10 +74,11 @@ def test_answers_stay_the_same_when_memory_is_full(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(runner, "_forward", limited)
         monkeypatch.setattr(model, "encode_slices", once)
         with ThreadPoolExecutor(count) as pool:
-            futures = [pool.submit(engine.generate, "what?", [image], **options) for image in images]
+            futures = [pool.submit(engine.generate, question, [image], **options) for image in images]
             assert [future.result().token_ids for future in futures] == alone
         stats = engine.stats()
         assert stats["memory_retries"] > 0
-        assert stats["memory_image_retries"] == count
+        # An image that waits while halves of a step are tried may begin again without being alone.
+        assert 1 <= stats["memory_image_retries"] <= count
         assert stats["memory_failures"] == stats["failed_steps"] == 0
         engine.check_integrity()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
 """Parts of messages of errors without a type of their own, of CUDA, its libraries, and torch on a CPU."""
 
 
