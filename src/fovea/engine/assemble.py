@@ -101,6 +101,8 @@ def assemble(
     padding = decode_padding(config, model, longest)
     parts = _measure(loaded, config, slots, longest, padding)
     room = None if parts is None else parts.room
+    if parts is not None and parts.room <= 0:
+        parts.report(0, configured=False)  # before the error about it
     sizes, states = pool_sizes(config, model, room), state_slots(config, model, room)
     memory = pool_bytes(config, model, sizes, states)
     if parts is not None:

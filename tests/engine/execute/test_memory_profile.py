@@ -187,10 +187,16 @@ def test_a_configured_pool_is_reported_with_what_does_not_fit(
     assert "beside the largest step 5 MiB are left: large steps will be tried again in halves" in caplog.text
 
 
-def test_a_gpu_without_room_for_a_pool_is_refused(qwen: Path, memory: FakeMemory) -> None:
+def test_a_gpu_without_room_for_a_pool_is_refused(
+    qwen: Path, memory: FakeMemory, caplog: pytest.LogCaptureFixture
+) -> None:
     memory.total = 70 * MIB
-    with pytest.raises(ConfigError, match="free memory allows 0 MiB, which hold no block of"):
+    with (
+        caplog.at_level(logging.INFO, "fovea.engine"),
+        pytest.raises(ConfigError, match="free memory allows 0 MiB, which hold no block of"),
+    ):
         engine(qwen, **SMALL)
+    assert "+ 0 KV and states - 5 that are missing" in caplog.text
 
 
 def test_a_step_that_does_not_fit_is_refused_at_the_start(
