@@ -266,10 +266,12 @@ class HostTransfers:
     @staticmethod
     def _wait(stream: Stream, copies: dict[int, Event], slots: Sequence[int]) -> None:
         """Let a stream wait for copies that still use these slots, and forget all copies that are done."""
-        for slot in [slot for slot, event in copies.items() if event.query()]:
+        events = {id(event): event for event in copies.values()}
+        done = {name for name, event in events.items() if event.query()}
+        for slot in [slot for slot, event in copies.items() if id(event) in done]:
             del copies[slot]
-        for event in dict.fromkeys(copies[slot] for slot in slots if slot in copies):
-            stream.wait_event(event)
+        for name in {id(copies[slot]) for slot in slots if slot in copies}:
+            stream.wait_event(events[name])
 
 
 class Staging:
