@@ -183,15 +183,15 @@ def test_the_log_says_why_steps_are_not_recorded(
         monkeypatch.setattr(VisionLanguageModel, "device", property(lambda self: torch.device("cuda")))
         monkeypatch.setattr(experts, "grouped_mm_waits", lambda dtype, device: waits)
         with caplog.at_level("INFO"):
-            padding = decode_padding(EngineConfig(), model, 8, 64)
+            padding = decode_padding(EngineConfig(), model, 64)
     assert (padding is None) == waits
     assert ("not recorded as CUDA graphs: torch multiplies experts in float32" in caplog.text) == waits
     padded = EngineConfig.of(decode_graphs="padded")
     if waits:
         with pytest.raises(ConfigError, match="'padded', but torch multiplies experts in float32 one by one"):
-            decode_padding(padded, model, 8, 64)
+            decode_padding(padded, model, 64)
     else:
-        assert decode_padding(padded, model, 8, 64) is not None
+        assert decode_padding(padded, model, 64) is not None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,13 @@ class Padding:
     block_size: int
     scrap: int
     launch_only: bool = False
+
+    def fit(self, blocks: int, context: int) -> Padding:
+        """Return the same padding for a pool and a longest context.
+
+        blocks: of the pool. The block after them takes the KV of padded rows.
+        """
+        return replace(self, scrap=blocks, width=-(-context // self.block_size))
 
     def size(self, rows: int) -> int | None:
         """The batch size for a step that decodes so many rows; None if there are too many."""
