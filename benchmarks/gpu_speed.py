@@ -55,10 +55,10 @@ LARGE_SIDE, SMALL = (56, 2) if REHEARSAL else (1008, 16)
 BATCHES = (1, 2) if REHEARSAL else (32, 256)
 SETTINGS: dict[str, Any] = {
     "max_running": max(BATCHES), "max_step_tokens": 16384, "max_step_visual_tokens": 16384,
-    "kv_cache_mib": 12288, "pace": 0.0, "embed_cache_mib": 1024, "pixel_pool_mib": 4096,
+    "kv_blocks": 13_000, "pace": 0.0, "embed_cache_mib": 1024, "pixel_pool_mib": 4096,
 }  # fmt: skip
 if REHEARSAL:  # Triton's interpreter cannot multiply bfloat16
-    SETTINGS |= {"kernels": "triton", "dtype": "float32", "kv_cache_mib": 16, "decode_graphs": "padded"}
+    SETTINGS |= {"kernels": "triton", "dtype": "float32", "kv_blocks": 512, "decode_graphs": "padded"}
 CHECKPOINT_BYTES = 40 << 30
 """Free memory from which on the checkpoint, 17 GB, is written to memory instead of a disk."""
 
