@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,14 +192,39 @@ def test_more_rows_than_fit_into_a_group_and_groups_that_are_padding() -> None:
         torch.cat((group.shared.members, torch.full((2, rows), -1))),
         torch.cat((group.shared.lengths, torch.zeros(2, dtype=torch.long))),
     )
-    more = attention_plan.Decodes(0, group.tables, group.lengths, group.length, None, padded)
+    more = replace(group, shared=padded)
     again = attention_plan.AttentionPlan(plan.slots, (more,), ())
     torch.testing.assert_close(KERNELS.attend(query, kv, again, 0.3), before, atol=0, rtol=0)
 
 
-def test_splits_occupy_the_gpu() -> None:
-    assert [triton_decode.splits(rows, 8, 132) for rows in (1, 2, 8, 64)] == [32, 16, 4, 1]
-    assert triton_decode.splits(1, 1, 132) == triton_decode.MAX_SPLITS
+def test_a_rows_result_has_the_same_bits_whichever_rows_are_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Contexts were once cut into fewer parts in larger batches."""
+    monkeypatch.setattr(triton_decode, "LEAST_TOKENS", 64)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(1)).tolist()
+    work = [item(0, order[:25], 390, 1), item(1, order[25:30], 70, 1), item(2, order[30:50], 310, 1)]
+    torch.manual_seed(0)
+    kv, query = torch.randn(60, 16, 2, 2, 24), torch.randn(3, 6, 24)
+    plans = planner(6, 2, 24, 16)
+    together = KERNELS.attend(query, kv, plans.plan(work), 0.3)
+    for row, each in enumerate(work):
+        alone = plans.plan([each])
+        pieces = alone.decodes[0].pieces
+        assert pieces is not None
+        assert len(pieces.own) == -(-each.stop // 64)
+        assert torch.equal(KERNELS.attend(query[row : row + 1], kv, alone, 0.3)[0], together[row])
+
+
+def test_fewer_programs_than_pieces_compute_several_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_decode, "LEAST_TOKENS", 64)
+    work = [item(row, list(range(10 * row, 10 * row + 10)), 150 + row, 1) for row in range(3)]
+    torch.manual_seed(0)
+    kv, query = torch.randn(30, 16, 2, 2, 24), torch.randn(3, 6, 24)
+    plan = planner(6, 2, 24, 16).plan(work)
+    many = KERNELS.attend(query, kv, plan, 0.3)
+    monkeypatch.setattr(triton_decode, "programs", lambda *_: 2)
+    assert torch.equal(KERNELS.attend(query, kv, plan, 0.3), many)
 
 
 def test_triton_without_a_gpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,13 +262,13 @@ def test_every_launch_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
     )
     assert process.returncode == 0, process.stderr
     launches = json.loads(process.stdout)
-    kernels = ["_rms_norm", "_silu_mul", "_rotate_store", "_own_split", "_merge", "_shared_split"]
+    kernels = ["_rms_norm", "_silu_mul", "_rotate_store", "_own_pieces", "_merge", "_shared_pieces"]
     assert list(dict.fromkeys(launch["kernel"] for launch in launches)) == kernels
-    assert {launch["type"] for launch in launches if launch["kernel"] == "_own_split"} == {"*bf16", "*fp32"}
+    assert {launch["type"] for launch in launches if launch["kernel"] == "_own_pieces"} == {"*bf16", "*fp32"}
     assert max(launch["shared_bytes"] for launch in launches) <= HOPPER_SHARED_BYTES
-    norm, odd = launches[0], launches[-2]
+    norm = launches[0]
+    odd = [launch for launch in launches if launch["kernel"] == "_own_pieces"][-1]
     assert norm["hints"] == ["x", "delta", "weight", "total", "out", "width"]
     assert norm["wide"] > 0, "without the hints no row is read 16 bytes at a time"
-    assert odd["kernel"] == "_own_split"
     assert odd["ones"] == ["kv_heads"]
     assert "dim" not in odd["hints"]

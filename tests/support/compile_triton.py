@@ -21,18 +21,22 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from fovea.kernels.attention import Decodes, PrefixGroups
+from fovea.kernels.attention import Decodes, Pieces, PrefixGroups
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 
 SHAPES = (
     ((28, 4, 128), torch.bfloat16),
     ((28, 4, 128), torch.float32),
+    ((8, 4, 256), torch.bfloat16),
+    ((16, 2, 512), torch.bfloat16),
+    ((16, 2, 512), torch.float32),
     ((6, 1, 72), torch.bfloat16),
 )
 """Query heads, KV heads, size of a head, and type of numbers.
 
-They are those of a 7 B model, and of one with a size that 16 does not divide.
+They are those of a 7 B model, of two with wide heads (Gemma 3 and 4), and of one with a size that 16 does not
+divide.
 """
 ROWS, SIZE, BLOCKS, TABLE, PROCESSORS = 8, 16, 64, 32, 132
 
@@ -70,9 +74,15 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     members = torch.zeros(1, triton_decode.shared_rows(heads // kv_heads), dtype=torch.long)
     for rows, shares in ((1, None), (ROWS, PrefixGroups(slots, members, slots[:1]))):
         tables = torch.zeros(rows, TABLE, dtype=torch.long)
-        decodes = Decodes(0, tables, slots[:rows], TABLE * SIZE, None, shares)
-        count = triton_decode.splits(rows, kv_heads, PROCESSORS)
-        triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, count, torch.empty_like(query[:rows]))
+        rule = triton_decode.cutting(kv_heads, dim, PROCESSORS)
+        groups = 0 if shares is None else 1
+        arrays = {
+            name: torch.zeros(shape, dtype=torch.long) for name, shape in rule.shapes(rows, groups, 4).items()
+        }
+        pieces = Pieces.of(arrays, rule, rule.room(rows, shared=groups > 0))
+        decodes = Decodes(0, tables, slots[:rows], TABLE * SIZE, None, shares, None, pieces)
+        out = torch.empty_like(query[:rows])
+        triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, PROCESSORS, out)
 
 
 def main() -> None:

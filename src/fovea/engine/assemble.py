@@ -138,7 +138,7 @@ def assemble(
         host_blocks=slots,
         state_slots=states,
         slower=slower,
-        padding=decode_padding(config, model, blocks, info.max_context),
+        padding=decode_padding(config, model, sizes, info.max_context),
         encode=encoder.slices,
     )
     stepper = Stepper(scheduler, runner)

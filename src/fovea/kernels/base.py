@@ -15,7 +15,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.attention import AttentionPlan, Heads
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import Format
 from fovea.kernels.states import StatePlan
 
@@ -161,6 +162,13 @@ class Kernels(Protocol):
         Otherwise they are grouped by length and masked.
 
         window: whether the layers have a sliding window.
+        """
+        ...
+
+    def cutting(self, heads: Heads) -> Cutting | None:
+        """Return how the contexts of decodes are cut into pieces; None: the kernels divide the work alone.
+
+        Called only if decodes read keys and values in place.
         """
         ...
 

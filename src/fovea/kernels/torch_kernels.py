@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from fovea.kernels import NO_SLOT, reference
 from fovea.kernels.activation import ACTIVATIONS, finish
-from fovea.kernels.attention import attend, store
+from fovea.kernels.attention import Heads, attend, store
 from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.instruction_sets import has_bf16_units
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import FP8, Format, Fp8Product, TorchQuantizedProduct
 from fovea.kernels.states import Decodes, StatePlan, StateRun
 
@@ -205,6 +206,9 @@ class TorchKernels:
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         return False
+
+    def cutting(self, heads: Heads) -> Cutting | None:
+        return None
 
     def shared_rows(self, group: int) -> int:
         return 0

@@ -9,11 +9,12 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
 from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWeight, QuantizedWeight, fuses
 from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import Format
 from fovea.kernels.states import StatePlan
 from fovea.kernels.torch_kernels import TorchKernels
@@ -107,6 +108,9 @@ class NativeKernels:
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         return head_dim % 32 == 0 and head_dim <= MAX_HEAD_DIM
+
+    def cutting(self, heads: Heads) -> Cutting | None:
+        return None
 
     def shared_rows(self, group: int) -> int:
         return MAX_SHARED_ROWS

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fovea.kernels.activation import finish
-from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
+from fovea.kernels.attention import AttentionPlan, ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import Product, Stack, StackLayer, StackShape
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.torch_kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
@@ -73,7 +74,10 @@ class TritonKernels:
         return TritonStack(self, shape, layers)
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
-        return not window
+        return True
+
+    def cutting(self, heads: Heads) -> Cutting | None:
+        return triton_decode.cutting(heads.kv, heads.dim, self._processors)
 
     def shared_rows(self, group: int) -> int:
         return triton_decode.shared_rows(group)
@@ -92,18 +96,15 @@ class TritonKernels:
         return triton_rows.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        if any(chunk.limits is not None for chunk in plan.chunks) or any(
-            group.firsts is not None for group in plan.decodes
-        ):
-            return self._torch.attend(query, kv, plan, scale)
         query = query.contiguous()
         out = torch.empty_like(query)
         for group in plan.decodes:
             rows = slice(group.row, group.row + len(group.tables))
-            count = triton_decode.splits(len(group.tables), kv.shape[3], self._processors)
-            triton_decode.decode(query[rows], kv, group, scale, count, out[rows])
+            triton_decode.decode(query[rows], kv, group, scale, self._processors, out[rows])
         if plan.chunks:
-            self._chunks(query, kv, plan.chunks, scale, out)
+            # FlashInfer has no limits that differ from row to row.
+            limited = any(chunk.limits is not None for chunk in plan.chunks)
+            (prefill_each if limited else self._chunks)(query, kv, plan.chunks, scale, out)
         return out
 
 

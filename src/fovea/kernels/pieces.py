@@ -1,0 +1,143 @@
+"""Cuts the contexts of decodes into pieces of about equal size, which a GPU computes side by side.
+
+A piece is a run of tokens of one row's context, or of the prefix that the rows of a group share. Each piece
+gives a result, and the results of a row are merged. How a context is cut depends on its own length alone, so
+sums are added in the same order whichever rows are in the batch. There is one exception: if the pieces
+of a step have more results than there is room for, all pieces become longer.
+
+The arrays have fixed sizes, and the numbers in them say how much of them is used. So launches have the same
+shape in every step, and a CUDA graph can replay them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.int64]
+MOST_RESULTS = 4096
+"""Room for results in a step: those of 64 rows of any length, or of 256 rows of 4,096 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How contexts are cut.
+
+    tile: tokens that a program reads at once. Pieces are whole tiles, except for the end of a context.
+    least: fewest tokens of a piece, if its context has so many.
+    most: most pieces of a context.
+    """
+
+    tile: int
+    least: int
+    most: int
+
+    def room(self, rows: int, *, shared: bool = False) -> int:
+        """Return the number of results for which a batch of so many rows has room.
+
+        shared: rows may also read a prefix with others, which is cut like a context.
+        """
+        return min(rows * self.most * (1 + shared), max(MOST_RESULTS, 4 * rows))
+
+    def shapes(self, rows: int, groups: int, least_rows: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the arrays that `cut` fills, by name, see `attention.Pieces`.
+
+        groups: number of prefix groups at most. least_rows: fewest rows of one.
+        """
+        room = self.room(rows, shared=groups > 0)
+        shapes: dict[str, tuple[int, ...]] = {
+            "counts": (2,), "bounds": (rows + 1,), "own": (min(room, rows * self.most), 4)
+        }  # fmt: skip
+        return shapes | ({"together": (min(room // least_rows, groups * self.most), 4)} if groups else {})
+
+    def divide(self, tokens: Array, factor: int) -> tuple[Array, Array]:
+        """Return for contexts of so many tokens the number of pieces, and tokens of each but the last.
+
+        factor: factor of the least size of a piece; 1, unless room is short.
+        """
+        tiles = -(-tokens // self.tile)
+        size = np.maximum(self.least // self.tile, -(-tiles // self.most)) * factor
+        even = np.maximum(-(-tiles // np.maximum(-(-tiles // size), 1)), 1)
+        return -(-tiles // even), even * self.tile
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The pieces of a step, see `attention.Pieces`. together: (0, 4) without prefix groups."""
+
+    bounds: Array
+    own: Array
+    together: Array
+
+    @property
+    def results(self) -> int:
+        return int(self.bounds[-1])
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, each as long as what it holds."""
+        counts = np.array([len(self.own), len(self.together)])
+        found = {"counts": counts, "bounds": self.bounds, "own": self.own}
+        return found | ({"together": self.together} if len(self.together) else {})
+
+    def write(self, arrays: dict[str, Array]) -> None:
+        """Write the pieces into arrays of the shapes that `Cutting.shapes` returns.
+
+        The rows after those of the step get no results.
+        """
+        arrays["counts"][:] = len(self.own), len(self.together)
+        arrays["bounds"][: len(self.bounds)] = self.bounds
+        arrays["bounds"][len(self.bounds) :] = self.bounds[-1]
+        arrays["own"][: len(self.own)] = self.own
+        if len(self.together):
+            arrays["together"][: len(self.together)] = self.together
+
+
+def cut(
+    rule: Cutting,
+    starts: Array,
+    lengths: Array,
+    room: int,
+    members: Array | None = None,
+    prefixes: Array | None = None,
+) -> Cut:
+    """Cut the contexts of a step, and the prefixes of its groups.
+
+    starts, lengths: (B,), each row reads the tokens from `starts` on until `lengths` itself.
+    room: most results of the step; at least 2 * B.
+    members, prefixes: (G, R) and (G,), see `attention.PrefixGroups`; None: there are no groups.
+    """
+    factor = 1
+    while True:
+        counts, sizes = rule.divide(lengths - starts, factor)
+        results = counts
+        if members is not None and prefixes is not None:
+            group_counts, group_sizes = rule.divide(prefixes, factor)
+            inside = members >= 0
+            results = counts.copy()
+            results[members[inside]] += group_counts[:, None].repeat(members.shape[1], 1)[inside]
+        bounds = np.concatenate((np.zeros(1, dtype=np.int64), results.cumsum()))
+        if bounds[-1] <= room:
+            break
+        factor *= 2
+    rows, numbers, begins, ends = _runs(counts, sizes, starts, lengths)
+    own = np.stack((rows, begins, ends, bounds[rows] + numbers), axis=1)
+    if members is None or prefixes is None:
+        return Cut(bounds, _longest_first(own), own[:0])
+    groups, numbers, begins, ends = _runs(group_counts, group_sizes, np.zeros_like(prefixes), prefixes)
+    together = np.stack((groups, begins, ends, numbers - group_counts[groups]), axis=1)
+    return Cut(bounds, _longest_first(own), _longest_first(together))
+
+
+def _runs(counts: Array, sizes: Array, starts: Array, ends: Array) -> tuple[Array, Array, Array, Array]:
+    """Return for every piece the number of its context, its own number in it, its begin and its end."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    numbers = np.arange(len(of)) - np.repeat(counts.cumsum() - counts, counts)
+    begins = starts[of] + numbers * sizes[of]
+    return of, numbers, begins, np.minimum(begins + sizes[of], ends[of])
+
+
+def _longest_first(pieces: Array) -> Array:
+    """Sort pieces: a GPU starts programs in order, so the last ones should be short."""
+    return pieces[np.argsort(pieces[:, 1] - pieces[:, 2], kind="stable")]
