@@ -123,7 +123,7 @@ def test_torch_uses_flashattention_for_groups_of_patches(dim: int) -> None:
     torch.testing.assert_close(*outs, atol=0.02, rtol=0.02)
 
 
-def test_norms_gated_silu_and_rotation() -> None:
+def test_norms_gated_activations_and_rotation() -> None:
     from fovea.kernels.triton import rows as triton_rows
 
     torch.manual_seed(0)
@@ -131,21 +131,29 @@ def test_norms_gated_silu_and_rotation() -> None:
     x, delta, weight = (
         torch.randn(*shape, device=DEVICE).to(BF16) for shape in ((rows, 3584), (rows, 3584), (3584,))
     )
-    total, normal = triton_rows.add_rms_norm(x, delta, weight, 1e-6)
-    torch.testing.assert_close(total, x + delta)
-    assert gpu.relative_error(normal, reference.rms_norm(x + delta, weight, 1e-6)) < bound
-    assert gpu.relative_error(triton_rows.silu_mul(x), finish(x, "silu", True, None)) < bound
+    for inner in (None, weight):
+        for centered in (False, True):
+            sums = [
+                each.add_norm(x, delta, inner, weight, 1e-6, centered=centered) for each in (kernels(), PLAIN)
+            ]
+            for ours, theirs in zip(*sums, strict=True):
+                assert gpu.relative_error(ours, theirs) < bound
+    for activation in ("silu", "gelu", "gelu_pytorch_tanh"):
+        ours = triton_rows.gate(x, activation)
+        assert gpu.relative_error(ours, finish(x, activation, True, None)) < bound
     qkv = torch.randn(rows, 36, 128, device=DEVICE).to(BF16)
-    angle = torch.randn(rows, 1, 64, device=DEVICE).repeat(1, 1, 2)
+    angle = torch.randn(rows, 1, 64, device=DEVICE)
     norms = (weight[:128].contiguous(), weight[128:256].contiguous())
     pools = [torch.zeros(9, 16, 2, 4, 128, device=DEVICE, dtype=BF16) for _ in range(2)]
     slots = torch.randperm(144, device=DEVICE)[:rows]
-    queries = [
-        each.rotate_store(qkv.clone(), 28, angle.cos(), angle.sin(), norms, 1e-6, pool, slots)
-        for each, pool in zip((kernels(), PLAIN), pools, strict=True)
-    ]
-    assert gpu.relative_error(*queries) < bound
-    assert gpu.relative_error(*pools) < bound
+    for rotated, options in ((64, {}), (16, {"centered": True}), (64, {"value_norm": norms[0]})):
+        turn = angle[..., :rotated].repeat(1, 1, 2)
+        queries = [
+            each.rotate_store(qkv.clone(), 28, turn.cos(), turn.sin(), norms, 1e-6, pool, slots, **options)
+            for each, pool in zip((kernels(), PLAIN), pools, strict=True)
+        ]
+        assert gpu.relative_error(*queries) < bound
+        assert gpu.relative_error(*pools) < bound
 
 
 def test_graphs_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,13 +63,22 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     width = heads * dim
     x, weight = torch.empty(ROWS, width, dtype=dtype), torch.empty(width, dtype=dtype)
     triton_rows.rms_norm(x, weight, 1e-6)
-    triton_rows.add_rms_norm(x, x, weight, 1e-6)
-    triton_rows.silu_mul(torch.empty(ROWS, 8 * width, dtype=dtype))
+    triton_rows.add_norm(x, x, None, weight, 1e-6)
+    triton_rows.add_norm(x, x, weight, weight, 1e-6, centered=True)
+    triton_rows.add_norm(x, x, weight, None, 1e-6, factor=weight[:1])
+    gated = torch.empty(ROWS, 8 * width, dtype=dtype)
+    for activation in ("silu", "gelu", "gelu_pytorch_tanh", "relu", "quick_gelu"):
+        triton_rows.gate(gated, activation)
     kv = torch.empty(BLOCKS, SIZE, 2, kv_heads, dim, dtype=dtype)
     qkv = torch.empty(ROWS, heads + 2 * kv_heads, dim, dtype=dtype)
     angle, slots = torch.empty(ROWS, 1, dim), torch.zeros(ROWS, dtype=torch.long)
     norms = torch.empty(dim, dtype=dtype), torch.empty(dim, dtype=dtype)
     triton_rows.rotate_store(qkv, heads, angle, angle, None, 1e-6, kv, slots)
+    half = torch.empty(ROWS, 1, dim // 2)
+    triton_rows.rotate_store(qkv, heads, half, half, norms, 1e-6, kv, slots, centered=True)
+    triton_rows.rotate_store(qkv[:, :heads], heads, angle, angle, norms, 1e-6, None, None)
+    keys = qkv[:, : heads + kv_heads]
+    triton_rows.rotate_store(keys, heads, angle, angle, norms, 1e-6, kv, slots, value_norm=norms[0])
     query = triton_rows.rotate_store(qkv, heads, angle, angle, norms, 1e-6, kv, slots)
     members = torch.zeros(1, triton_decode.shared_rows(heads // kv_heads), dtype=torch.long)
     for rows, shares in ((1, None), (ROWS, PrefixGroups(slots, members, slots[:1]))):

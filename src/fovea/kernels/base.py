@@ -188,6 +188,26 @@ class Kernels(Protocol):
         """
         ...
 
+    def add_norm(
+        self,
+        x: Tensor,
+        y: Tensor,
+        inner: Tensor | None,
+        outer: Tensor | None,
+        eps: float,
+        *,
+        centered: bool = False,
+        factor: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (x + norm(y)) * factor, and the norm of that; x and y are (rows, width).
+
+        inner: weight of the norm of y (width,); None: y is added as it is.
+        outer: weight of the norm of the result; None: the result is returned twice.
+        eps, centered: see `rms_norm`, of both norms.
+        factor: one number (1,); None: 1.
+        """
+        ...
+
     def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return the norm of x (rows, width), times weight (width,), times silu of gate (rows, width)."""
         ...
@@ -207,22 +227,24 @@ class Kernels(Protocol):
         sin: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         eps: float,
-        kv: Tensor,
-        slots: Tensor,
+        kv: Tensor | None,
+        slots: Tensor | None,
         *,
         centered: bool = False,
+        value_norm: Tensor | None = None,
     ) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values, return the queries (T, heads, D).
 
         qkv: (T, heads + 2 * Hkv, D), queries before keys before values. It may be overwritten, and the result
-            may be a part of it.
+            may be a part of it. With heads + Hkv, values are the keys before their norm and rotation.
         heads: number of query heads.
         cos, sin: (T, 1, R) float32, contiguous. The first R numbers of each head are rotated; R is at most D.
         norms: weights (D,) of the norms of queries and keys; None: no norms.
         eps: constant of the norms.
         centered: the kind of these norms, see `rms_norm`.
-        kv: (blocks, block_size, 2, Hkv, D), contiguous.
-        slots: (T,) int64, slot of each token's keys and values: block * block_size + offset.
+        kv: (blocks, block_size, 2, Hkv, D), contiguous; None: there are only queries, and nothing is stored.
+        slots: (T,) int64, slot of each token's keys and values: block * block_size + offset. None without kv.
+        value_norm: weight (D,) of the norm of values, which is not centered; None: they have none.
         """
         ...
 

@@ -83,7 +83,9 @@ def test_padding_changes_no_answer_of_a_model_with_windows(
     """The answers are longer than the window, so blocks leave it and rows begin in the middle of a table."""
     need_kernels()
     folder = str(write(family, tmp_path))
-    settings: dict[str, Any] = {"dtype": "bfloat16", "block_size": 4, "kernels": "native"}
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16", "block_size": 4, "kernels": "native", "max_step_tokens": 64
+    }  # fmt: skip
     plain = answers(folder, PROMPTS[:4], 24, **settings)
     assert not sizes
     assert answers(folder, PROMPTS[:4], 24, **settings, decode_graphs="padded") == plain

@@ -125,9 +125,7 @@ def _shared_pieces(
 
 
 @triton.jit
-def _merge(
-    sums, logs, bounds, out, heads, dim, RESULTS: tl.constexpr, STEP: tl.constexpr, DIM: tl.constexpr
-):
+def _merge(sums, logs, bounds, out, heads, dim, RESULTS: tl.constexpr, STEP: tl.constexpr, DIM: tl.constexpr):
     """Merge the results of one head of one row by their weights. A row without results is padding: 0."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = tl.load(bounds + row)

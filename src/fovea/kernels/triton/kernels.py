@@ -21,7 +21,7 @@ CPU_PROCESSORS = 8
 
 
 class TritonProduct:
-    """torch's product with the plain weight. A gated SiLU after it is one launch."""
+    """torch's product with the plain weight. A gated activation after it is one launch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool) -> None:
         self._weight, self._bias = weight, bias
@@ -35,8 +35,8 @@ class TritonProduct:
         return self.finish(functional.linear(x, self._weight, self._bias), residual)
 
     def finish(self, y: Tensor, residual: Tensor | None) -> Tensor:
-        if self._gated and self._activation == "silu":
-            y = triton_rows.silu_mul(y)
+        if self._gated and self._activation is not None:
+            y = triton_rows.gate(y, self._activation)
             return y if residual is None else residual + y
         return finish(y, self._activation, self._gated, residual)
 
@@ -45,6 +45,8 @@ class TritonKernels:
     """Implements `kernels.base.Kernels` for a GPU. It delegates the rest to plain torch."""
 
     least_shared_rows = 4
+    add_norm = staticmethod(triton_rows.add_norm)
+    rotate_store = staticmethod(triton_rows.rotate_store)
 
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
         """chunks: computes the attention of prompts, for which there is no Triton kernel here."""
@@ -83,17 +85,7 @@ class TritonKernels:
         return triton_decode.shared_rows(group)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
-        if centered:
-            return self._torch.rms_norm(x, weight, eps, centered=True)
-        return triton_rows.rms_norm(x, weight, eps)
-
-    def rotate_store(
-        self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
-        eps: float, kv: Tensor, slots: Tensor, *, centered: bool = False,
-    ) -> Tensor:  # fmt: skip
-        if centered or cos.shape[-1] != qkv.shape[-1]:
-            return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered)
-        return triton_rows.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
+        return triton_rows.rms_norm(x, weight, eps, centered=centered)
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         query = query.contiguous()
@@ -131,7 +123,7 @@ class TritonStack:
             if delta is None:
                 normal = kernels.rms_norm(x, layer.input_norm, shape.eps)
             else:
-                x, normal = triton_rows.add_rms_norm(x, delta, layer.input_norm, shape.eps)
+                x, normal = kernels.add_norm(x, delta, None, layer.input_norm, shape.eps)
             qkv = qkv_product(normal, None).view(rows, heads, shape.head_dim)
             query = kernels.rotate_store(qkv, shape.heads, cos, sin, norms, shape.eps, kv[index], plan.slots)
             out = kernels.attend(query, kv[index], plan, shape.scale)
@@ -140,7 +132,7 @@ class TritonStack:
                 if not len(read):
                     return x[:0]
                 x, out = x[read], out[read]
-            x, normal = triton_rows.add_rms_norm(x, out_product(out, None), layer.post_norm, shape.eps)
+            x, normal = kernels.add_norm(x, out_product(out, None), None, layer.post_norm, shape.eps)
             delta = down(gate_up(normal, None), None)
         return x if delta is None else x + delta
 
