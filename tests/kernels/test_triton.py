@@ -245,6 +245,7 @@ def test_a_rows_result_has_the_same_bits_whichever_rows_are_beside_it(
 ) -> None:
     """Contexts were once cut into fewer parts in larger batches."""
     monkeypatch.setattr(triton_decode, "LEAST_TOKENS", 64)
+    monkeypatch.setattr(triton_decode, "TOKENS_PER_QUERY", 1)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1)).tolist()
     work = [item(0, order[:25], 390, 1), item(1, order[25:30], 70, 1), item(2, order[30:50], 310, 1)]
     torch.manual_seed(0)
@@ -261,6 +262,7 @@ def test_a_rows_result_has_the_same_bits_whichever_rows_are_beside_it(
 
 def test_fewer_programs_than_pieces_compute_several_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_decode, "LEAST_TOKENS", 64)
+    monkeypatch.setattr(triton_decode, "TOKENS_PER_QUERY", 1)
     work = [item(row, list(range(10 * row, 10 * row + 10)), 150 + row, 1) for row in range(3)]
     torch.manual_seed(0)
     kv, query = torch.randn(30, 16, 2, 2, 24), torch.randn(3, 6, 24)

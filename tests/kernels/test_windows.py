@@ -96,6 +96,7 @@ def test_tritons_decodes_begin_where_the_window_does(
     from fovea.kernels.triton.kernels import TritonKernels
 
     monkeypatch.setattr(triton_decode, "LEAST_TOKENS", 64)
+    monkeypatch.setattr(triton_decode, "TOKENS_PER_QUERY", 1)
     starts, lengths = [7, 130, 199, 0, 44], [8, 131, 200, 1, 49]
     work = [
         Work(seq, start, seq.length - start)

@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from fovea.kernels.attention import Decodes, Pieces, PrefixGroups
+from fovea.kernels.attention import Decodes, Heads, Pieces, PrefixGroups
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 
@@ -39,6 +39,7 @@ They are those of a 7 B model, of two with wide heads (Gemma 3 and 4), and of on
 divide.
 """
 ROWS, SIZE, BLOCKS, TABLE, PROCESSORS = 8, 16, 64, 32, 132
+LONGEST = TABLE * SIZE
 
 
 class HopperDriver:
@@ -83,13 +84,14 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     members = torch.zeros(1, triton_decode.shared_rows(heads // kv_heads), dtype=torch.long)
     for rows, shares in ((1, None), (ROWS, PrefixGroups(slots, members, slots[:1]))):
         tables = torch.zeros(rows, TABLE, dtype=torch.long)
-        rule = triton_decode.cutting(kv_heads, dim, PROCESSORS)
+        rule = triton_decode.cutting(Heads(heads, kv_heads, dim), PROCESSORS)
         groups = 0 if shares is None else 1
         arrays = {
-            name: torch.zeros(shape, dtype=torch.long) for name, shape in rule.shapes(rows, groups, 4).items()
+            name: torch.zeros(shape, dtype=torch.long)
+            for name, shape in rule.shapes(rows, LONGEST, groups, 4).items()
         }
-        pieces = Pieces.of(arrays, rule, rule.room(rows, shared=groups > 0))
-        decodes = Decodes(0, tables, slots[:rows], TABLE * SIZE, None, shares, None, pieces)
+        pieces = Pieces.of(arrays, rule, rule.room(rows, LONGEST, shared=groups > 0))
+        decodes = Decodes(0, tables, slots[:rows], LONGEST, None, shares, None, pieces)
         out = torch.empty_like(query[:rows])
         triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, PROCESSORS, out)
 

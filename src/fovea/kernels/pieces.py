@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.int64]
-MOST_RESULTS = 4096
-"""Room for results in a step: those of 64 rows of any length, or of 256 rows of 4,096 tokens."""
+MOST_RESULTS = 8192
+"""Room for results in a step, in which those of 128 contexts of any length fit if each has 64 pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +34,29 @@ class Cutting:
     least: int
     most: int
 
-    def room(self, rows: int, *, shared: bool = False) -> int:
+    def most_pieces(self, longest: int) -> int:
+        """Return the most pieces of a context of at most `longest` tokens."""
+        return min(self.most, -(-longest // self.least))
+
+    def room(self, rows: int, longest: int, *, shared: bool = False) -> int:
         """Return the number of results for which a batch of so many rows has room.
 
+        longest: tokens of the longest context.
         shared: rows may also read a prefix with others, which is cut like a context.
         """
-        return min(rows * self.most * (1 + shared), max(MOST_RESULTS, 4 * rows))
+        return min(rows * self.most_pieces(longest) * (1 + shared), max(MOST_RESULTS, 4 * rows))
 
-    def shapes(self, rows: int, groups: int, least_rows: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the arrays that `cut` fills, by name, see `attention.Pieces`.
+    def shapes(self, rows: int, longest: int, groups: int, least_rows: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the arrays that `Cut.write` fills, by name, see `attention.Pieces`.
 
+        rows, longest: see `room`.
         groups: number of prefix groups at most. least_rows: fewest rows of one.
         """
-        room = self.room(rows, shared=groups > 0)
+        room, most = self.room(rows, longest, shared=groups > 0), self.most_pieces(longest)
         shapes: dict[str, tuple[int, ...]] = {
-            "counts": (2,), "bounds": (rows + 1,), "own": (min(room, rows * self.most), 4)
+            "counts": (2,), "bounds": (rows + 1,), "own": (min(room, rows * most), 4)
         }  # fmt: skip
-        return shapes | ({"together": (min(room // least_rows, groups * self.most), 4)} if groups else {})
+        return shapes | ({"together": (min(room // least_rows, groups * most), 4)} if groups else {})
 
     def divide(self, tokens: Array, factor: int) -> tuple[Array, Array]:
         """Return for contexts of so many tokens the number of pieces, and tokens of each but the last.

@@ -38,7 +38,7 @@ TOGETHER = [
 
 def answers(folder: str, prompts: list[ChatPrompt], tokens: int, **settings: Any) -> list[tuple[int, ...]]:
     """Return the answers of requests that run together and end one by one, so every batch size occurs."""
-    with Engine.from_pretrained(folder, **SETTINGS, **settings) as engine:
+    with Engine.from_pretrained(folder, **(SETTINGS | settings)) as engine:
         with ThreadPoolExecutor(len(prompts)) as pool, all_at_once(engine, len(prompts)):
             futures = [
                 pool.submit(
@@ -123,6 +123,28 @@ def test_padding_changes_no_answer_on_tritons_kernels(
         == plain
     )
     assert (4, True) in sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_recorded_steps_change_no_answer_of_a_model_with_windows(
+    family: str, tmp_path: Path, sizes: list[tuple[int, bool]]
+) -> None:
+    """A stand-in for CUDA's graphs repeats what was recorded, whatever Python computes in a later step."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("there is a GPU: tests/gpu records these steps on it")
+    from tests.support import fake_cuda
+
+    folder = str(write(family, tmp_path))
+    prompts = [ask("the red circle is left of the blue square"), ask("please")]
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": 4, "max_step_tokens": 64, "max_running": 2}
+    plain = answers(folder, prompts, 5, **settings, kernels="torch")
+    assert not sizes
+    with fake_cuda.installed(graphs=True):
+        recorded = answers(folder, prompts, 5, **settings, kernels="triton", decode_graphs="padded")
+    assert recorded == plain
+    assert (2, False) in sizes
 
 
 def test_padding_needs_kernels_that_read_pages_in_place(tmp_path: Path) -> None:

@@ -215,11 +215,11 @@ class GroupPlanner:
         self, rule: Cutting, lengths: Array, firsts: Array | None, shared: tuple[Array, Array, Array] | None
     ) -> Pieces:
         """Cut the contexts of decodes. The arrays come to the device as one copy."""
+        room = rule.room(len(lengths), int(lengths.max()), shared=shared is not None)
         if shared is not None:
-            found = cut(rule, shared[0], lengths, rule.room(len(lengths), shared=True), *shared[1:])
+            found = cut(rule, shared[0], lengths, room, *shared[1:])
         else:
-            starts = np.zeros_like(lengths) if firsts is None else firsts
-            found = cut(rule, starts, lengths, rule.room(len(lengths)))
+            found = cut(rule, np.zeros_like(lengths) if firsts is None else firsts, lengths, room)
         arrays = found.arrays()
         flat = self._tensor(np.concatenate([array.ravel() for array in arrays.values()]))
         parts = torch.split(flat, [array.size for array in arrays.values()])

@@ -268,11 +268,12 @@ def _plan(views: dict[str, Tensor], group: GroupPadding, block_size: int) -> Att
     shared = pieces = None
     if "members" in views:
         shared = PrefixGroups(views["starts"], views["members"], views["prefixes"])
+    longest = group.width * block_size
     if group.cutting is not None:
-        room = group.cutting.room(len(views["slots"]), shared=shared is not None)
+        room = group.cutting.room(len(views["slots"]), longest, shared=shared is not None)
         pieces = Pieces.of(views, group.cutting, room)
     decodes = Decodes(
-        0, views["tables"], views["lengths"], group.width * block_size, None, shared, views.get("firsts"),
+        0, views["tables"], views["lengths"], longest, None, shared, views.get("firsts"),
         pieces,
     )  # fmt: skip
     return AttentionPlan(views["slots"], (decodes,), ())

@@ -125,7 +125,7 @@ class Padding:
             if groups:
                 own |= {"starts": (rows,), "members": (groups, self.shared_rows), "prefixes": (groups,)}
             if group.cutting is not None:
-                own |= group.cutting.shapes(rows, groups, self.least_rows)
+                own |= group.cutting.shapes(rows, group.width * self.block_size, groups, self.least_rows)
             shapes |= {f"{name}.{number}": shape for name, shape in own.items()}
         return Layout(shapes)
 
@@ -231,7 +231,8 @@ def fill(
             )
             starts = parts["starts"][:count]
         if group.cutting is not None:
-            room = group.cutting.room(len(parts["slots"]), shared="members" in parts)
+            longest = group.width * padding.block_size
+            room = group.cutting.room(len(parts["slots"]), longest, shared="members" in parts)
             shared = parts.get("members"), parts.get("prefixes")
             cut(group.cutting, starts, own.lengths, room, *shared).write(parts)
 

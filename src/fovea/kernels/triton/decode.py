@@ -21,12 +21,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fovea.kernels.attention import Decodes
+from fovea.kernels.attention import Decodes, Heads
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.triton.rows import next_power
 
-LEAST_TOKENS = 256
-"""Fewest tokens of a piece. With fewer, writing and merging results costs over a tenth of reading keys."""
+LEAST_TOKENS = 128
+"""Fewest tokens of a piece."""
+TOKENS_PER_QUERY = 32
+"""Fewest tokens of a piece per query head of a KV head.
+
+A result is written and read once, 8 bytes per number of each query head; a token's key and value have 4 in
+bf16. So results are at most a sixteenth of the bytes that are read.
+"""
 MOST_PIECES = 64
 """Most pieces of a context."""
 PROGRAMS = 32
@@ -152,13 +158,14 @@ def shared_rows(group: int) -> int:
     return max(1, SHARED_QUERIES // next_power(group))
 
 
-def cutting(kv_heads: int, dim: int, processors: int) -> Cutting:
+def cutting(heads: Heads, processors: int) -> Cutting:
     """Return how contexts are cut on a GPU with so many processors.
 
-    A long context alone gives about two programs to every processor, as far as MOST_PIECES allows.
+    A long context alone gives one to two programs to every processor, as far as MOST_PIECES allows.
     """
-    most = min(MOST_PIECES, max(8, next_power(-(-processors // kv_heads))))
-    return Cutting(_tile(dim), LEAST_TOKENS, most)
+    least = max(LEAST_TOKENS, TOKENS_PER_QUERY * next_power(heads.query // heads.kv))
+    most = min(MOST_PIECES, max(8, next_power(-(-processors // heads.kv))))
+    return Cutting(_tile(heads.dim), least, most)
 
 
 def _tile(dim: int) -> int:

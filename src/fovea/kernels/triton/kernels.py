@@ -79,7 +79,7 @@ class TritonKernels:
         return True
 
     def cutting(self, heads: Heads) -> Cutting | None:
-        return triton_decode.cutting(heads.kv, heads.dim, self._processors)
+        return triton_decode.cutting(heads, self._processors)
 
     def shared_rows(self, group: int) -> int:
         return triton_decode.shared_rows(group)
