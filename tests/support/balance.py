@@ -67,9 +67,8 @@ def busiest(programs: list[int]) -> float:
 
 
 def main() -> None:
-    print(
-        "| contexts | fixed splits: largest | busiest | by lengths: largest | busiest |\n|---|---|---|---|---|"
-    )
+    print("| contexts | fixed splits: largest | busiest | by lengths: largest | busiest |")
+    print("|---|---|---|---|---|")
     for name, lengths in CASES.items():
         figures = [f"{of(way(lengths)):.2f}" for way in (fixed_splits, pieces) for of in (largest, busiest)]
         print(f"| {name} | {' | '.join(figures)} |")

@@ -110,7 +110,7 @@ def launches_of_layers(folder: str, prompt: Any) -> dict[str, int]:
             mock.patch.object(Layer, "forward", layer_forward(Layer.forward)),
             mock.patch.object(CrossLayer, "forward", layer_forward(CrossLayer.forward)),
             mock.patch.object(TritonStack, "__call__", stack_call),
-            mock.patch.object(GridExecutor, "__call__", lambda *_args, **_kwargs: None),
+            mock.patch.object(GridExecutor, "__call__", return_value=None),
         ):
             engine.generate(prompt, temperature=0, max_tokens=3, ignore_eos=True)
     return found

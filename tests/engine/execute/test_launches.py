@@ -1,4 +1,4 @@
-"""Decoder layers have few launches in a step that decodes: each takes microseconds of the host without graphs."""
+"""Decoder layers have few launches in a step that decodes. Without graphs each takes microseconds."""
 
 from __future__ import annotations
 
