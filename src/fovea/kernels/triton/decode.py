@@ -79,6 +79,18 @@ def _scan(
 
 
 @triton.jit
+def _entry(pieces, number):
+    """Load a piece: its row or group, first token, end, and where its results are.
+
+    The first piece of a program is loaded before it is known whether there is one: then the device waits once
+    for both. The arrays have an entry for each program.
+    """
+    entry = pieces + number * 4
+    first, last = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
+    return tl.load(entry), first, last, tl.load(entry + 3)
+
+
+@triton.jit
 def _own_pieces(
     query, kv, tables, pieces, counts, sums, logs, scale, heads, kv_heads, dim, block_size, width,
     GROUP: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
@@ -89,10 +101,9 @@ def _own_pieces(
     head = kv_head * GROUP + m
     real = m < GROUP
     mask = real[:, None] & (d < dim)[None, :]
-    for piece in range(tl.program_id(1), tl.load(counts).to(tl.int32), tl.num_programs(1)):
-        entry = pieces + piece * 4
-        row, result = tl.load(entry), tl.load(entry + 3)
-        first, last = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
+    piece, count = tl.program_id(1), tl.load(counts)
+    row, first, last, result = _entry(pieces, piece)
+    while piece < count:
         q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
         total, log = _scan(
             q, kv, tables + row * width, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M
@@ -100,6 +111,8 @@ def _own_pieces(
         at = result * heads + head
         tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
         tl.store(logs + at, log, mask=real)
+        piece += tl.num_programs(1)
+        row, first, last, result = _entry(pieces, tl.minimum(piece, count - 1))
 
 
 @triton.jit
@@ -114,20 +127,22 @@ def _shared_pieces(
     m, d = tl.arange(0, M), tl.arange(0, DIM)
     head = kv_head * GROUP + m % PADDED_GROUP
     member = m // PADDED_GROUP
-    for piece in range(tl.program_id(1), tl.load(counts + 1).to(tl.int32), tl.num_programs(1)):
-        entry = pieces + piece * 4
-        rows = members + tl.load(entry) * ROWS
-        first, last = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
+    piece, count = tl.program_id(1), tl.load(counts + 1)
+    number, first, last, back = _entry(pieces, piece)
+    while piece < count:
+        rows = members + number * ROWS
         row = tl.load(rows + member, mask=member < ROWS, other=-1)
         real = (row >= 0) & (m % PADDED_GROUP < GROUP)
         mask = real[:, None] & (d < dim)[None, :]
         q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
         table = tables + tl.load(rows) * width
         total, log = _scan(q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M)
-        result = tl.load(bounds + row + 1, mask=real, other=0) + tl.load(entry + 3)
+        result = tl.load(bounds + row + 1, mask=real, other=0) + back
         at = result * heads + head
         tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
         tl.store(logs + at, log, mask=real)
+        piece += tl.num_programs(1)
+        number, first, last, back = _entry(pieces, tl.minimum(piece, count - 1))
 
 
 @triton.jit
@@ -175,7 +190,7 @@ def _tile(dim: int) -> int:
 
 def programs(pieces: int, kv_heads: int, processors: int) -> int:
     """Return the number of programs per KV head, for arrays with room for so many pieces."""
-    return max(1, min(pieces, PROGRAMS * processors // kv_heads))
+    return min(pieces, max(1, PROGRAMS * processors // kv_heads))
 
 
 def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, processors: int, out: Tensor) -> None:
@@ -205,11 +220,12 @@ def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, processors
             sums, logs, scale, *sizes, **tiles, PADDED_GROUP=padded, ROWS=per_group, M=queries,
             **_resources(queries, width, query),
         )  # fmt: skip
-    queries = max(16, next_power(group))
-    _own_pieces[(kv_heads, programs(len(pieces.own), kv_heads, processors))](
-        query, kv, decodes.tables, pieces.own, pieces.counts, sums, logs, scale, *sizes, **tiles, M=queries,
-        **_resources(queries, width, query),
-    )  # fmt: skip
+    if len(pieces.own):
+        queries = max(16, next_power(group))
+        _own_pieces[(kv_heads, programs(len(pieces.own), kv_heads, processors))](
+            query, kv, decodes.tables, pieces.own, pieces.counts, sums, logs, scale, *sizes, **tiles,
+            M=queries, **_resources(queries, width, query),
+        )  # fmt: skip
     _merge[(rows, heads)](
         sums, logs, pieces.bounds, out, heads, dim,
         RESULTS=next_power(pieces.most), STEP=MERGED_AT_ONCE, DIM=width,
