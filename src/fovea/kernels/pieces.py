@@ -127,23 +127,27 @@ def cut(
         if bounds[-1] <= room:
             break
         factor *= 2
-    rows, numbers, begins, ends = _runs(counts, sizes, starts, lengths)
-    own = np.stack((rows, begins, ends, bounds[rows] + numbers), axis=1)
+    own = _pieces(counts, sizes, starts, lengths, bounds[:-1])
     if members is None or prefixes is None:
-        return Cut(bounds, _longest_first(own), own[:0])
-    groups, numbers, begins, ends = _runs(group_counts, group_sizes, np.zeros_like(prefixes), prefixes)
-    together = np.stack((groups, begins, ends, numbers - group_counts[groups]), axis=1)
-    return Cut(bounds, _longest_first(own), _longest_first(together))
+        return Cut(bounds, own, own[:0])
+    together = _pieces(group_counts, group_sizes, np.zeros_like(prefixes), prefixes, -group_counts)
+    return Cut(bounds, own, together)
 
 
-def _runs(counts: Array, sizes: Array, starts: Array, ends: Array) -> tuple[Array, Array, Array, Array]:
-    """Return for every piece the number of its context, its own number in it, its begin and its end."""
-    of = np.repeat(np.arange(len(counts)), counts)
-    numbers = np.arange(len(of)) - np.repeat(counts.cumsum() - counts, counts)
-    begins = starts[of] + numbers * sizes[of]
-    return of, numbers, begins, np.minimum(begins + sizes[of], ends[of])
+def _pieces(counts: Array, sizes: Array, starts: Array, ends: Array, results: Array) -> Array:
+    """Return the pieces of contexts: number of the context, begin, end, result.
 
+    A GPU starts programs in order, so contexts with long pieces come first, and the last ones are short.
 
-def _longest_first(pieces: Array) -> Array:
-    """Sort pieces: a GPU starts programs in order, so the last ones should be short."""
-    return pieces[np.argsort(pieces[:, 1] - pieces[:, 2], kind="stable")]
+    results: number of the first result of each context.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    ordered = counts[order]
+    of = np.repeat(order, ordered)
+    numbers = np.arange(len(of)) - np.repeat(ordered.cumsum() - ordered, ordered)
+    pieces: Array = np.empty((len(of), 4), dtype=np.int64)
+    pieces[:, 0] = of
+    pieces[:, 1] = starts[of] + numbers * sizes[of]
+    pieces[:, 2] = np.minimum(pieces[:, 1] + sizes[of], ends[of])
+    pieces[:, 3] = results[of] + numbers
+    return pieces
