@@ -91,6 +91,7 @@ MEANINGS: Mapping[str, str] = {
     "not_a_pdf": "the file is not a PDF",
     "not_found": "the named thing does not exist",
     "origin_not_allowed": "without keys: the page of another site made the browser ask",
+    "out_of_memory": "the request does not fit into the device's memory, even alone",
     "overloaded": "running and waiting requests are at their limits",
     "pages_too_large": "the pages exceed the memory of one call",
     "payload_too_large": "the body exceeds `--max-body-mib`",

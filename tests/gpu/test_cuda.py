@@ -13,10 +13,14 @@ import torch
 from PIL import Image
 
 from fovea import Engine
+from fovea.core.media import PixelBudget
 from fovea.core.types import Completion
-from fovea.engine.vision.encoding import CudaStream
+from fovea.engine.vision.calls import Member, encode_together
+from fovea.engine.vision.encoding import CudaStream, VisualFeatures
+from fovea.engine.vision.graphs import BlockGraphs
 from tests.support import gpu
 from tests.support.checkpoints import ARCHITECTURES, write
+from tests.support.engines import picture
 from tests.support.reference import Reference
 
 pytestmark = gpu.MARKS
@@ -112,6 +116,37 @@ def test_images_are_encoded_beside_decodes(tmp_path: Path) -> None:
         engine.check_integrity()
 
 
+@gpu.NEEDS_CUDA
+@pytest.mark.parametrize("architecture", ["qwen2_5_vl", "qwen3_vl", "llava", "pixtral"])
+def test_images_encoded_together_and_from_graphs_equal_each_alone(architecture: str, tmp_path: Path) -> None:
+    folder = write(architecture, tmp_path)
+    sizes = ((224, 140), (56, 84), (224, 140), (392, 252), (28, 28))
+    with gpu.engine_of(folder, dtype="bfloat16", kernels="triton") as engine:
+        model, processor = engine.runner.model, engine.parts.preparer.builder.processor
+        images = [
+            processor.process(picture(seed, *size), processor.plan(*size, PixelBudget()))
+            for seed, size in enumerate(sizes)
+        ]
+
+        def features(graphs: BlockGraphs | None) -> list[VisualFeatures]:
+            members = [Member(model.encode_slices(image)) for image in images]
+            for _ in encode_together(members, merge=True, graphs=graphs):
+                pass
+            torch.cuda.synchronize()
+            return [member.result for member in members if member.result is not None]
+
+        stream, graphs = torch.cuda.Stream(), BlockGraphs()
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            alone = [model.encode(image) for image in images]
+            runs = [features(None), *(features(graphs) for _ in range(3))]
+        assert graphs.recorded > 0
+        for run in runs:
+            assert len(run) == len(images)
+            for mine, theirs in zip(run, alone, strict=True):
+                for one, other in zip(mine.tensors, theirs.tensors, strict=True):
+                    assert gpu.relative_error(one, other) < 0.05
+
+
 def test_slower_tiers_return_encoder_outputs_that_the_gpu_evicted(tmp_path: Path) -> None:
     folder = write("qwen3_vl", tmp_path)
     rng = np.random.default_rng(3)
@@ -128,3 +163,33 @@ def test_slower_tiers_return_encoder_outputs_that_the_gpu_evicted(tmp_path: Path
         assert [engine.generate("what?", [image], **options).token_ids for image in images] == first
         stats = engine.stats()
         assert (stats["images_encoded"], stats["embed_host_hits"], stats["embed_disk_hits"]) == (3, 3, 3)
+
+
+def test_kv_that_comes_back_from_host_memory_gives_the_same_answers(tmp_path: Path) -> None:
+    """The pool holds one conversation at a time, so follow-up questions load the KV of their image."""
+    folder = write("qwen2_5_vl", tmp_path)
+    rng = np.random.default_rng(4)
+    count, shape = gpu.either((3, (112, 168, 3)), (2, (56, 56, 3)))
+    images = [Image.fromarray(rng.integers(0, 255, shape, dtype=np.uint8)) for _ in range(count)]
+    options = {"temperature": 0, "max_tokens": gpu.either(16, 2), "ignore_eos": True}
+    turns = [(text, image) for text in ("what?", "why?") for image in images]
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": 4, "embed_cache_mib": 0}
+    with gpu.engine_of(folder, prefix_cache=False, **settings) as engine:
+        first = [engine.generate(text, [image], **options).token_ids for text, image in turns]
+        longest = max(
+            len(engine.parts.preparer.builder.build(engine.request(text, [image]).prompt).ids)
+            for text, image in turns
+        )
+    blocks = -(-(longest + options["max_tokens"]) // 4) + 1
+    with gpu.engine_of(folder, kv_blocks=blocks, kv_host_mib=8, **settings) as engine:
+        assert engine.runner.moves.by_streams
+        assert [engine.generate(text, [image], **options).token_ids for text, image in turns] == first
+        stats = engine.stats()
+        assert stats["images_encoded"] == count
+        assert stats["kv_host_loads"] > 0
+        with ThreadPoolExecutor(6) as pool:
+            found = list(
+                pool.map(lambda turn: engine.generate(turn[0], [turn[1]], **options).token_ids, turns)
+            )
+        assert found == first
+        engine.check_integrity()

@@ -22,6 +22,7 @@ from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Pieces, PrefixGroups
 from fovea.kernels.pieces import cut
 from fovea.kernels.quantize import Fp8Product, multiply, multiply_on_cuda, round_rows
+from fovea.kernels.spans import Spans, attend_each
 from fovea.kernels.torch_kernels import PLAIN
 from tests.support import fake_flashinfer, gpu
 from tests.support.checkpoints import parts, write
@@ -38,6 +39,21 @@ def kernels() -> Any:
     from fovea.kernels.triton.kernels import TritonKernels
 
     return TritonKernels(DEVICE)
+
+
+@pytest.mark.parametrize("dim", [64, 72, 80, 128])
+def test_attention_of_encoders_inside_spans(dim: int) -> None:
+    """Pictures of three sizes, in one launch where the GPU can: rotation first, as in a tower."""
+    torch.manual_seed(0)
+    ours, heads, rows = kernels(), 3, 2 * 70 + 256 + 33
+    dtype = torch.float32 if gpu.REHEARSAL else BF16
+    qkv = torch.randn(rows, 3 * heads, dim, device=DEVICE).to(dtype)
+    cos, sin = torch.rand(2, rows, 1, dim, device=DEVICE)
+    spans = Spans.of(((2, 70), (1, 256), (1, 33)), DEVICE)
+    expected = attend_each(PLAIN.rotate(qkv.clone(), 2 * heads, cos, sin), spans, heads)
+    mine = ours.attend_spans(ours.rotate(qkv, 2 * heads, cos, sin), spans, heads)
+    torch.testing.assert_close(mine.float(), expected.float(), atol=0.03, rtol=0.02)
+    assert gpu.REHEARSAL or ours.spans_in_one_launch
 
 
 @pytest.mark.parametrize(

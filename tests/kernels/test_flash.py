@@ -22,6 +22,7 @@ from fovea.engine.sequence import Sequence
 from fovea.kernels import flash, reference
 from fovea.kernels.attention import AttentionPlan, Heads, prefill_each
 from fovea.kernels.choose import choose
+from fovea.kernels.spans import attend_each
 from fovea.kernels.torch_kernels import PLAIN
 from tests.support import fake_flashinfer
 from tests.support.thorough import examples
@@ -172,6 +173,7 @@ def test_auto_uses_torch_without_flashinfer_and_logs_the_reason(
     monkeypatch.setattr(
         triton_kernels.torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4)
     )
+    monkeypatch.setattr(triton_kernels, "load_spans", lambda device: attend_each)
     monkeypatch.setattr(flash, "find_spec", lambda name: None)
     caplog.set_level(logging.INFO, "fovea.kernels")
     kernels: Any = choose("auto", torch.device("cuda"), HALF, HEADS)

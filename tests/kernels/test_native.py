@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fovea.core.errors import ConfigError
-from fovea.engine.vision.encoding import attend_slices, run_to_end
+from fovea.engine.vision.calls import attend_slices
+from fovea.engine.vision.encoding import run_to_end
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, PrefixGroups

@@ -89,6 +89,17 @@ def test_gated_activations(activation: str, dtype: torch.dtype, monkeypatch: pyt
     close(triton_rows.gate(x, activation), finish(x, activation, True, None))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("heads", "dim", "rotated"), [(6, 16, 16), (9, 20, 20), (3, 12, 8)])
+def test_heads_are_rotated_in_place(dtype: torch.dtype, heads: int, dim: int, rotated: int) -> None:
+    """All but the last third of the heads, which are values; and only the first numbers of each head."""
+    x = torch.randn(5, heads, dim).to(dtype)
+    cos, sin = torch.randn(2, 5, 1, rotated)
+    expected = PLAIN.rotate(x.clone(), 2 * heads // 3, cos, sin)
+    assert KERNELS.rotate(x, 2 * heads // 3, cos, sin) is x
+    close(x, expected)
+
+
 @TYPES
 @pytest.mark.parametrize("norms", [True, False])
 def test_queries_and_keys_are_rotated_and_keys_and_values_are_stored(dtype: torch.dtype, norms: bool) -> None:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from fovea.engine.execute import runner
+from fovea.engine.execute.block_moves import CudaStreams
 from fovea.engine.execute.decode_rows import PaddedDecodes
 from fovea.engine.vision.encoding import CudaStream
 
@@ -42,6 +43,9 @@ class Stream:
 
     def wait_stream(self, other: Self) -> None:
         """Return at once: the other stream's work is done."""
+
+    def wait_event(self, event: Event) -> None:
+        """Return at once: the event is over."""
 
     def synchronize(self) -> None:
         """Return at once: this stream's work is done."""
@@ -128,7 +132,7 @@ class Recording(TorchDispatchMode):
 def installed(*, graphs: bool) -> Iterator[None]:
     """Replace CUDA's streams, events and graphs for engines on a CPU.
 
-    Images are encoded in a stand-in for a stream of their own.
+    Images are encoded, and blocks move to and from host memory, in stand-ins for streams of their own.
     graphs: padded decodes are recorded, too.
     """
 
@@ -144,6 +148,8 @@ def installed(*, graphs: bool) -> Iterator[None]:
             current_stream=lambda device=None: Stream(), graph_pool_handle=object,
         ),
         mock.patch.object(torch.Tensor, "record_stream"),
-        mock.patch.multiple(runner, encoder_stream=CudaStream, PaddedDecodes=recorded),
+        mock.patch.multiple(
+            runner, encoder_stream=CudaStream, move_streams=CudaStreams, PaddedDecodes=recorded
+        ),
     ):  # fmt: skip
         yield

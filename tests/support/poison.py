@@ -12,7 +12,7 @@ from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.serving import FOLDER, PlainTokenizer
-from fovea.engine.step.executor import StepResult
+from fovea.engine.step.executor import StepOutOfMemory, StepResult
 from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stepper import Stepper
 from tests.support.brains import SlotRunner, rows
@@ -31,12 +31,16 @@ class SlotExecutor:
 
     fails: tells whether a step fails as a whole: after its images and half of its tokens, and in every other
         failure before its moves.
+    overflows: tells whether a step does not fit into memory; it fails like the others.
     fails_alone: tells whether a sequence fails when its token is chosen.
     """
 
-    def __init__(self, brain: Scheduler, fails: Verdict, fails_alone: Callable[[Sequence], bool]) -> None:
+    def __init__(
+        self, brain: Scheduler, fails: Verdict, fails_alone: Callable[[Sequence], bool], overflows: Verdict
+    ) -> None:
         self.slots = SlotRunner(brain)
         self.fails = fails
+        self.overflows = overflows
         self.fails_alone = fails_alone
         self.encoding = False
         self.steps = 0
@@ -52,7 +56,8 @@ class SlotExecutor:
 
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
         self.steps += 1
-        result, fails = StepResult(), self.fails(plan)
+        result, overflows = StepResult(), self.overflows(plan)
+        fails = overflows or self.fails(plan)
         if not fails or self.steps % 2:
             self.slots._copy(plan)
         for job in plan.encode:
@@ -65,6 +70,8 @@ class SlotExecutor:
             self.slots._compute(item.seq, item.start, item.stop)
             if item.samples:
                 self._choose(item, result)
+        if overflows:
+            raise StepOutOfMemory(f"tried to allocate 2 GiB for {SECRET}")
         if fails:
             raise RuntimeError(f"a shape does not fit in {SECRET}")
         return result
@@ -88,9 +95,10 @@ class PoisonedLoop:
         brain: Scheduler,
         fails: Verdict = lambda plan: False,
         fails_alone: Callable[[Sequence], bool] = lambda seq: False,
+        overflows: Verdict = lambda plan: False,
     ) -> None:
         self.brain = brain
-        self.executor = SlotExecutor(brain, fails, fails_alone)
+        self.executor = SlotExecutor(brain, fails, fails_alone, overflows)
         self.loop = EngineLoop(Stepper(brain, self.executor), plain_tokenizer())
         self.events: dict[str, list[Event]] = {}
 

@@ -19,6 +19,7 @@
     |   `-- Overloaded        429   no room now; carries retry_after in seconds
     |-- Unavailable           503   the server is draining or still loading, or has no engine
     `-- EngineError           500   a defect in Fovea; the request fails, the server continues
+        `-- OutOfMemory             the request does not fit into the device's memory, even alone
 
 Every error has three attributes that the server sends:
 
@@ -225,3 +226,9 @@ class EngineError(FoveaError):
     """A defect in Fovea made the request fail; the server continues to run."""
 
     default_code = "engine_error"
+
+
+class OutOfMemory(EngineError):
+    """The request does not fit into the memory of the engine's device, even alone and in small steps."""
+
+    default_code = "out_of_memory"

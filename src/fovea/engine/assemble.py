@@ -139,6 +139,7 @@ def assemble(
         state_slots=states,
         slower=slower,
         padding=decode_padding(config, model, sizes, info.max_context),
+        encoder_graphs=config.model.decode_graphs == "auto" and model.device.type == "cuda",
         encode=encoder.slices,
     )
     stepper = Stepper(scheduler, runner)
@@ -206,6 +207,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "pixel_cache_misses": pixels.misses,
         "pixel_cache_evictions": pixels.evictions,
         "pixel_cache_expired": pixels.expired,
+        "memory_image_retries": runner.image_memory_retries,
         "encoder_engines": len(runner.model.engines),
         "encoder_engine_hits": runner.model.engines.hits,
         "encoder_engine_misses": runner.model.engines.misses,

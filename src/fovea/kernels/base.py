@@ -18,6 +18,7 @@ from torch import Tensor
 from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import Format
+from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
@@ -119,6 +120,14 @@ class Kernels(Protocol):
         """Whether torch's grouped_mm multiplies the plain weights of all experts of a layer in one call.
 
         Otherwise each expert gets its own `product`, if the kernels have one.
+        """
+        ...
+
+    @property
+    def spans_in_one_launch(self) -> bool:
+        """Whether `attend_spans` is one launch whose shape depends on the number of bounds alone.
+
+        So a CUDA graph can record it, for the types and heads that `spans.fits_one_launch` names.
         """
         ...
 
@@ -262,6 +271,14 @@ class Kernels(Protocol):
         heads: number of heads.
         part: the heads to compute; start and stop are numbers.
         out: (T, heads * D); only the heads in `part` are written.
+        """
+        ...
+
+    def attend_spans(self, qkv: Tensor, spans: Spans, heads: int) -> Tensor:
+        """Compute attention inside spans of rows, in as few launches as possible. Returns (T, heads * D).
+
+        qkv: (T, 3 * heads, D), queries before keys before values. Scores are scaled by D**-0.5.
+        heads: number of heads.
         """
         ...
 

@@ -141,7 +141,7 @@ def _pieces(counts: Array, sizes: Array, starts: Array, ends: Array, results: Ar
 
     results: number of the first result of each context.
     """
-    order = np.argsort(-sizes, kind="stable")
+    order = np.argsort(-np.minimum(sizes, ends - starts), kind="stable")
     ordered = counts[order]
     of = np.repeat(order, ordered)
     numbers = np.arange(len(of)) - np.repeat(ordered.cumsum() - ordered, ordered)

@@ -18,6 +18,7 @@ from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, 
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import FP8, Format, Fp8Product, TorchQuantizedProduct
+from fovea.kernels.spans import attend_each
 from fovea.kernels.states import Decodes, StatePlan, StateRun
 
 CHUNK = 64
@@ -160,6 +161,8 @@ class TorchKernels:
 
     least_shared_rows = 4
     attend = staticmethod(attend)
+    attend_spans = staticmethod(attend_each)
+    spans_in_one_launch = False
     gated_norm = staticmethod(reference.gated_norm)
     short_conv = staticmethod(short_conv)
     gated_delta = staticmethod(gated_delta)

@@ -24,6 +24,7 @@ from fovea.engine.layers.config import Experts
 from fovea.engine.layers.experts import ExpertsBlock
 from fovea.engine.load import build_model, load_model
 from fovea.engine.models.targets import assign
+from fovea.engine.vision.encoding import one_by_one
 from fovea.engine.vision.processor.base import VisualPlan
 from fovea.engine.vision.sam import relative_table
 from tests.support import published
@@ -98,11 +99,11 @@ def test_slices_of_any_length_give_equal_features(folder: Path, monkeypatch: pyt
     with torch.inference_mode():
         whole = loaded.model.encode(processed).embeds
         monkeypatch.setattr("fovea.engine.vision.sam.PAIRS_PER_ROW", 10**6)
-        groups = sum(1 for _ in loaded.model.encode_slices(processed))
+        groups = sum(1 for _ in one_by_one(loaded.model.encode_slices(processed)))
         joined = loaded.model.encode(processed).embeds
         monkeypatch.setattr("fovea.engine.vision.sam.PAIRS_PER_ROW", 64**3)
         monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 10)
-        rows = sum(1 for _ in loaded.model.encode_slices(processed))
+        rows = sum(1 for _ in one_by_one(loaded.model.encode_slices(processed)))
         parts = loaded.model.encode(processed).embeds
     assert groups < 70 < 350 < rows
     torch.testing.assert_close(joined, whole, atol=1e-5, rtol=1e-5)

@@ -27,7 +27,7 @@ from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.load import build_model, load_model
 from fovea.engine.models.targets import canonical
 from fovea.engine.request.inputs import to_video
-from fovea.engine.vision.encoding import run_to_end
+from fovea.engine.vision.encoding import one_by_one, run_to_end
 from fovea.engine.vision.processor.sizes import nested_coordinates
 from fovea.engine.vision.siglip import MergingViT
 from fovea.engine.vision.vit import ViTConfig
@@ -119,7 +119,7 @@ def test_slices_of_any_length_give_equal_features(folder: Path, monkeypatch: pyt
     with torch.inference_mode():
         whole = loaded.model.encode(processed).embeds
         monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 16)
-        pauses = sum(1 for _ in loaded.model.encode_slices(processed))
+        pauses = sum(1 for _ in one_by_one(loaded.model.encode_slices(processed)))
         parts = loaded.model.encode(processed).embeds
     assert pauses > 50
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)

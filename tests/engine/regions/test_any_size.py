@@ -202,11 +202,13 @@ def test_learned_positions_are_those_of_the_true_place(
 ) -> None:
     """A native region and the same patches of the whole image give the first block equal inputs."""
     inputs: list[Tensor] = []
-    slices = Block.slices
+    before = Block.before
 
     def record(self: Block, x: Tensor, *rest: Any) -> Any:
         inputs.append(x.clone())
-        return slices(self, x, *rest)
+        return before(self, x, *rest)
+
+    monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 1 << 14)  # a block is called once
 
     with engine(checkpoint("qwen3_vl")) as machine:
         planned, realization = realize(machine, QUESTION)
@@ -216,7 +218,7 @@ def test_learned_positions_are_those_of_the_true_place(
         processor = machine.parts.preparer.builder.processor
         assert isinstance(processor, QwenProcessor)
         native = [(region, (region.rows, region.columns)) for region in equal_regions(realization)]
-        monkeypatch.setattr(Block, "slices", record)
+        monkeypatch.setattr(Block, "before", record)
         patches = torch.from_numpy(processor.patches(image.arrays["rgb"]))
         with torch.inference_mode():
             run_to_end(model.vision.slices(patches, planned.plan.grid))

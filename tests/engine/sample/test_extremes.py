@@ -14,7 +14,6 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import SamplingParams
 from fovea.engine.job import SampledToken
 from fovea.engine.sample import sampler as module
-from fovea.engine.sample.logits import distribution
 from fovea.engine.sample.sampler import LOWEST_LOGPROB, Sampler
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
@@ -165,12 +164,15 @@ def test_an_error_in_one_row_leaves_the_other_rows_alone(
 ) -> None:
     """One row that raised failed all sequences of its step."""
 
-    def broken(row: torch.Tensor, params: SamplingParams) -> Any:
-        if params.seed == 13:
-            raise IndexError("no candidate")
-        return distribution(row, params)
+    name = "choose_draw" if batched else "distribution"
+    original = getattr(module, name)
 
-    monkeypatch.setattr(module, "distribution", broken)
+    def broken(*args: Any) -> Any:
+        if any(isinstance(arg, SamplingParams) and arg.seed == 13 for arg in args):
+            raise IndexError("no candidate")
+        return original(*args)
+
+    monkeypatch.setattr(module, name, broken)
     rows = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(1)).tolist()
     sequences = [sequence(f"s{seed}", {"seed": seed, "logprobs": True}, []) for seed in (1, 13, 2)]
     first, bad, last = sample(rows, sequences, batched=batched)

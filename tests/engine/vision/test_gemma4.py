@@ -13,7 +13,8 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder,
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import checkpoint_targets
 from fovea.engine.models.towers import gemma4_tower
-from fovea.engine.vision.encoding import apply_by_rows, run_to_end
+from fovea.engine.vision.calls import apply_by_rows
+from fovea.engine.vision.encoding import one_by_one, run_to_end
 from fovea.engine.vision.gemma4 import Gemma4Projector, Gemma4Tower
 
 GRIDS = [(3, 3), (6, 9), (3, 30), (24, 3), (12, 15)]
@@ -137,7 +138,7 @@ def test_slices_change_no_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     ours, _ = pair(**KINDS[kind])
     _, whole = encode(ours, pixels((12, 15)), (12, 15))
     monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 7)
-    pauses = sum(1 for _ in ours.vision_tower.slices(pixels((12, 15)), (12, 15)))
+    pauses = sum(1 for _ in one_by_one(ours.vision_tower.slices(pixels((12, 15)), (12, 15))))
     assert pauses > 3 * 2 * 180 // 7
     _, sliced = encode(ours, pixels((12, 15)), (12, 15))
     torch.testing.assert_close(sliced, whole, atol=1e-5, rtol=1e-5)

@@ -6,10 +6,18 @@ others before these are done. An image is handed over when its last slice is don
 features that are still being computed, and never waits for them. A step without tokens waits for its slices,
 because it has nothing else to do. On a CPU a slice is done as soon as it is launched, and all of this is one
 loop.
+
+On CUDA the images of a step are encoded together, as many as fit into a batch (`EncoderStream.batch_rows`): a
+small image alone would take longer to launch than to compute. If a batch fails as a whole, its images are
+encoded one by one, so that only the guilty one fails.
+
+An image that does not fit into the device's memory is encoded again from its beginning, alone: after the
+other work of a step, when no other image is partly encoded (`EncodeQueue.encode_alone`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +25,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fovea.core.errors import OutOfMemory
 from fovea.core.measure import stage
+from fovea.engine.execute.device_memory import is_out_of_memory
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.step.executor import SliceQueue
+from fovea.engine.vision.calls import Member, encode_together
 from fovea.engine.vision.encoding import (
     EncoderStream,
     Mark,
@@ -29,22 +40,29 @@ from fovea.engine.vision.encoding import (
     UpcomingImages,
     VisualFeatures,
 )
+from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
 
+log = logging.getLogger("fovea.engine")
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Encoding:
     """The state of an image that is partly encoded.
 
-    slices: the generator of the remaining slices.
+    job: the instruction to encode it.
+    member: the image in its batch.
+    batch: its batch.
     holders: ids of the sequences that wait for it.
     pending: slices that were launched and are not done.
-    seconds: duration of the slices that are done.
-    projected: seconds of these in the projector; None: it was not called.
+    seconds: its part of the duration of the slices that are done.
+    projected: its part of these in the projector; None: it was not called.
     features: the output, from the launch of the last slice on.
     """
 
-    slices: Slices[VisualFeatures]
+    job: EncodeJob
+    member: Member[VisualFeatures]
+    batch: _Batch
     holders: tuple[str, ...]
     pending: int = 0
     seconds: float = 0.0
@@ -52,12 +70,23 @@ class _Encoding:
     features: VisualFeatures | None = None
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Images that are encoded together, without those that are gone.
+
+    slices: computes one more slice of all of them.
+    """
+
+    encodings: list[_Encoding] = field(default_factory=list)
+    slices: Iterator[None] = field(default_factory=lambda: iter(()))
+
+
 class _Launched(NamedTuple):
-    """A slice that was launched: the marks around it, its image, and the calls of the projector in it."""
+    """A slice that was launched: the marks around it, its images, and the calls of the projector in it."""
 
     begin: Mark
     end: Mark
-    encoding: _Encoding
+    encodings: tuple[_Encoding, ...]
     calls: tuple[ProjectorCall, ...]
 
 
@@ -66,7 +95,8 @@ class EncodedImage:
     """A finished image.
 
     holders: ids of the sequences that wait for it.
-    seconds: encoder time of the image's slices, together with regions of other images in the same slices.
+    seconds: encoder time of the image's slices, together with regions of other images in the same slices. Of
+        images that are encoded together, each has its part by the number of its rows.
     projected: seconds of these in the projector; None: the encoder has no projector of its own.
     """
 
@@ -96,6 +126,8 @@ class EncodeQueue:
     encode: returns the slices of an image; it may encode regions of upcoming images along with it.
     pixels: returns the pixels of a job's image.
     alive: tells whether the sequence with an id still exists.
+    graphs: CUDA graphs of blocks; None: nothing is recorded.
+    memory_retries: images that were encoded again alone, for lack of memory.
     """
 
     def __init__(
@@ -105,7 +137,9 @@ class EncodeQueue:
         *,
         pixels: Callable[[EncodeJob], ProcessedImage],
         alive: Callable[[str], bool],
+        graphs: BlockGraphs | None = None,
     ) -> None:
+        self._graphs = graphs
         self._encode = encode
         self._stream = stream
         self._pixels = pixels
@@ -113,8 +147,11 @@ class EncodeQueue:
         self._jobs: Sequence[EncodeJob] = ()
         self._queue: SliceQueue[_Encoding] = SliceQueue(alive)
         self._launched: deque[_Launched] = deque()
+        self._one_by_one: set[str] = set()  # keys of images whose batch failed
         self._timer = ProjectorTimer(stream)
         self._slice_s = 0.0
+        self._alone: set[str] = set()  # keys of the images that did not fit into memory beside other work
+        self.memory_retries = 0
 
     @property
     def working(self) -> bool:
@@ -144,18 +181,62 @@ class EncodeQueue:
         result.seconds = time.perf_counter() - started if jobs else 0.0
         return result
 
+    def encode_alone(self, free: Callable[[], None]) -> EncodeResult:
+        """Encode an image to its end that did not fit into memory, if no other is partly encoded.
+
+        Call it after all other work of a step. If the image does not fit now either, it fails: OutOfMemory.
+
+        free: frees all memory of the device that is not in use.
+        """
+        result = EncodeResult()
+        job = next((job for job in self._jobs if job.span.key in self._alone), None)
+        if job is None or self._queue.states or self._launched:
+            return result
+        started = time.perf_counter()
+        self.memory_retries += 1
+        free()
+        state = None
+        while job.span.key not in result.failures and (state is None or state.features is None):
+            self._slice(job, result)
+            state = self._queue.states.get(job.span.key)
+        self._alone.discard(job.span.key)
+        if self._launched:
+            self._launched[-1].end.wait()
+        self._collect()
+        self._hand_over(result)
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def restart(self) -> None:
+        """Free the memory of all partly encoded images. Their encoding begins again."""
+        for encoding in self._queue.states.values():
+            self._leave(encoding)
+        self._queue.states.clear()
+
     def drop(self) -> None:
         """Give up all images whose sequences are gone."""
         self._update(())
 
     def _update(self, jobs: Sequence[EncodeJob]) -> None:
         for encoding in self._queue.update(jobs):
-            encoding.slices.close()
+            self._leave(encoding)
+
+        self._alone.intersection_update(job.span.key for job in jobs)
+
+    @staticmethod
+    def _leave(encoding: _Encoding) -> None:
+        """Take an image out of its batch."""
+        encoding.member.close()
+        encoding.batch.encodings.remove(encoding)
 
     def _launch(self, jobs: Sequence[EncodeJob], deadline: float, result: EncodeResult) -> None:
         def complete(job: EncodeJob) -> bool:
-            encoding = self._queue.states.get(job.span.key)
-            return job.span.key in result.failures or (encoding is not None and encoding.features is not None)
+            key, encoding = job.span.key, self._queue.states.get(job.span.key)
+            if key in result.failures or key in self._alone:
+                return True
+            if encoding is None:  # no other image begins before those that are encoded alone
+                return bool(self._alone)
+            return encoding.features is not None
 
         def advance(job: EncodeJob) -> None:
             self._slice(job, result)
@@ -169,22 +250,91 @@ class EncodeQueue:
         )
 
     def _slice(self, job: EncodeJob, result: EncodeResult) -> None:
-        key, states = job.span.key, self._queue.states
+        """Compute one slice of an image, and of the images that are encoded with it."""
+        states = self._queue.states
         with self._stream.activate(), stage("encoder"), self._timer.current():
             begin = self._stream.mark()
+            encoding = states.get(job.span.key)
+            batch = self._begin(job, result) if encoding is None else encoding.batch
+            failure = None
             try:
-                encoding = states.get(key)
-                if encoding is None:
-                    slices = self._encode(self._pixels(job), self._upcoming)
-                    encoding = states[key] = _Encoding(slices, tuple(job.holders))
-                self._advance(encoding, job.span.rows)
-            except Exception as error:  # noqa: BLE001 - any error fails this image alone; the step goes on
-                states.pop(key, None)
-                result.failures[key] = error
-                self._timer.take()
-                return
-            self._launched.append(_Launched(begin, self._stream.mark(), encoding, self._timer.take()))
-        encoding.pending += 1
+                next(batch.slices, None)
+            except Exception as error:  # noqa: BLE001 - any error fails these images alone; the step goes on
+                failure = error
+            encodings = tuple(batch.encodings)
+            if failure is not None and len(encodings) > 1:
+                log.warning(
+                    "%d images failed together and are encoded one by one: %s", len(encodings), failure
+                )
+            for each in encodings:
+                self._take(each, failure or each.member.error, result, among=len(encodings))
+            encodings = tuple(batch.encodings)
+            calls = self._timer.take()
+            if encodings:
+                self._launched.append(_Launched(begin, self._stream.mark(), encodings, calls))
+        for each in encodings:
+            each.pending += 1
+
+    def _begin(self, first: EncodeJob, result: EncodeResult) -> _Batch:
+        """Begin to encode an image, with others of this step if they fit into a batch."""
+        states, room, batch = self._queue.states, self._stream.batch_rows, _Batch()
+        waiting = (job for job in self._jobs if job is not first and job.span.key not in states)
+        for job in (first, *waiting):
+            key, rows = job.span.key, job.span.encoder_rows
+            apart = bool(job.span.full_tokens) or key in self._one_by_one | self._alone
+            if job is not first and (apart or rows > room or key in result.failures):
+                continue
+            try:
+                member = Member(self._encode(self._pixels(job), self._upcoming))
+            except Exception as error:  # noqa: BLE001 - any error fails this image alone
+                self._note_failure(job, error, result)
+                continue
+            states[key] = _Encoding(job, member, batch, tuple(job.holders))
+            batch.encodings.append(states[key])
+            if apart:
+                break
+            room -= rows
+        members = [encoding.member for encoding in batch.encodings]
+        batch.slices = encode_together(members, merge=self._stream.batch_rows > 0, graphs=self._graphs)
+        return batch
+
+    def _take(
+        self, encoding: _Encoding, error: Exception | None, result: EncodeResult, *, among: int
+    ) -> None:
+        """Take the result of an image, if it is there, or its error.
+
+        among: number of images in the batch. If a batch of several failed, they are tried again one by one.
+        """
+        key, planned = encoding.job.span.key, encoding.job.span.rows
+        features = encoding.member.result
+        if error is None and features is not None and features.embeds.shape[0] != planned:
+            error = RuntimeError(f"{features.embeds.shape[0]} rows encoded, {planned} planned")
+        if error is None:
+            encoding.features = features if features is None else features.compact()
+            return
+        del self._queue.states[key]
+        self._leave(encoding)
+        if encoding.member.error is None and among > 1 and features is None:
+            self._one_by_one.add(key)
+        else:
+            self._one_by_one.discard(key)
+            self._note_failure(encoding.job, error, result)
+
+    def _note_failure(self, job: EncodeJob, error: Exception, result: EncodeResult) -> None:
+        """Note why an image cannot be encoded, or that it must be encoded alone.
+
+        An error about memory is not kept itself, because it holds the tensors of the failed slice.
+        """
+        if not is_out_of_memory(error):
+            result.failures[job.span.key] = error
+        elif job.span.key not in self._alone:
+            log.warning("an image of %d visual tokens does not fit into memory: %s", job.span.rows, error)
+            self._alone.add(job.span.key)
+        else:
+            result.failures[job.span.key] = OutOfMemory(
+                f"its encoder does not fit into the device's memory ({job.span.encoder_rows} visual tokens), "
+                "even alone; accepted: a smaller image, or fewer pixels for it"
+            )
 
     def _upcoming(self) -> Iterator[ProcessedImage]:
         """Yield the images of this step that will lose tokens and have not begun."""
@@ -196,14 +346,17 @@ class EncodeQueue:
     def _collect(self) -> None:
         """Account for the slices that are done, in the order of their launch."""
         while self._launched and self._launched[0].end.done:
-            begin, end, encoding, calls = self._launched.popleft()
-            seconds = end.since(begin)
+            begin, end, encodings, calls = self._launched.popleft()
+            seconds, projected = end.since(begin), sum(call.seconds for call in calls)
             # Slices differ in length; the next one may take as long as the slowest recent one.
             self._slice_s = max(seconds, 0.95 * self._slice_s)
-            encoding.seconds += seconds
-            encoding.pending -= 1
-            if calls:
-                encoding.projected = (encoding.projected or 0.0) + sum(call.seconds for call in calls)
+            rows = sum(encoding.job.span.encoder_rows for encoding in encodings)
+            for encoding in encodings:
+                share = encoding.job.span.encoder_rows / rows
+                encoding.seconds += share * seconds
+                encoding.pending -= 1
+                if calls:
+                    encoding.projected = (encoding.projected or 0.0) + share * projected
 
     def _hand_over(self, result: EncodeResult) -> None:
         """Move finished images out of the queue."""
@@ -211,18 +364,10 @@ class EncodeQueue:
             if encoding.features is None or encoding.pending:
                 continue
             del self._queue.states[key]
+            self._leave(encoding)
+            self._one_by_one.discard(key)
             self._stream.hand_over(encoding.features)
             holders = {holder for holder in encoding.holders if self._alive(holder)}
             result.images[key] = EncodedImage(
                 encoding.features, holders, encoding.seconds, encoding.projected
             )
-
-    @staticmethod
-    def _advance(encoding: _Encoding, planned: int) -> None:
-        """Compute one slice. Raises RuntimeError if the output has not the planned number of rows."""
-        try:
-            next(encoding.slices)
-        except StopIteration as stop:
-            encoding.features = stop.value
-        if encoding.features is not None and encoding.features.embeds.shape[0] != planned:
-            raise RuntimeError(f"{encoding.features.embeds.shape[0]} rows encoded, {planned} planned")

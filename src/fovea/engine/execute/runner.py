@@ -18,13 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fovea.core.errors import OutOfMemory
 from fovea.core.measure import NO_SPAN, active_recorder, stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.execute.attention_plan import DecoderPlanner, by_length, image_rows
+from fovea.engine.execute.block_moves import BlockMoves, move_streams
 from fovea.engine.execute.decode_rows import DecodeRows, PaddedDecodes, only_decodes
-from fovea.engine.execute.encode_queue import EncodeQueue
+from fovea.engine.execute.device_memory import free_unused, is_out_of_memory
+from fovea.engine.execute.encode_queue import EncodeQueue, EncodeResult
 from fovea.engine.job import SequenceInputs
-from fovea.engine.kv.manager import Move
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.sample.logits import prompt_rows, row_index, score_prompt
@@ -32,10 +34,11 @@ from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import ImageSpan, Sequence
-from fovea.engine.step.executor import StepResult
+from fovea.engine.step.executor import StepOutOfMemory, StepResult
 from fovea.engine.step.positions import mrope_positions, place, plain_positions
 from fovea.engine.tiers import SlowerTiers
 from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, encoder_stream
+from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.attention import AttentionPlan
 
@@ -48,7 +51,7 @@ class Runner:
     """Computes step plans with a model: the executor of the real engine (`step.executor.Executor`).
 
     memory: the KV pool, and the slots of states.
-    host_kv: KV blocks in host memory, shaped like `memory.kv` except for the number of blocks.
+    moves: KV blocks in host memory, and the copies of blocks.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Runner:
         state_slots: int = 0,
         slower: SlowerTiers | None = None,
         padding: Padding | None = None,
+        encoder_graphs: bool = False,
         encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]] | None = None,
     ) -> None:
         """blocks, block_size: size of the KV pool.
@@ -73,6 +77,7 @@ class Runner:
         state_slots: slots for states, for models that have any.
         slower: slower tiers for encoder outputs; None: none.
         padding: padding of steps that only decode, recorded as CUDA graphs on CUDA; None: no padding.
+        encoder_graphs: record the blocks of the encoder as CUDA graphs, if the kernels allow it.
         encode: returns the slices of an image by its plan; None: the model's own method, with all tokens.
         """
         self.model = model
@@ -85,22 +90,14 @@ class Runner:
         device, dtype = model.device, model.dtype
         pools = (blocks + scrap, window_blocks + scrap)[: len(config.kv_groups)]
         self.memory = DecoderMemory.allocate(config, pools, block_size, state_slots, dtype, device)
-        pinned = device.type == "cuda" and host_blocks > 0
-        self.host_kv = DecoderMemory.allocate(
-            config,
-            (host_blocks, 0)[: len(config.kv_groups)],
-            block_size,
-            0,
-            dtype,
-            torch.device("cpu"),
-            pinned=pinned,
-        ).kv
+        self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device))
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
             encode or (lambda image, ahead: model.encode_slices(image)),
             encoder_stream(model.device),
             pixels=self._pixels,
             alive=self._prompts.__contains__,
+            graphs=BlockGraphs() if encoder_graphs and model.kernels.spans_in_one_launch else None,
         )
         self._cross = config.cross_attention
         self._rows = DecodeRows(
@@ -148,7 +145,7 @@ class Runner:
         visual = (
             np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
         )
-        self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs)
+        self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs, seq.spans)
         forced = self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words, inputs.grammar_after)
         for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
@@ -162,11 +159,32 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
-        """Compute the plan's tokens, and encode its images for about `encode_s` seconds."""
-        result = StepResult()
-        for move in plan.moves:
-            self._move(move)
-        self._encode(plan, encode_s, result)
+        """Compute the plan's tokens, and encode its images for about `encode_s` seconds.
+
+        Raises StepOutOfMemory after everything was freed that can be computed again.
+        """
+        try:
+            result = StepResult()
+            if plan.moves:
+                self.moves.run(plan.moves)
+            self._encode(plan, encode_s, result)
+            self._compute(plan, result)
+            if plan.encode and encode_s >= 0:
+                self._take(plan, self._encoder.encode_alone(self._free_memory), result)
+            return result
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error)
+        # Only now the error is gone, and with it the tensors of the failed step.
+        if len(plan.work) <= 1:
+            self._encoder.restart()
+            self.embeddings.clear()
+        self._free_memory()
+        raise StepOutOfMemory(reason)
+
+    def _compute(self, plan: StepPlan, result: StepResult) -> None:
+        """Compute the plan's tokens."""
         items = plan.work
         if result.failures:
             items = tuple(item for item in items if item.seq.id not in result.failures)
@@ -174,7 +192,7 @@ class Runner:
             [piece for item in items for piece in ((item,) if item.count == 1 else item.split())]
         )
         if not work:
-            return result
+            return
         ends = [end - 1 for end in accumulate(item.count for item in work)]
         sampled = [(end, item) for end, item in zip(ends, work, strict=True) if item.samples]
         rows = [end for end, _ in sampled]
@@ -195,7 +213,6 @@ class Runner:
                 logits = self.model.logits(hidden)
             with stage("sampling", rows=len(rows)):
                 self.sampler.sample(logits, [(item.seq, item.draft) for _, item in sampled], result)
-        return result
 
     @torch.inference_mode()
     def late(self) -> StepResult | None:
@@ -214,27 +231,22 @@ class Runner:
             most = item.seq.sampling.prompt_logprobs or 0
             result.prompts[item.seq.id] = score_prompt(hidden[rows], after, ids, most, self.model.logits)
 
-    def _move(self, move: Move) -> None:
-        """Copy a KV block.
-
-        On CUDA the copies are ordered by the stream, like all reads and writes of the pool.
-        """
-        kv, host = self.memory.kv[move.windowed], self.host_kv[move.windowed]
-        if move.kind == "save":
-            host[:, move.target].copy_(kv[:, move.source], non_blocking=True)
-        elif move.kind == "load":
-            rows = host[:, move.source, : move.rows]
-            kv[:, move.target, : move.rows].copy_(rows, non_blocking=True)
-        elif move.source != move.target:
-            kv[:, move.target, : move.rows] = kv[:, move.source, : move.rows]
+    @property
+    def image_memory_retries(self) -> int:
+        """Number of images that were encoded again alone, for lack of memory."""
+        return self._encoder.memory_retries
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
         jobs = [job for job in plan.encode if not self._restore(job.span.key, job.holders)]
-        encoding = self._encoder.step(jobs, seconds, alone=not plan.work)
-        result.encode_s = encoding.seconds
+        self._take(plan, self._encoder.step(jobs, seconds, alone=not plan.work), result)
+
+    def _take(self, plan: StepPlan, encoding: EncodeResult, result: StepResult) -> None:
+        """Take in the images that were encoded, and the errors of others."""
+        result.encode_s += encoding.seconds
         for job in plan.encode:
-            if job.span.key in encoding.failures:
-                result.failures.update(dict.fromkeys(job.holders, encoding.failures[job.span.key]))
+            failure = encoding.failures.get(job.span.key)
+            if failure is not None:
+                result.failures.update({name: self._named(failure, name, job) for name in job.holders})
         for key, image in encoding.images.items():
             features = image.features
             self.embeddings.put(key, features, features.nbytes, image.holders, features.created_at)
@@ -242,6 +254,16 @@ class Runner:
             result.encoded[key] = image.seconds
             if image.projected is not None:
                 result.projected[key] = image.projected
+
+    def _named(self, error: Exception, holder: str, job: EncodeJob) -> Exception:
+        """Name the image in an error about memory by its place in the holder's prompt."""
+        if not isinstance(error, OutOfMemory):
+            return error
+        places = (span.index for span in self._prompts[holder].spans if span.key == job.span.key)
+        return OutOfMemory(f"image {next(places, 0)}: {error.message}")
+
+    def _free_memory(self) -> None:
+        free_unused(self.model.device)
 
     def _restore(self, key: str, holders: Seq[str], within: int | None = None) -> bool:
         """Move features that one of the holders has into the encoder-output cache, held for all holders.
@@ -364,6 +386,7 @@ class PromptArrays:
     delta: offset from the index of a token after the prompt to its position.
     visual: (P,) number of visual tokens up to and including each index; empty without images.
     inputs: pixel sources and restored features.
+    spans: the images.
     positioned: starts of the spans of reduced images whose tokens have their own positions.
     """
 
@@ -372,6 +395,7 @@ class PromptArrays:
     delta: int
     visual: NDArray[np.int64]
     inputs: SequenceInputs
+    spans: Seq[ImageSpan] = ()
     positioned: set[int] = field(default_factory=set)
 
     def ids_of(self, item: Work) -> NDArray[np.int64]:

@@ -70,13 +70,10 @@ class DecoderMemory:
         slots: int,
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        pinned: bool = False,
     ) -> DecoderMemory:
         """Allocate memory that is zero.
 
         blocks: number of blocks of each KV group. slots: number of state slots.
-        pinned: in memory from which a GPU can copy directly.
         """
         # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
         kv = tuple(
@@ -84,7 +81,6 @@ class DecoderMemory:
                 (len(group.layers), count, block_size, 2, group.heads.kv, group.heads.dim),
                 dtype=dtype,
                 device=device,
-                pin_memory=pinned,
             )
             for group, count in zip(config.kv_groups, blocks, strict=True)
         )

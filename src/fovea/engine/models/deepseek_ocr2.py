@@ -16,7 +16,8 @@ from fovea.engine.layers.linear import Embedding, Linear, parameter
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import Renames, text_renames
 from fovea.engine.models.text.parts import rotary
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.deepseek_ocr2 import SHRINK, TILE_SIDE, VIEW_SIDE
 from fovea.engine.vision.query_encoder import QueryEncoder, QueryEncoderConfig
@@ -85,7 +86,7 @@ class DeepseekOcr2(VisionLanguageModel):
         for name in ("tiles", "pixel_values"):
             if name in image.arrays:
                 x = yield from self.vision.slices(self.array_tensor(image, name))
-                parts.append((yield from apply_by_rows(as_projector(self.projector), x.flatten(0, 1))))
+                parts.append((yield from apply_by_rows(ProjectorLayer(self.projector), x.flatten(0, 1))))
         return VisualFeatures(torch.cat((*parts, self.view_separator[None])))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:

@@ -14,7 +14,8 @@ from fovea.engine.layers.linear import Linear, RMSNorm
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import siglip_tower
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.vit import VisionTransformer
 from fovea.planner.shape import Tower
@@ -70,7 +71,7 @@ class Gemma3(VisionLanguageModel):
         side = self.vision.config.side
         grid = x.transpose(1, 2).reshape(1, -1, side, side)
         rows = functional.avg_pool2d(grid, self.pooled).flatten(2)[0].T
-        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), rows)))
+        return VisualFeatures((yield from apply_by_rows(ProjectorLayer(self.projector), rows)))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(1, rows_per_token=self.pooled**2)

@@ -12,7 +12,8 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config, text_renames, unused_tensors
 from fovea.engine.models.towers import gemma4_tower
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.gemma4 import Gemma4Projector, Gemma4Tower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.gemma4 import BUDGETS
@@ -42,7 +43,7 @@ class Gemma4(VisionLanguageModel):
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         _, rows, columns = image.plan.grid
         x = yield from self.vision.slices(self.array_tensor(image, rounded=False), (rows, columns))
-        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), x)))
+        return VisualFeatures((yield from apply_by_rows(ProjectorLayer(self.projector), x)))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         _, rows, columns = plan.grid

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.towers import siglip_tower
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.vit import VisionTransformer
 from fovea.planner.shape import Tower
@@ -39,12 +40,12 @@ class Idefics3(VisionLanguageModel):
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         pixels = self.array_tensor(image)
-        mask = torch.from_numpy(image.arrays["pixel_attention_mask"]).to(self.device).bool()
+        mask = torch.from_numpy(image.arrays["pixel_attention_mask"]).bool()
         size = self.vision.config.patch_size
         patches = mask.unfold(1, size, size).unfold(2, size, size).flatten(3).any(-1)
         x = yield from self.vision.slices(pixels, patches)
         tokens = pixel_shuffle(x, self.factor).flatten(0, 1)
-        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), tokens)))
+        return VisualFeatures((yield from apply_by_rows(ProjectorLayer(self.projector), tokens)))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(1 + plan.grid[1] * plan.grid[2], rows_per_token=self.factor**2)

@@ -17,7 +17,8 @@ from fovea.engine.models.targets import FusedTensor
 from fovea.engine.models.text import Renames
 from fovea.engine.models.tokenizer import added_ids
 from fovea.engine.models.towers import QK_NORM_EPS, internvl_tower
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.internvl import MARKER, merge_factor
 from fovea.engine.vision.processor.settings import section
@@ -196,7 +197,7 @@ class InternVL(VisionLanguageModel):
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         x = yield from self.vision.slices(self.array_tensor(image))
         tokens = pixel_shuffle(x[:, 1:], self.factor).flatten(0, 1)
-        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), tokens)))
+        return VisualFeatures((yield from apply_by_rows(ProjectorLayer(self.projector), tokens)))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         views, rows, columns = plan.grid

@@ -11,7 +11,8 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import MLPProjector, VisionLanguageModel
 from fovea.engine.models.text import text_renames
 from fovea.engine.models.towers import naflex_tower
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.siglip import NaflexTower
 from fovea.planner.shape import Tower
@@ -48,7 +49,7 @@ class Lfm2VL(VisionLanguageModel):
         for name, _, grid in self._pictures(image.plan):
             x = yield from self.vision.slices(self.array_tensor(image, name), grid)
             rows = pixel_unshuffle(x.view(len(x), *grid, -1), self.factor)
-            parts.append((yield from apply_by_rows(as_projector(self.projector), rows)))
+            parts.append((yield from apply_by_rows(ProjectorLayer(self.projector), rows)))
         return VisualFeatures(torch.cat(parts))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:

@@ -18,14 +18,8 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import parameter
 from fovea.engine.models.base import MLPProjector, VisionLanguageModel
 from fovea.engine.models.towers import clip_tower, siglip_tower
-from fovea.engine.vision.encoding import (
-    Slices,
-    Tiler,
-    VisualFeatures,
-    VisualShape,
-    apply_by_rows,
-    as_projector,
-)
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, Tiler, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.vit import VisionTransformer, ViTConfig
 from fovea.planner.shape import Tower
@@ -66,7 +60,7 @@ class Llava(VisionLanguageModel):
         """Encode the tiles of an image and project their patches: (tiles, patches, hidden)."""
         x = yield from self.vision.slices(self.array_tensor(image))
         x = x[:, 1:] if self.drop_first else x
-        rows = yield from apply_by_rows(as_projector(self.projector), x.flatten(0, 1))
+        rows = yield from apply_by_rows(ProjectorLayer(self.projector), x.flatten(0, 1))
         return rows.view(*x.shape[:2], -1)
 
 

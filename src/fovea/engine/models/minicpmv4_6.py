@@ -14,7 +14,8 @@ from fovea.engine.layers.linear import LayerNorm, Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import siglip_tower
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.siglip import SQUARE, MergingViT, Pictures
 from fovea.planner.shape import Tower
@@ -77,7 +78,7 @@ class MiniCPMV4_6(VisionLanguageModel):
         parts = []
         for name, (_, grid) in zip(("pixel_values", "tiles"), self._pictures(image.plan), strict=False):
             rows = yield from self.vision.slices(self.array_tensor(image, name), grid)
-            parts.append((yield from apply_by_rows(as_projector(self.projector), rows, unit=SQUARE)))
+            parts.append((yield from apply_by_rows(ProjectorLayer(self.projector), rows, unit=SQUARE)))
         return VisualFeatures(torch.cat(parts))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:

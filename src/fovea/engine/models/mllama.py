@@ -14,7 +14,8 @@ from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import mllama_tower
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.mllama import MllamaTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.planner.shape import Tower
@@ -39,7 +40,7 @@ class Mllama(VisionLanguageModel):
         pixels = self.array_tensor(image)
         grid_id = torch.from_numpy(image.arrays["aspect_ratio_ids"]).to(self.device)
         rows = yield from self.vision.slices(pixels, grid_id)
-        return (yield from apply_by_rows(as_projector(self.projector), rows[: image.plan.states]))
+        return (yield from apply_by_rows(ProjectorLayer(self.projector), rows[: image.plan.states]))
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         states = yield from self.state_slices(image)

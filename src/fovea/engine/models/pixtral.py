@@ -13,7 +13,8 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import Linear, RMSNorm
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.llava import feature_taps, projector_of
-from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape, apply_by_rows, as_projector
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.pixtral import PixtralConfig, PixtralTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.planner.shape import Tower
@@ -80,7 +81,9 @@ class Pixtral(VisionLanguageModel):
         _, rows, columns = image.plan.grid
         x = yield from self.vision.slices(self.array_tensor(image), (rows, columns))
         x = gather_squares(x, (rows, columns), self.side)
-        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), x, unit=self.side**2)))
+        return VisualFeatures(
+            (yield from apply_by_rows(ProjectorLayer(self.projector), x, unit=self.side**2))
+        )
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         _, rows, columns = plan.grid

@@ -12,6 +12,7 @@ from fovea.engine.vision.built.engines import run_segments
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower, StaticQwen
+from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
 
 
@@ -36,7 +37,7 @@ class QwenVL(VisionLanguageModel):
             slices = run_segments(segments, self.vision.patch_embed.proj.repeat_frame(patches))
         embeds, deepstack = yield from slices
         if image.plan.kept_cells is not None:
-            index = torch.tensor(image.plan.kept_cells, device=embeds.device)
+            index = to_device(torch.tensor(image.plan.kept_cells), embeds.device)
             embeds, deepstack = embeds[index], [features[index] for features in deepstack]
         return VisualFeatures(embeds, tuple(deepstack))
 

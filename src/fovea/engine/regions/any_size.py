@@ -155,7 +155,7 @@ class AnySizeRegionEncoder:
                 missing.setdefault(piece.view.shape, {})[piece.name] = piece
             else:
                 features[piece.name] = entry
-        yield
+        yield None
         for shape, by_name in missing.items():
             batchable = list(by_name.values())
             for members in cuts(len(batchable), MAX_BATCH_PATCHES // self._patches(shape)):

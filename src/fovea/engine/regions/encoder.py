@@ -109,7 +109,7 @@ class VisualEncoder:
         else:
             whole = yield from self._model.encode_slices(self._without_reduction(image))
         self._outputs.keep(reduction.whole_key, whole, whole.nbytes, whole.created_at)
-        yield
+        yield None
         return whole
 
     def _without_reduction(self, image: ProcessedImage) -> ProcessedImage:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fovea.core.errors import EngineError, FoveaError, RequestError, Unavailable
+from fovea.core.errors import EngineError, FoveaError, OutOfMemory, RequestError, Unavailable
 from fovea.core.measure import stage
 from fovea.core.media import ImageUse, RelevanceRecord
 from fovea.core.sampling import SamplingParams
@@ -251,7 +251,7 @@ def public_error(error: Exception, name: str) -> FoveaError:
 
     name: id of the request.
     """
-    if isinstance(error, RequestError | Unavailable):
+    if isinstance(error, RequestError | Unavailable | OutOfMemory):
         return error
     log.error("request %s failed", name, exc_info=error)
     return EngineError(f"the request failed inside the engine; the server's log has the details under {name}")

@@ -16,40 +16,37 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.core.sampling import LOWEST_LOGPROB
+from fovea.core.sampling import LOWEST_LOGPROB, SamplingParams
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
 from fovea.engine.job import SampledToken
-from fovea.engine.sample.logits import (
-    adjust,
-    choose,
-    distribution,
-    draw,
-    has_filter,
-    needs_adjusting,
-    repair,
-    row_index,
-)
+from fovea.engine.sample.batch import Batch, BatchRow, Draw, TokenCounts, TokenLists, choose_draw
+from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair, row_index
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 
 Row = tuple[Sequence, int]
 """A row of logits: its sequence, and the number of drafts between the answer and the row's token."""
+NO_LISTS = TokenLists(SamplingParams(), 0)
 
 
 class Sampler:
     """Chooses the next tokens of sequences and keeps their random streams. For one thread.
 
     eos_ids: token ids that end an answer; min_tokens forbids them.
-    batched: draw many rows at once on the device, and wait only once per step for its tokens. For CUDA. On a
-        CPU there is nothing to wait for, and a row that is drawn by itself is rounded equally in every batch.
+    batched: choose all tokens of a step at once on the device, and wait once for them (`batch.Batch`). For
+        CUDA. On a CPU there is nothing to wait for, and a row by itself is rounded equally in every batch.
     most_drafts: most forced tokens that one step computes as drafts; 0: each takes a step of its own.
     """
 
@@ -63,6 +60,8 @@ class Sampler:
         self._held: dict[str, _Held] = {}
         self._bad_words: dict[str, list[list[int]]] = {}
         self._simple: set[str] = set()
+        self._counts = TokenCounts()
+        self._lists: dict[str, TokenLists] = {}
 
     def add(
         self,
@@ -100,36 +99,38 @@ class Sampler:
         self._held.pop(seq.id, None)
         self._bad_words.pop(seq.id, None)
         self._simple.discard(seq.id)
+        self._counts.remove(seq.id)
+        self._lists.pop(seq.id, None)
 
     def sample(self, logits: Tensor, rows: Seq[Row], result: StepResult) -> None:
-        """Choose the next tokens of each sequence, and write them into `result`.
+        """Choose the next tokens of each sequence, and write them into `result`. See `launch`.
+
+        result: gets the tokens, or the error why none could be chosen; it concerns that sequence alone. It
+            also gets the next drafts.
+        """
+        self.launch(logits, rows).finish(result)
+
+    def launch(self, logits: Tensor, rows: Seq[Row]) -> Pending:
+        """Begin to choose the next tokens of each sequence. If batched, it does not wait for the device.
 
         The token after a draft is only chosen if the draft is equal to the token that was chosen in its
         place. So the tokens are those that single steps would choose: drafts only save steps.
 
-        logits: (len(rows), vocabulary) float32. Those of sequences with a grammar are changed.
+        logits: (len(rows), vocabulary) float32. They must stay as they are until the end of `finish`, which
+            changes those of sequences with a grammar if the sampler is not batched.
         rows: sequence of each row, and number of drafts before it; in any order.
-        result: gets the tokens, or the error why none could be chosen; it concerns that sequence alone. It
-            also gets the next drafts.
         """
-        if self._held:  # after a preemption, tokens before a held one are computed again
-            free = [i for i, (seq, _) in enumerate(rows) if seq.id not in self._held]
-            rows = [rows[i] for i in free]
-            logits = logits[row_index(free, logits.device)]
-            if not rows:
-                return
-        found, late = self._guides.masks(rows, logits.shape[1], result.failures)
-        if late:
-            for i, (seq, drafts) in enumerate(rows):
-                if seq.id in late and not drafts:
-                    self._held[seq.id] = _Held(seq, row=logits[i : i + 1].clone())
-        picks = self._choose(logits, rows, found, result.failures, late)
-        if self._guides:
-            guided = {seq.id: seq for seq, _ in rows if seq.id in self._guides}
-            self._look_ahead([(seq, picks[name]) for name, seq in guided.items() if picks.get(name)], result)
-        result.sampled.update(
-            {name: chosen for name, chosen in picks.items() if chosen and name not in result.failures}
-        )
+        # After a preemption, tokens before a held one are computed again.
+        free = [i for i, (seq, _) in enumerate(rows) if seq.id not in self._held]
+        failures: dict[str, Exception] = {}
+        found, late = self._guides.masks([rows[i] for i in free], logits.shape[1], failures)
+        masks = None if found is None else found._replace(rows=[free[row] for row in found.rows])
+        skipped = late | self._held.keys()
+        for i, (seq, drafts) in enumerate(rows):
+            if seq.id in late and not drafts:
+                self._held[seq.id] = _Held(seq, row=logits[i : i + 1].clone())
+        choice = self._start(logits, rows, masks, failures, skipped)
+        return Pending(choice, partial(self._deliver, rows, choice, failures, skipped))
 
     def late(self) -> StepResult | None:
         """Return the tokens that were held back and are ready now; None: there are none.
@@ -161,49 +162,91 @@ class Sampler:
         assert row is not None
         masks = None if not ahead.masks else Masks.of([(0, ahead.masks[0])], row.shape[1])
         failures: dict[str, Exception] = {}
-        picks = self._choose(row, [(seq, 0)], masks, failures)
+        picks = _accept([(seq, 0)], self._start(row, [(seq, 0)], masks, failures), failures)
         if seq.id in failures:
             raise failures[seq.id]
         held.row, held.pick = None, picks[seq.id][0]
         self._guides.look(seq.id, seq.output_ids, [held.pick.token])
 
-    def _choose(
+    def _start(
         self,
         logits: Tensor,
         rows: Seq[Row],
-        found: Masks | None,
+        masks: Masks | None,
         failures: dict[str, Exception],
-        late: Collection[str] = (),
-    ) -> dict[str, list[SampledToken]]:
-        """Choose the tokens of rows by their masks. Returns the new tokens of each sequence.
+        skipped: Collection[str] = (),
+    ) -> Choice:
+        """Begin to choose the tokens of rows by their masks.
 
-        late: ids of sequences that get none.
+        failures: gets the errors of sequences whose rows cannot be computed.
+        skipped: ids of sequences that get no token.
         """
-        masks = apply_masks(found, logits)
+        if not self._batched:
+            return self._one_by_one(logits, rows, apply_masks(masks, logits))
+        bits = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
+        final, work = [True] * len(rows), []
+        for i, (seq, drafts) in enumerate(rows):
+            if seq.id in skipped or seq.id in failures:
+                final[i] = False
+            elif seq.id not in self._simple or i in bits:
+                try:
+                    row, final[i] = self._batch_row(i, seq, drafts, bits.get(i), logits.shape[1])
+                except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
+                    failures[seq.id], final[i] = error, False
+                    continue
+                if row.draw != Draw.UNCHANGED or seq.sampling.logprobs:
+                    work.append(row)
+        batch = Batch(logits, work, self._counts)
+        return Choice(batch.tokens, final, lambda: batch.read().__getitem__)
+
+    def _one_by_one(self, logits: Tensor, rows: Seq[Row], masks: dict[int, RowMask]) -> Choice:
         best = logits.argmax(-1)
-        points: dict[int, float] = {}
-        if self._batched:
-            points = self._points(rows)
-            tokens, sure = self._draw(logits, best, rows, points)
-        else:
-            tokens, sure = best.tolist(), [True] * len(rows)
-        picks: dict[str, list[SampledToken]] = {}
-        for i in sorted(range(len(rows)), key=[drafts for _, drafts in rows].__getitem__):
-            seq, drafts = rows[i]
-            chosen = picks.setdefault(seq.id, [])
-            if drafts and not _is_reached(seq, drafts, chosen) or seq.id in failures or seq.id in late:
-                continue
-            mask = masks.get(i)
-            if (seq.id in self._simple or i in points and sure[i]) and (
-                mask is None or mask.allows(tokens[i])
-            ):
-                chosen.append(SampledToken(tokens[i]))
-                continue
-            try:
-                chosen.append(self._pick(logits[i], tokens[i], seq, drafts, mask))
-            except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
-                failures[seq.id] = error
-        return picks
+
+        def read() -> Callable[[int], SampledToken]:
+            tokens: list[int] = best.tolist()
+
+            def pick(i: int) -> SampledToken:
+                (seq, drafts), mask = rows[i], masks.get(i)
+                if seq.id in self._simple and (mask is None or mask.allows(tokens[i])):
+                    return SampledToken(tokens[i])
+                return self._pick(logits[i], tokens[i], seq, drafts, mask)
+
+            return pick
+
+        final = [seq.id in self._simple and i not in masks for i, (seq, _) in enumerate(rows)]
+        return Choice(best, final, read)
+
+    def _batch_row(
+        self, number: int, seq: Sequence, drafts: int, mask: NDArray[np.int32] | None, size: int
+    ) -> tuple[BatchRow, bool]:
+        """Return a row for a batch, and whether its token is final on the device.
+
+        size: number of logits.
+        """
+        params, forbidden, lists = seq.sampling, self._forbidden(seq, drafts), NO_LISTS
+        if params.logit_bias or params.allowed_token_ids:
+            lists = self._lists.get(seq.id) or self._lists.setdefault(seq.id, TokenLists(params, size))
+        draw, final = choose_draw(params, mask is not None or needs_adjusting(params, forbidden), size)
+        point = 0.0 if params.greedy else self._point(seq, drafts)
+        return BatchRow(number, seq, seq.drafts[:drafts], lists, forbidden, mask, point, draw), final
+
+    def _deliver(
+        self,
+        rows: Seq[Row],
+        choice: Choice,
+        failures: dict[str, Exception],
+        skipped: Collection[str],
+        result: StepResult,
+    ) -> None:
+        """Write the tokens of a choice into the result, after the guides have read them."""
+        picks = _accept(rows, choice, failures, skipped)
+        result.failures.update(failures)
+        if self._guides:
+            guided = {seq.id: seq for seq, _ in rows if seq.id in self._guides}
+            self._look_ahead([(seq, picks[name]) for name, seq in guided.items() if picks.get(name)], result)
+        result.sampled.update(
+            {name: chosen for name, chosen in picks.items() if chosen and name not in result.failures}
+        )
 
     def _look_ahead(self, chosen: list[tuple[Sequence, list[SampledToken]]], result: StepResult) -> None:
         """Let guides read the new tokens of their answers.
@@ -236,40 +279,9 @@ class Sampler:
         elif self._most_drafts:
             result.drafts[name] = ahead.drafts
 
-    def _points(self, rows: Seq[Row]) -> dict[int, float]:
-        """Random numbers for the rows to draw on the device, by row: those without penalties and logprobs."""
-        return {
-            i: self._point(seq, drafts)
-            for i, (seq, drafts) in enumerate(rows)
-            if not seq.sampling.greedy
-            and not seq.sampling.logprobs
-            and not needs_adjusting(seq.sampling, self._forbidden(seq, drafts))
-        }
-
     def _point(self, seq: Sequence, drafts: int) -> float:
         """The random number of the token after the answer and so many drafts."""
         return self._streams[seq.id].number(len(seq.output_ids) + drafts)
-
-    def _draw(
-        self, logits: Tensor, best: Tensor, rows: Seq[Row], points: dict[int, float]
-    ) -> tuple[list[int], list[bool]]:
-        """Draw the rows that have a point.
-
-        Returns a token of each row, and whether its candidates were complete.
-
-        best: (rows,), the most likely tokens, which rows without a point get.
-        """
-        table = torch.stack((best, torch.ones_like(best)))
-        for with_filter in (True, False):
-            drawn_rows = [i for i in points if has_filter(rows[i][0].sampling) == with_filter]
-            if drawn_rows:
-                index = row_index(drawn_rows, logits.device)
-                subset = logits if len(drawn_rows) == len(logits) else logits[index]
-                params = [rows[i][0].sampling for i in drawn_rows]
-                drawn, complete = draw(subset, params, [points[i] for i in drawn_rows])
-                table[:, index] = torch.stack((drawn, complete.long()))
-        tokens, sure = table.tolist()
-        return tokens, [bool(flag) for flag in sure]
 
     def _pick(self, row: Tensor, best: int, seq: Sequence, drafts: int, mask: RowMask | None) -> SampledToken:
         """Choose the token of one row, which follows the answer and its first `drafts` drafts.
@@ -315,6 +327,36 @@ class Sampler:
             return ends
         output = seq.output_ids + seq.drafts[:drafts]
         return ends | {word[-1] for word in words if output[len(output) - len(word) + 1 :] == word[:-1]}
+
+
+class Choice(NamedTuple):
+    """The tokens of a step's rows while they are being chosen.
+
+    tokens: (rows,) int64 on the device.
+    final: for each row, whether its token in `tokens` is final.
+    read: waits for the device, and returns a function that returns the token of a row by its number.
+    """
+
+    tokens: Tensor
+    final: list[bool]
+    read: Callable[[], Callable[[int], SampledToken]]
+
+
+class Pending:
+    """A step whose tokens are being chosen, from `Sampler.launch`.
+
+    tokens: (rows,) int64 on the device, a token for each row of the logits.
+    final: for each row, whether `finish` gives it this token in any case, if its drafts are right and its
+        answer is not complete before it. The others may get another token, or none.
+    """
+
+    def __init__(self, choice: Choice, deliver: Callable[[StepResult], None]) -> None:
+        self.tokens, self.final = choice.tokens, choice.final
+        self._deliver = deliver
+
+    def finish(self, result: StepResult) -> None:
+        """Wait for the device, and write tokens, failures and next drafts of each sequence into `result`."""
+        self._deliver(result)
 
 
 class RowMask:
@@ -424,6 +466,28 @@ class _Held:
     seq: Sequence
     row: Tensor | None = None
     pick: SampledToken | None = None
+
+
+def _accept(
+    rows: Seq[Row], choice: Choice, failures: dict[str, Exception], skipped: Collection[str] = ()
+) -> dict[str, list[SampledToken]]:
+    """Wait for the tokens of rows, and return those of each sequence up to the first wrong draft.
+
+    failures: gets the error of each sequence whose token cannot be chosen.
+    skipped: ids of sequences that get none.
+    """
+    pick = choice.read()
+    picks: dict[str, list[SampledToken]] = {}
+    for i in sorted(range(len(rows)), key=[drafts for _, drafts in rows].__getitem__):
+        seq, drafts = rows[i]
+        chosen = picks.setdefault(seq.id, [])
+        if drafts and not _is_reached(seq, drafts, chosen) or seq.id in failures or seq.id in skipped:
+            continue
+        try:
+            chosen.append(pick(i))
+        except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
+            failures[seq.id] = error
+    return picks
 
 
 def _is_reached(seq: Sequence, drafts: int, chosen: list[SampledToken]) -> bool:

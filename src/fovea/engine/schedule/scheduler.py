@@ -132,18 +132,21 @@ class Scheduler:
         prompts: PromptBudget | None = None,
         running: int | None = None,
         only: Collection[str] | None = None,
+        tokens: int | None = None,
     ) -> StepPlan:
         """Plan the next step.
 
         prompts: budget for prompts beside the decodes; None for no bound except the configured one.
         running: no sequence joins while this many run; None for the configured maximum.
         only: ids of the sequences that the step may take; None for all.
+        tokens: most tokens of the step; None for the configured maximum.
         """
         self._most = min(self.config.max_running, running or self.config.max_running)
         self.steps += 1
         current, waiting = _among(self.running, only), _among(self.waiting, only)
         self.images.begin(current, waiting)
-        budget = Budget(self.config.max_step_tokens, self.config.max_step_visual_tokens, prompts)
+        most = min(self.config.max_step_tokens, tokens or self.config.max_step_tokens)
+        budget = Budget(most, self.config.max_step_visual_tokens, prompts)
         current.sort(key=BY_ARRIVAL)
         decodes = [seq for seq in current if seq.decoding]
         others = [seq for seq in current if not seq.decoding]

@@ -262,6 +262,27 @@ class StepRecord:
     between: list[float] = field(default_factory=list)
 
 
+def _counted(slices: Generator[Any, Any, Any], counts: list[int]) -> Generator[None, None, Any]:
+    """Compute every call of an encoder by itself, and add the number of slices to `counts` at the end."""
+    answer, count = None, 1
+    while True:
+        try:
+            call = slices.send(answer)
+            answer = None
+            steps = iter((None,)) if call is None else call.alone()
+        except StopIteration as stop:
+            counts.append(count)
+            return stop.value
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                answer = stop.value
+                break
+            count += 1
+            yield
+
+
 @contextmanager
 def recorded_steps(loop: EngineLoop, model: Any) -> Generator[StepRecord]:
     """Record the steps of an engine's loop within the context.
@@ -278,15 +299,7 @@ def recorded_steps(loop: EngineLoop, model: Any) -> Generator[StepRecord]:
     counts: list[int] = []
 
     def counted(image: Any) -> Generator[None, None, Any]:
-        slices, count = encode(image), 1
-        while True:
-            try:
-                next(slices)
-            except StopIteration as stop:
-                counts.append(count)
-                return stop.value
-            count += 1
-            yield
+        return _counted(encode(image), counts)
 
     def observed(plan: Any, encode_s: float = float("inf")) -> Any:
         nonlocal ended

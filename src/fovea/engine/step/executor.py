@@ -42,6 +42,10 @@ class StepResult:
     seconds: float | None = None
 
 
+class StepOutOfMemory(Exception):
+    """A step does not fit into the device's memory. Nothing of it counts, and a smaller one may fit."""
+
+
 NO_SLICE = -1.0
 """Seconds of encoding in a step that begins no slice of an image."""
 
@@ -78,6 +82,8 @@ class Executor(Protocol):
         """Compute the plan's tokens, and encode its images for about `encode_s` seconds.
 
         At least one slice is encoded if there is an image, unless `encode_s` is NO_SLICE.
+
+        Raises StepOutOfMemory if the device's memory is not enough.
 
         A sequence whose token is late gets none. It has nothing to compute until `late` returns the token.
         """

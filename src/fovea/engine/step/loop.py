@@ -8,6 +8,9 @@ of a whole step ends the one request that causes it: the step's sequences are tr
 until it is found (`FailureSearch`). If steps keep failing, a trivial sequence of the loop's own is tried
 (`probe_job`). If that fails, too, the device is dead. Only this, and an error in the loop itself, ends all
 requests, and `alive` becomes false.
+
+A step that does not fit into the device's memory ends no request. It is tried again in halves, and later
+steps stay smaller for a while (`Stepper.retreat`). Only a request that does not fit even alone ends.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
+from fovea.core.errors import DeadlineExceeded, EngineError, OutOfMemory, Unavailable
 from fovea.core.measure import stage
 from fovea.core.sampling import SamplingParams
 from fovea.engine.job import Event, Job, SequenceInputs
@@ -27,7 +30,7 @@ from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import StepResult
+from fovea.engine.step.executor import StepOutOfMemory, StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
 
@@ -40,6 +43,12 @@ CALL_TIMEOUT_S = 60.0
 """Seconds that `EngineLoop.call` waits for its action."""
 FATAL_FAILURES = 10
 """Number of failed steps in a row after which a probe is computed. If it fails, too, the loop ends."""
+
+
+NO_ROOM = (
+    "the request does not fit into the memory of the engine's device, even alone and in the smallest steps; "
+    "accepted: a shorter prompt, or smaller images"
+)
 
 
 class EngineLoop:
@@ -179,6 +188,9 @@ class EngineLoop:
         started = time.perf_counter()
         try:
             result = self.stepper.executor.execute(step.plan, step.encode_s)
+        except StepOutOfMemory as error:
+            self._retreat(step, error)
+            return
         except Exception as error:
             log.exception("a step failed; its sequences: %s", ", ".join(sorted(step.involved)))
             self._abandon(step, error)
@@ -208,6 +220,24 @@ class EngineLoop:
         if guilty is not None:
             self.board.fail([guilty], error)
         self._count_failure()
+
+    def _retreat(self, step: Step, error: StepOutOfMemory) -> None:
+        """Give up a step that did not fit into memory. End its sequence if it does not fit even alone."""
+        tokens, sequences = step.plan.tokens, len(step.involved)
+        guilty = self.stepper.retreat(step)
+        log.warning(
+            "a step of %d tokens of %d sequences does not fit into the device's memory; the next ones have "
+            "at most %d tokens: %s",
+            tokens,
+            sequences,
+            self.stepper.memory.tokens,
+            error,
+        )
+        if guilty == PROBE:
+            raise DeadDevice from error
+        if guilty is not None:
+            self.board.fail([guilty], OutOfMemory(NO_ROOM))
+            self._count_failure()
 
     def _count_failure(self) -> None:
         """Count a step in which nothing succeeded. After FATAL_FAILURES in a row, try the probe, alone.

@@ -5,6 +5,7 @@
     apply(step, result, seconds)    notes computed and new tokens, and updates the estimates of step times
     settle(result, now)             notes tokens of earlier steps that were late
     abandon(step)                   in place of apply, if the step failed: who is to blame?
+    retreat(step)                   in place of apply, if it did not fit into memory: smaller steps follow
 
 The engine's loop, the simulated server and the virtual clock of `fovea simulate` all run on this one
 class.
@@ -14,15 +15,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from fovea.core.measure import Tally
 from fovea.core.types import FinishReason
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.first_tokens import FirstTokens, LodCosts
-from fovea.engine.schedule.itl_limit import BatchControl, DecodeBound, ItlLimit
+from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, BatchControl, DecodeBound, ItlLimit
 from fovea.engine.schedule.plan import StepPlan, composition_of, composition_of_decodes
-from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.schedule.scheduler import BY_ARRIVAL, Scheduler
 from fovea.engine.schedule.step_times import ImageTimes, StepTimes
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import NO_SLICE, Executor, StepResult
@@ -30,6 +32,8 @@ from fovea.observe.table import DISTRIBUTIONS
 from fovea.planner.cost import Composition
 
 log = logging.getLogger("fovea.engine")
+GROW_AFTER = 32
+"""Number of steps that fit into memory, after which a lowered limit of their tokens grows."""
 IMPOSSIBLE_STEPS = 100
 """A target is reported as impossible after it was so for this many steps with decodes."""
 
@@ -66,6 +70,7 @@ class Stepper:
 
     sequences: all unfinished sequences, by id.
     failure_search: the sequences of a failed step, until the guilty one is found.
+    memory: the most tokens of a step that fit into the device's memory, as far as that is known.
     steps, computed_tokens, draft_tokens, accepted_drafts, encoded_images, encode_seconds: counters since the
         start. draft_tokens are the drafts that were computed.
     tallies: histograms of steps and images.
@@ -107,6 +112,7 @@ class Stepper:
             scheduler, self.itl_limit, costs, lambda: self._most, config.target_ttft_ms / 1000, first_factor
         )
         self.failure_search = FailureSearch()
+        self.memory = MemoryLimit(config.max_step_tokens)
         self.steps = 0
         self.computed_tokens = 0
         self.draft_tokens = 0
@@ -162,7 +168,11 @@ class Stepper:
         allowance = self.itl_limit.allow(decodes, streams, len(self.sequences) - decodes.decodes, slice_s)
         prompts = self.itl_limit.prompt_budget(allowance, encoding=encoding)
         self._most = self.batch.allowed(running, self.scheduler.waiting, self.itl_limit.smallest_s(slice_s))
-        plan = self.scheduler.schedule(prompts, self._most, self.failure_search.group)
+        if self.memory.lowered and self.failure_search.group is None:
+            names = [seq.id for seq in sorted(running, key=BY_ARRIVAL) if seq.decoding]
+            if len(names) > self.memory.tokens:
+                self.failure_search.take_turns(names, self.memory.tokens)
+        plan = self.scheduler.schedule(prompts, self._most, self.failure_search.group, self.memory.tokens)
         if not plan:
             self._ended = None
             self.failure_search.clear(())
@@ -180,6 +190,7 @@ class Stepper:
         seconds: duration of the step.
         """
         self.failure_search.clear(step.involved)
+        self.memory.succeed()
         self._observe(step, result, seconds)
         self.draft_tokens += sum(item.draft for item in step.plan.work if item.seq.drafts)
         self.accepted_drafts += sum(len(picks) - 1 for picks in result.sampled.values())
@@ -216,6 +227,9 @@ class Stepper:
             "target_itl_possible": not self._impossible_steps,
             "decode_steps": self.itl_limit.late_steps.steps,
             "late_steps": self.itl_limit.late_steps.late,
+            "step_tokens_allowed": self.memory.tokens,
+            "memory_retries": self.memory.retries,
+            "memory_failures": self.memory.failures,
         }
 
     def _note_whether_possible(self, decodes: Composition) -> None:
@@ -257,10 +271,30 @@ class Stepper:
 
         Returns the id of the sequence that is to blame, which the caller then ends; None: not known yet.
         """
+        return self.failure_search.fail(self._give_up(step))
+
+    def retreat(self, step: Step) -> str | None:
+        """Give up a step that did not fit into the device's memory. The next ones are smaller.
+
+        Its sequences continue in groups of half the size, and a step has half the tokens.
+        Returns the id of a sequence that does not fit even alone, and which the caller then ends; None: that
+        is not so.
+        """
+        searching, involved = self.failure_search.group is not None, self._give_up(step)
+        if self.memory.shrink(step.plan.tokens, involved, searching=searching):
+            if len(involved) == 1:
+                self.failure_search.retry(involved[0])
+            else:
+                self.failure_search.fail(involved)
+            return None
+        return self.failure_search.fail(involved)
+
+    def _give_up(self, step: Step) -> list[str]:
+        """Let the scheduler abandon a step. Returns the ids of its sequences, in the order of arrival."""
         self.scheduler.abandon(step.plan)
         self._ended = None
         involved = [self.sequences[name] for name in step.involved if name in self.sequences]
-        return self.failure_search.fail([seq.id for seq in sorted(involved, key=lambda s: (s.arrival, s.id))])
+        return [seq.id for seq in sorted(involved, key=BY_ARRIVAL)]
 
 
 class FailureSearch:
@@ -283,6 +317,17 @@ class FailureSearch:
     def try_next(self, sequence_id: str) -> None:
         """Try one sequence alone in the next steps, before the groups that are waiting."""
         self._groups.append([sequence_id])
+
+    def retry(self, sequence_id: str) -> None:
+        """Note that a step of one sequence failed, and try the sequence alone once more."""
+        if self._groups:
+            self._groups.pop()
+        self._groups.append([sequence_id])
+
+    def take_turns(self, names: list[str], size: int) -> None:
+        """Let the next steps take so many of these sequences each, in this order."""
+        groups = [names[first : first + size] for first in range(0, len(names), size)]
+        self._groups += reversed(groups)
 
     def fail(self, involved: list[str]) -> str | None:
         """Note a failed step. Returns the id of the sequence that is to blame; None: that is not known yet.
@@ -310,6 +355,72 @@ class FailureSearch:
         rest = [name for name in self._groups.pop() if name not in involved]
         if rest and involved:
             self._groups.append(rest)
+
+
+class MemoryLimit:
+    """The most tokens of a step, after a step did not fit into the device's memory.
+
+    Such a step is halved until it fits. After GROW_AFTER steps that fit, the limit grows by a quarter, until
+    it is as large as configured again: most often something else has taken the memory for a while. A sequence
+    that does not fit alone, with FEWEST_TOKENS tokens, is tried once more, because everything was freed
+    meanwhile that can be computed again. If it fails again, it ends.
+
+    tokens: most tokens of a step now.
+    retries: steps that did not fit and were tried again.
+    failures: sequences that did not fit even alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: the configured limit."""
+        self.tokens = most
+        self.retries = 0
+        self.failures = 0
+        self._most = most
+        self._successes = 0
+        self._alone: str | None = None  # the sequence that failed alone last
+        self._last_try = False  # whether it did so in the smallest step
+        self._before = most  # the limit before the first of these failures
+
+    @property
+    def lowered(self) -> bool:
+        """Whether the limit is lower than configured."""
+        return self.tokens < self._most
+
+    def shrink(self, tokens: int, involved: Seq[str], *, searching: bool) -> bool:
+        """Halve the limit after a step that did not fit.
+
+        tokens: its tokens. involved: ids of its sequences.
+        searching: the step was a part of a larger one that had not fitted.
+        Returns False if the step cannot become smaller. Then its only sequence is to blame.
+        """
+        self._successes = 0
+        alone = involved[0] if len(involved) == 1 else None
+        if not searching:
+            self._before = self.tokens
+        if alone != self._alone or alone is None:
+            self._alone, self._last_try = alone, False
+        size, smallest = min(tokens, self.tokens), FEWEST_TOKENS if alone else 1
+        if size > smallest:
+            self.tokens = max(smallest, size // 2)
+        elif alone and self._last_try or not involved:
+            # It was to blame, and without it the steps were not too large.
+            self.tokens, self._alone = max(self.tokens, self._before), None
+            self.failures += len(involved)
+            return False
+        else:
+            self._last_try = True
+        self.retries += 1
+        return True
+
+    def succeed(self) -> None:
+        """Note a step that fitted."""
+        self._alone = None
+        if not self.lowered:
+            return
+        self._successes += 1
+        if self._successes >= GROW_AFTER:
+            self._successes = 0
+            self.tokens = min(self._most, self.tokens + max(1, self.tokens // 4))
 
 
 class StepTallies:

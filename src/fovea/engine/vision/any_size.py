@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -18,13 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fovea.engine.layers.linear import Embedding, Linear
-from fovea.engine.vision.encoding import Slices, VisualShape, attend_slices, cuts, run_to_end, slice_rows
+from fovea.engine.vision.calls import RotaryBlock, run_blocks
+from fovea.engine.vision.encoding import Slices, VisualShape, cuts, run_to_end, slice_rows
 from fovea.engine.vision.processor.sizes import Index, patch_coordinates
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
 
 Weights = NDArray[np.float32]
+MAX_GRIDS = 64
+"""Most grids whose positions are kept on the device."""
 KEYS = -0.75
 """Parameter of the bicubic kernel of Keys, as in torch's and PIL's arithmetic on pictures."""
 At = NDArray[np.float32] | None
@@ -158,32 +163,6 @@ class TappedAttention:
     back: Tensor | None = None
 
 
-class BlockAttention(Protocol):
-    """The parts of a block's attention that `block_slices` reads."""
-
-    heads: int
-    kernels: Kernels
-
-
-class RotaryBlock(Protocol):
-    """One transformer block with rotary positions, as the steps before and after its attention."""
-
-    @property
-    def attention(self) -> BlockAttention: ...
-
-    def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of rows x (T, hidden), not rotated: (T, 3 * heads, head_dim)."""
-        ...
-
-    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows x, queries and keys rotated."""
-        ...
-
-    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Apply output projection, norm and MLP to attention output `mixed` of rows x, both (T, hidden)."""
-        ...
-
-
 def patch_angles(grid: tuple[int, int, int], merge: int, head_dim: int, theta: float) -> Tensor:
     """Rotary angles of all patches of a grid (t, h, w), (patches, 1, head_dim) float32, in merge order.
 
@@ -206,30 +185,7 @@ def add_positions(x: Tensor, table: Embedding, taps: Tensor, weights: Tensor) ->
     for rows in cuts(x.shape[0], 4 * slice_rows(x) // taps.shape[1]):
         learned = (table(taps[rows]) * weights[rows]).sum(1)
         x[rows] += learned.to(x.dtype)
-        yield
-    return x
-
-
-def block_slices(
-    block: RotaryBlock, x: Tensor, cos: Tensor | None, sin: Tensor | None, runs: Sequence[tuple[int, int]]
-) -> Slices[Tensor]:
-    """Compute a block one slice at a time. x (patches, hidden) is changed in place and returned.
-
-    cos, sin: (patches, 1, head_dim) float32; None: the tower has no rotary positions.
-    runs: (groups, patches per group) that attend to each other, from the first patch on.
-    """
-    heads, kernels = block.attention.heads, block.attention.kernels
-    qkv = x.new_empty((x.shape[0], 3 * heads, x.shape[1] // heads))
-    for rows in cuts(x.shape[0], slice_rows(x)):
-        if cos is None or sin is None:
-            qkv[rows] = block.project(x[rows])
-        else:
-            qkv[rows] = block.before(x[rows], cos[rows], sin[rows])
-        yield
-    mixed = yield from attend_slices(kernels, qkv, runs, heads)
-    for rows in cuts(x.shape[0], slice_rows(x)):
-        x[rows] = block.after(mixed[rows], x[rows])
-        yield
+        yield None
     return x
 
 
@@ -286,10 +242,6 @@ class Block(nn.Module):
     def attention(self) -> BlockProjections:
         return self.attn
 
-    def slices(self, x: Tensor, cos: Tensor, sin: Tensor, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
-        """Compute the block one slice at a time, see `block_slices`."""
-        return block_slices(self, x, cos, sin, runs)
-
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values of rows x (T, hidden), not rotated: (T, 3 * heads, head_dim)."""
         qkv: Tensor = self.attn.qkv(self.norm1(x))
@@ -330,21 +282,21 @@ class FullAttention:
 
         entries: the table. grid, at: see `AnySizeTower.slices`.
         """
-        taps, weights = self.table.taps(grid, self.merge) if at is None else self.table.taps_at(at)
-        index, weight = torch.from_numpy(taps).to(x.device), torch.from_numpy(weights).to(x.device)
-        return (yield from add_positions(x, entries, index, weight[:, :, None]))
+        if at is None:
+            index, weight = _taps(self.table, grid, self.merge, x.device)
+        else:
+            index, weight = tap_tensors(self.table.taps_at(at), x.device)
+        return (yield from add_positions(x, entries, index, weight))
 
     def run(self, blocks: Sequence[RotaryBlock], x: Tensor, grid: tuple[int, int, int]) -> Slices[Tensor]:
-        """Compute blocks one slice at a time. x (patches, hidden) is changed in place and returned."""
-        cos, sin = self._rotary(grid, x.device)
-        for block in blocks:
-            x = yield from block_slices(block, x, cos, sin, ((grid[0], grid[1] * grid[2]),))
-        return x
+        """Compute blocks. x (patches, hidden) may be changed."""
+        cos, sin = _rotary(grid, self.merge, self.head_dim, self.theta, x.device)
+        return (yield from run_blocks(blocks, x, cos, sin, (((grid[0], grid[1] * grid[2]),),)))
 
     def tap(self, blocks: Sequence[RotaryBlock], x: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
         """Compute all blocks but the last, and return the attention inputs of the last one."""
         x = run_to_end(self.run(blocks[:-1], x, grid))
-        return tap_block(blocks[-1], x, *self._rotary(grid, x.device))
+        return tap_block(blocks[-1], x, *_rotary(grid, self.merge, self.head_dim, self.theta, x.device))
 
     def shape(self, grid: tuple[int, int, int], depth: int) -> VisualShape:
         """Count the rows that `depth` blocks compute for a grid (t, h, w). Any thread may call it."""
@@ -357,6 +309,24 @@ class FullAttention:
         merged, hidden = self.merge**2, self.heads * self.head_dim
         return Tower(hidden, merged, full_layers=depth, projector_rows_per_patch=1 / merged)
 
-    def _rotary(self, grid: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-        angles = patch_angles(grid, self.merge, self.head_dim, self.theta)
-        return angles.cos().to(device), angles.sin().to(device)
+
+@lru_cache(MAX_GRIDS)
+def _rotary(
+    grid: tuple[int, int, int], merge: int, head_dim: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of `patch_angles`."""
+    angles = patch_angles(grid, merge, head_dim, theta)
+    return to_device(angles.cos(), device), to_device(angles.sin(), device)
+
+
+@lru_cache(MAX_GRIDS)
+def _taps(
+    table: PositionTable, grid: tuple[int, int, int], merge: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    return tap_tensors(table.taps(grid, merge), device)
+
+
+def tap_tensors(taps: tuple[Index, Weights], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Entries (patches, n) and weights (patches, n, 1) of a `PositionTable` on a device."""
+    index, weights = map(torch.from_numpy, taps)
+    return to_device(index, device), to_device(weights[:, :, None], device)

@@ -8,18 +8,17 @@ them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from fovea.core.measure import stage
+from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.kernels.base import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,11 @@ class VisualFeatures:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.embeds, *self.deepstack, *(() if self.places is None else (self.places,))
 
+    def compact(self) -> VisualFeatures:
+        """Return the features in memory of their own, if they are a part of a larger result."""
+        embeds, deepstack = _own(self.embeds), tuple(map(_own, self.deepstack))
+        return replace(self, embeds=embeds, deepstack=deepstack)
+
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor], created_at: float) -> VisualFeatures:
         """Rebuild features from the tensors that the property `tensors` returned, in the same order."""
@@ -58,6 +62,10 @@ class VisualFeatures:
         places = last if len(tensors) > 1 and last.dtype is torch.int32 else None
         deepstack = tensors[1:] if places is None else tensors[1:-1]
         return cls(tensors[0], tuple(deepstack), created_at, places)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,13 @@ class VisualShape:
     merged_rows: int = 0
 
 
+BATCH_ROWS = 4096
+"""Rows of output of the images that are encoded together on a GPU.
+
+A tower that merges 2 x 2 patches computes 16,384 patches for them, 40 ms of an H100 by arithmetic.
+"""
+
+
 class Mark(Protocol):
     """A point in a stream: done when all work that was launched before it has ended."""
 
@@ -101,6 +116,11 @@ class EncoderStream(Protocol):
     mark after it is done. On a CPU a mark is done when it is set. This way the callers need no code of
     their own for each device.
     """
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of output of the images that are encoded together; 0: every image is encoded by itself."""
+        ...
 
     def activate(self) -> AbstractContextManager[object]:
         """Return a context. Work that is launched inside it runs in this stream."""
@@ -131,6 +151,8 @@ class _DoneMark:
 
 class InlineStream:
     """The encoder's stream on a CPU: a slice runs in the calling thread and is done when its call returns."""
+
+    batch_rows = 0
 
     def activate(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -164,6 +186,8 @@ class CudaStream:
     It needs to wait for no other stream: the weights were loaded before it was created, and pixels are copied
     in it.
     """
+
+    batch_rows = BATCH_ROWS
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -241,8 +265,32 @@ def current_timer() -> ProjectorTimer | None:
 
 
 Result = TypeVar("Result")
-Slices = Generator[None, None, Result]
-"""A computation that can pause: it yields after every slice, and returns the result after the last one."""
+
+
+class Call(Protocol):
+    """A part of an encoder's work, which can be computed with equal parts for other images."""
+
+    @property
+    def key(self) -> Hashable:
+        """Calls of one class with equal keys can be computed together."""
+        ...
+
+    def alone(self) -> Pauses[Tensor]:
+        """Compute the call, one slice at a time."""
+        ...
+
+    def together(self, calls: Sequence[Any], graphs: BlockGraphs | None) -> Pauses[list[Tensor]]:
+        """Compute calls with the key of this one, itself included, and return their results.
+
+        graphs: CUDA graphs of earlier calls; None: nothing is recorded.
+        """
+        ...
+
+
+Pauses = Generator[None, None, Result]
+"""A computation that pauses after every slice."""
+Slices = Generator[Call | None, Any, Result]
+"""An encoder's work for one image: it yields calls, whose results it is sent, and None after a slice."""
 UpcomingImages = Callable[[], Iterator[ProcessedImage]]
 """A function that yields the images that are probably encoded next. An encoder may add some to a slice."""
 
@@ -251,15 +299,32 @@ CPU_ROWS, OTHER_ROWS = 512, 16384
 
 On two server cores, 512 rows of one block of a 0.1 B tower take 5 to 10 ms.
 """
-PAIRS_PER_ROW = 8192
-"""Attention pairs (query, key, head) that a slice may have, per row of `slice_rows`."""
+
+
+def one_by_one(slices: Slices[Result]) -> Pauses[Result]:
+    """Compute every call by itself, and pause after every slice."""
+    answer: Tensor | None = None
+    try:
+        while True:
+            call = slices.send(answer)
+            answer = None
+            if call is None:
+                yield
+            else:
+                answer = yield from call.alone()
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    finally:
+        slices.close()
 
 
 def run_to_end(slices: Slices[Result]) -> Result:
     """Run all slices without a pause and return the result."""
+    steps = one_by_one(slices)
     while True:
         try:
-            next(slices)
+            next(steps)
         except StopIteration as stop:
             result: Result = stop.value
             return result
@@ -275,57 +340,6 @@ def cuts(count: int, size: int) -> Iterator[slice]:
     size = max(1, size)
     for start in range(0, count, size):
         yield slice(start, min(count, start + size))
-
-
-def apply_by_rows(layer: Callable[[Tensor], Tensor], x: Tensor, *, unit: int = 1) -> Slices[Tensor]:
-    """Apply a layer to the rows of x, one slice of rows at a time.
-
-    unit: neighbouring rows that the layer merges into one. A slice holds a multiple of it.
-    """
-    outputs = []
-    for rows in cuts(x.shape[0], max(1, slice_rows(x) // unit) * unit):
-        outputs.append(layer(x[rows]))
-        yield
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def as_projector(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Wrap a projector layer, so that metrics and profiles (stage "projector") know its time."""
-
-    def apply(x: Tensor) -> Tensor:
-        timer = current_timer()
-        with stage("projector"), nullcontext() if timer is None else timer.call():
-            return layer(x)
-
-    return apply
-
-
-def attend_slices(
-    kernels: Kernels, qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int
-) -> Slices[Tensor]:
-    """Apply `Kernels.attend_groups` to all runs, one slice at a time.
-
-    A slice is some groups of a run; of a group that is too large for one slice, it is some of the heads.
-
-    qkv: (T, 3 * heads, head_dim).
-    runs: (groups, rows per group), from the first row on.
-
-    Returns (T, heads * head_dim).
-    """
-    out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
-    threads, first, pairs = torch.get_num_threads(), 0, slice_rows(qkv) * PAIRS_PER_ROW
-    for groups, count in runs:
-        per_head = count * count
-        # With fewer heads than threads, some threads would be idle.
-        heads_per_slice = min(heads, max(threads, pairs // per_head))
-        for some_groups in cuts(groups, max(1, pairs // (per_head * heads))):
-            rows = slice(first + some_groups.start * count, first + some_groups.stop * count)
-            for some_heads in cuts(heads, heads_per_slice):
-                number = some_groups.stop - some_groups.start
-                kernels.attend_groups(qkv[rows], number, heads, some_heads, out[rows])
-                yield
-        first += groups * count
-    return out
 
 
 class Tiler(Protocol):

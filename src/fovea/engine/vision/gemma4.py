@@ -6,7 +6,6 @@ with the column. Patches are held row by row. Every image is encoded alone, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.engine.layers.linear import FusedLinear, LayerList, Linear, PatchLinear, parameter
-from fovea.engine.vision.any_size import block_slices
-from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows
+from fovea.engine.vision.calls import apply_by_rows, run_blocks
+from fovea.engine.vision.encoding import Slices, VisualShape
 from fovea.kernels.activation import ACTIVATIONS, check_activation
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
@@ -236,9 +235,8 @@ class Gemma4Tower(nn.Module):
         x = yield from apply_by_rows(self.patch_embedder, patches)
         x += self.patch_embedder.positions(grid)
         rotation = self._rotation(grid, x)
-        runs = ((1, x.shape[0]),)
-        for block in cast("Iterable[Gemma4Block]", self.encoder.layers):
-            x = yield from block_slices(block, x, *rotation, runs)
+        blocks = cast("list[Gemma4Block]", list(self.encoder.layers))
+        x = yield from run_blocks(blocks, x, *rotation, (((1, x.shape[0]),),))
         return self._pooled(x, grid)
 
     def shape(self, grid: tuple[int, int]) -> VisualShape:

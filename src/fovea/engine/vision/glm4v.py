@@ -22,8 +22,9 @@ from fovea.engine.layers.linear import (
     PatchLinear,
     RMSNorm,
 )
-from fovea.engine.vision.any_size import At, Block, FullAttention, PositionTable, RotaryBlock, TappedAttention
-from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows, as_projector, run_to_end
+from fovea.engine.vision.any_size import At, Block, FullAttention, PositionTable, TappedAttention
+from fovea.engine.vision.calls import ProjectorLayer, RotaryBlock, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualShape, run_to_end
 from fovea.planner.shape import Tower
 
 
@@ -134,8 +135,8 @@ class Glm4vTower(nn.Module):
         """Encode patches to visual tokens, see `AnySizeTower.slices`."""
         x = yield from self._embed(patches, grid, at)
         x = yield from self.full.run(self._blocks, x, grid)
-        x = yield from apply_by_rows(as_projector(self._join), x, unit=self.merge**2)
-        return (yield from apply_by_rows(as_projector(self.merger), x)), []
+        x = yield from apply_by_rows(ProjectorLayer(self._join), x, unit=self.merge**2)
+        return (yield from apply_by_rows(ProjectorLayer(self.merger), x)), []
 
     def tap(self, patches: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
         """Attention inputs of the last block, see `AnySizeTower.tap`."""

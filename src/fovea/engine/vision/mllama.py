@@ -28,7 +28,8 @@ from fovea.engine.layers.linear import (
     PlainMLP,
     parameter,
 )
-from fovea.engine.vision.encoding import PAIRS_PER_ROW, Slices, VisualShape, apply_by_rows, cuts, slice_rows
+from fovea.engine.vision.calls import PAIRS_PER_ROW, apply_by_rows
+from fovea.engine.vision.encoding import Slices, VisualShape, cuts, slice_rows
 from fovea.engine.vision.vit import cut_patches
 from fovea.planner.shape import Tower
 
@@ -132,7 +133,7 @@ class _Layer(nn.Module):
         outputs = []
         for rows in cuts(x.shape[0], slice_rows(x)):
             outputs.append(self.after(mixed[rows], x[rows]))
-            yield
+            yield None
         return torch.cat(outputs)
 
 
@@ -150,7 +151,7 @@ def _attend(qkv: Tensor, real: int) -> Slices[Tensor]:
             rows = slice(first + part.start, first + part.stop)
             mixed = functional.scaled_dot_product_attention(q[:, :, rows], k[:, :, :seen], v[:, :, :seen])
             out[rows] = mixed[0].transpose(0, 1).flatten(1)
-            yield
+            yield None
     return out
 
 
@@ -274,7 +275,7 @@ class MllamaTower(nn.Module):
         x = x + self.pre_tile_positional_embedding(grid_id).view(config.tiles, 1, config.hidden)
         x = torch.cat((self.class_embedding.expand(config.tiles, 1, -1), x), dim=1)
         x = self.gated_positional_embedding(x, grid_id)
-        yield
+        yield None
         return self.layernorm_pre(x)  # type: ignore[no-any-return]
 
     def _tile_rows(self, embedding: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ and the attention needs no mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fovea.engine.layers.linear import FusedLinear, GatedMLP, LayerList, Linear, PatchLinear, RMSNorm
-from fovea.engine.vision.any_size import block_slices
-from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows
+from fovea.engine.vision.calls import apply_by_rows, run_blocks
+from fovea.engine.vision.encoding import Slices, VisualShape
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
 
@@ -108,14 +107,13 @@ class PixtralTower(nn.Module):
         taps = self.config.taps
         x = yield from apply_by_rows(self._embed, patches)
         rotation = self._rotation(grid, x)
-        runs = ((1, x.shape[0]),)
-        # A block changes x in place, so a state that is read is copied, except for the last one.
-        states = {0: x.clone()} if 0 in taps else {}
-        blocks = cast("Iterable[PixtralBlock]", self.transformer.layers)
-        for index, block in enumerate(blocks, start=1):
-            x = yield from block_slices(block, x, *rotation, runs)
-            if index in taps:
-                states[index] = x if index == self.config.depth else x.clone()
+        runs = (((1, x.shape[0]),),)
+        blocks = cast("list[PixtralBlock]", list(self.transformer.layers))
+        states, before = {}, 0
+        for tap in sorted(set(taps)):
+            x = yield from run_blocks(blocks[before:tap], x, *rotation, runs)
+            # The next blocks may change x, so a state that is read is copied, except for the last one.
+            states[tap], before = (x if tap == self.config.depth else x.clone()), tap
         tapped = [states[tap] for tap in taps]
         return tapped[0] if len(tapped) == 1 else torch.cat(tapped, dim=-1)
 

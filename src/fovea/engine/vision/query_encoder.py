@@ -88,11 +88,11 @@ class QueryBlock(nn.Module):
         """
         rows = x.flatten(0, 1)
         qkv = self.before(rows, cos, sin)
-        yield
+        yield None
         mixed = self.self_attn(qkv.view(*x.shape[:2], *qkv.shape[1:]), own)
-        yield
+        yield None
         rows = self.after(mixed.flatten(0, 1), rows)
-        yield
+        yield None
         return rows.view(x.shape)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

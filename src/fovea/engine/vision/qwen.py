@@ -26,19 +26,21 @@ from torch.nn import functional
 
 from fovea.engine.layers.linear import Embedding, GatedMLP, LayerNorm, Linear, PatchLinear, PlainMLP, RMSNorm
 from fovea.engine.vision.any_size import (
+    MAX_GRIDS,
     Block,
     PositionTable,
     TappedAttention,
     add_positions,
     patch_angles,
     tap_block,
+    tap_tensors,
 )
 from fovea.engine.vision.built.manifest import Grid
-from fovea.engine.vision.encoding import Slices, VisualShape, apply_by_rows, as_projector, run_to_end
+from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows, run_blocks
+from fovea.engine.vision.encoding import Slices, VisualShape, run_to_end
 from fovea.engine.vision.processor.sizes import window_order
+from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
-
-MAX_GEOMETRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +109,16 @@ class QwenVisionTower(nn.Module):
         """Encode patches, see `AnySizeTower.slices`."""
         geometry = self._geometry(grid)
         if at is not None and self.pos_embed is not None:
-            taps, weights = self._to_device(*self._table.taps_at(at))
+            taps, weights = tap_tensors(self._table.taps_at(at), self.patch_weight.device)
             geometry = replace(geometry, taps=taps, tap_weights=weights)
         x = yield from self._embed(patches, geometry)
-        features, unit = [], self.config.merge**2
-        for index, block in enumerate(cast("Iterable[Block]", self.blocks)):
-            x = yield from block.slices(x, geometry.cos, geometry.sin, geometry.runs(self.config, index))
-            if index in self.config.deepstack:
-                merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
-                features.append((yield from apply_by_rows(as_projector(merger), x, unit=unit)))
-        merged = yield from apply_by_rows(as_projector(self.merger), x, unit=unit)
+        features, unit, first = [], self.config.merge**2, 0
+        for merger, tap in zip(self.deepstack_merger_list, self.config.deepstack, strict=True):
+            x = yield from self._run(x, geometry, first, tap + 1)
+            features.append((yield from apply_by_rows(ProjectorLayer(merger), x, unit=unit)))
+            first = tap + 1
+        x = yield from self._run(x, geometry, first, self.config.depth)
+        merged = yield from apply_by_rows(ProjectorLayer(self.merger), x, unit=unit)
         return merged if geometry.back is None else merged[geometry.back], features
 
     def tap(self, patches: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
@@ -125,9 +127,17 @@ class QwenVisionTower(nn.Module):
         tapped = config.full[-1] if config.window else config.depth - 1
         blocks = cast("list[Block]", list(self.blocks))
         x = run_to_end(self._embed(patches, geometry))
-        for index, block in enumerate(blocks[:tapped]):
-            x = run_to_end(block.slices(x, geometry.cos, geometry.sin, geometry.runs(config, index)))
+        x = run_to_end(self._run(x, geometry, 0, tapped))
         return tap_block(blocks[tapped], x, geometry.cos, geometry.sin, geometry.back)
+
+    def _run(self, x: Tensor, geometry: Geometry, first: int, last: int) -> Slices[Tensor]:
+        """Compute blocks first..last-1."""
+        blocks = cast("list[Block]", list(self.blocks[first:last]))
+        which = [
+            int(self.config.window > 0 and block not in self.config.full) for block in range(first, last)
+        ]
+        runs = (geometry.full, geometry.windows)
+        return run_blocks(blocks, x, geometry.cos, geometry.sin, runs, which)
 
     def _embed(self, patches: Tensor, geometry: Geometry) -> Slices[Tensor]:
         """Embed the patches, with learned positions if there are any, in the tower's order."""
@@ -142,10 +152,6 @@ class QwenVisionTower(nn.Module):
     @property
     def _table(self) -> PositionTable:
         return PositionTable(int(self.config.positions**0.5), corners=True)
-
-    def _to_device(self, index: NDArray[np.int64], weight: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-        device = self.patch_weight.device
-        return torch.from_numpy(index).to(device), torch.from_numpy(weight).to(device)[:, :, None]
 
     def shape(self, grid: tuple[int, int, int]) -> VisualShape:
         """Count the rows that are computed for a grid (t, h, w) of patches. Any thread may call it."""
@@ -180,7 +186,7 @@ class QwenVisionTower(nn.Module):
         if geometry is None:
             geometry = self.geometry(grid)
             self._geometries[grid] = geometry
-            if len(self._geometries) > MAX_GEOMETRIES:
+            if len(self._geometries) > MAX_GRIDS:
                 self._geometries.popitem(last=False)
         self._geometries.move_to_end(grid)
         return geometry
@@ -192,7 +198,7 @@ class QwenVisionTower(nn.Module):
         angles = patch_angles(grid, config.merge, config.hidden // config.heads, config.theta)
         taps = weights = None
         if config.positions:
-            taps, weights = self._to_device(*self._table.taps(grid, config.merge))
+            taps, weights = tap_tensors(self._table.taps(grid, config.merge), device)
         order: Tensor | None = None
         windows: tuple[tuple[int, int], ...] = ()
         if config.window:
@@ -200,10 +206,10 @@ class QwenVisionTower(nn.Module):
             order = torch.from_numpy(numbers)
             angles = self._tokens(angles)[order].flatten(0, 1)
         return Geometry(
-            angles.cos().to(device),
-            angles.sin().to(device),
-            None if order is None else order.to(device),
-            None if order is None else order.argsort().to(device),
+            to_device(angles.cos(), device),
+            to_device(angles.sin(), device),
+            None if order is None else to_device(order, device),
+            None if order is None else to_device(order.argsort(), device),
             ((grid[0], grid[1] * grid[2]),),
             windows,
             taps,

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.engine.layers.linear import LayerNorm, Linear, PatchLinear, PlainMLP, parameter
-from fovea.engine.vision.encoding import PAIRS_PER_ROW, Slices, cuts, slice_rows
+from fovea.engine.vision.calls import PAIRS_PER_ROW
+from fovea.engine.vision.encoding import Slices, cuts, slice_rows
 
 NECK_EPS = 1e-6
 """Constant of the neck's norms, whatever the blocks' constant is."""
@@ -96,7 +97,7 @@ class RelativeAttention(nn.Module):
                         queries.flatten(2, 3), keys, values, attn_mask=bias
                     )
                     out[some, heads, rows] = mixed.view(queries.shape)
-                    yield
+                    yield None
         return out.permute(0, 2, 3, 1, 4).flatten(3)
 
 
@@ -148,7 +149,7 @@ class SamBlock(nn.Module):
         qkv = rows.new_empty((len(rows), 3 * rows.shape[1]))
         for some in cuts(len(rows), slice_rows(x)):
             qkv[some] = self.before(rows[some])
-            yield
+            yield None
         qkv = qkv.view(*x.shape[:3], -1)
         if self.window:
             mixed = yield from self.attn.slices(self._cut(qkv))
@@ -158,7 +159,7 @@ class SamBlock(nn.Module):
         mixed = mixed.flatten(0, 2)
         for some in cuts(len(rows), slice_rows(x)):
             rows[some] = self.after(mixed[some], rows[some])
-            yield
+            yield None
         return x
 
     def before(self, x: Tensor) -> Tensor:
@@ -273,14 +274,14 @@ class SamEncoder(nn.Module):
         positions = self._positions(pixels.shape[-1] // self.config.patch)
         for one in cuts(len(pixels), 1):
             parts.append(self.patch_embed(pixels[one]) + positions)
-            yield
+            yield None
         x = torch.cat(parts)
         for block in self.layers:
             x = yield from cast("SamBlock", block).slices(x)
         outputs = []
         for one in cuts(len(x), 1):
             outputs.append(self.proj(self.neck(x[one])).flatten(1, 2))
-            yield
+            yield None
         return torch.cat(outputs)
 
     def _positions(self, side: int) -> Tensor:

@@ -15,26 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.engine.layers.linear import Embedding, LayerList, LayerNorm, Linear, PatchLinear
-from fovea.engine.vision.any_size import (
-    At,
-    FullAttention,
-    PositionTable,
+from fovea.engine.vision.any_size import At, FullAttention, PositionTable, TappedAttention
+from fovea.engine.vision.calls import (
+    ProjectorLayer,
     RotaryBlock,
-    TappedAttention,
-    block_slices,
-)
-from fovea.engine.vision.encoding import (
-    Slices,
-    VisualShape,
+    TileLayer,
     apply_by_rows,
-    as_projector,
     attend_slices,
-    cuts,
-    run_to_end,
-    slice_rows,
+    run_blocks,
+    run_tiles,
 )
+from fovea.engine.vision.encoding import Slices, VisualShape, cuts, run_to_end, slice_rows
 from fovea.engine.vision.processor.sizes import nested_coordinates
 from fovea.engine.vision.vit import Attention, Embeddings, Layer, ViTConfig
+from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
 
 
@@ -121,7 +115,7 @@ class ProjectedNaViT:
         """Encode patches to visual tokens, see `AnySizeTower.slices`."""
         rows = yield from self.tower.slices(patches, grid, at)
         unit = self.merge**2
-        return (yield from apply_by_rows(as_projector(self.projector), rows, unit=unit)), []
+        return (yield from apply_by_rows(ProjectorLayer(self.projector), rows, unit=unit)), []
 
     def tap(self, patches: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
         return self.tower.tap(patches, grid)
@@ -185,13 +179,7 @@ class NaflexTower(nn.Module):
         Returns (pictures, rows * columns, hidden).
         """
         x = self.embeddings(patches, grid)
-        at_once = slice_rows(x) // x.shape[1]
-        for layer in self.encoder.layers:
-            outputs = []
-            for some in cuts(x.shape[0], at_once):
-                outputs.append(layer(x[some], None))
-                yield
-            x = torch.cat(outputs)
+        x = yield from run_tiles(cast("list[TileLayer]", list(self.encoder.layers)), x)
         return self.post_layernorm(x)  # type: ignore[no-any-return]
 
     def shape(self, pictures: list[tuple[int, tuple[int, int]]], *, rows_per_token: int) -> VisualShape:
@@ -239,7 +227,7 @@ class WindowMerger(nn.Module):
         outputs = []
         for rows in cuts(x.shape[0], slice_rows(x) // SQUARE * SQUARE):
             outputs.append(self.merge(mixed[rows], x[rows]))
-            yield
+            yield None
         return torch.cat(outputs)
 
     def project(self, x: Tensor) -> Tensor:
@@ -287,14 +275,18 @@ class MergingViT(nn.Module):
         Returns (rows, hidden) in the same order: a row per patch, or one per square of four.
         """
         pictures = patches.shape[0]
-        positions = self.embeddings.position_embedding(self._positions(grid).to(patches.device))
+        positions = self.embeddings.position_embedding(to_device(self._positions(grid), patches.device))
         x = yield from apply_by_rows(self.embeddings.patch_embedding, patches.flatten(0, 1))
         x = (x.view(*patches.shape[:2], -1) + positions).flatten(0, 1)
-        for number, layer in enumerate(self._layers, start=1):
-            x = yield from block_slices(layer, x, None, None, ((pictures, x.shape[0] // pictures),))
-            if number == self.merge_after and self.vit_merger is not None:
-                x = yield from self.vit_merger.slices(x)
+        x = yield from self._run(self._layers[: self.merge_after], x, pictures)
+        if self.vit_merger is not None:
+            x = yield from self.vit_merger.slices(x)
+            x = yield from self._run(self._layers[self.merge_after :], x, pictures)
         return (yield from apply_by_rows(self.post_layernorm, x))
+
+    @staticmethod
+    def _run(layers: list[RotaryBlock], x: Tensor, pictures: int) -> Slices[Tensor]:
+        return run_blocks(layers, x, None, None, (((pictures, x.shape[0] // pictures),),))
 
     def shape(self, pictures: Pictures) -> VisualShape:
         """Count the rows that are computed."""

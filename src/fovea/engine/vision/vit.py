@@ -7,6 +7,7 @@ the input of CLIP's last layer, so the last layer is not even loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,11 @@ from fovea.engine.layers.linear import (
     RMSNorm,
     parameter,
 )
-from fovea.engine.vision.encoding import Slices, VisualShape, cuts, slice_rows
+from fovea.engine.vision.calls import TileLayer, run_tiles
+from fovea.engine.vision.encoding import Slices, VisualShape
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
 
 
@@ -108,13 +111,18 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(width, config.qk_norm) if config.qk_norm is not None else None
         self.out_proj = Linear(width, width, bias=True)
 
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of rows x (..., width), normalised if the model does that."""
+        qkv: Tensor = self.qkv(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = torch.split(qkv, x.shape[-1], dim=-1)
+            qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1)
+        return qkv
+
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Attention inside every tile, without the output projection; (tiles, length, width) in and out."""
         tiles, length, width = x.shape
-        qkv = self.qkv(x)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = qkv.split(width, dim=-1)
-            qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1)
+        qkv = self.project(x)
         if mask is None:
             out = torch.empty_like(x).view(tiles * length, width)
             rows = qkv.view(tiles * length, 3 * self.heads, -1)
@@ -151,7 +159,7 @@ class Layer(nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values of rows x (T, hidden), not rotated: (T, 3 * heads, head_dim)."""
-        qkv: Tensor = self.self_attn.qkv(self.layer_norm1(x))
+        qkv = self.self_attn.project(self.layer_norm1(x))
         return qkv.view(x.shape[0], 3 * self.self_attn.heads, -1)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -219,28 +227,22 @@ class VisionTransformer(nn.Module):
 
         pixels: (tiles, channels, H, W).
         patch_mask: bool, (tiles, rows, columns): True for the real patches of padded tiles (Idefics3).
-            None: all patches are real.
+            None: all patches are real. It is on the host.
 
         Returns (tiles, patches [+1], hidden * taps).
         """
         position_ids, mask = None, None
         if patch_mask is not None:
-            position_ids = fractional_positions(patch_mask, self.config.side)
+            position_ids = to_device(fractional_positions(patch_mask, self.config.side), pixels.device)
             if not bool(patch_mask.all()):
-                mask = patch_mask.flatten(1)[:, None, None]
+                mask = to_device(patch_mask.flatten(1)[:, None, None], pixels.device)
         x = self.embeddings(pixels, position_ids)
         if self.pre_layrnorm is not None:
             x = self.pre_layrnorm(x)
-        states = {0: x} if 0 in self.config.taps else {}
-        tiles_at_once = slice_rows(x) // x.shape[1]
-        for index, layer in enumerate(self.encoder.layers, start=1):
-            outputs = []
-            for tiles in cuts(x.shape[0], tiles_at_once):
-                outputs.append(layer(x[tiles], None if mask is None else mask[tiles]))
-                yield
-            x = torch.cat(outputs)
-            if index in self.config.taps:
-                states[index] = x
+        layers, states, before = cast("list[TileLayer]", list(self.encoder.layers)), {}, 0
+        for tap in sorted({*self.config.taps, self.config.depth}):
+            x = states[tap] = yield from run_tiles(layers[before:tap], x, mask)
+            before = tap
         tapped = [states[tap] for tap in self.config.taps]
         x = tapped[0] if len(tapped) == 1 else torch.cat(tapped, dim=-1)
         return x if self.post_layernorm is None else self.post_layernorm(x)

@@ -16,6 +16,7 @@ from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWe
 from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import Format
+from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
 from fovea.kernels.torch_kernels import TorchKernels, add_norm, with_values
 
@@ -55,6 +56,7 @@ class NativeKernels:
     """
 
     least_shared_rows = 2
+    spans_in_one_launch = False
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._torch = TorchKernels(pack=True)
@@ -199,6 +201,9 @@ class NativeKernels:
                 out[chunk.row :].data_ptr(), threads,
             )  # fmt: skip
         return out
+
+    def attend_spans(self, qkv: Tensor, spans: Spans, heads: int) -> Tensor:
+        return self._torch.attend_spans(qkv, spans, heads)
 
     def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
         rows, _, dim = qkv.shape

@@ -12,8 +12,11 @@ from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import Product, Stack, StackLayer, StackShape
 from fovea.kernels.pieces import Cutting
+from fovea.kernels.spans import attend_each
+from fovea.kernels.spans import load as load_spans
 from fovea.kernels.torch_kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
+from fovea.kernels.triton import rotate as triton_rotate
 from fovea.kernels.triton import rows as triton_rows
 
 CPU_PROCESSORS = 8
@@ -50,9 +53,10 @@ class TritonKernels:
 
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
         """chunks: computes the attention of prompts, for which there is no Triton kernel here."""
-        self._torch = plain = TorchKernels()
+        plain = TorchKernels()
         self.quantized_product, self.mixture = plain.quantized_product, plain.mixture
-        self.gated_norm, self.rotate, self.attend_groups = plain.gated_norm, plain.rotate, plain.attend_groups
+        self.gated_norm, self.attend_groups = plain.gated_norm, plain.attend_groups
+        self.attend_spans = load_spans(device)
         self.short_conv, self.gated_delta = plain.short_conv, plain.gated_delta
         self._chunks = chunks
         self._processors = CPU_PROCESSORS
@@ -62,6 +66,10 @@ class TritonKernels:
     @property
     def plain(self) -> bool:
         return False
+
+    @property
+    def spans_in_one_launch(self) -> bool:
+        return self.attend_spans is not attend_each
 
     @property
     def groups_experts(self) -> bool:
@@ -86,6 +94,9 @@ class TritonKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
         return triton_rows.rms_norm(x, weight, eps, centered=centered)
+
+    def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        return triton_rotate.rotate(x, count, cos, sin)
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         query = query.contiguous()

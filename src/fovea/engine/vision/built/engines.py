@@ -76,7 +76,7 @@ def run_segments(segments: Sequence[RunSegment], patches: Tensor) -> Slices[tupl
     for segment in segments:
         x, *tapped = segment(x)
         features += tapped
-        yield
+        yield None
     return x.to(patches.dtype), [feature.to(patches.dtype) for feature in features]
 
 
@@ -265,7 +265,7 @@ def _replacing(folder: Path) -> Iterator[None]:
     except UnusableEngine:
         old = set()
     try:
-        yield
+        yield None
     except BaseException:
         for path in folder.iterdir():
             if path.name not in before and path.name != NAME:
