@@ -22,7 +22,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from fovea.kernels.attention import Decodes, Heads, Pieces, PrefixGroups
+from fovea.kernels.quantize import FP8, INT4, INT8
 from fovea.kernels.triton import decode as triton_decode
+from fovea.kernels.triton import products as triton_products
 from fovea.kernels.triton import rows as triton_rows
 
 SHAPES = (
@@ -94,6 +96,25 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         decodes = Decodes(0, tables, slots[:rows], LONGEST, None, shares, None, pieces)
         out = torch.empty_like(query[:rows])
         triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, PROCESSORS, out)
+    launch_products(width, dtype)
+
+
+def launch_products(width: int, dtype: torch.dtype) -> None:
+    """Multiply rows by weights in every format, one at a time and by expert, with splits of k and without."""
+    weights = torch.zeros(3, 128, width, dtype=dtype)
+    x, bias = torch.empty(192, width, dtype=dtype), torch.empty(128, dtype=dtype)
+    counts = torch.zeros(3, dtype=torch.int32)
+    for format in (INT8, INT4, FP8, None):
+        packed = triton_products.pack(weights, format)
+        for rows in (8, 192):
+            triton_products.multiply(x[:rows], packed, None, None, counts, PROCESSORS)
+    for format in (INT8, INT4):
+        packed = triton_products.pack(weights[:1], format)
+        for rows in (1, 32, 64):
+            residual = torch.empty(rows, 128, dtype=dtype)
+            triton_products.multiply(x[:rows], packed, bias, residual, None, PROCESSORS)
+        triton_products.unpack(packed, 0, 128, dtype)
+    triton_products.round_input(x)
 
 
 def main() -> None:

@@ -21,9 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
+from fovea.engine import assemble
 from fovea.engine.execute import runner
 from fovea.engine.execute.block_moves import CudaStreams
 from fovea.engine.execute.decode_rows import PaddedDecodes
+from fovea.engine.sample.sampler import Sampler
 from fovea.engine.vision.encoding import CudaStream
 
 WAITS = {
@@ -132,12 +134,16 @@ class Recording(TorchDispatchMode):
 def installed(*, graphs: bool) -> Iterator[None]:
     """Replace CUDA's streams, events and graphs for engines on a CPU.
 
-    Images are encoded, and blocks move to and from host memory, in stand-ins for streams of their own.
+    Images are encoded, and blocks move to and from host memory, in stand-ins for streams of their own. All
+    tokens of a step are chosen together.
     graphs: padded decodes are recorded, too.
     """
 
     def recorded(*arguments: Any, capture: bool) -> PaddedDecodes:
         return PaddedDecodes(*arguments, capture=graphs)
+
+    def batched(*arguments: Any, **settings: Any) -> Sampler:
+        return Sampler(*arguments, **settings | {"batched": True})
 
     def enter(stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()
@@ -148,6 +154,7 @@ def installed(*, graphs: bool) -> Iterator[None]:
             current_stream=lambda device=None: Stream(), graph_pool_handle=object,
         ),
         mock.patch.object(torch.Tensor, "record_stream"),
+        mock.patch.object(assemble, "Sampler", batched),
         mock.patch.multiple(
             runner, encoder_stream=CudaStream, move_streams=CudaStreams, PaddedDecodes=recorded
         ),

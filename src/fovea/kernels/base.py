@@ -46,6 +46,13 @@ of the chosen ones.
 Arguments: x (T, hidden), the router's logits (T, experts), and the residual (T, hidden) or None.
 """
 
+GroupedProduct = Callable[[Tensor, Tensor], Tensor]
+"""Computes y (T, out) = activation(x W^T), each row with the weight W of its expert.
+
+Arguments: x (T, in), sorted by expert, and the number of rows of each expert, (experts,) int32. The host does
+not read these numbers.
+"""
+
 
 class TableProduct(Protocol):
     """A product whose weight can also be read by row."""
@@ -150,6 +157,17 @@ class Kernels(Protocol):
         """Return a product with a copy of `weight` (n, in) rounded to the format.
 
         The other arguments are those of `product`.
+        """
+        ...
+
+    def grouped_product(
+        self, weights: Tensor, activation: str | None, gated: bool, format: Format | None
+    ) -> GroupedProduct | None:
+        """Return a product with the weights of all experts of a layer, (experts, n, in).
+
+        None: the kernels have none. The other arguments are those of `product`.
+
+        format: the weights are rounded to it, into a copy; None: they are used as they are.
         """
         ...
 

@@ -11,6 +11,7 @@ maps the largest magnitude of its row to the largest float8_e4m3fn (448). `multi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -246,24 +247,34 @@ def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (wide / scale).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(FLOAT8), scale
 
 
-def multiply(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x W^T (rows, n), computed in float32 and rounded to `dtype`.
+def round_padded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Pad rows (n, k) with zeros to a multiple of STEP, and round them, see `round_rows`."""
+    return round_rows(functional.pad(rows, (0, -rows.shape[1] % STEP)))
+
+
+def multiply(
+    x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return x W^T + bias, (rows, n), computed in float32 and rounded to `dtype`.
 
     x, weight: (rows, k) and (n, k) float8.
     x_scale, weight_scale: (rows, 1) and (n, 1) float32.
     """
-    return ((x.float() @ weight.float().T) * x_scale * weight_scale.T).to(dtype)
+    y = (x.float() @ weight.float().T) * x_scale * weight_scale.T
+    return (y if bias is None else y + bias.float()).to(dtype)
 
 
 def multiply_on_cuda(
-    x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype
-) -> Tensor:
+    x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Do the work of `multiply` with torch._scaled_mm.
 
     Sums have the precision of the matrix units, as is usual for inference.
     """
     return torch._scaled_mm(
-        x, weight.T, scale_a=x_scale, scale_b=weight_scale.T, out_dtype=dtype, use_fast_accum=True
+        x, weight.T, scale_a=x_scale, scale_b=weight_scale.T, bias=bias, out_dtype=dtype, use_fast_accum=True
     )
 
 
@@ -275,10 +286,17 @@ class Fp8Product:
         float32.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool,
+        round_input: Callable[[Tensor], tuple[Tensor, Tensor]] = round_padded,
+        finish: Callable[[Tensor, str | None, bool, Tensor | None], Tensor] = finish,
+    ) -> None:  # fmt: skip
+        """round_input: rounds rows like `round_padded`. finish: does the work of `activation.finish`."""
         self.n, self.k = weight.shape
         self.values, self.scale = round_rows(functional.pad(weight, (0, -self.k % STEP, 0, -self.n % STEP)))
-        self.bias, self.activation, self.gated = bias, activation, gated
+        self.bias = None if bias is None else functional.pad(bias, (0, -self.n % STEP))
+        self.activation, self.gated = activation, gated
+        self._round_input, self._finish = round_input, finish
         self._multiply = multiply_on_cuda if weight.device.type == "cuda" else multiply
 
     @property
@@ -286,12 +304,10 @@ class Fp8Product:
         return self.values.nbytes + self.scale.nbytes
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        rows, scale = round_rows(functional.pad(x.reshape(-1, self.k), (0, -self.k % STEP)))
-        y = self._multiply(rows, scale, self.values, self.scale, x.dtype)[:, : self.n]
+        rows, scale = self._round_input(x.reshape(-1, self.k))
+        y = self._multiply(rows, scale, self.values, self.scale, x.dtype, self.bias)[:, : self.n]
         y = y.reshape(*x.shape[:-1], self.n)
-        if self.bias is not None:
-            y = y + self.bias
-        return finish(y, self.activation, self.gated, residual)
+        return self._finish(y, self.activation, self.gated, residual)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of the weight, dequantized: (*ids, k) float32."""

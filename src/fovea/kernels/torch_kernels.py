@@ -14,7 +14,7 @@ from torch.nn import functional
 from fovea.kernels import NO_SLOT, reference
 from fovea.kernels.activation import ACTIVATIONS, finish
 from fovea.kernels.attention import Heads, attend, store
-from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import FP8, Format, Fp8Product, TorchQuantizedProduct
@@ -200,6 +200,11 @@ class TorchKernels:
         if format is FP8:
             return Fp8Product(weight, bias, activation, gated)
         return TorchQuantizedProduct(weight, bias, activation, gated, format)
+
+    def grouped_product(
+        self, weights: Tensor, activation: str | None, gated: bool, format: Format | None
+    ) -> GroupedProduct | None:
+        return None
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return None

@@ -20,14 +20,19 @@ from fovea.engine.execute.pool_sizes import PoolSizes, decode_padding, graph_obs
 from fovea.engine.layers import experts
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.experts import ExpertLinear, grouped_mm_waits
+from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
 from tests.support.checkpoints import ARCHITECTURES, write, write_gemma4
 from tests.support.engines import ask
 from tests.support.host_reads import HostRead, no_host_reads
 
-interpreter = pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("there is a GPU: tests/gpu records these steps on it", allow_module_level=True)
+
+from triton.runtime import interpreter
+
+from fovea.kernels.triton import quantized
 
 pytestmark = pytest.mark.kernels
 
@@ -106,7 +111,36 @@ def test_the_guard_sees_every_kind_of_read(read: str) -> None:
             READS[read](numbers)
 
 
-def test_quantized_experts_are_read_on_the_host_and_so_not_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["qwen3_vl", "qwen3_vl_moe", "deepseek_ocr2"])
+def test_quantized_models_are_recorded(
+    architecture: str, quantization: str, tmp_path: Path, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quantized experts once read their numbers of rows on the host, twice per layer."""
+    monkeypatch.setattr(quantized, "trial_error", lambda *_: 0.0)
+    settings = SETTINGS | {"quantization": quantization, "decode_graphs": "padded"}
+    with Engine.from_pretrained(str(write(architecture, tmp_path)), **settings) as engine:
+        model, padded = engine.runner.model, engine.runner._padded
+        assert graph_obstacle(model) is None
+        assert padded is not None
+        for layer in model.decoder.modules():
+            if isinstance(layer, ExpertLinear):
+                assert isinstance(layer.grouped, quantized.TritonGroupedProduct)
+                assert layer.weight.numel() == 0, "the plain weight is still held"
+                assert layer.weight_bytes == layer.grouped.nbytes
+            elif isinstance(layer, Linear):
+                assert layer.format is None or isinstance(layer.product, quantized.TritonQuantizedProduct)
+        launches.clear()
+        for batch in padded._batches.values():
+            with no_host_reads():
+                batch._launch()
+    assert "_multiply" in launches
+
+
+def test_quantized_experts_are_read_on_the_host_and_not_recorded_if_triton_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized, "trial_error", lambda *_: float("nan"))
     folder = str(write("qwen3_vl_moe", tmp_path))
     settings = SETTINGS | {"quantization": "int8", "decode_graphs": "padded"}
     with Engine.from_pretrained(folder, **settings) as engine:
@@ -118,16 +152,39 @@ def test_quantized_experts_are_read_on_the_host_and_so_not_recorded(tmp_path: Pa
             padded._batches[1, False]._launch()
 
 
-def test_rows_that_grouped_mm_does_not_take_are_multiplied_one_by_one() -> None:
+@pytest.mark.parametrize("works", [True, False])
+def test_rows_that_grouped_mm_does_not_take_are_multiplied_by_triton(
+    works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """grouped_mm refuses rows whose size is no multiple of 16 bytes."""
     from fovea.kernels.triton.kernels import TritonKernels
 
+    monkeypatch.setattr(quantized, "trial_error", lambda *_: 0.0 if works else float("nan"))
     kernels = TritonKernels(torch.device("cpu"))
-    for width, products in ((8, 0), (6, 3)):
+    for width, by_torch in ((8, True), (6, False)):
         layer = ExpertLinear("up_proj", 3, width, 8)
         layer.weight.data.normal_()
         layer.pack(kernels)
-        assert len(layer.products) == products
+        assert (layer.grouped is not None) == (works and not by_torch)
+        assert len(layer.products) == (0 if works or by_torch else 3)
         assert layer(torch.ones(4, width), torch.tensor([1, 0, 3], dtype=torch.int32)).shape == (4, 8)
+
+
+def test_types_whose_experts_torch_multiplies_one_by_one_are_multiplied_by_triton(
+    tmp_path: Path, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The patch makes grouped_mm wait for the numbers of rows, as it does on a GPU in float16."""
+    monkeypatch.setattr(quantized, "trial_error", lambda *_: 0.0)
+    monkeypatch.setattr(experts, "grouped_mm_waits", lambda dtype, device: True)
+    settings = SETTINGS | {"decode_graphs": "padded"}
+    with Engine.from_pretrained(str(write("qwen3_vl_moe", tmp_path)), **settings) as engine:
+        assert engine.runner.model.decoder.wait is None
+        padded = engine.runner._padded
+        assert padded is not None
+        launches.clear()
+        with no_host_reads():
+            padded._batches[1, False]._launch()
+    assert "_multiply" in launches
 
 
 @pytest.mark.parametrize("waits", [False, True])

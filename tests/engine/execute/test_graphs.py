@@ -57,9 +57,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     steps: list[tuple[int, bool]] = []
     run = _Batch.run
 
-    def recording_run(self: _Batch) -> Any:
+    def recording_run(self: _Batch, ids: Any = None) -> Any:
         steps.append((len(self.arrays["ids"]), "members.0" in self.arrays))
-        return run(self)
+        return run(self, ids)
 
     monkeypatch.setattr(_Batch, "run", recording_run)
     return steps

@@ -14,25 +14,19 @@ import torch
 from hypothesis import given, settings
 
 from fovea.core.sampling import LOWEST_LOGPROB, SamplingParams
-from fovea.engine.grammar.guide import Guides, Masks
+from fovea.engine.grammar.guide import Masks
 from fovea.engine.job import SampledToken
 from fovea.engine.sample import batch as module
 from fovea.engine.sample import sampler as sampler_module
-from fovea.engine.sample.batch import (
-    IN_PROMPT,
-    Draw,
-    HostCopy,
-    TokenCounts,
-    draw,
-    parameters,
-    unpack,
-    upload,
-)
-from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution, repair, to_device
+from fovea.engine.sample import transfer
+from fovea.engine.sample.batch import IN_PROMPT, Draw, TokenCounts, draw, parameters, unpack
+from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution, repair
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
+from fovea.kernels.transfer import HostCopy, to_device, upload
 from tests.support.host_reads import no_host_reads
+from tests.support.sampling import mix, start, step
 from tests.support.sampling import sample as sample_rows
 from tests.support.thorough import examples
 
@@ -138,31 +132,15 @@ EVERYTHING = st.fixed_dictionaries(
 ).map(lambda params: params if params.get("logprobs") else {**params, "top_logprobs": 0})
 REQUESTS = st.fixed_dictionaries(
     {
-        "params": EVERYTHING,
+        "params": EVERYTHING | st.sampled_from([{"temperature": 0.0}, {"seed": 3}]),
         "prompt": st.lists(st.integers(0, SIZE + 3), min_size=1, max_size=5),
         "output": st.lists(TOKENS, max_size=5),
         "drafts": st.lists(TOKENS, max_size=3),
         "bad_words": st.lists(st.lists(TOKENS, min_size=1, max_size=2), max_size=3),
         "allowed": st.none() | st.sets(TOKENS, min_size=1, max_size=9),
-        "broken": st.sampled_from([None] * 8 + ["nan", "inf", "-inf", "all nan", "all inf", "all -inf"]),
+        "broken": st.sampled_from([None] * 5 + ["nan", "inf", "-inf", "all nan", "all inf", "all -inf"]),
     }
 )
-
-
-class FixedGuides(Guides):
-    """Guides that allow the same tokens everywhere, and read nothing. allowed: by sequence id."""
-
-    def __init__(self, allowed: dict[str, set[int]]) -> None:
-        super().__init__()
-        self.allowed = allowed
-
-    def masks(self, rows: Any, size: int, failures: Any) -> tuple[Masks | None, set[str]]:
-        places = []
-        for number, (seq, _) in enumerate(rows):
-            if seq.id in self.allowed:
-                flags = np.isin(np.arange(-(-size // 32) * 32), list(self.allowed[seq.id]))
-                places.append((number, np.packbits(flags, bitorder="little").view(np.int32)))
-        return (Masks.of(places, size) if places else None), set()
 
 
 def row_of(seed: int, broken: str | None) -> torch.Tensor:
@@ -174,27 +152,6 @@ def row_of(seed: int, broken: str | None) -> torch.Tensor:
         else:
             row[seed % 7 :: 7] = value
     return row
-
-
-def start(requests: list[dict[str, Any]], *, batched: bool) -> tuple[Sampler, list[tuple[Sequence, int]]]:
-    """A sampler with these requests, and their rows, those with drafts in between."""
-    sampler = Sampler(frozenset({EOS, 999}), batched=batched)
-    rows = []
-    for number, request in enumerate(requests):
-        seq = Sequence(f"s{number}", request["prompt"], SamplingParams(**request["params"]), 99)
-        seq.append(request["output"])
-        seq.drafts = list(request["drafts"])
-        sampler.add(seq, 0, bad_words=request["bad_words"])
-        rows += [(seq, drafts) for drafts in range(len(seq.drafts) + 1)]
-    allowed = {f"s{i}": each["allowed"] for i, each in enumerate(requests) if each["allowed"]}
-    sampler._guides = FixedGuides(allowed)
-    return sampler, sorted(rows, key=lambda row: row[0].id[::-1])
-
-
-def step(sampler: Sampler, rows: list[tuple[Sequence, int]], x: torch.Tensor) -> StepResult:
-    result = StepResult()
-    sampler.sample(x.clone(), rows, result)
-    return result
 
 
 class Distributions:
@@ -273,25 +230,33 @@ def test_a_batch_of_anything_gives_the_tokens_of_single_rows(
         rows, twins = [row for row in rows if not row[1]], [row for row in twins if not row[1]]
 
 
-MIX: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 0, "repetition_penalty": 1.3, "logprobs": True, "top_logprobs": 5},
-    {"seed": 1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
-    {"seed": 2, "top_p": 0.9, "logit_bias": {4: 2.0}},
-    {"seed": 3, "allowed_token_ids": (4, 9, 17), "logprobs": True},
-    {"seed": 4, "top_k": 5, "min_tokens": 9, "stop_token_ids": (5,)},
-    {"temperature": 0, "logprobs": True},
-]
-
-
-def mix() -> list[dict[str, Any]]:
-    """Requests with all kinds of parameters, with and without a grammar, drafts and bad words."""
-    requests = []
-    for allowed in (None, {1, 2, 3, 4, 9}):
-        for number, params in enumerate(MIX):
-            extra = {"allowed": allowed, "drafts": [4, 9][: number % 3], "bad_words": [[7]] * (number % 2)}
-            requests.append({"params": params, "prompt": [1, 2, 2], "output": [4, 4], **extra})
-    return requests
+@pytest.mark.parametrize("broken", [None, "nan", "inf", "-inf", "all nan", "all inf", "all -inf"])
+def test_greedy_tokens_of_broken_rows_and_of_repeated_tokens_are_those_of_single_rows(
+    broken: str | None,
+) -> None:
+    penalties = {"temperature": 0, "repetition_penalty": 1.1, "frequency_penalty": 0.3}
+    requests = [
+        {
+            "params": params,
+            "prompt": [8, 8],
+            "output": [8] * 9,
+            "drafts": [],
+            "bad_words": [],
+            "allowed": allowed,
+        }
+        for allowed in (None, set(range(30)))
+        for params in ({"temperature": 0}, {"temperature": 0, "logprobs": True, "top_logprobs": 3}, penalties)
+    ]
+    results = []
+    for batched in (True, False):
+        sampler, rows = start(requests, batched=batched)
+        x = torch.stack([row_of(5, broken)] * len(rows))
+        x[:, 8] = x[0].max() + 2.5  # most likely, unless it is penalized for each time that it occurred
+        results.append(step(sampler, rows, x))
+    for name, (theirs,) in results[1].sampled.items():
+        (ours,) = results[0].sampled[name]
+        assert ours.token == theirs.token
+        check_logprobs(x[0], ours, theirs)
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
@@ -310,7 +275,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
         return to_device(values, device)
 
     monkeypatch.setattr(HostCopy, "read", read)
-    monkeypatch.setattr(module, "to_device", copy)
+    monkeypatch.setattr(transfer, "to_device", copy)
     return reads, copies
 
 
@@ -351,6 +316,18 @@ def test_only_incomplete_candidates_need_a_second_wait(monkeypatch: pytest.Monke
     assert len(reads) == 2
     unsure = {seq.sampling.seed for (seq, _), final in zip(rows, pending.final, strict=True) if not final}
     assert unsure == {2, 5, 6}
+
+
+def test_a_sequence_may_be_removed_before_its_tokens_are_read() -> None:
+    sampler, rows = start(
+        [{**mix()[0], "params": {"seed": 1, "top_p": 0.9, **each}} for each in ({}, {"presence_penalty": 1})],
+        batched=True,
+    )
+    pending = sampler.launch(torch.zeros(2, 3 * NUCLEUS_GUESS), rows)
+    for seq, _ in rows:
+        sampler.remove(seq)
+    pending.finish(StepResult())
+    assert not sampler._counts._rows
 
 
 def test_steps_of_greedy_rows_copy_nothing_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +390,7 @@ def test_counts_of_tokens_are_bounded_and_freed_with_their_sequences() -> None:
     assert counts._table.shape == (16, SIZE)
     counts.remove("s0")
     counts.remove("s5")
-    assert counts._table.numel() == len(counts) == 0
+    assert counts._table.numel() == len(counts._rows) == 0
 
 
 def test_an_id_outside_the_logits_fails_its_request_alone() -> None:

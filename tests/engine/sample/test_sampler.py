@@ -19,8 +19,8 @@ from transformers import (
 
 from fovea.core.sampling import SamplingParams
 from fovea.engine.job import SampledToken
-from fovea.engine.sample.logits import NUCLEUS_GUESS, adjust, distribution
-from fovea.engine.sample.sampler import Sampler, SeenTokens
+from fovea.engine.sample.logits import NUCLEUS_GUESS, SeenTokens, adjust, distribution
+from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from tests.support.sampling import sample as sample_rows
 from tests.support.thorough import examples

@@ -25,6 +25,7 @@ from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Pieces, Prefi
 from fovea.kernels.base import Kernels
 from fovea.kernels.pieces import Cutting, cut
 from fovea.kernels.states import StatePlan, StateRun, state_plan
+from fovea.kernels.transfer import to_device
 
 Array = NDArray[np.int64]
 PADDING_RATIO, PADDING_SLACK = 2, 64
@@ -236,7 +237,7 @@ class GroupPlanner:
             return None
         mask = torch.zeros(allowed.shape, dtype=self._dtype)
         hidden = ~torch.from_numpy(allowed)
-        return mask.masked_fill_(hidden, float("-inf"))[:, None, None].to(self._device)
+        return to_device(mask.masked_fill_(hidden, float("-inf"))[:, None, None], self._device)
 
     def _prefix_groups(self, tables: Array, lengths: Array) -> tuple[Array, Array, Array] | None:
         """Return the arrays of `PrefixGroups`; None: no rows share a prefix."""
@@ -252,7 +253,7 @@ class GroupPlanner:
         return starts, members, prefixes
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(torch.from_numpy(array), self._device)
 
 
 def image_rows(
@@ -277,7 +278,8 @@ def _rows(rows: range, keys_values: tuple[Tensor, ...]) -> ImageRows:
     """The rows and the plan of their attention, which all layers share."""
     states, device = len(keys_values[0]), keys_values[0].device
     table = torch.zeros(1, dtype=torch.int64, device=device)
-    limits = torch.tensor([[0, states]], device=device).repeat(len(rows), 1)
+    limits = torch.zeros((len(rows), 2), dtype=torch.int64, device=device)
+    limits[:, 1] = states
     chunk = Chunk(0, len(rows), states - len(rows), table, limits)
     numbers = torch.arange(rows.start, rows.stop, device=device)
     return ImageRows(numbers, AttentionPlan(table[:0], (), (chunk,)), keys_values)

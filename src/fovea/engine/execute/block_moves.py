@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fovea.engine.kv.manager import Move
-from fovea.engine.sample.logits import row_index
+from fovea.kernels.transfer import row_index
 
 STAGING_BYTES = 16 << 20
 """Most bytes of a staging buffer, unless a block is larger. PCIe 4.0 x16 copies them in less than 1 ms."""

@@ -173,10 +173,15 @@ def table(item: Work, *, windowed: bool = False) -> list[int]:
 
 
 def _token(item: Work) -> int:
-    """Return the token that a step's row computes: the newest of the answer, or a draft after it."""
+    """Return the token that a step's row computes: the newest of the answer, or a draft after it.
+
+    0: the token is still on the device.
+    """
     seq = item.seq
     ahead = item.start - seq.length
-    return seq.output_ids[-1] if ahead < 0 else seq.drafts[ahead]
+    if ahead < 0:
+        return seq.output_ids[-1]
+    return seq.drafts[ahead] if seq.drafts else 0
 
 
 Forward = Callable[[Tensor, Tensor, tuple[AttentionPlan, ...]], Tensor]
@@ -202,15 +207,16 @@ class PaddedDecodes:
             for batch in self._batches.values():
                 batch.capture(pool)
 
-    def run(self, rows: int, decodes: DecodeInputs) -> Tensor:
+    def run(self, rows: int, decodes: DecodeInputs, ids: Tensor | None = None) -> Tensor:
         """Return the hidden states of a decode step, (B, hidden). They are valid until the next call.
 
         rows: size of the batch, from `padding.size`.
+        ids: (B,), the tokens on the device; None: those of `decodes`.
         """
         prefixes = self.padding.prefix_groups(decodes)
         batch = self._batches[rows, bool(prefixes)]
         fill(batch.arrays, self.padding, decodes, prefixes)
-        return batch.run()[: len(decodes.ids)]
+        return batch.run(ids)[: len(decodes.ids)]
 
 
 class _Batch:
@@ -220,10 +226,13 @@ class _Batch:
         self, padding: Padding, rows: int, shared: bool, forward: Forward, device: torch.device
     ) -> None:
         layout = padding.layout(rows, shared=shared)
-        self._host = torch.zeros(layout.total, dtype=torch.long, pin_memory=device.type == "cuda")
+        self._host = torch.zeros(layout.total, dtype=torch.long)
+        pinned = device.type == "cuda"
+        self._staged = [torch.zeros(layout.total, dtype=torch.long, pin_memory=pinned) for _ in range(2)]
         self._device = torch.zeros(layout.total, dtype=torch.long, device=device)
         self.arrays = layout.arrays(self._host.numpy())
         views = {name: self._device[where].view(shape) for name, (where, shape) in layout.parts().items()}
+        self._ids = views["ids"]
         plans = tuple(
             _plan(of_group(views, number), group, padding.block_size)
             for number, group in enumerate(padding.groups)
@@ -251,12 +260,19 @@ class _Batch:
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._hidden = self._launch()
 
-    def run(self) -> Tensor:
-        """Return the hidden states (rows, hidden) of the inputs in `arrays`.
+    def run(self, ids: Tensor | None = None) -> Tensor:
+        """Return the hidden states (rows, hidden) of the inputs in `arrays`, which may change again at once.
 
-        `arrays` may change again when the step's tokens are on the host.
+        ids: tokens of the first rows, in place of those in `arrays`.
         """
-        self._device.copy_(self._host, non_blocking=True)
+        # The copy may still wait for an earlier step. It reads a buffer of its own until the tokens of its
+        # step are on the host, and no more than two steps are launched before that.
+        staged = self._staged[0]
+        self._staged.reverse()
+        staged.copy_(self._host)
+        self._device.copy_(staged, non_blocking=True)
+        if ids is not None:
+            self._ids[: len(ids)].copy_(ids)
         if self._graph is None or self._hidden is None:
             return self._launch()
         self._graph.replay()

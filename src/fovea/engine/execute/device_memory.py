@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "you tried to allocate")
 """Parts of the messages of errors without a type of their own: of CUDA, its libraries, torch on a CPU."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +30,8 @@ from fovea.engine.execute.encode_queue import EncodeQueue, EncodeResult
 from fovea.engine.job import SequenceInputs
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.sample.logits import prompt_rows, row_index, score_prompt
-from fovea.engine.sample.sampler import Sampler
+from fovea.engine.sample.logits import prompt_rows, score_prompt
+from fovea.engine.sample.sampler import Pending, Sampler
 from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import ImageSpan, Sequence
@@ -41,7 +42,9 @@ from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures,
 from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.transfer import row_index
 
+T = TypeVar("T")
 Visual = tuple[Tensor | None, Tensor | None, list[Tensor]]
 """The visual rows of a step, their embeddings, and DeepStack's additions for these rows."""
 NO_VISUAL: Visual = None, None, []
@@ -157,21 +160,59 @@ class Runner:
         if not self._prompts:  # no further step would drop the images
             self._encoder.drop()
 
-    @torch.inference_mode()
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `follow` is worth while: on a device that computes while the host does something else."""
+        return self.model.device.type == "cuda"
+
     def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
         """Compute the plan's tokens, and encode its images for about `encode_s` seconds.
 
         Raises StepOutOfMemory after everything was freed that can be computed again.
         """
+        return self.finish(self.launch(plan, encode_s))
+
+    def launch(self, plan: StepPlan, encode_s: float = math.inf) -> LaunchedStep:
+        """Begin to compute a plan, see `execute`. On CUDA its tokens are only waited for in `finish`."""
+        return self._guarded(lambda: self._launch(plan, encode_s), plan)
+
+    def finish(self, launched: LaunchedStep) -> StepResult:
+        """Wait for the tokens of a step. Returns its result. Raises StepOutOfMemory."""
+        return self._guarded(launched.finish, launched.plan)
+
+    @torch.inference_mode()
+    def follow(self, launched: LaunchedStep, plan: StepPlan) -> LaunchedStep | None:
+        """Begin to compute the next token of sequences whose newest one a launched step is choosing.
+
+        plan: from `Scheduler.follow`. The tokens stay on the device.
+        Returns None if a token may still change on the host, or is needed there.
+        """
+        places = launched.places(plan.work)
+        if places is None or not all(self.sampler.runs_ahead(item.seq) for item in plan.work):
+            return None
+        ids, work = launched.tokens, by_length(plan.work)
+        order = [places[item.seq.id] for item in work]
+        if order != list(range(len(ids))):
+            ids = ids[row_index(order, ids.device)]
+        with forward_stage(work):
+            hidden = self._forward(work, list(range(len(work))), ids)
+        return self._sample(hidden, work, StepResult(), plan, ahead=True)
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan, encode_s: float) -> LaunchedStep:
+        result = StepResult()
+        if plan.moves:
+            self.moves.run(plan.moves)
+        self._encode(plan, encode_s, result)
+        launched = self._compute(plan, result)
+        if plan.encode and encode_s >= 0:
+            self._take(plan, self._encoder.encode_alone(self._free_memory), result)
+        return launched
+
+    def _guarded(self, work: Callable[[], T], plan: StepPlan) -> T:
+        """Do a part of a step. If it does not fit into memory, free what can be computed again."""
         try:
-            result = StepResult()
-            if plan.moves:
-                self.moves.run(plan.moves)
-            self._encode(plan, encode_s, result)
-            self._compute(plan, result)
-            if plan.encode and encode_s >= 0:
-                self._take(plan, self._encoder.encode_alone(self._free_memory), result)
-            return result
+            return work()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -183,8 +224,8 @@ class Runner:
         self._free_memory()
         raise StepOutOfMemory(reason)
 
-    def _compute(self, plan: StepPlan, result: StepResult) -> None:
-        """Compute the plan's tokens."""
+    def _compute(self, plan: StepPlan, result: StepResult) -> LaunchedStep:
+        """Begin to compute the plan's tokens."""
         items = plan.work
         if result.failures:
             items = tuple(item for item in items if item.seq.id not in result.failures)
@@ -192,7 +233,7 @@ class Runner:
             [piece for item in items for piece in ((item,) if item.count == 1 else item.split())]
         )
         if not work:
-            return
+            return LaunchedStep(plan, result)
         ends = [end - 1 for end in accumulate(item.count for item in work)]
         sampled = [(end, item) for end, item in zip(ends, work, strict=True) if item.samples]
         rows = [end for end, _ in sampled]
@@ -208,11 +249,19 @@ class Runner:
             hidden, states = hidden[: len(rows)], hidden[len(rows) :]
             with stage("head", rows=len(scored)):
                 self._score_prompts([(item, place) for item, place, _ in scored], states, result)
-        if rows:
-            with stage("head", rows=len(rows)):
-                logits = self.model.logits(hidden)
-            with stage("sampling", rows=len(rows)):
-                self.sampler.sample(logits, [(item.seq, item.draft) for _, item in sampled], result)
+        if not rows:
+            return LaunchedStep(plan, result)
+        return self._sample(hidden, [item for _, item in sampled], result, plan)
+
+    def _sample(
+        self, hidden: Tensor, work: list[Work], result: StepResult, plan: StepPlan, *, ahead: bool = False
+    ) -> LaunchedStep:
+        """Begin to choose the tokens after states (len(work), hidden)."""
+        rows = [(item.seq, 0 if ahead else item.draft) for item in work]
+        with stage("head", rows=len(rows)):
+            logits = self.model.logits(hidden)
+        with stage("sampling", rows=len(rows)):
+            return LaunchedStep(plan, result, self.sampler.launch(logits, rows, ahead=ahead), rows)
 
     @torch.inference_mode()
     def late(self) -> StepResult | None:
@@ -287,13 +336,16 @@ class Runner:
     def _pixels(self, job: EncodeJob) -> ProcessedImage:
         return self._prompts[job.holders[0]].inputs.pixels[job.span.key]()
 
-    def _forward(self, work: list[Work], rows: list[int]) -> Tensor:
-        """Compute a step, and return the hidden states of `rows`: (len(rows), hidden)."""
+    def _forward(self, work: list[Work], rows: list[int], on_device: Tensor | None = None) -> Tensor:
+        """Compute a step, and return the hidden states of `rows`: (len(rows), hidden).
+
+        on_device: (len(work),), the tokens of a step that only decodes; None: the host knows them.
+        """
         device = self.model.device
         decodes = self._rows.update(work) if only_decodes(work) else None
         if decodes is not None:
             if self._padded is not None and (size := self._padded.padding.size(len(work))):
-                return self._padded.run(size, decodes)
+                return self._padded.run(size, decodes, on_device)
             ids, positions = decodes.ids, decodes.positions
             visual_rows, embeds, deepstack = NO_VISUAL
         else:
@@ -301,7 +353,7 @@ class Runner:
             ids = np.concatenate([prompt.ids_of(item) for prompt, item in prompts])
             visual_rows, embeds, deepstack = self._visual(work)
             positions = np.concatenate([prompt.positions_of(item) for prompt, item in prompts], axis=-1)
-        tokens = torch.from_numpy(ids).to(device)
+        tokens = torch.from_numpy(ids).to(device) if on_device is None else on_device
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
@@ -357,6 +409,51 @@ class Runner:
         levels = len(parts[0][0].deepstack)
         deepstack = [torch.cat([f.deepstack[level][where] for f, where in parts]) for level in range(levels)]
         return index, embeds, deepstack
+
+
+class LaunchedStep:
+    """A step whose tokens are being chosen.
+
+    plan: its plan.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        pending: Pending | None = None,
+        rows: Seq[tuple[Sequence, int]] = (),
+    ) -> None:
+        """result: what is known of the result already.
+
+        rows: sequence of each row of the pending tokens, and number of drafts before it.
+        """
+        self.plan = plan
+        self._result = result
+        self._pending = pending
+        self._rows = rows
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens of the rows, on the device. There must be some."""
+        assert self._pending is not None
+        return self._pending.tokens
+
+    def places(self, work: Seq[Work]) -> dict[str, int] | None:
+        """Return the row of each sequence; None: a token of one of them may still change on the host."""
+        if self._pending is None or self._result.failures:
+            return None
+        final = zip(self._rows, self._pending.final, strict=True)
+        places = {seq.id: row for row, ((seq, drafts), sure) in enumerate(final) if sure and not drafts}
+        return places if all(item.seq.id in places for item in work) else None
+
+    @torch.inference_mode()
+    def finish(self) -> StepResult:
+        """Wait for the tokens. Returns the result of the step."""
+        if self._pending is not None:
+            with stage("sampling", rows=len(self._rows)):
+                self._pending.finish(self._result)
+        return self._result
 
 
 def forward_stage(work: Seq[Work]) -> AbstractContextManager[None]:

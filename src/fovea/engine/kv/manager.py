@@ -329,6 +329,16 @@ class KVManager:
         missing = -(-tokens // self.block_size) - len(seq.blocks)
         return missing <= 0 or missing <= self.pool.free
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether steps change more than blocks: states, or blocks that layers with a window let go."""
+        return self.states is not None or self.window is not None
+
+    def can_extend_quietly(self, seq: Sequence, tokens: int) -> bool:
+        """Whether `seq` can be extended without a move: no evicted block is saved to host memory."""
+        room = len(seq.blocks) * self.block_size >= tokens
+        return room or (self.host.size == 0 and self.can_extend(seq, tokens))
+
     def extend(self, seq: Sequence, tokens: int) -> None:
         """Take blocks until `seq` has room for its first `tokens` tokens.
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from fovea.engine.layers.config import Experts
 from fovea.engine.layers.linear import GatedMLP, Linear, RMSNorm, UnitNorm, parameter
 from fovea.kernels.activation import finish
-from fovea.kernels.base import Kernels, Mixture, Product
+from fovea.kernels.base import GroupedProduct, Kernels, Mixture, Product
 from fovea.kernels.quantize import Format
 
 GROUPED_GPUS = (9, 10)
@@ -34,7 +34,8 @@ class ExpertLinear(Linear):
     """One linear map per expert, without bias: weight (experts, out, in).
 
     name: the tensor's name in checkpoints.
-    products: the product of each expert; empty: the plain weights of all experts are multiplied in one call.
+    grouped: the kernels' product of all experts; None: there is none, or torch's grouped_mm is better.
+    products: the product of each expert; empty: the weights of all experts are multiplied in one call.
     """
 
     def __init__(
@@ -50,10 +51,13 @@ class ExpertLinear(Linear):
         super().__init__(in_features, out_features, bias=False, activation=activation, gated=gated)
         self.weight = parameter(count, out_features, in_features)
         self.name, self.count = name, count
+        self.grouped: GroupedProduct | None = None
         self.products: list[Product] = []
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:  # type: ignore[override]
         """Map rows x (T, in), sorted by expert. counts: (experts,) int32, rows of each expert."""
+        if self.grouped is not None:
+            return self.grouped(x, counts)
         if not self.products:
             # All experts in one call, which needs no copy of the counts on the host.
             ends = counts.cumsum(0, dtype=torch.int32)
@@ -72,10 +76,19 @@ class ExpertLinear(Linear):
         return self.out_features // 2 if self.gated else self.out_features
 
     def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
-        if self.products:
+        if self.products or self.grouped is not None:
             return
         row_bytes = self.in_features * self.weight.dtype.itemsize
-        if format is None and kernels.groups_experts and row_bytes % GROUPED_BYTES == 0:
+        by_torch = format is None and kernels.groups_experts and row_bytes % GROUPED_BYTES == 0
+        if by_torch and not grouped_mm_waits(self.weight.dtype, self.weight.device):
+            return
+        self.grouped = kernels.grouped_product(self.weight.data, self.activation, self.gated, format)
+        if self.grouped is not None:
+            self.format = format
+            if not keep:
+                self.weight.data = self.weight.data.new_empty(0)
+            return
+        if by_torch:
             return
         self.format = format
         details = None, self.activation, self.gated
@@ -94,6 +107,8 @@ class ExpertLinear(Linear):
     @property
     def wait(self) -> str | None:
         """Why a call waits for the device; None: it does not."""
+        if self.grouped is not None:
+            return None
         if self.products:
             return "experts are multiplied one by one, which reads their numbers of rows on the host"
         if grouped_mm_waits(self.weight.dtype, self.weight.device):
@@ -107,7 +122,8 @@ class ExpertLinear(Linear):
     @property
     def weight_bytes(self) -> int:
         plain = self.count * self.in_features * self.out_features * self.weight.dtype.itemsize
-        packed = [getattr(product, "nbytes", None) for product in self.products]
+        products = self.products if self.grouped is None else [self.grouped]
+        packed = [getattr(product, "nbytes", None) for product in products]
         return sum(size for size in packed if size) if packed and None not in packed else plain
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:

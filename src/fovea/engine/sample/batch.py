@@ -13,8 +13,8 @@ import math
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from enum import IntEnum
-from itertools import accumulate
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,9 +32,9 @@ from fovea.engine.sample.logits import (
     TINY,
     has_filter,
     needs_adjusting,
-    to_device,
 )
 from fovea.engine.sequence import Sequence
+from fovea.kernels.transfer import HostCopy, upload
 
 IN_PROMPT = 1 << 30
 """Added to the count of a token that occurs in the prompt."""
@@ -97,14 +97,18 @@ class BatchRow(NamedTuple):
     @property
     def penalized(self) -> bool:
         """Whether the tokens of the answer so far count."""
-        params = self.seq.sampling
-        return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+        return penalized(self.seq.sampling)
 
     @property
     def repaired(self) -> bool:
         """Whether a row of a broken model is repaired. Its most likely token alone needs no repair."""
         params = self.seq.sampling
         return not params.greedy or params.logprobs or needs_adjusting(params, self.forbidden)
+
+
+def penalized(params: SamplingParams) -> bool:
+    """Whether a request has a penalty for tokens that occurred."""
+    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 
 def choose_draw(params: SamplingParams, adjusted: bool, size: int) -> tuple[Draw, bool]:
@@ -134,8 +138,8 @@ class TokenCounts:
         self._rows: dict[str, int] = {}
         self._read: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
 
     def remove(self, name: str) -> None:
         self._read.pop(name, None)
@@ -216,6 +220,8 @@ class Batch:
         for part in self._parts:
             unsure += part.write(values[: part.size], picks)
             values = values[part.size :]
+        # The counts of a sequence that was removed meanwhile are gone, and nobody needs its token.
+        unsure = [row for row in unsure if not row.penalized or row.seq.id in self._counts]
         if unsure:
             again = Batch(self._logits, [row._replace(draw=Draw.SORTED) for row in unsure], self._counts)
             new = again.read()
@@ -246,30 +252,26 @@ class _Part:
             x = torch.where(broken, x.nan_to_num(nan=LOWEST, posinf=HIGHEST, neginf=LOWEST), x)
         logprobs = x.index_select(0, inputs.reported).log_softmax(-1) if self._reported else None
         _adjust(x, rows, inputs, counts)
-        chosen, sure = self._draw(x, inputs.table)
-        tokens.index_copy_(0, inputs.rows[: len(chosen)], chosen)
-        self.results = [sure]
+        self.results = [self._draw(x, inputs, tokens)]
         if logprobs is not None:
             own = logprobs.gather(1, tokens[inputs.rows[inputs.reported]][:, None])
             values, ids = logprobs.topk(self._most)
             self.results += [torch.cat((own, values), 1).clamp(min=LOWEST_LOGPROB), ids]
         self.size = sum(values.numel() for values in self.results)
 
-    def _draw(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens of the rows that are not UNCHANGED, and whether those of GUESSED rows are final."""
-        ends = [sum(row.draw <= kind for row in self._rows) for kind in Draw]
-        chosen, sure = [], x.new_ones(0, dtype=torch.bool)
-        for kind, start, end in zip(Draw, [0, *ends], ends, strict=False):
-            if start == end or kind == Draw.UNCHANGED:
-                continue
+    def _draw(self, x: Tensor, inputs: _Inputs, tokens: Tensor) -> Tensor:
+        """Choose tokens by adjusted logits. Returns whether the candidates of GUESSED rows were complete."""
+        sure, start = x.new_ones(0, dtype=torch.bool), 0
+        for kind, rows in groupby(self._rows, key=lambda row: row.draw):
+            end = start + len(list(rows))
             if kind == Draw.BEST:
-                chosen.append(x[start:end].argmax(-1))
-                continue
-            drawn, complete = draw(x[start:end], table[start:end], kind)
-            chosen.append(drawn)
-            if kind == Draw.GUESSED:
-                sure = complete
-        return torch.cat(chosen) if chosen else x.new_empty(0, dtype=torch.int64), sure
+                tokens.index_copy_(0, inputs.rows[start:end], x[start:end].argmax(-1))
+            elif kind != Draw.UNCHANGED:
+                chosen, complete = draw(x[start:end], inputs.table[start:end], kind)
+                tokens.index_copy_(0, inputs.rows[start:end], chosen)
+                sure = complete if kind == Draw.GUESSED else sure
+            start = end
+        return sure
 
     def write(self, values: list[float], picks: list[SampledToken]) -> list[BatchRow]:
         """Add log probabilities to the rows' tokens, and return the rows whose candidates were incomplete.
@@ -289,10 +291,8 @@ class _Part:
         return [row for row, complete in zip(guessed, sure, strict=True) if not complete]
 
 
-COLUMNS = TEMPERATURE, TOP_K, TOP_P, MIN_P, POINT, REPETITION, PRESENCE, FREQUENCY, REPAIRED, BANNED = range(
-    10
-)
-"""Columns of a batch's table of parameters, (rows, columns) float32."""
+TEMPERATURE, TOP_K, TOP_P, MIN_P, POINT, REPETITION, PRESENCE, FREQUENCY, REPAIRED, BANNED = range(10)
+"""Columns of a batch's table of parameters, (rows, 10) float32."""
 
 
 def parameters(
@@ -314,7 +314,7 @@ class _Inputs(NamedTuple):
     A place is that of a logit in the flattened rows.
 
     rows: (rows,), rows of the logits.
-    table: (rows, len(COLUMNS)).
+    table: (rows, 10), from `parameters`.
     reported: rows with log probabilities.
     limited, allowed: rows with allowed_token_ids, and places of these ids.
     biased, biases: places of biases, and their values.
@@ -396,7 +396,8 @@ def _adjust(x: Tensor, rows: Seq[BatchRow], inputs: _Inputs, counts: TokenCounts
         flat.index_add_(0, inputs.biased, inputs.biases)
     if len(inputs.penalized):
         seen = counts.of(inputs.counts)
-        seen.view(-1).index_add_(0, inputs.drafts, torch.ones_like(inputs.drafts, dtype=torch.int32))
+        if len(inputs.drafts):
+            seen.view(-1).index_add_(0, inputs.drafts, torch.ones_like(inputs.drafts, dtype=torch.int32))
         x.index_copy_(0, inputs.penalized, _penalize(inputs, x.index_select(0, inputs.penalized), seen))
     if any(row.forbidden for row in rows):
         flat.index_fill_(0, inputs.forbidden, -math.inf)
@@ -490,36 +491,3 @@ def _pick(p: Tensor, point: Tensor) -> Tensor:
     # Rounding may lead past the last candidate whose probability is not 0.
     last = p.shape[1] - 1 - (p > 0).flip(-1).int().argmax(-1, keepdim=True)
     return torch.minimum(index, last)[:, 0]
-
-
-def upload(arrays: Seq[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Copy arrays to the device in one copy, which waits for nothing."""
-    words = [-(-array.nbytes // 8) for array in arrays]
-    packed = np.zeros(sum(words), dtype=np.int64)
-    ends = list(accumulate(words))
-    for array, end, count in zip(arrays, ends, words, strict=True):
-        packed[end - count : end].view(np.uint8)[: array.nbytes] = array.reshape(-1).view(np.uint8)
-    copied = to_device(torch.from_numpy(packed), device)
-    return [
-        copied[end - count : end].view(torch.from_numpy(array).dtype)[: array.size].view(array.shape)
-        for array, end, count in zip(arrays, ends, words, strict=True)
-    ]
-
-
-class HostCopy:
-    """A tensor on its way to the host, which waits for it only when it reads it, and not for later work."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._values = values
-        if values.device.type == "cuda":
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(values.device))
-
-    def read(self) -> list[float]:
-        if self._event is not None:
-            self._event.synchronize()
-        numbers: list[float] = self._values.tolist()
-        return numbers

@@ -1,4 +1,4 @@
-"""From logits to tokens, one row after the other: bias, penalties, filters and draws. Scores of prompts."""
+"""From logits to tokens, one row after the other: masks, penalties, filters and draws. Scores of prompts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fovea.core.sampling import LOWEST_LOGPROB, SamplingParams
+from fovea.engine.grammar.guide import Masks
 from fovea.engine.job import PromptToken
 from fovea.engine.schedule.plan import Work
+from fovea.kernels.transfer import row_index
 
 NUCLEUS_GUESS = 1024
 """Number of most likely tokens in which the candidates of top-p are searched first."""
@@ -145,14 +147,83 @@ def has_filter(params: SamplingParams) -> bool:
     return bool(params.top_k) or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def row_index(rows: Sequence[int], device: torch.device) -> Tensor:
-    """Numbers of rows as a tensor on the device, to index a batch."""
-    return to_device(torch.tensor(rows, dtype=torch.int64), device)
+class RowMask:
+    """The mask of one row.
+
+    row: the logits of the row as the model computed them, (vocabulary,).
+    """
+
+    def __init__(self, masks: Masks, index: int, forbidden: Tensor, row: Tensor) -> None:
+        self.row = row
+        self._masks = masks
+        self._index = index
+        self._forbidden = forbidden
+
+    def allows(self, token: int) -> bool:
+        return self._masks.allows(self._index, token)
+
+    def apply(self, row: Tensor) -> Tensor:
+        """Return the row with -inf for forbidden tokens.
+
+        If the request's own parameters (min_tokens, allowed_token_ids, bad_words) exclude all tokens that the
+        grammar allows, these tokens are equally likely: the grammar decides.
+        """
+        masked = row.masked_fill(self._forbidden, -math.inf)
+        if float(masked.max()) > -math.inf:
+            return masked
+        return torch.zeros_like(row).masked_fill_(self._forbidden, -math.inf)
 
 
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device. From memory that is not pinned, a copy would wait for all launched work."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+def apply_masks(masks: Masks | None, logits: Tensor) -> dict[int, RowMask]:
+    """Set the forbidden tokens of `logits` to -inf, in place, and return the masks by row.
+
+    Rows without a grammar have none.
+    """
+    if masks is None:
+        return {}
+    forbidden = ~torch.from_numpy(masks.allowed(logits.shape[1])).to(logits.device)
+    index = row_index(masks.rows, logits.device)
+    before = logits[index]
+    logits[index] = before.masked_fill(forbidden, -math.inf)
+    return {row: RowMask(masks, i, forbidden[i], before[i]) for i, row in enumerate(masks.rows)}
+
+
+class SeenTokens:
+    """The distinct ids of a prompt and of the answer so far.
+
+    Every token is read once. A set of the whole prompt for each new token would take milliseconds: a request
+    with a long prompt would slow down the steps of all others.
+    """
+
+    def __init__(self, prompt: Sequence[int], vocabulary: int, device: torch.device) -> None:
+        """Read the prompt.
+
+        vocabulary: number of ids that the model can choose. Larger ids of the prompt, which some models have
+            for images, are left out: there is nothing to penalize.
+        device: device of the returned ids.
+        """
+        self._known = bytearray(vocabulary)
+        self._read = 0
+        self._ids = torch.empty(0, dtype=torch.int64, device=device)
+        self._add(prompt)
+
+    def update(self, output: Sequence[int]) -> Tensor:
+        """Return all distinct ids, in the order of their first occurrence.
+
+        output: the whole answer so far; it only grows from call to call.
+        """
+        self._add(output[self._read :])
+        self._read = len(output)
+        return self._ids
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        new = []
+        for token in tokens:
+            if token < len(self._known) and not self._known[token]:
+                self._known[token] = 1
+                new.append(token)
+        if new:
+            self._ids = torch.cat((self._ids, torch.tensor(new, device=self._ids.device)))
 
 
 ROWS = 64
@@ -184,21 +255,16 @@ def score_prompt(
     for at in range(0, len(places), ROWS):
         values = torch.log_softmax(logits(hidden[at : at + ROWS]), -1)
         values = values.nan_to_num(nan=LOWEST_LOGPROB, neginf=LOWEST_LOGPROB).clamp(min=LOWEST_LOGPROB)
-        wanted = torch.tensor(list(ids[at : at + ROWS]), device=values.device)[:, None]
+        wanted = row_index(ids[at : at + ROWS], values.device)[:, None]
         size = values.shape[1]
         own = values.gather(1, wanted.clamp(max=size - 1)).masked_fill(wanted >= size, LOWEST_LOGPROB)
-        ranks = (values > own).sum(-1) + 1
-        best = values.topk(min(most, values.shape[1]), dim=-1)
-        rows = zip(
-            places[at : at + ROWS],
-            ids[at : at + ROWS],
-            own[:, 0].tolist(),
-            ranks.tolist(),
-            best.indices.tolist(),
-            best.values.tolist(),
-            strict=True,
-        )
-        for place, token, logprob, rank, tops, top_values in rows:
-            top = tuple(zip(tops, top_values, strict=True))
-            scored.append(PromptToken(place, token, logprob, top, rank))
+        ranks = (values > own).sum(-1, keepdim=True) + 1
+        best = values.topk(min(most, size), dim=-1)
+        # One wait for all. Numbers of both kinds, ids and float32, are exact in float64.
+        parts = [part.double() for part in (own, ranks, best.values, best.indices)]
+        rows = zip(places[at:], ids[at:], torch.cat(parts, 1).tolist(), strict=False)
+        for place, token, (logprob, rank, *tops) in rows:
+            half = len(tops) // 2
+            top = tuple(zip(map(int, tops[half:]), tops[:half], strict=True))
+            scored.append(PromptToken(place, token, logprob, top, int(rank)))
     return scored

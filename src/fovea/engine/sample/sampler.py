@@ -14,7 +14,6 @@ preemption, and after a step that failed and was tried again.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
@@ -31,8 +30,17 @@ from fovea.core.sampling import LOWEST_LOGPROB, SamplingParams
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Ahead, Guides, Masks
 from fovea.engine.job import SampledToken
-from fovea.engine.sample.batch import Batch, BatchRow, Draw, TokenCounts, TokenLists, choose_draw
-from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair, row_index
+from fovea.engine.sample.batch import Batch, BatchRow, Draw, TokenCounts, TokenLists, choose_draw, penalized
+from fovea.engine.sample.logits import (
+    RowMask,
+    SeenTokens,
+    adjust,
+    apply_masks,
+    choose,
+    distribution,
+    needs_adjusting,
+    repair,
+)
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 
@@ -110,7 +118,14 @@ class Sampler:
         """
         self.launch(logits, rows).finish(result)
 
-    def launch(self, logits: Tensor, rows: Seq[Row]) -> Pending:
+    def runs_ahead(self, seq: Sequence) -> bool:
+        """Whether a token can be chosen before the host knows the one before it.
+
+        Penalties, bad_words and grammars need to know it.
+        """
+        return not (penalized(seq.sampling) or seq.id in self._bad_words or seq.id in self._guides)
+
+    def launch(self, logits: Tensor, rows: Seq[Row], *, ahead: bool = False) -> Pending:
         """Begin to choose the next tokens of each sequence. If batched, it does not wait for the device.
 
         The token after a draft is only chosen if the draft is equal to the token that was chosen in its
@@ -119,6 +134,8 @@ class Sampler:
         logits: (len(rows), vocabulary) float32. They must stay as they are until the end of `finish`, which
             changes those of sequences with a grammar if the sampler is not batched.
         rows: sequence of each row, and number of drafts before it; in any order.
+        ahead: the host does not know the newest token of these answers yet. It will before `finish`. Only for
+            sequences that `runs_ahead` names, and if the sampler is batched.
         """
         # After a preemption, tokens before a held one are computed again.
         free = [i for i, (seq, _) in enumerate(rows) if seq.id not in self._held]
@@ -129,7 +146,8 @@ class Sampler:
         for i, (seq, drafts) in enumerate(rows):
             if seq.id in late and not drafts:
                 self._held[seq.id] = _Held(seq, row=logits[i : i + 1].clone())
-        choice = self._start(logits, rows, masks, failures, skipped)
+        counted = [(seq, drafts + 1) for seq, drafts in rows] if ahead else rows
+        choice = self._start(logits, counted, masks, failures, skipped)
         return Pending(choice, partial(self._deliver, rows, choice, failures, skipped))
 
     def late(self) -> StepResult | None:
@@ -357,85 +375,6 @@ class Pending:
     def finish(self, result: StepResult) -> None:
         """Wait for the device, and write tokens, failures and next drafts of each sequence into `result`."""
         self._deliver(result)
-
-
-class RowMask:
-    """The mask of one row.
-
-    row: the logits of the row as the model computed them, (vocabulary,).
-    """
-
-    def __init__(self, masks: Masks, index: int, forbidden: Tensor, row: Tensor) -> None:
-        self.row = row
-        self._masks = masks
-        self._index = index
-        self._forbidden = forbidden
-
-    def allows(self, token: int) -> bool:
-        return self._masks.allows(self._index, token)
-
-    def apply(self, row: Tensor) -> Tensor:
-        """Return the row with -inf for forbidden tokens.
-
-        If the request's own parameters (min_tokens, allowed_token_ids, bad_words) exclude all tokens that the
-        grammar allows, these tokens are equally likely: the grammar decides.
-        """
-        masked = row.masked_fill(self._forbidden, -math.inf)
-        if float(masked.max()) > -math.inf:
-            return masked
-        return torch.zeros_like(row).masked_fill_(self._forbidden, -math.inf)
-
-
-def apply_masks(masks: Masks | None, logits: Tensor) -> dict[int, RowMask]:
-    """Set the forbidden tokens of `logits` to -inf, in place, and return the masks by row.
-
-    Rows without a grammar have none.
-    """
-    if masks is None:
-        return {}
-    forbidden = ~torch.from_numpy(masks.allowed(logits.shape[1])).to(logits.device)
-    index = row_index(masks.rows, logits.device)
-    before = logits[index]
-    logits[index] = before.masked_fill(forbidden, -math.inf)
-    return {row: RowMask(masks, i, forbidden[i], before[i]) for i, row in enumerate(masks.rows)}
-
-
-class SeenTokens:
-    """The distinct ids of a prompt and of the answer so far.
-
-    Every token is read once. A set of the whole prompt for each new token would take milliseconds: a request
-    with a long prompt would slow down the steps of all others.
-    """
-
-    def __init__(self, prompt: Seq[int], vocabulary: int, device: torch.device) -> None:
-        """Read the prompt.
-
-        vocabulary: number of ids that the model can choose. Larger ids of the prompt, which some models have
-            for images, are left out: there is nothing to penalize.
-        device: device of the returned ids.
-        """
-        self._known = bytearray(vocabulary)
-        self._read = 0
-        self._ids = torch.empty(0, dtype=torch.int64, device=device)
-        self._add(prompt)
-
-    def update(self, output: Seq[int]) -> Tensor:
-        """Return all distinct ids, in the order of their first occurrence.
-
-        output: the whole answer so far; it only grows from call to call.
-        """
-        self._add(output[self._read :])
-        self._read = len(output)
-        return self._ids
-
-    def _add(self, tokens: Seq[int]) -> None:
-        new = []
-        for token in tokens:
-            if token < len(self._known) and not self._known[token]:
-                self._known[token] = 1
-                new.append(token)
-        if new:
-            self._ids = torch.cat((self._ids, torch.tensor(new, device=self._ids.device)))
 
 
 class _Stream:

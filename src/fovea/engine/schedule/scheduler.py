@@ -166,6 +166,36 @@ class Scheduler:
             self.kv.take_moves(),
         )
 
+    def follow(self, plan: StepPlan) -> StepPlan | None:
+        """Plan the step after one that runs, before its tokens are known: each sequence decodes once more.
+
+        So the device need not wait for the host. An answer that ends with its unknown token computes one row
+        in vain, which no other sequence reads.
+
+        Returns None if the next step may be another one: something waits or changed, or the pool is full.
+        """
+        settled = not (plan.encode or plan.encoded_ids or plan.moves or plan.preempted)
+        full = len(self.running) >= self._most
+        if not settled or self.kv.keeps_states or len(plan.work) != len(self.running):
+            return None
+        if self.waiting and not full:
+            return None
+        for item in plan.work:
+            seq = item.seq
+            if seq.status is not RUNNING or item.count != 1 or seq.drafts or item.stop != seq.length:
+                return None
+            if not seq.decoding:
+                return None
+        going_on = [item.seq for item in plan.work if len(item.seq.output_ids) + 1 < item.seq.max_tokens]
+        for seq in going_on:
+            if not self.kv.can_extend_quietly(seq, seq.length + 1):
+                return None
+            self.kv.extend(seq, seq.length + 1)
+        if not going_on:
+            return None
+        self.steps += 1
+        return StepPlan(tuple(Work(seq, seq.length, 1) for seq in going_on))
+
     def update(
         self, plan: StepPlan, sampled: Mapping[str, Seq[int]], drafts: Mapping[str, Seq[int]] | None = None
     ) -> None:

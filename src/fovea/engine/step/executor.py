@@ -94,6 +94,36 @@ class Executor(Protocol):
         ...
 
 
+LaunchedT = TypeVar("LaunchedT")
+
+
+class AsyncExecutor(Executor, Protocol[LaunchedT]):
+    """An executor whose device computes a step while the host finishes the one before it.
+
+    `execute` is `launch` and `finish`.
+    """
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `follow` is worth while: the device computes while the host does something else."""
+        ...
+
+    def launch(self, plan: StepPlan, encode_s: float) -> LaunchedT:
+        """Begin to compute a plan. Raises the errors of `execute`."""
+        ...
+
+    def follow(self, launched: LaunchedT, plan: StepPlan) -> LaunchedT | None:
+        """Begin to compute the step after a launched one, see `Scheduler.follow`.
+
+        Returns None if that needs tokens on the host.
+        """
+        ...
+
+    def finish(self, launched: LaunchedT) -> StepResult:
+        """Wait for the result of a launched step. Raises the errors of `execute`."""
+        ...
+
+
 class PartlyEncoded(Protocol):
     """The state of an image between two slices.
 

@@ -9,6 +9,10 @@ until it is found (`FailureSearch`). If steps keep failing, a trivial sequence o
 (`probe_job`). If that fails, too, the device is dead. Only this, and an error in the loop itself, ends all
 requests, and `alive` becomes false.
 
+On CUDA the device computes a step while the host finishes the one before it: its tokens are sent while the
+next ones are computed. This is so as long as the next step is clear without them (`Stepper.follow`). A
+command waits for the step that was launched last.
+
 A step that does not fit into the device's memory ends no request. It is tried again in halves, and later
 steps stay smaller for a while (`Stepper.retreat`). Only a request that does not fit even alone ends.
 """
@@ -21,6 +25,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
 
 from fovea.core.errors import DeadlineExceeded, EngineError, OutOfMemory, Unavailable
 from fovea.core.measure import stage
@@ -30,7 +36,7 @@ from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import StepOutOfMemory, StepResult
+from fovea.engine.step.executor import AsyncExecutor, StepOutOfMemory, StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
 
@@ -49,6 +55,21 @@ NO_ROOM = (
     "the request does not fit into the memory of the engine's device, even alone and in the smallest steps; "
     "accepted: a shorter prompt, or smaller images"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that is being computed.
+
+    started: time at which it was launched.
+    finish: waits for its result.
+    launched: the executor's own account of it; None: the executor has none.
+    """
+
+    step: Step
+    started: float
+    finish: Callable[[], StepResult]
+    launched: Any = None
 
 
 class EngineLoop:
@@ -71,6 +92,10 @@ class EngineLoop:
         self._failure: BaseException | None = None
         self._closing = False
         self._audited = True
+        ahead = bool(getattr(stepper.executor, "runs_ahead", False))
+        self._async = cast("AsyncExecutor[Any]", stepper.executor) if ahead else None
+        self._flight: Flight | None = None
+        self._ended = 0.0
 
     def start(self) -> None:
         self._thread.start()
@@ -131,7 +156,8 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            while self._drain_inbox():
+            # Commands run between steps, when no step is launched.
+            while self._flight is not None or self._drain_inbox():
                 with stage("schedule"):  # the stages of the step itself are nested in this one
                     self._step()
         except BaseException as error:
@@ -170,6 +196,25 @@ class EngineLoop:
         self._audited = False
 
     def _step(self) -> None:
+        flight = self._flight or self._launch()
+        if flight is None:
+            return
+        self._flight = self._follow(flight)
+        try:
+            result = flight.finish()
+        except Exception as error:  # noqa: BLE001 - any error is that of the step
+            self._flight = None  # its tokens came after those of this step
+            self._give_up(flight.step, error)
+            return
+        ended = time.perf_counter()
+        # A step that was launched ahead began on the device when the one before it ended.
+        seconds = ended - max(flight.started, self._ended)
+        self._ended = ended
+        self.stepper.drop_ended(result)
+        self._finish_step(flight.step, result, seconds)
+
+    def _launch(self) -> Flight | None:
+        """Decide a step and begin to compute it; None: there is nothing to compute, or it failed."""
         now = time.monotonic()
         late = self.stepper.executor.late()
         if late is not None:
@@ -179,23 +224,49 @@ class EngineLoop:
         expired = [seq.id for seq in step.expired]
         self.board.fail(expired, DeadlineExceeded("the request's timeout ran out", param="timeout"))
         if self.stepper.idle:
-            return
+            return None
         if not step.plan:
             with stage("waiting"):
                 time.sleep(STALL_S)
-            return
+            return None
         self.board.begin_step(step, now)
+        started, executor = time.perf_counter(), self._async
+        if executor is None:
+            return Flight(step, started, lambda: self.stepper.executor.execute(step.plan, step.encode_s))
+        try:
+            launched = executor.launch(step.plan, step.encode_s)
+        except Exception as error:  # noqa: BLE001 - any error is that of the step
+            self._give_up(step, error)
+            return None
+        return Flight(step, started, lambda: executor.finish(launched), launched)
+
+    def _follow(self, flight: Flight) -> Flight | None:
+        """Begin to compute the step after one that runs, if it is clear what it is."""
+        executor = self._async
+        if executor is None or flight.launched is None or not self._inbox.empty():
+            return None
+        step = self.stepper.follow(flight.step, time.monotonic())
+        if step is None:
+            return None
         started = time.perf_counter()
         try:
-            result = self.stepper.executor.execute(step.plan, step.encode_s)
-        except StepOutOfMemory as error:
+            launched = executor.follow(flight.launched, step.plan)
+        except Exception:
+            # The step before it tells whether the device is well. If it is, these tokens are computed again.
+            log.exception("a step could not be launched ahead; from now on each waits for the one before")
+            self._async = None
+            return None
+        if launched is None:
+            return None
+        return Flight(step, started, lambda: executor.finish(launched), launched)
+
+    def _give_up(self, step: Step, error: Exception) -> None:
+        if isinstance(error, StepOutOfMemory):
             self._retreat(step, error)
             return
-        except Exception as error:
-            log.exception("a step failed; its sequences: %s", ", ".join(sorted(step.involved)))
-            self._abandon(step, error)
-            return
-        self._finish_step(step, result, time.perf_counter() - started)
+        names = ", ".join(sorted(step.involved))
+        log.error("a step failed; its sequences: %s", names, exc_info=error)
+        self._abandon(step, error)
 
     def _finish_step(self, step: Step, result: StepResult, seconds: float) -> None:
         self.stepper.apply(step, result, seconds if result.seconds is None else result.seconds)

@@ -2,6 +2,7 @@
 
     plan(now)                       which tokens, and how many seconds of encoding
     executor.execute(...)           computes the step, or estimates its duration
+    follow(step, now)               the step after one that still runs, if that is clear already
     apply(step, result, seconds)    notes computed and new tokens, and updates the estimates of step times
     settle(result, now)             notes tokens of earlier steps that were late
     abandon(step)                   in place of apply, if the step failed: who is to blame?
@@ -183,6 +184,21 @@ class Stepper:
             encode_s = NO_SLICE
         self._postponed = bool(late and plan.encode)
         return Step(plan, encode_s, composition, expired, now)
+
+    def follow(self, step: Step, now: float) -> Step | None:
+        """Decide the step after one that still runs; None: its result is needed first.
+
+        See `Scheduler.follow`. Results of sequences that end meanwhile are dropped by `drop_ended`.
+        """
+        if self.failure_search.group is not None or self.scheduler.expired(now):
+            return None
+        plan = self.scheduler.follow(step.plan)
+        return None if plan is None else Step(plan, 0.0, composition_of(plan), (), now)
+
+    def drop_ended(self, result: StepResult) -> None:
+        """Remove the tokens of sequences that ended before their step did."""
+        for seq_id in [seq_id for seq_id in result.sampled if seq_id not in self.sequences]:
+            del result.sampled[seq_id]
 
     def apply(self, step: Step, result: StepResult, seconds: float) -> None:
         """Take in the result of a step. Sequences that failed are ended.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Heads
-from fovea.kernels.base import Mixture, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
 from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWeight, QuantizedWeight, fuses
 from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
@@ -95,6 +95,11 @@ class NativeKernels:
         return NativeProduct(
             self.library, QuantizedWeight(self.library, weight, bias, format, gated=fused), activation, gated
         )
+
+    def grouped_product(
+        self, weights: Tensor, activation: str | None, gated: bool, format: Format | None
+    ) -> GroupedProduct | None:
+        return None
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         if not self.attends_in_place(shape.head_dim) or not all(map(is_native, layers)):

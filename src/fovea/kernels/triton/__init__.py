@@ -1,1 +1,1 @@
-"""Kernels in Triton for CUDA: attention of decodes, norms, rotary embedding and gated activations."""
+"""Kernels in Triton for CUDA: attention of decodes, norms, rotation, gated activations, packed weights."""

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, Heads, prefill_each
-from fovea.kernels.base import Product, Stack, StackLayer, StackShape
+from fovea.kernels.base import GroupedProduct, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.pieces import Cutting
+from fovea.kernels.quantize import Format
 from fovea.kernels.spans import attend_each
 from fovea.kernels.spans import load as load_spans
 from fovea.kernels.torch_kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
+from fovea.kernels.triton import quantized
 from fovea.kernels.triton import rotate as triton_rotate
 from fovea.kernels.triton import rows as triton_rows
 
+log = logging.getLogger("fovea.kernels")
+MAX_TRIAL_ERROR = 0.2
+"""Largest accepted relative error of products in the trial.
+
+Rounding to 8-bit floats makes 0.04, and to bfloat16 a tenth of that. A wrong result is off by about 1.
+"""
 CPU_PROCESSORS = 8
 """Number of processors that is assumed in the interpreter. It is large enough that contexts are split."""
 
@@ -35,13 +43,8 @@ class TritonProduct:
         return self._weight.nbytes
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        return self.finish(functional.linear(x, self._weight, self._bias), residual)
-
-    def finish(self, y: Tensor, residual: Tensor | None) -> Tensor:
-        if self._gated and self._activation is not None:
-            y = triton_rows.gate(y, self._activation)
-            return y if residual is None else residual + y
-        return finish(y, self._activation, self._gated, residual)
+        y = functional.linear(x, self._weight, self._bias)
+        return triton_rows.finish(y, self._activation, self._gated, residual)
 
 
 class TritonKernels:
@@ -53,12 +56,13 @@ class TritonKernels:
 
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
         """chunks: computes the attention of prompts, for which there is no Triton kernel here."""
-        plain = TorchKernels()
-        self.quantized_product, self.mixture = plain.quantized_product, plain.mixture
+        self._torch = plain = TorchKernels()
+        self.mixture = plain.mixture
         self.gated_norm, self.attend_groups = plain.gated_norm, plain.attend_groups
         self.attend_spans = load_spans(device)
         self.short_conv, self.gated_delta = plain.short_conv, plain.gated_delta
         self._chunks = chunks
+        self._trials: dict[tuple[Format | None, torch.dtype, bool], bool] = {}
         self._processors = CPU_PROCESSORS
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -79,6 +83,37 @@ class TritonKernels:
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:
         return TritonProduct(weight, bias, activation, gated)
+
+    def quantized_product(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
+    ) -> TableProduct:
+        if not self._multiplies(format, weight):
+            return self._torch.quantized_product(weight, bias, activation, gated, format)
+        return quantized.quantized_product(weight, bias, activation, gated, format, self._processors)
+
+    def grouped_product(
+        self, weights: Tensor, activation: str | None, gated: bool, format: Format | None
+    ) -> GroupedProduct | None:
+        if not self._multiplies(format, weights):
+            return None
+        return quantized.TritonGroupedProduct(weights, activation, gated, format, self._processors)
+
+    def _multiplies(self, format: Format | None, weight: Tensor) -> bool:
+        """Whether Triton's products of a format work here. The first call for a type tries an example.
+
+        weight: (n, k), or those of experts, (experts, n, k).
+        """
+        key = format, weight.dtype, weight.dim() == 3
+        if key not in self._trials:
+            kind = "experts" if key[2] else "products"
+            name = f"{kind} with {format.name if format else 'plain'} weights and rows of {weight.dtype}"
+            problem = _trial(*key, weight.device, self._processors)
+            self._trials[key] = not problem
+            if problem:
+                log.warning("%s: torch's, which are slower; Triton's %s", name, problem)
+            else:
+                log.info("%s: Triton's, which read the weights as they are stored", name)
+        return self._trials[key]
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return TritonStack(self, shape, layers)
@@ -146,6 +181,18 @@ class TritonStack:
             x, normal = kernels.add_norm(x, out_product(out, None), None, layer.post_norm, shape.eps)
             delta = down(gate_up(normal, None), None)
         return x if delta is None else x + delta
+
+
+def _trial(
+    format: Format | None, dtype: torch.dtype, grouped: bool, device: torch.device, processors: int
+) -> str:
+    """Return why Triton's products of a format cannot be used; an empty string if they can."""
+    try:
+        error = quantized.trial_error(format, dtype, device, grouped, processors)
+    except Exception as problem:  # noqa: BLE001 - the compiler and the driver may raise any exception
+        first_line = (str(problem).splitlines() or [""])[0]
+        return f"failed: {type(problem).__name__}: {first_line}"
+    return "" if error < MAX_TRIAL_ERROR else f"differ from them by {error:.2g}"
 
 
 def _products(layer: StackLayer) -> tuple[Product, Product, Product, Product]:

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fovea.kernels.activation import finish as plain_finish
+
 GATE_TILE = 1024
 """Numbers of a row that one program of the gated activation computes."""
 
@@ -128,6 +130,14 @@ def gate(x: Tensor, activation: str) -> Tensor:
     grid = (x.numel() // (2 * width), triton.cdiv(width, GATE_TILE))
     _gate[grid](x, out, width, SIZE=GATE_TILE, KIND=ACTIVATIONS[activation])
     return out
+
+
+def finish(y: Tensor, activation: str | None, gated: bool, residual: Tensor | None) -> Tensor:
+    """Do the work of `activation.finish`. A gated activation is one launch."""
+    if gated and activation is not None:
+        y = gate(y, activation)
+        return y if residual is None else residual + y
+    return plain_finish(y, activation, gated, residual)
 
 
 @triton.jit

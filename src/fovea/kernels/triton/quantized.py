@@ -1,0 +1,174 @@
+"""Products on a GPU with quantized weights, and with the weights of all experts, as layers call them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fovea.kernels.base import TableProduct
+from fovea.kernels.quantize import FP8, Format, Fp8Product
+from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.triton.products import Weight, multiply, of_float8, pack, round_input, unpack
+from fovea.kernels.triton.rows import finish
+
+FUSED_ROWS = 128
+"""Up to so many rows are multiplied by packed weights. More rows would unpack the weights too often.
+
+More rows are multiplied by torch, after one launch has turned the weight into plain numbers.
+"""
+FP8_FUSED_ROWS = 64
+"""Up to so many rows are multiplied by 8-bit floats without being rounded."""
+PLAIN_WEIGHTS = 1 << 27
+"""Number of weights that are turned into plain numbers together, for many rows."""
+
+
+class TritonQuantizedProduct:
+    """A product with a weight in int8 or int4. It is a `kernels.base.TableProduct`."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format,
+        processors: int,
+    ) -> None:  # fmt: skip
+        self.weight, self._bias = pack(weight[None], format), bias
+        self._activation, self._gated, self._processors = activation, gated, processors
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        rows = x.reshape(-1, self.weight.k)
+        details = self._activation, self._gated, residual
+        if len(rows) <= FUSED_ROWS:
+            return _multiply_few(x, self.weight, self._bias, *details, self._processors)
+        return finish(self._multiply_plain(rows).view(*x.shape[:-1], self.weight.n), *details)
+
+    def _multiply_plain(self, x: Tensor) -> Tensor:
+        n, k = self.weight.n, self.weight.k
+        step = -(-n // -(-n * k // PLAIN_WEIGHTS))
+        parts = []
+        for first in range(0, n, step):
+            last = min(n, first + step)
+            bias = None if self._bias is None else self._bias[first:last]
+            parts.append(functional.linear(x, unpack(self.weight, first, last, x.dtype), bias))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows of the weight, dequantized: (*ids, k) float32."""
+        weight, places = self.weight, ids.flatten()
+        assert weight.scale is not None
+        values = weight.values[0][:, places]
+        if weight.table is not None:
+            values = weight.table[torch.cat((values & 15, values >> 4), dim=-1).int()]
+        wide = values.float() * weight.scale[0][:, places].float()[..., None]
+        return wide.transpose(0, 1).flatten(1)[:, : weight.k].view(*ids.shape, weight.k)
+
+
+def _multiply_few(
+    x: Tensor, weight: Weight, bias: Tensor | None, activation: str | None, gated: bool,
+    residual: Tensor | None, processors: int,
+) -> Tensor:  # fmt: skip
+    """Compute a `kernels.base.Product` for few rows. Only after an activation the residual is a launch."""
+    rows, added = x.reshape(-1, weight.k), None
+    if activation is None and residual is not None:
+        added, residual = residual.reshape(len(rows), weight.n).contiguous(), None
+    y = multiply(rows, weight, bias, added, None, processors)
+    return finish(y.view(*x.shape[:-1], weight.n), activation, gated, residual)
+
+
+class TritonFp8Product:
+    """A product with a weight in 8-bit floats. It is a `kernels.base.TableProduct`.
+
+    torch's product has few tiles for few rows, and no splits of k. So few rows are multiplied by the weight
+    as it is stored. They are not rounded.
+
+    rounding: the product for more rows, which rounds them.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, processors: int
+    ) -> None:
+        self.rounding = Fp8Product(weight, bias, activation, gated, round_input, finish)
+        self._bias, self._activation, self._gated = bias, activation, gated
+        self._processors = processors
+        self._weight: Weight | None = None
+        if self.rounding.values.shape[1] == self.rounding.k:  # else its rows are longer than those of x
+            n = self.rounding.n
+            self._weight = of_float8(self.rounding.values[None, :n], self.rounding.scale[None, :n, 0])
+
+    @property
+    def nbytes(self) -> int:
+        return self.rounding.nbytes
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        if self._weight is None or x.numel() > FP8_FUSED_ROWS * x.shape[-1]:
+            return self.rounding(x, residual)
+        return _multiply_few(
+            x, self._weight, self._bias, self._activation, self._gated, residual, self._processors
+        )
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows of the weight, dequantized: (*ids, k) float32."""
+        return self.rounding.rows(ids)
+
+
+class TritonGroupedProduct:
+    """A product with the weights of all experts of a layer. It is a `kernels.base.GroupedProduct`."""
+
+    def __init__(
+        self, weights: Tensor, activation: str | None, gated: bool, format: Format | None, processors: int
+    ) -> None:
+        self.weight = pack(weights, format)
+        self._activation, self._gated, self._processors = activation, gated, processors
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
+        y = multiply(x, self.weight, None, None, counts, self._processors)
+        return finish(y, self._activation, self._gated, None)
+
+
+def quantized_product(
+    weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format, processors: int
+) -> TableProduct:
+    """Return the product of a format, see `kernels.base.Kernels.quantized_product`."""
+    if format is FP8:
+        return TritonFp8Product(weight, bias, activation, gated, processors)
+    return TritonQuantizedProduct(weight, bias, activation, gated, format, processors)
+
+
+@torch.inference_mode()
+def trial_error(
+    format: Format | None, dtype: torch.dtype, device: torch.device, grouped: bool, processors: int
+) -> float:
+    """Return the largest relative error of products with random weights against plain torch. It may be NaN.
+
+    Every size of tiles is tried, since each needs another amount of the GPU's memory on the chip.
+
+    format: None: plain weights. grouped: multiply the rows of three experts.
+    """
+    draw, (n, k) = torch.Generator().manual_seed(0), (136, 264)
+    weights, x = (
+        torch.randn(*shape, generator=draw).to(device, dtype) for shape in ((3, n, k), (FUSED_ROWS + 1, k))
+    )
+    if format is None:
+        plain = weights.float()
+    else:
+        makers = [PLAIN.quantized_product(weight, None, None, False, format) for weight in weights]
+        plain = torch.stack([each.rows(torch.arange(n, device=device)) for each in makers])
+    wide, pairs = x.float(), []
+    if grouped:
+        experts = TritonGroupedProduct(weights, None, False, format, processors)
+        for counts in ([2, 0, 1], [5, 0, 60], [40, 1, 88]):
+            parts = torch.split(wide[: sum(counts)], counts)
+            theirs = torch.cat([part @ weight.T for part, weight in zip(parts, plain, strict=True)])
+            numbers = torch.tensor(counts, dtype=torch.int32, device=device)
+            pairs.append((experts(x[: sum(counts)], numbers), theirs))
+    elif format is not None:
+        product = quantized_product(weights[0], None, None, False, format, processors)
+        pairs = [(product(x[:rows], None), wide[:rows] @ plain[0].T) for rows in (1, 20, 64, len(x))]
+    errors = [(ours.float() - theirs).norm() / theirs.norm() for ours, theirs in pairs]
+    return float(torch.stack(errors).max())  # unlike Python's max, it does not pass over a NaN
