@@ -15,7 +15,7 @@ from fovea.kernels import flash
 from tests.support import fake_flashinfer
 from tests.support.checkpoints import parts, write
 from tests.support.engines import ask, assert_idle, picture
-from tests.support.thorough import is_thorough
+from tests.support.thorough import is_thorough, others_slow
 
 pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -35,6 +35,20 @@ def test_a_model_gives_the_answers_of_torchs_kernels(tmp_path: Path, monkeypatch
     for kernels in ("torch", "triton"):
         with Engine.from_pretrained(folder, **SETTINGS, kernels=kernels) as engine:
             answers[kernels] = [say(engine, prompt) for prompt in prompts]
+            assert_idle(engine)
+    assert answers["triton"] == answers["torch"]
+
+
+@pytest.mark.parametrize("family", others_slow(["gemma3", "gemma4", "qwen3_5"], ["gemma3", "qwen3_5"]))
+def test_a_model_with_other_layers_gives_the_answers_of_torchs_kernels(family: str, tmp_path: Path) -> None:
+    """Windows, norms on both sides, values with norms, keys of other layers, gates, partly rotated heads."""
+    folder, answers = str(write(family, tmp_path)), {}
+    settings: dict[str, Any] = {**SETTINGS, "block_size": 4, "max_step_tokens": 48}
+    for kernels in ("torch", "triton"):
+        with Engine.from_pretrained(folder, **settings, kernels=kernels) as engine:
+            answers[kernels] = engine.generate(
+                ask("the red circle is left of the blue square"), temperature=0, max_tokens=6, ignore_eos=True
+            ).token_ids
             assert_idle(engine)
     assert answers["triton"] == answers["torch"]
 

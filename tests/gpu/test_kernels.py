@@ -21,7 +21,8 @@ from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
 from fovea.kernels import flash, reference
 from fovea.kernels.activation import finish
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, PrefixGroups
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Pieces, PrefixGroups
+from fovea.kernels.pieces import cut
 from fovea.kernels.quantize import (
     FP8,
     INT4,
@@ -90,7 +91,9 @@ def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> Non
     kv = torch.randn(width * 13, size, 2, kv_heads, dim, device=DEVICE).to(dtype)
     query = torch.randn(12 + 100, query_heads, dim, device=DEVICE).to(dtype)
     on_gpu = [torch.from_numpy(array).to(DEVICE) for array in (tables, lengths, starts, members, prefixes)]
-    decodes = Decodes(0, on_gpu[0], on_gpu[1], int(lengths.max()), None, PrefixGroups(*on_gpu[2:]))
+    shared = PrefixGroups(*on_gpu[2:])
+    pieces = pieces_of(Heads(query_heads, kv_heads, dim), starts, lengths, members, prefixes)
+    decodes = Decodes(0, on_gpu[0], on_gpu[1], int(lengths.max()), None, shared, None, pieces)
     chunk = Chunk(12, 100, 50, on_gpu[0][2, :10])
     plan = AttentionPlan(torch.zeros(0), (decodes,), (chunk,))
     ours = kernels().attend(query, kv, plan, dim**-0.5)
@@ -99,6 +102,72 @@ def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> Non
     for row, count, first, table in [*rows, (12, 100, 50, tables[2, :10])]:
         theirs = reference.paged_attention(query[row : row + count], kv, table.tolist(), first, dim**-0.5)
         torch.testing.assert_close(ours[row : row + count], theirs, atol=tolerance, rtol=tolerance)
+
+
+def pieces_of(heads: Heads, starts: Any, lengths: Any, *groups: Any) -> Pieces:
+    """Cut contexts as Triton's kernels want it. groups: members and tokens of prefix groups."""
+    rule = kernels().cutting(heads)
+    found = cut(rule, starts, lengths, rule.room(len(lengths), int(lengths.max()), shared=True), *groups)
+    arrays = {name: torch.from_numpy(array).to(DEVICE) for name, array in found.arrays().items()}
+    return Pieces.of(arrays, rule, found.results)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [
+        pytest.param(Heads(8, 4, 256), BF16, marks=gpu.NEEDS_CUDA),
+        pytest.param(Heads(16, 2, 512), BF16, marks=gpu.NEEDS_CUDA),
+        (Heads(8, 1, 512), torch.float32),
+    ],
+    ids=str,
+)
+def test_windows_and_wide_heads(heads: Heads, dtype: torch.dtype) -> None:
+    """The heads of Gemma 3 and 4. Each row sees the last 1,000 tokens of its context, or all of them."""
+    torch.manual_seed(0)
+    size, window = 16, gpu.either(1000, 60)
+    lengths = np.array([1, 17, window, window + 1, *gpu.either((1030, 9000), (75,))])
+    width = int(-(-lengths.max() // size))
+    tables = np.random.default_rng(0).permutation(width * len(lengths)).reshape(len(lengths), width)
+    kv = torch.randn(tables.size, size, 2, heads.kv, heads.dim, device=DEVICE).to(dtype)
+    query = torch.randn(len(lengths), heads.query, heads.dim, device=DEVICE).to(dtype)
+    for firsts in (np.zeros_like(lengths), np.maximum(0, lengths - window)):
+        on_gpu = [torch.from_numpy(array).to(DEVICE) for array in (tables, lengths, firsts)]
+        pieces = pieces_of(heads, firsts, lengths)
+        decodes = Decodes(0, on_gpu[0], on_gpu[1], int(lengths.max()), None, None, on_gpu[2], pieces)
+        plan = AttentionPlan(torch.zeros(0), (decodes,), ())
+        ours = kernels().attend(query, kv, plan, heads.dim**-0.5)
+        for row, (first, length) in enumerate(zip(firsts, lengths, strict=True)):
+            flat = kv[on_gpu[0][row]].flatten(0, 1)[first:length]
+            theirs = reference.attention(
+                query[row : row + 1], flat[:, 0], flat[:, 1], heads.dim**-0.5, int(length - first) - 1
+            )
+            tolerance = 0.02 if dtype is BF16 else 1e-4
+            torch.testing.assert_close(ours[row : row + 1], theirs, atol=tolerance, rtol=tolerance)
+
+
+@gpu.NEEDS_CUDA
+def test_a_rows_attention_has_the_same_bits_beside_a_long_context() -> None:
+    torch.manual_seed(0)
+    heads, size = Heads(28, 4, 128), 16
+    lengths = np.array([500, 30_000, 1234])
+    width = int(-(-lengths.max() // size))
+    tables = torch.randperm(3 * width, device=DEVICE).view(3, width)
+    kv = torch.randn(3 * width, size, 2, heads.kv, heads.dim, device=DEVICE).to(BF16)
+    query = torch.randn(3, heads.query, heads.dim, device=DEVICE).to(BF16)
+
+    def attend(rows: list[int]) -> torch.Tensor:
+        chosen = lengths[rows]
+        pieces = pieces_of(heads, np.zeros_like(chosen), chosen)
+        on_gpu = torch.from_numpy(chosen).to(DEVICE)
+        decodes = Decodes(0, tables[rows], on_gpu, int(chosen.max()), None, None, None, pieces)
+        attention: torch.Tensor = kernels().attend(
+            query[rows], kv, AttentionPlan(torch.zeros(0), (decodes,), ()), 0.1
+        )
+        return attention
+
+    together = attend([0, 1, 2])
+    for row in range(3):
+        assert torch.equal(attend([row])[0], together[row])
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
@@ -151,7 +220,7 @@ def test_torch_uses_flashattention_for_groups_of_patches(dim: int) -> None:
     torch.testing.assert_close(*outs, atol=0.02, rtol=0.02)
 
 
-def test_norms_gated_silu_and_rotation() -> None:
+def test_norms_gated_activations_and_rotation() -> None:
     from fovea.kernels.triton import rows as triton_rows
 
     torch.manual_seed(0)
@@ -159,31 +228,40 @@ def test_norms_gated_silu_and_rotation() -> None:
     x, delta, weight = (
         torch.randn(*shape, device=DEVICE).to(BF16) for shape in ((rows, 3584), (rows, 3584), (3584,))
     )
-    total, normal = triton_rows.add_rms_norm(x, delta, weight, 1e-6)
-    torch.testing.assert_close(total, x + delta)
-    assert gpu.relative_error(normal, reference.rms_norm(x + delta, weight, 1e-6)) < bound
-    assert gpu.relative_error(triton_rows.silu_mul(x), finish(x, "silu", True, None)) < bound
+    for inner in (None, weight):
+        for centered in (False, True):
+            sums = [
+                each.add_norm(x, delta, inner, weight, 1e-6, centered=centered) for each in (kernels(), PLAIN)
+            ]
+            for ours, theirs in zip(*sums, strict=True):
+                assert gpu.relative_error(ours, theirs) < bound
+    for activation in ("silu", "gelu", "gelu_pytorch_tanh"):
+        ours = triton_rows.gate(x, activation)
+        assert gpu.relative_error(ours, finish(x, activation, True, None)) < bound
     qkv = torch.randn(rows, 36, 128, device=DEVICE).to(BF16)
-    angle = torch.randn(rows, 1, 64, device=DEVICE).repeat(1, 1, 2)
+    angle = torch.randn(rows, 1, 64, device=DEVICE)
     norms = (weight[:128].contiguous(), weight[128:256].contiguous())
     pools = [torch.zeros(9, 16, 2, 4, 128, device=DEVICE, dtype=BF16) for _ in range(2)]
     slots = torch.randperm(144, device=DEVICE)[:rows]
-    queries = [
-        each.rotate_store(qkv.clone(), 28, angle.cos(), angle.sin(), norms, 1e-6, pool, slots)
-        for each, pool in zip((kernels(), PLAIN), pools, strict=True)
-    ]
-    assert gpu.relative_error(*queries) < bound
-    assert gpu.relative_error(*pools) < bound
+    for rotated, options in ((64, {}), (16, {"centered": True}), (64, {"value_norm": norms[0]})):
+        turn = angle[..., :rotated].repeat(1, 1, 2)
+        queries = [
+            each.rotate_store(qkv.clone(), 28, turn.cos(), turn.sin(), norms, 1e-6, pool, slots, **options)
+            for each, pool in zip((kernels(), PLAIN), pools, strict=True)
+        ]
+        assert gpu.relative_error(*queries) < bound
+        assert gpu.relative_error(*pools) < bound
 
 
-def test_graphs_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", gpu.either(["llava", "gemma3", "gemma4"], ["llava"]))
+def test_graphs_change_no_answer(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten requests at once, in float32, that end at different times.
 
     They run with recorded graphs, with padded batches that are not recorded, and with neither.
     """
     kernels()
     monkeypatch.setattr(parts, "TEXT_LAYERS", gpu.either(parts.TEXT_LAYERS, 1))
-    folder, count, side = write("llava", tmp_path), gpu.either(10, 2), gpu.either(256, 64)
+    folder, count, side = write(family, tmp_path), gpu.either(10, 2), gpu.either(256, 64)
     texts = ["what?", "describe", "the red", "please", "is it?"] * 2
     prompts = [ask(text, picture(1, side, side)) for text in texts[:count]]
     lengths = [gpu.either(24, 2) + 3 * number for number in range(count)]

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from fovea.engine.schedule import decode_batches
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
+from fovea.kernels.activation import ACTIVATIONS, finish
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
 from fovea.kernels.torch_kernels import PLAIN
@@ -52,24 +54,39 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 @TYPES
 def test_norms(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, delta, weight = (
-        torch.randn(3, 40).to(dtype) * 5,
-        torch.randn(3, 40).to(dtype),
-        torch.randn(40).to(dtype),
-    )
+    x, weight = torch.randn(3, 40).to(dtype) * 5, torch.randn(40).to(dtype)
     close(triton_rows.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
-    total, normal = triton_rows.add_rms_norm(x, delta, weight, 1e-5)
-    close(total, x + delta)
-    close(normal, reference.rms_norm(x + delta, weight, 1e-5))
+    centered = triton_rows.rms_norm(x, weight, 1e-5, centered=True)
+    close(centered, reference.centered_rms_norm(x, weight, 1e-5))
     heads = torch.randn(2, 3, 40).to(dtype)
     close(triton_rows.rms_norm(heads, weight, 1e-5), reference.rms_norm(heads, weight, 1e-5))
 
 
 @TYPES
-def test_gated_silu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize(
+    "parts", [("outer",), ("inner",), ("inner", "outer"), ("inner", "factor")], ids="+".join
+)
+def test_sums_with_norms_before_and_after_them(
+    dtype: torch.dtype, centered: bool, parts: tuple[str, ...]
+) -> None:
+    torch.manual_seed(0)
+    x, y = (torch.randn(3, 40).to(dtype) * 5 for _ in range(2))
+    sizes = {"inner": 40, "outer": 40, "factor": 1}
+    given = {name: torch.randn(size).to(dtype) for name, size in sizes.items() if name in parts}
+    options = {"inner": None, "outer": None, **given, "eps": 1e-5, "centered": centered}
+    ours, theirs = KERNELS.add_norm(x, y, **options), PLAIN.add_norm(x, y, **options)
+    for mine, other in zip(ours, theirs, strict=True):
+        close(mine, other)
+
+
+@TYPES
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_activations(activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_rows, "GATE_TILE", 16)
     x = torch.randn(3, 2 * 40, generator=torch.Generator().manual_seed(0)).to(dtype)
-    close(triton_rows.silu_mul(x), torch.nn.functional.silu(x[:, :40]) * x[:, 40:])
+    x[0, :8] *= 100  # the exponentials of these are infinite
+    close(triton_rows.gate(x, activation), finish(x, activation, True, None))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -96,6 +113,33 @@ def test_queries_and_keys_are_rotated_and_keys_and_values_are_stored(dtype: torc
     arguments = [(qkv.clone(), heads, angle.cos(), angle.sin(), weights, 1e-6, pool, slots) for pool in pools]
     close(KERNELS.rotate_store(*arguments[0]), PLAIN.rotate_store(*arguments[1]))
     close(pools[0], pools[1])
+
+
+@TYPES
+@pytest.mark.parametrize("kind", ["centered", "values have a norm", "values are keys", "only queries"])
+def test_other_kinds_of_heads(dtype: torch.dtype, kind: str) -> None:
+    """Ten of 24 numbers are rotated. The rows are a part of longer ones, as beside the gates of Qwen3.5."""
+    torch.manual_seed(0)
+    heads, kv_heads, dim, rotary = 3, 2, 24, 10
+    only, shared = kind == "only queries", kind == "values are keys"
+    present = heads + (0 if only else kv_heads if shared else 2 * kv_heads)
+    rows = torch.randn(4, present * dim + 7).to(dtype)
+    angle = torch.randn(4, 1, rotary // 2).repeat(1, 1, 2)
+    weights = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype))
+    options = {
+        "centered": kind == "centered",
+        "value_norm": torch.ones(dim, dtype=dtype) if shared or "norm" in kind else None,
+    }
+    slots, found = torch.tensor([9, 2, 0, 5]), []
+    for kernels in (KERNELS, PLAIN):
+        kv = torch.zeros(3, 4, 2, kv_heads, dim, dtype=dtype)
+        qkv = rows.clone()[:, :-7].view(4, present, dim)
+        store = (None, None) if only else (kv, slots)
+        query = kernels.rotate_store(qkv, heads, angle.cos(), angle.sin(), weights, 1e-6, *store, **options)
+        found.append((query, kv))
+    close(found[0][0], found[1][0])
+    close(found[0][1], found[1][1])
+    assert bool(found[1][1].any()) != only
 
 
 def planner(heads: int, kv_heads: int, dim: int, size: int) -> GroupPlanner:
@@ -202,14 +246,41 @@ def test_more_rows_than_fit_into_a_group_and_groups_that_are_padding() -> None:
         torch.cat((group.shared.members, torch.full((2, rows), -1))),
         torch.cat((group.shared.lengths, torch.zeros(2, dtype=torch.long))),
     )
-    more = attention_plan.Decodes(0, group.tables, group.lengths, group.length, None, padded)
+    more = replace(group, shared=padded)
     again = attention_plan.AttentionPlan(plan.slots, (more,), ())
     torch.testing.assert_close(KERNELS.attend(query, kv, again, 0.3), before, atol=0, rtol=0)
 
 
-def test_splits_occupy_the_gpu() -> None:
-    assert [triton_decode.splits(rows, 8, 132) for rows in (1, 2, 8, 64)] == [32, 16, 4, 1]
-    assert triton_decode.splits(1, 1, 132) == triton_decode.MAX_SPLITS
+def test_a_rows_result_has_the_same_bits_whichever_rows_are_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Contexts were once cut into fewer parts in larger batches."""
+    monkeypatch.setattr(triton_decode, "LEAST_TOKENS", 64)
+    monkeypatch.setattr(triton_decode, "TOKENS_PER_QUERY", 1)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(1)).tolist()
+    work = [item(0, order[:25], 390, 1), item(1, order[25:30], 70, 1), item(2, order[30:50], 310, 1)]
+    torch.manual_seed(0)
+    kv, query = torch.randn(60, 16, 2, 2, 24), torch.randn(3, 6, 24)
+    plans = planner(6, 2, 24, 16)
+    together = KERNELS.attend(query, kv, plans.plan(work), 0.3)
+    for row, each in enumerate(work):
+        alone = plans.plan([each])
+        pieces = alone.decodes[0].pieces
+        assert pieces is not None
+        assert len(pieces.own) == -(-each.stop // 64)
+        assert torch.equal(KERNELS.attend(query[row : row + 1], kv, alone, 0.3)[0], together[row])
+
+
+def test_fewer_programs_than_pieces_compute_several_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_decode, "LEAST_TOKENS", 64)
+    monkeypatch.setattr(triton_decode, "TOKENS_PER_QUERY", 1)
+    work = [item(row, list(range(10 * row, 10 * row + 10)), 150 + row, 1) for row in range(3)]
+    torch.manual_seed(0)
+    kv, query = torch.randn(30, 16, 2, 2, 24), torch.randn(3, 6, 24)
+    plan = planner(6, 2, 24, 16).plan(work)
+    many = KERNELS.attend(query, kv, plan, 0.3)
+    monkeypatch.setattr(triton_decode, "programs", lambda *_: 2)
+    assert torch.equal(KERNELS.attend(query, kv, plan, 0.3), many)
 
 
 def test_triton_without_a_gpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,14 +318,14 @@ def test_every_launch_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
     )
     assert process.returncode == 0, process.stderr
     launches = json.loads(process.stdout)
-    kernels = ["_rms_norm", "_silu_mul", "_rotate_store", "_own_split", "_merge", "_shared_split"]
+    kernels = ["_add_norm", "_gate", "_rotate_store", "_own_pieces", "_merge", "_shared_pieces"]
     kernels += ["_multiply", "_add_splits", "_unpack", "_round_rows"]
     assert list(dict.fromkeys(launch["kernel"] for launch in launches)) == kernels
-    assert {launch["type"] for launch in launches if launch["kernel"] == "_own_split"} == {"*bf16", "*fp32"}
+    assert {launch["type"] for launch in launches if launch["kernel"] == "_own_pieces"} == {"*bf16", "*fp32"}
     assert max(launch["shared_bytes"] for launch in launches) <= HOPPER_SHARED_BYTES
-    norm, odd = launches[0], [each for each in launches if each["kernel"] == "_own_split"][-1]
-    assert norm["hints"] == ["x", "delta", "weight", "total", "out", "width"]
+    norm = launches[0]
+    odd = [launch for launch in launches if launch["kernel"] == "_own_pieces"][-1]
+    assert norm["hints"] == ["x", "y", "inner", "outer", "factor", "total", "out", "width"]
     assert norm["wide"] > 0, "without the hints no row is read 16 bytes at a time"
-    assert odd["kernel"] == "_own_split"
     assert odd["ones"] == ["kv_heads"]
     assert "dim" not in odd["hints"]

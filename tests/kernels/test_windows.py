@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 import pytest
 import torch
@@ -81,6 +82,29 @@ def check(
 
 
 KINDS = [("torch", torch.float32), ("native", torch.bfloat16)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 8, 21, 100, 1000])
+def test_tritons_decodes_begin_where_the_window_does(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes of several lengths, of which some are cut into pieces, beside a chunk of a prompt."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("there is a GPU: tests/gpu runs these kernels on it")
+    from fovea.kernels.triton import decode as triton_decode
+    from fovea.kernels.triton.kernels import TritonKernels
+
+    monkeypatch.setattr(triton_decode, "LEAST_TOKENS", 64)
+    monkeypatch.setattr(triton_decode, "TOKENS_PER_QUERY", 1)
+    starts, lengths = [7, 130, 199, 0, 44], [8, 131, 200, 1, 49]
+    work = [
+        Work(seq, start, seq.length - start)
+        for seq, start in zip(sequences(lengths, window, starts), starts, strict=True)
+    ]
+    kernels = TritonKernels(torch.device("cpu"))
+    assert kernels.attends_in_place(32, window=True)
+    check(kernels, torch.float32, Heads(4, 2, 32), window, work, images=False)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=["torch", "native"])

@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from fovea.kernels.attention import Decodes, PrefixGroups
+from fovea.kernels.attention import Decodes, Heads, Pieces, PrefixGroups
 from fovea.kernels.quantize import FP8, INT4, INT8
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import products as triton_products
@@ -30,13 +30,18 @@ from fovea.kernels.triton import rows as triton_rows
 SHAPES = (
     ((28, 4, 128), torch.bfloat16),
     ((28, 4, 128), torch.float32),
+    ((8, 4, 256), torch.bfloat16),
+    ((16, 2, 512), torch.bfloat16),
+    ((16, 2, 512), torch.float32),
     ((6, 1, 72), torch.bfloat16),
 )
 """Query heads, KV heads, size of a head, and type of numbers.
 
-They are those of a 7 B model, and of one with a size that 16 does not divide.
+They are those of a 7 B model, of two with wide heads (Gemma 3 and 4), and of one with a size that 16 does not
+divide.
 """
 ROWS, SIZE, BLOCKS, TABLE, PROCESSORS = 8, 16, 64, 32, 132
+LONGEST = TABLE * SIZE
 
 
 class HopperDriver:
@@ -61,20 +66,36 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     width = heads * dim
     x, weight = torch.empty(ROWS, width, dtype=dtype), torch.empty(width, dtype=dtype)
     triton_rows.rms_norm(x, weight, 1e-6)
-    triton_rows.add_rms_norm(x, x, weight, 1e-6)
-    triton_rows.silu_mul(torch.empty(ROWS, 8 * width, dtype=dtype))
+    triton_rows.add_norm(x, x, None, weight, 1e-6)
+    triton_rows.add_norm(x, x, weight, weight, 1e-6, centered=True)
+    triton_rows.add_norm(x, x, weight, None, 1e-6, factor=weight[:1])
+    gated = torch.empty(ROWS, 8 * width, dtype=dtype)
+    for activation in ("silu", "gelu", "gelu_pytorch_tanh", "relu", "quick_gelu"):
+        triton_rows.gate(gated, activation)
     kv = torch.empty(BLOCKS, SIZE, 2, kv_heads, dim, dtype=dtype)
     qkv = torch.empty(ROWS, heads + 2 * kv_heads, dim, dtype=dtype)
     angle, slots = torch.empty(ROWS, 1, dim), torch.zeros(ROWS, dtype=torch.long)
     norms = torch.empty(dim, dtype=dtype), torch.empty(dim, dtype=dtype)
     triton_rows.rotate_store(qkv, heads, angle, angle, None, 1e-6, kv, slots)
+    half = torch.empty(ROWS, 1, dim // 2)
+    triton_rows.rotate_store(qkv, heads, half, half, norms, 1e-6, kv, slots, centered=True)
+    triton_rows.rotate_store(qkv[:, :heads], heads, angle, angle, norms, 1e-6, None, None)
+    keys = qkv[:, : heads + kv_heads]
+    triton_rows.rotate_store(keys, heads, angle, angle, norms, 1e-6, kv, slots, value_norm=norms[0])
     query = triton_rows.rotate_store(qkv, heads, angle, angle, norms, 1e-6, kv, slots)
     members = torch.zeros(1, triton_decode.shared_rows(heads // kv_heads), dtype=torch.long)
     for rows, shares in ((1, None), (ROWS, PrefixGroups(slots, members, slots[:1]))):
         tables = torch.zeros(rows, TABLE, dtype=torch.long)
-        decodes = Decodes(0, tables, slots[:rows], TABLE * SIZE, None, shares)
-        count = triton_decode.splits(rows, kv_heads, PROCESSORS)
-        triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, count, torch.empty_like(query[:rows]))
+        rule = triton_decode.cutting(Heads(heads, kv_heads, dim), PROCESSORS)
+        groups = 0 if shares is None else 1
+        arrays = {
+            name: torch.zeros(shape, dtype=torch.long)
+            for name, shape in rule.shapes(rows, LONGEST, groups, 4).items()
+        }
+        pieces = Pieces.of(arrays, rule, rule.room(rows, LONGEST, shared=groups > 0))
+        decodes = Decodes(0, tables, slots[:rows], LONGEST, None, shares, None, pieces)
+        out = torch.empty_like(query[:rows])
+        triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, PROCESSORS, out)
     launch_products(width, dtype)
 
 

@@ -151,7 +151,7 @@ def assemble(
         host_blocks=slots,
         state_slots=states,
         slower=slower,
-        padding=None if padding is None else padding.fit(blocks, info.max_context),
+        padding=None if padding is None else padding.fit((sizes.blocks, sizes.window), info.max_context),
         encoder_graphs=config.model.decode_graphs == "auto" and model.device.type == "cuda",
         encode=encoder.slices,
     )

@@ -8,12 +8,14 @@ Each chunk is a call of its own with a causal mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from fovea.kernels.pieces import Cutting
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,35 @@ class PrefixGroups:
 
 
 @dataclass(frozen=True, slots=True)
+class Pieces:
+    """The contexts of B decodes, cut into pieces, see `kernels.pieces`. A piece gives results for its rows.
+
+    counts: (2,), numbers of pieces in `own` and in `together`. Entries after these mean nothing.
+    bounds: (B + 1,), first result of each row, and the end of the last row's. The results of a prefix that
+        a row shares come after those of the tokens that it reads itself.
+    own: (P, 4), row, first token, end, number of the result.
+    together: (Q, 4), prefix group, first token, end, number of the result from the end of a member's results
+        on, which is negative; None: there are no groups.
+    room: number of results for which there is room.
+    most: most results of a row.
+    """
+
+    counts: Tensor
+    bounds: Tensor
+    own: Tensor
+    together: Tensor | None
+    room: int
+    most: int
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Tensor], rule: Cutting, room: int) -> Pieces:
+        """Return pieces from their arrays by name. rule: how contexts were cut."""
+        together = parts.get("together")
+        most = rule.most * (1 if together is None else 2)
+        return cls(parts["counts"], parts["bounds"], parts["own"], together, room, most)
+
+
+@dataclass(frozen=True, slots=True)
 class Decodes:
     """B consecutive rows of a step, each the newest token of its sequence.
 
@@ -77,6 +108,7 @@ class Decodes:
     mask: (B, 1, 1, L), additive; None: all contexts have length L, or the kernels read pages in place.
     shared: rows that read common blocks together; None: every row reads all of its blocks itself.
     firsts: (B,), first token that each row sees; None: all of its context.
+    pieces: the parts into which the work is divided; None: the kernels divide it themselves.
     """
 
     row: int
@@ -86,6 +118,7 @@ class Decodes:
     mask: Tensor | None
     shared: PrefixGroups | None = None
     firsts: Tensor | None = None
+    pieces: Pieces | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.attention import AttentionPlan, Heads
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import Format
 from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
@@ -191,6 +192,13 @@ class Kernels(Protocol):
         """
         ...
 
+    def cutting(self, heads: Heads) -> Cutting | None:
+        """Return how the contexts of decodes are cut into pieces; None: the kernels divide the work alone.
+
+        Called only if decodes read keys and values in place.
+        """
+        ...
+
     def shared_rows(self, group: int) -> int:
         """Return how many rows at most read their common first blocks together; 0: every row reads its own.
 
@@ -204,6 +212,26 @@ class Kernels(Protocol):
         """Return x (..., width) divided by its root mean square per row, times weight (width,).
 
         centered: times 1 + weight instead, and the result is rounded once, not also before that factor.
+        """
+        ...
+
+    def add_norm(
+        self,
+        x: Tensor,
+        y: Tensor,
+        inner: Tensor | None,
+        outer: Tensor | None,
+        eps: float,
+        *,
+        centered: bool = False,
+        factor: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (x + norm(y)) * factor, and the norm of that; x and y are (rows, width).
+
+        inner: weight of the norm of y (width,); None: y is added as it is.
+        outer: weight of the norm of the result; None: the result is returned twice.
+        eps, centered: see `rms_norm`, of both norms.
+        factor: one number (1,); None: 1.
         """
         ...
 
@@ -226,22 +254,24 @@ class Kernels(Protocol):
         sin: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         eps: float,
-        kv: Tensor,
-        slots: Tensor,
+        kv: Tensor | None,
+        slots: Tensor | None,
         *,
         centered: bool = False,
+        value_norm: Tensor | None = None,
     ) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values, return the queries (T, heads, D).
 
         qkv: (T, heads + 2 * Hkv, D), queries before keys before values. It may be overwritten, and the result
-            may be a part of it.
+            may be a part of it. With heads + Hkv, values are the keys before their norm and rotation.
         heads: number of query heads.
         cos, sin: (T, 1, R) float32, contiguous. The first R numbers of each head are rotated; R is at most D.
         norms: weights (D,) of the norms of queries and keys; None: no norms.
         eps: constant of the norms.
         centered: the kind of these norms, see `rms_norm`.
-        kv: (blocks, block_size, 2, Hkv, D), contiguous.
-        slots: (T,) int64, slot of each token's keys and values: block * block_size + offset.
+        kv: (blocks, block_size, 2, Hkv, D), contiguous; None: there are only queries, and nothing is stored.
+        slots: (T,) int64, slot of each token's keys and values: block * block_size + offset. None without kv.
+        value_norm: weight (D,) of the norm of values, which is not centered; None: they have none.
         """
         ...
 

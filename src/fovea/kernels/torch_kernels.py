@@ -5,7 +5,7 @@ The second part are layers with a state: short convolutions and the gated delta 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from fovea.kernels import NO_SLOT, reference
 from fovea.kernels.activation import ACTIVATIONS, finish
-from fovea.kernels.attention import attend, store
+from fovea.kernels.attention import Heads, attend, store
 from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.instruction_sets import has_bf16_units
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import FP8, Format, Fp8Product, TorchQuantizedProduct
 from fovea.kernels.spans import attend_each
 from fovea.kernels.states import Decodes, StatePlan, StateRun
@@ -214,6 +215,9 @@ class TorchKernels:
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         return False
 
+    def cutting(self, heads: Heads) -> Cutting | None:
+        return None
+
     def shared_rows(self, group: int) -> int:
         return 0
 
@@ -226,10 +230,21 @@ class TorchKernels:
         x[:, :count] = reference.rotate(x[:, :count], cos, sin)
         return x
 
+    def add_norm(
+        self, x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *,
+        centered: bool = False, factor: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor)
+
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
-        eps: float, kv: Tensor, slots: Tensor, *, centered: bool = False,
+        eps: float, kv: Tensor | None, slots: Tensor | None, *, centered: bool = False,
+        value_norm: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
+        if kv is None or slots is None:
+            query = qkv if norms is None else self.rms_norm(qkv, norms[0], eps, centered=centered)
+            return reference.rotate(query, cos, sin)
+        qkv = with_values(self.rms_norm, qkv, heads, kv.shape[3], value_norm, eps)
         rotated_heads = heads + kv.shape[3]
         qk, value = qkv[:, :rotated_heads], qkv[:, rotated_heads:]
         if norms is not None:
@@ -245,6 +260,32 @@ class TorchKernels:
         rows = qkv.view(groups, -1, 3, heads, qkv.shape[2])[:, :, :, part]
         output = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
         out.view(groups, -1, heads, qkv.shape[2])[:, :, part] = output.transpose(1, 2)
+
+
+def add_norm(
+    norm: Callable[..., Tensor], x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None,
+    eps: float, *, centered: bool, factor: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Do the work of `kernels.base.Kernels.add_norm` in steps. norm: the `rms_norm` of a set of kernels."""
+    total = x + (y if inner is None else norm(y, inner, eps, centered=centered))
+    if factor is not None:
+        total = total * factor
+    return total, total if outer is None else norm(total, outer, eps, centered=centered)
+
+
+def with_values(
+    norm: Callable[..., Tensor], qkv: Tensor, heads: int, kv_heads: int, weight: Tensor | None, eps: float
+) -> Tensor:
+    """Add the values to rows of queries and keys, or normalise the values that are there.
+
+    norm: the `rms_norm` of a set of kernels. weight: of the norm of values; None: they have none.
+    """
+    if weight is None and qkv.shape[1] == heads + 2 * kv_heads:
+        return qkv
+    values = qkv[:, -kv_heads:]
+    if weight is not None:
+        values = norm(values, weight, eps)
+    return torch.cat((qkv[:, : heads + kv_heads], values), dim=1)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -10,11 +10,14 @@ import pytest
 from fovea.core.sampling import SamplingParams
 from fovea.engine.execute import decode_rows
 from fovea.engine.execute.attention_plan import slots
-from fovea.engine.execute.decode_rows import DecodeInputs, DecodeRows, only_decodes
+from fovea.engine.execute.decode_rows import DecodeRows, only_decodes
+from fovea.engine.kv.blocks import GONE
+from fovea.engine.schedule.decode_batches import DecodeInputs, first_block
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 
-SIZE = 4
+SIZE, WINDOW = 4, 70
+"""Block size, and a window that is longer than the 64 tokens to whose multiples tables are aligned."""
 
 
 def delta(name: str) -> int:
@@ -25,7 +28,14 @@ def sequence(name: str, length: int, blocks: list[int]) -> Sequence:
     """A sequence that decodes: all of its tokens but the newest are computed."""
     seq = Sequence(name, [1] * (length - 1), SamplingParams(), 999, computed_tokens=length - 1, blocks=blocks)
     seq.append([length])
+    seq.window_blocks = [block + 10_000 for block in blocks]
     return seq
+
+
+def forget(seq: Sequence) -> None:
+    """Blocks behind the window of the next token are gone, as after each step."""
+    for index in range(max(0, seq.computed_tokens - WINDOW + 1) // SIZE):
+        seq.window_blocks[index] = GONE
 
 
 def work_of(seqs: list[Sequence]) -> list[Work]:
@@ -38,12 +48,24 @@ def check(inputs: DecodeInputs, work: list[Work], axes: int) -> None:
     assert inputs.ids.tolist() == [item.seq.tokens(item.start, item.stop)[0] for item in work]
     positions = [place + delta(item.seq.id) for place, item in zip(places, work, strict=True)]
     assert inputs.positions.tolist() == ([positions] * axes if axes else positions)
-    assert inputs.slots.tolist() == slots(work, SIZE).tolist()
-    assert inputs.lengths.tolist() == [place + 1 for place in places]
-    assert inputs.tables.shape == (len(work), -(-max(inputs.lengths) // SIZE))
-    for row, item in zip(inputs.tables, work, strict=True):
+    whole, windowed = inputs.groups
+    assert whole.slots.tolist() == slots(work, SIZE).tolist()
+    assert whole.lengths.tolist() == [place + 1 for place in places]
+    assert whole.tables.shape == (len(work), -(-max(whole.lengths) // SIZE))
+    assert windowed.slots.tolist() == slots(work, SIZE, windowed=True).tolist()
+    assert windowed.firsts is not None
+    for number, item in enumerate(work):
         count = -(-item.stop // SIZE)
-        assert row[:count].tolist() == item.seq.blocks[:count]
+        assert whole.tables[number, :count].tolist() == item.seq.blocks[:count]
+        begin = int(first_block(item.start, WINDOW, SIZE))
+        visible = max(0, item.stop - WINDOW)
+        assert windowed.lengths[number] == item.stop - begin * SIZE
+        assert windowed.firsts[number] == visible - begin * SIZE
+        seen = slice(visible // SIZE, count)
+        assert GONE not in item.seq.window_blocks[seen]
+        row = windowed.tables[number, visible // SIZE - begin : count - begin]
+        assert row.tolist() == item.seq.window_blocks[seen]
+    assert windowed.tables.min() >= 0
 
 
 @pytest.mark.parametrize("axes", [0, 3])
@@ -52,12 +74,12 @@ def test_arrays_are_those_of_the_sequences(seed: int, axes: int, monkeypatch: py
     """Sequences get tokens, blocks and drafts, change their order, leave, join, and come back preempted."""
     monkeypatch.setattr(decode_rows, "ROOM", 1)
     dice = random.Random(seed)
-    rows = DecodeRows(SIZE, axes, delta)
+    rows = DecodeRows(SIZE, axes, delta, (None, WINDOW))
     names, blocks = iter(range(10_000)), iter(range(10_000))
     seqs: list[Sequence] = []
 
     def join() -> None:
-        length = dice.randint(2, 30)
+        length = dice.choice((dice.randint(2, 30), dice.randint(60, 150)))
         seqs.append(sequence(str(next(names)), length, [next(blocks) for _ in range(-(-length // SIZE))]))
 
     for _ in range(60):
@@ -70,10 +92,13 @@ def test_arrays_are_those_of_the_sequences(seed: int, axes: int, monkeypatch: py
         if dice.random() < 0.1:  # it was preempted, and its prefix was found again in other blocks
             seq = dice.choice(seqs)
             seq.blocks = [next(blocks) for _ in seq.blocks]
+            seq.window_blocks = [block + 10_000 for block in seq.blocks]
         for seq in seqs:
+            forget(seq)
             seq.drafts = [dice.randint(5, 9) for _ in range(dice.choice((0, 0, 0, 2)))]
             while len(seq.blocks) * SIZE < seq.length + len(seq.drafts):
                 seq.blocks.append(next(blocks))
+                seq.window_blocks.append(seq.blocks[-1] + 10_000)
         work = work_of(seqs)
         assert only_decodes(work)
         check(rows.update(work), work, axes)
@@ -86,11 +111,11 @@ def test_arrays_are_those_of_the_sequences(seed: int, axes: int, monkeypatch: py
 def test_tables_stay_while_nothing_changes() -> None:
     rows = DecodeRows(SIZE, 0, delta)
     seqs = [sequence(name, 5, [7, int(name)]) for name in ("3", "4")]
-    tables = rows.update(work_of(seqs)).tables
+    tables = rows.update(work_of(seqs)).groups[0].tables
     for seq in seqs:
         seq.append([0])
         seq.computed_tokens += 1
-    assert np.shares_memory(rows.update(work_of(seqs)).tables, tables)
+    assert np.shares_memory(rows.update(work_of(seqs)).groups[0].tables, tables)
 
 
 def test_a_step_that_does_more_than_decode_has_no_such_arrays() -> None:

@@ -17,6 +17,7 @@ from fovea.engine.schedule import decode_batches
 from tests.support.checkpoints import parts, write
 from tests.support.engines import all_at_once, ask, assert_idle, picture
 from tests.support.programs import need_kernels
+from tests.support.thorough import others_slow
 
 pytestmark = pytest.mark.kernels
 
@@ -37,7 +38,7 @@ TOGETHER = [
 
 def answers(folder: str, prompts: list[ChatPrompt], tokens: int, **settings: Any) -> list[tuple[int, ...]]:
     """Return the answers of requests that run together and end one by one, so every batch size occurs."""
-    with Engine.from_pretrained(folder, **SETTINGS, **settings) as engine:
+    with Engine.from_pretrained(folder, **(SETTINGS | settings)) as engine:
         with ThreadPoolExecutor(len(prompts)) as pool, all_at_once(engine, len(prompts)):
             futures = [
                 pool.submit(
@@ -57,7 +58,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     run = _Batch.run
 
     def recording_run(self: _Batch, ids: Any = None) -> Any:
-        steps.append((len(self.arrays["ids"]), "members" in self.arrays))
+        steps.append((len(self.arrays["ids"]), "members.0" in self.arrays))
         return run(self, ids)
 
     monkeypatch.setattr(_Batch, "run", recording_run)
@@ -73,6 +74,22 @@ def test_padding_changes_no_answer(sizes: list[tuple[int, bool]]) -> None:
     padded = {size for size, _ in sizes}
     assert padded <= {1, 2, 4, 8}
     assert max(padded) > 1, "no two requests shared a step"
+
+
+@pytest.mark.parametrize("family", others_slow(["gemma3", "gemma4"], ["gemma4"]))
+def test_padding_changes_no_answer_of_a_model_with_windows(
+    family: str, tmp_path: Path, sizes: list[tuple[int, bool]]
+) -> None:
+    """The answers are longer than the window, so blocks leave it and rows begin in the middle of a table."""
+    need_kernels()
+    folder = str(write(family, tmp_path))
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16", "block_size": 4, "kernels": "native", "max_step_tokens": 64
+    }  # fmt: skip
+    plain = answers(folder, PROMPTS[:4], 24, **settings)
+    assert not sizes
+    assert answers(folder, PROMPTS[:4], 24, **settings, decode_graphs="padded") == plain
+    assert max(size for size, _ in sizes) > 1, "no two requests shared a step"
 
 
 def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
@@ -106,6 +123,28 @@ def test_padding_changes_no_answer_on_tritons_kernels(
         == plain
     )
     assert (4, True) in sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_recorded_steps_change_no_answer_of_a_model_with_windows(
+    family: str, tmp_path: Path, sizes: list[tuple[int, bool]]
+) -> None:
+    """A stand-in for CUDA's graphs repeats what was recorded, whatever Python computes in a later step."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("there is a GPU: tests/gpu records these steps on it")
+    from tests.support import fake_cuda
+
+    folder = str(write(family, tmp_path))
+    prompts = [ask("the red circle is left of the blue square"), ask("please")]
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": 4, "max_step_tokens": 64, "max_running": 2}
+    plain = answers(folder, prompts, 5, **settings, kernels="torch")
+    assert not sizes
+    with fake_cuda.installed(graphs=True):
+        recorded = answers(folder, prompts, 5, **settings, kernels="triton", decode_graphs="padded")
+    assert recorded == plain
+    assert (2, False) in sizes
 
 
 def test_padding_needs_kernels_that_read_pages_in_place(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -10,18 +9,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.engine.execute.decode_rows import DecodeInputs
+from fovea.engine.execute.decode_rows import table
 from fovea.engine.layers.config import DecoderConfig, KVGroup
 from fovea.engine.layers.step import DecoderPlan, ImageRows
-from fovea.engine.schedule.decode_batches import find_prefix_groups, write_prefix_groups
+from fovea.engine.schedule.decode_batches import (
+    DecodeInputs,
+    GroupInputs,
+    find_prefix_groups,
+    first_block,
+    write_prefix_groups,
+)
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import ImageSpan
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, PrefixGroups
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Pieces, PrefixGroups
 from fovea.kernels.base import Kernels
+from fovea.kernels.pieces import Cutting, cut
 from fovea.kernels.states import StatePlan, StateRun, state_plan
+from fovea.kernels.transfer import to_device
 
-PANEL = 64
-"""Keys that the C++ kernels handle together."""
+Array = NDArray[np.int64]
 PADDING_RATIO, PADDING_SLACK = 2, 64
 """Limits of a group of decodes that share a padded length: ratio of their contexts, and extra tokens."""
 
@@ -63,7 +69,8 @@ class DecoderPlanner:
             these rows alone.
         decodes: inputs of a step that only decodes; None: the step also computes prompt tokens.
         """
-        attention = tuple(group.plan(work, decodes) for group in self._groups)
+        inputs = [None] * len(self._groups) if decodes is None else decodes.groups
+        attention = tuple(group.plan(work, own) for group, own in zip(self._groups, inputs, strict=True))
         singles = _singles(work, read) if self._reads_apart else []
         apart = tuple(group.plan(singles) for group in self._groups) if singles else attention
         return DecoderPlan(
@@ -85,6 +92,13 @@ class DecoderPlanner:
         return state_plan(runs, self._device)
 
 
+def most_shared_rows(kernels: Kernels, group: KVGroup) -> int:
+    """Return how many decodes at most read common first blocks together in a KV group; 0: none do."""
+    if group.window is not None or not group.layers:
+        return 0
+    return kernels.shared_rows(group.heads.query // group.heads.kv)
+
+
 class GroupPlanner:
     """Plans the attention of one KV group.
 
@@ -101,22 +115,21 @@ class GroupPlanner:
         dtype: torch.dtype,
     ) -> None:
         self._window = group.window
-        self._stride = PANEL // math.gcd(PANEL, block_size)
         self._whole_images = whole_images
         self._block_size, self._device, self._dtype = block_size, device, dtype
         self._in_place = kernels.attends_in_place(group.heads.dim, window=group.window is not None)
-        whole = self._window is None
-        self._shared_rows = kernels.shared_rows(group.heads.query // group.heads.kv) if whole else 0
+        self._cutting = kernels.cutting(group.heads) if self._in_place else None
+        self._shared_rows = most_shared_rows(kernels, group)
         self._least_rows = kernels.least_shared_rows
 
-    def plan(self, work: Sequence[Work], decodes: DecodeInputs | None = None) -> AttentionPlan:
+    def plan(self, work: Sequence[Work], decodes: GroupInputs | None = None) -> AttentionPlan:
         """Return the plan of a step.
 
         work: single tokens first, as `by_length` sorts them.
         decodes: inputs of a step that only decodes; None: the step also computes prompt tokens, or `work` is
             a part of it.
         """
-        if decodes is not None and self._in_place and self._window is None:
+        if decodes is not None and self._in_place:
             plan = self._padded(0, np.ascontiguousarray(decodes.tables), decodes.lengths)
             return AttentionPlan(self._tensor(decodes.slots), (plan,), ())
         singles = next((i for i, item in enumerate(work) if item.count != 1), len(work))
@@ -140,7 +153,7 @@ class GroupPlanner:
             None if limits is None else self._tensor(limits - before),
         )
 
-    def _limits(self, item: Work) -> NDArray[np.int64] | None:
+    def _limits(self, item: Work) -> Array | None:
         """First token that each row of a chunk sees, and the one after the last, (count, 2).
 
         None: each row sees all tokens up to itself. The tokens of an image see the image to its end.
@@ -158,15 +171,8 @@ class GroupPlanner:
         return limits
 
     def _begin(self, position: int) -> int:
-        """Number of the block with which the table for the token at `position` begins.
-
-        It is the first block that the token sees, or one before it: the order in which the C++ kernels add
-        the sums of a row depends on the place of each key in the table modulo PANEL.
-        """
-        if self._window is None:
-            return 0
-        first = max(0, position - self._window + 1) // self._block_size
-        return first - first % self._stride
+        """Number of the block with which the table for the token at `position` begins."""
+        return 0 if self._window is None else int(first_block(position, self._window, self._block_size))
 
     def _groups(self, singles: Sequence[Work]) -> tuple[Decodes, ...]:
         if not self._in_place:
@@ -187,22 +193,41 @@ class GroupPlanner:
             tables[number, : len(blocks)] = np.maximum(blocks, 0)
         return self._padded(row, tables, lengths)
 
-    def _padded(self, row: int, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> Decodes:
+    def _padded(self, row: int, tables: Array, lengths: Array) -> Decodes:
         """Return the plan of decodes from their block tables, padded to the longest, and their lengths."""
         firsts = None if self._window is None else np.maximum(0, lengths - self._window)
         mask = self._mask(lengths, firsts) if not self._in_place else None
         shared = self._prefix_groups(tables, lengths) if self._shared_rows else None
+        pieces = None
+        if self._cutting is not None:
+            pieces = self._pieces(self._cutting, lengths, firsts, shared)
         return Decodes(
             row,
             self._tensor(tables),
             self._tensor(lengths),
             int(lengths.max()),
             mask,
-            shared,
+            None if shared is None else PrefixGroups(*map(self._tensor, shared)),
             None if firsts is None else self._tensor(firsts),
+            pieces,
         )
 
-    def _mask(self, lengths: NDArray[np.int64], firsts: NDArray[np.int64] | None) -> Tensor | None:
+    def _pieces(
+        self, rule: Cutting, lengths: Array, firsts: Array | None, shared: tuple[Array, Array, Array] | None
+    ) -> Pieces:
+        """Cut the contexts of decodes. The arrays come to the device as one copy."""
+        room = rule.room(len(lengths), int(lengths.max()), shared=shared is not None)
+        if shared is not None:
+            found = cut(rule, shared[0], lengths, room, *shared[1:])
+        else:
+            found = cut(rule, np.zeros_like(lengths) if firsts is None else firsts, lengths, room)
+        arrays = found.arrays()
+        flat = self._tensor(np.concatenate([array.ravel() for array in arrays.values()]))
+        parts = torch.split(flat, [array.size for array in arrays.values()])
+        views = {name: part.view(arrays[name].shape) for name, part in zip(arrays, parts, strict=True)}
+        return Pieces.of(views, rule, found.results)
+
+    def _mask(self, lengths: Array, firsts: Array | None) -> Tensor | None:
         """Mask of contexts that are padded to the longest, (B, 1, 1, L); None: all are of that length."""
         places = np.arange(int(lengths.max()))[None, :]
         allowed = places < lengths[:, None]
@@ -212,9 +237,10 @@ class GroupPlanner:
             return None
         mask = torch.zeros(allowed.shape, dtype=self._dtype)
         hidden = ~torch.from_numpy(allowed)
-        return mask.masked_fill_(hidden, float("-inf"))[:, None, None].to(self._device)
+        return to_device(mask.masked_fill_(hidden, float("-inf"))[:, None, None], self._device)
 
-    def _prefix_groups(self, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> PrefixGroups | None:
+    def _prefix_groups(self, tables: Array, lengths: Array) -> tuple[Array, Array, Array] | None:
+        """Return the arrays of `PrefixGroups`; None: no rows share a prefix."""
         groups = find_prefix_groups(
             tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows
         )
@@ -224,10 +250,10 @@ class GroupPlanner:
         members = np.empty((len(groups), self._shared_rows), dtype=np.int64)
         prefixes = np.empty(len(groups), dtype=np.int64)
         write_prefix_groups(groups, self._block_size, starts, members, prefixes)
-        return PrefixGroups(self._tensor(starts), self._tensor(members), self._tensor(prefixes))
+        return starts, members, prefixes
 
-    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+    def _tensor(self, array: Array) -> Tensor:
+        return to_device(torch.from_numpy(array), self._device)
 
 
 def image_rows(
@@ -252,7 +278,8 @@ def _rows(rows: range, keys_values: tuple[Tensor, ...]) -> ImageRows:
     """The rows and the plan of their attention, which all layers share."""
     states, device = len(keys_values[0]), keys_values[0].device
     table = torch.zeros(1, dtype=torch.int64, device=device)
-    limits = torch.tensor([[0, states]], device=device).repeat(len(rows), 1)
+    limits = torch.zeros((len(rows), 2), dtype=torch.int64, device=device)
+    limits[:, 1] = states
     chunk = Chunk(0, len(rows), states - len(rows), table, limits)
     numbers = torch.arange(rows.start, rows.stop, device=device)
     return ImageRows(numbers, AttentionPlan(table[:0], (), (chunk,)), keys_values)
@@ -290,12 +317,7 @@ def _first(part: tuple[int, StateRun]) -> int:
     return part[0]
 
 
-def table(item: Work, *, windowed: bool = False) -> list[int]:
-    """Return the block table of a sequence. windowed: that of layers with a sliding window."""
-    return item.seq.window_blocks if windowed else item.seq.blocks
-
-
-def slots(work: Sequence[Work], block_size: int, *, windowed: bool = False) -> NDArray[np.int64]:
+def slots(work: Sequence[Work], block_size: int, *, windowed: bool = False) -> Array:
     """Return the KV slot of each row of the step: block * block_size + offset. windowed: see `table`."""
     parts = []
     for item in work:

@@ -14,38 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.engine.schedule.decode_batches import Padding, fill, find_prefix_groups, write_prefix_groups
+from fovea.engine.schedule.decode_batches import (
+    DecodeInputs,
+    GroupInputs,
+    GroupPadding,
+    Padding,
+    fill,
+    first_block,
+    of_group,
+)
 from fovea.engine.schedule.plan import Work
-from fovea.kernels.attention import AttentionPlan, Decodes, PrefixGroups
+from fovea.kernels.attention import AttentionPlan, Decodes, Pieces, PrefixGroups
 
 Array = NDArray[np.int64]
 ROOM = 64
 """Blocks for which tables have room beyond the longest context when they are made again."""
-
-
-class DecodeInputs(NamedTuple):
-    """The inputs of one step. They are valid until the next one.
-
-    ids: (B,) token ids.
-    positions: (B,), or (3, B) with M-RoPE.
-    slots: (B,) KV slots that the tokens are written to.
-    tables: (B, blocks of the longest context) block tables. Entries after a row's context mean nothing, but
-        are numbers of blocks.
-    lengths: (B,) context lengths, the new token included.
-    """
-
-    ids: Array
-    positions: Array
-    slots: Array
-    tables: Array
-    lengths: Array
 
 
 def only_decodes(work: Sequence[Work]) -> bool:
@@ -62,50 +52,106 @@ class DecodeRows:
     block_size: tokens per KV block.
     axes: coordinates of a position (M-RoPE); 0 for plain positions.
     delta_of: returns the offset from the place of a generated token to its position, by sequence id.
+    windows: the sliding window of each KV group; None: it has none.
     """
 
-    def __init__(self, block_size: int, axes: int, delta_of: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        axes: int,
+        delta_of: Callable[[str], int],
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
         self._size = block_size
         self._axes = axes
         self._delta_of = delta_of
-        # A sequence has one list of blocks as long as it runs, to which blocks are only added. So two rows
-        # have equal tables if they have the same list.
-        self._blocks: list[list[int]] = []
-        self._tables: Array = np.zeros((0, 0), dtype=np.int64)
-        self._filled = self._deltas = self._numbers = np.zeros(0, dtype=np.int64)
+        self._windows = windows
+        self._tables = [_BlockTables() for _ in windows]
+        self._deltas = np.zeros(0, dtype=np.int64)
 
     def update(self, work: Sequence[Work]) -> DecodeInputs:
         """Return the inputs of a step. work: single tokens of sequences that decode, or drafts of these."""
-        blocks = [item.seq.blocks for item in work]
-        if len(blocks) != len(self._blocks) or not all(map(is_, blocks, self._blocks)):
-            self._move(work, blocks)
         places = np.array([item.start for item in work], dtype=np.int64)
         index, offset = np.divmod(places, self._size)
-        self._fill(index + 1)
+        groups = []
+        for window, tables in zip(self._windows, self._tables, strict=True):
+            windowed = window is not None
+            before = tables.update([table(item, windowed=windowed) for item in work], index + 1)
+            if before is not None and not windowed:
+                self._move_deltas(work, before)
+            slots = tables.entries[tables.numbers, index] * self._size + offset
+            if window is None:
+                groups.append(GroupInputs(slots, tables.entries[:, : int(index.max()) + 1], places + 1))
+                continue
+            begins = first_block(places, window, self._size)
+            lengths = places + 1 - begins * self._size
+            groups.append(
+                GroupInputs(slots, tables.part(begins, index), lengths, np.maximum(0, lengths - window))
+            )
         positions = places + self._deltas
         return DecodeInputs(
             np.array([_token(item) for item in work], dtype=np.int64),
             positions[None].repeat(self._axes, 0) if self._axes else positions,
-            self._tables[self._numbers, index] * self._size + offset,
-            self._tables[:, : int(index.max()) + 1],
-            places + 1,
+            tuple(groups),
         )
 
-    def _move(self, work: Sequence[Work], blocks: list[list[int]]) -> None:
-        """Give the rows to other sequences, and keep the tables of sequences that stay."""
-        rows = {id(table): row for row, table in enumerate(self._blocks)}
-        before = np.array([rows.get(id(table), -1) for table in blocks])
+    def _move_deltas(self, work: Sequence[Work], before: Array) -> None:
+        """Give the rows to other sequences. before: the row in which each was; -1: in none."""
         known = before >= 0
-        filled, deltas = np.zeros((2, len(blocks)), dtype=np.int64)
-        filled[known] = self._filled[before[known]]
+        deltas = np.zeros(len(work), dtype=np.int64)
         deltas[known] = self._deltas[before[known]]
-        width = int(filled.max())
-        tables = np.zeros((len(blocks), width + ROOM), dtype=np.int64)
-        tables[known, :width] = self._tables[before[known], :width]
         for row in (~known).nonzero()[0].tolist():
             deltas[row] = self._delta_of(work[row].seq.id)
-        self._blocks, self._tables, self._filled, self._deltas = blocks, tables, filled, deltas
-        self._numbers = np.arange(len(blocks))
+        self._deltas = deltas
+
+
+class _BlockTables:
+    """The block tables of the latest step's rows in one KV group.
+
+    A sequence has one list of blocks as long as it runs, to which blocks are only added. So two rows have
+    equal tables if they have the same list. Blocks behind a window leave the list, but no row reads them.
+
+    entries: (B, blocks) the tables; numbers: (B,) the numbers of the rows.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[list[int]] = []
+        self._filled: Array = np.zeros(0, dtype=np.int64)
+        self.numbers: Array = np.zeros(0, dtype=np.int64)
+        self.entries: Array = np.zeros((0, 0), dtype=np.int64)
+
+    def update(self, blocks: list[list[int]], needed: Array) -> Array | None:
+        """Write what is missing of the rows' tables.
+
+        blocks: list of blocks of each row. needed: (B,) how many of them a row reads.
+        Returns the row in which each of them was, -1 for none; None: all are where they were.
+        """
+        before = None
+        if len(blocks) != len(self._blocks) or not all(map(is_, blocks, self._blocks)):
+            before = self._move(blocks)
+        self._fill(needed)
+        return before
+
+    def part(self, begins: Array, last: Array) -> Array:
+        """Return the tables from block `begins` to block `last` of each row, (B, blocks of the longest)."""
+        columns = begins[:, None] + np.arange(int((last - begins).max()) + 1)
+        columns = np.minimum(columns, self.entries.shape[1] - 1)
+        part: Array = np.maximum(self.entries[self.numbers[:, None], columns], 0)  # no row sees GONE blocks
+        return part
+
+    def _move(self, blocks: list[list[int]]) -> Array:
+        """Give the rows to other sequences, and keep the tables of sequences that stay."""
+        rows = {id(blocks): row for row, blocks in enumerate(self._blocks)}
+        before = np.array([rows.get(id(each), -1) for each in blocks])
+        known = before >= 0
+        filled = np.zeros(len(blocks), dtype=np.int64)
+        filled[known] = self._filled[before[known]]
+        width = int(filled.max())
+        entries = np.zeros((len(blocks), width + ROOM), dtype=np.int64)
+        entries[known, :width] = self.entries[before[known], :width]
+        self._blocks, self.entries, self._filled = blocks, entries, filled
+        self.numbers = np.arange(len(blocks))
+        return before
 
     def _fill(self, needed: Array) -> None:
         """Write the blocks that rows have got since they were written last. needed: entries of each row."""
@@ -113,12 +159,17 @@ class DecodeRows:
         if not missing:
             return
         width = int(needed.max())
-        if width > self._tables.shape[1]:
-            self._tables = np.pad(self._tables, ((0, 0), (0, width + ROOM - self._tables.shape[1])))
+        if width > self.entries.shape[1]:
+            self.entries = np.pad(self.entries, ((0, 0), (0, width + ROOM - self.entries.shape[1])))
         for row in missing:
             begin, end = self._filled[row], needed[row]
-            self._tables[row, begin:end] = self._blocks[row][begin:end]
+            self.entries[row, begin:end] = self._blocks[row][begin:end]
         self._filled[missing] = needed[missing]
+
+
+def table(item: Work, *, windowed: bool = False) -> list[int]:
+    """Return the block table of a sequence. windowed: that of layers with a sliding window."""
+    return item.seq.window_blocks if windowed else item.seq.blocks
 
 
 def _token(item: Work) -> int:
@@ -133,8 +184,8 @@ def _token(item: Work) -> int:
     return seq.drafts[ahead] if seq.drafts else 0
 
 
-Forward = Callable[[Tensor, Tensor, AttentionPlan], Tensor]
-"""Computes hidden states (T, hidden) from ids (T,), positions and an attention plan."""
+Forward = Callable[[Tensor, Tensor, tuple[AttentionPlan, ...]], Tensor]
+"""Computes hidden states (T, hidden) from ids (T,), positions and the attention plan of each KV group."""
 WARM_UPS = 2
 
 
@@ -162,16 +213,10 @@ class PaddedDecodes:
         rows: size of the batch, from `padding.size`.
         ids: (B,), the tokens on the device; None: those of `decodes`.
         """
-        padding, size = self.padding, self.padding.block_size
-        tables, lengths = decodes.tables, decodes.lengths
-        groups = find_prefix_groups(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
-        batch = self._batches[rows, bool(groups)]
-        fill(batch.arrays, padding, *decodes)
-        if groups:
-            write_prefix_groups(
-                groups, size, *(batch.arrays[name] for name in ("starts", "members", "prefixes"))
-            )
-        return batch.run(ids)[: len(lengths)]
+        prefixes = self.padding.prefix_groups(decodes)
+        batch = self._batches[rows, bool(prefixes)]
+        fill(batch.arrays, self.padding, decodes, prefixes)
+        return batch.run(ids)[: len(decodes.ids)]
 
 
 class _Batch:
@@ -188,17 +233,14 @@ class _Batch:
         self.arrays = layout.arrays(self._host.numpy())
         views = {name: self._device[where].view(shape) for name, (where, shape) in layout.parts().items()}
         self._ids = views["ids"]
-        together = PrefixGroups(views["starts"], views["members"], views["prefixes"]) if shared else None
-        longest = padding.width * padding.block_size
-        decodes = Decodes(0, views["tables"], views["lengths"], longest, None, together)
-        plan = AttentionPlan(views["slots"], (decodes,), ())
-        self._launch: Callable[[], Tensor] = lambda: forward(views["ids"], views["positions"], plan)
+        plans = tuple(
+            _plan(of_group(views, number), group, padding.block_size)
+            for number, group in enumerate(padding.groups)
+        )
+        self._launch: Callable[[], Tensor] = lambda: forward(views["ids"], views["positions"], plans)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._hidden: Tensor | None = None
-        nothing = np.zeros(0, dtype=np.int64)
-        fill(self.arrays, padding, nothing, nothing, nothing, nothing.reshape(0, 1), nothing)
-        if together is not None:
-            write_prefix_groups((), 1, *(self.arrays[name] for name in ("starts", "members", "prefixes")))
+        fill(self.arrays, padding, _nothing(padding))
         self._device.copy_(self._host)
 
     @torch.inference_mode()
@@ -235,3 +277,29 @@ class _Batch:
             return self._launch()
         self._graph.replay()
         return self._hidden
+
+
+def _plan(views: dict[str, Tensor], group: GroupPadding, block_size: int) -> AttentionPlan:
+    """Return the plan of one KV group in a batch, whose numbers are read on the device."""
+    shared = pieces = None
+    if "members" in views:
+        shared = PrefixGroups(views["starts"], views["members"], views["prefixes"])
+    longest = group.width * block_size
+    if group.cutting is not None:
+        room = group.cutting.room(len(views["slots"]), longest, shared=shared is not None)
+        pieces = Pieces.of(views, group.cutting, room)
+    decodes = Decodes(
+        0, views["tables"], views["lengths"], longest, None, shared, views.get("firsts"),
+        pieces,
+    )  # fmt: skip
+    return AttentionPlan(views["slots"], (decodes,), ())
+
+
+def _nothing(padding: Padding) -> DecodeInputs:
+    """Return the inputs of a step without rows."""
+    none = np.zeros(0, dtype=np.int64)
+    groups = (
+        GroupInputs(none, none.reshape(0, 1), none, none if group.windowed else None)
+        for group in padding.groups
+    )
+    return DecodeInputs(none, none, tuple(groups))

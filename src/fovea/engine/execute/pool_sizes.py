@@ -10,9 +10,10 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.core.hardware import available_memory
 from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.execute.attention_plan import most_shared_rows
 from fovea.engine.layers.config import DecoderConfig, KVGroup
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.schedule.decode_batches import Padding, padded_sizes
+from fovea.engine.schedule.decode_batches import GroupPadding, Padding, padded_sizes, window_width
 
 log = logging.getLogger("fovea.engine")
 
@@ -156,16 +157,23 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
 
 
 def _reads_more_than_kv(model: VisionLanguageModel) -> bool:
-    """Whether decodes read other memory than the KV of all tokens before them."""
+    """Whether decodes read other memory than the KV of tokens before them."""
     decoder = model.decoder.config
-    return decoder.stateful or decoder.window is not None or bool(decoder.cross_layers)
+    return decoder.stateful or bool(decoder.cross_layers)
+
+
+def _attends_in_place(model: VisionLanguageModel) -> bool:
+    return all(
+        model.kernels.attends_in_place(group.heads.dim, window=group.window is not None)
+        for group in model.decoder.config.kv_groups
+    )
 
 
 def graph_obstacle(model: VisionLanguageModel) -> str | None:
     """Return why the model's decode steps cannot be recorded as CUDA graphs; None: they can."""
     if _reads_more_than_kv(model):
-        return "the model has states, sliding windows or cross-attention"
-    if not model.kernels.attends_in_place(model.decoder.config.attention_heads.dim):
+        return "the model has states or cross-attention"
+    if not _attends_in_place(model):
         return "these kernels group decodes by length"
     return model.decoder.wait
 
@@ -181,11 +189,10 @@ def decode_padding(config: EngineConfig, model: VisionLanguageModel, max_context
     if mode == "padded":
         if _reads_more_than_kv(model):
             raise ConfigError(
-                "decode_graphs is 'padded'; models with states, sliding windows or cross-attention accept "
-                "auto and off",
+                "decode_graphs is 'padded'; models with states or cross-attention accept auto and off",
                 param="decode_graphs",
             )
-        if not model.kernels.attends_in_place(decoder.attention_heads.dim):
+        if not _attends_in_place(model):
             raise ConfigError(
                 "decode_graphs is 'padded', and these kernels group decodes by length; "
                 "accepted with triton, flashinfer and native kernels",
@@ -199,15 +206,24 @@ def decode_padding(config: EngineConfig, model: VisionLanguageModel, max_context
     elif obstacle := graph_obstacle(model):
         log.info("decode steps are not recorded as CUDA graphs: %s", obstacle)
         return None
-    heads = decoder.attention_heads
+    size = config.kv.block_size
+    width = -(-max_context // size)
+    groups = [
+        GroupPadding(
+            width if group.window is None else min(width, window_width(group.window, size)),
+            0,
+            group.window is not None,
+            model.kernels.cutting(group.heads),
+        )
+        for group in decoder.kv_groups
+    ]
     return Padding(
         sizes=padded_sizes(config.schedule.max_running),
-        width=-(-max_context // config.kv.block_size),
         axes=0 if model.merge is None else 3,
-        shared_rows=model.kernels.shared_rows(heads.query // heads.kv),
+        groups=tuple(groups),
+        shared_rows=most_shared_rows(model.kernels, decoder.kv_groups[0]),
         least_rows=model.kernels.least_shared_rows,
-        block_size=config.kv.block_size,
-        scrap=0,
+        block_size=size,
         launch_only=mode == "padded",
     )
 

@@ -89,9 +89,9 @@ class Runner:
         self.block_size = block_size
         self.slower = slower or SlowerTiers()
         config = model.decoder.config
-        pool = blocks if padding is None else blocks + 1  # the scrap block takes the KV of padding rows
+        scrap = padding is not None  # one more block takes the KV of padding rows
         device, dtype = model.device, model.dtype
-        pools = (pool, window_blocks)[: len(config.kv_groups)]
+        pools = (blocks + scrap, window_blocks + scrap)[: len(config.kv_groups)]
         self.memory = DecoderMemory.allocate(config, pools, block_size, state_slots, dtype, device)
         self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device))
         self._prompts: dict[str, PromptArrays] = {}
@@ -104,7 +104,10 @@ class Runner:
         )
         self._cross = config.cross_attention
         self._rows = DecodeRows(
-            block_size, 0 if model.merge is None else 3, lambda seq_id: self._prompts[seq_id].delta
+            block_size,
+            0 if model.merge is None else 3,
+            lambda seq_id: self._prompts[seq_id].delta,
+            [group.window for group in config.kv_groups],
         )
         self._planner = DecoderPlanner(model.kernels, config, block_size, device, dtype)
         self._padded: PaddedDecodes | None = None
@@ -377,9 +380,9 @@ class Runner:
         shape = span.rows, 2, self._cross.kv_heads, self._cross.head_dim
         return tuple(tensor.view(shape) for tensor in self.embeddings.get(span.key).tensors)
 
-    def _decode(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+    def _decode(self, ids: Tensor, positions: Tensor, attention: tuple[AttentionPlan, ...]) -> Tensor:
         decoder = self.model.decoder
-        x, plans = decoder.embed(ids), DecoderPlan((plan,))
+        x, plans = decoder.embed(ids), DecoderPlan(attention)
         own = decoder.layer_embeddings(ids, x, None)
         hidden: Tensor = decoder(x, positions, self.memory, plans, per_layer=own)
         return hidden

@@ -7,6 +7,7 @@ own.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +35,12 @@ from fovea.kernels.torch_kernels import PLAIN
 class Layer(nn.Module):
     """One decoder layer. The attribute of its mixer is named as in checkpoints."""
 
+    kernels: Kernels = PLAIN
     rowwise = ("before", "after")
 
     def __init__(self, config: DecoderConfig, shape: LayerConfig, number: int) -> None:
         super().__init__()
-        self.number = number
+        self.number, self.eps, self.centered = number, config.eps, config.centered_norms
         self.input_layernorm = _norm(config)
         mixer = shape.mixer
         if isinstance(mixer, Attention):
@@ -94,12 +96,19 @@ class Layer(nn.Module):
         if self.post_feedforward_layernorm is None:
             x = self.mixer.output(mixed, x)
             return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
-        x = x + self.post_attention_layernorm(self.mixer.output(mixed, None))
-        inner = x if self.pre_feedforward_layernorm is None else self.pre_feedforward_layernorm(x)
-        x = x + self.post_feedforward_layernorm(self.mlp(inner, None))
-        if self.per_layer is not None:
-            x = self.per_layer(x, own)
-        return x if self.layer_scalar is None else x * self.layer_scalar
+        add_norm = partial(self.kernels.add_norm, eps=self.eps, centered=self.centered)
+        before = self.pre_feedforward_layernorm
+        x, inner = add_norm(
+            x,
+            self.mixer.output(mixed, None),
+            self.post_attention_layernorm.weight,
+            None if before is None else before.weight,
+        )
+        factor, out = self.layer_scalar, self.mlp(inner, None)
+        if self.per_layer is None:
+            return add_norm(x, out, self.post_feedforward_layernorm.weight, None, factor=factor)[0]
+        x, _ = add_norm(x, out, self.post_feedforward_layernorm.weight, None)
+        return self.per_layer(x, own, factor)  # type: ignore[no-any-return]
 
     def stack_layer(self) -> StackLayer:
         """Return the layer's weights and products, from which kernels run a stack of layers as one call."""
@@ -150,7 +159,9 @@ class PerLayerEmbeddings(nn.Module):
 
 
 class PerLayerInput(nn.Module):
-    """Adds a layer's own embeddings: x + norm(projection(act(gate(x)) * embedding))."""
+    """Adds a layer's own embeddings: (x + norm(projection(act(gate(x)) * embedding))) * factor."""
+
+    kernels: Kernels = PLAIN
 
     def __init__(self, hidden: int, config: PerLayer, eps: float) -> None:
         super().__init__()
@@ -158,9 +169,10 @@ class PerLayerInput(nn.Module):
         self.projection = Linear(config.width, hidden, bias=False)
         self.norm = RMSNorm(hidden, eps)
 
-    def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
-        """x: (T, hidden). embeddings: (T, width), the layer's own."""
-        return x + self.norm(self.projection(self.gate(x) * embeddings))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, embeddings: Tensor, factor: Tensor | None) -> Tensor:
+        """x: (T, hidden). embeddings: (T, width), the layer's own. factor: (1,); None: 1."""
+        own = self.projection(self.gate(x) * embeddings)
+        return self.kernels.add_norm(x, own, self.norm.weight, None, self.norm.eps, factor=factor)[0]
 
 
 class CrossAttentionMixer(nn.Module):

@@ -124,29 +124,29 @@ class AttentionMixer(nn.Module):
         gate = None
         if self.shape.gated:
             width = self.heads * self.dim
-            projected, gate = projected[:, :-width].contiguous(), projected[:, -width:]
+            projected, gate = projected[:, :-width], projected[:, -width:]
         kv, plan = step.memory.layer_kv(self.number), step.plan.attention[self.group]
         angles = step.angles[self.shape.rotary]
-        if self.shape.source is None:
-            query = self.store(projected, kv, *angles, plan.slots)
-        else:
-            query = self._query(projected, *angles)
+        own = self.shape.source is None
+        query = self.store(projected, kv if own else None, *angles, plan.slots if own else None)
         if step.query_scale is not None:
             query = query * step.query_scale
         mixed = self.kernels.attend(query, kv, plan, self.scale).reshape(len(projected), -1)
         return mixed if gate is None else mixed * gate.sigmoid()
 
-    def store(self, qkv: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+    def store(self, qkv: Tensor, kv: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor | None) -> Tensor:
         """Store the keys and values of T rows. Returns their queries, (T, heads, head_dim).
 
-        qkv: (T, (heads + 2 * kv_heads) * head_dim), neither normalised nor rotated.
-        kv: KV cache of this layer, (blocks, block_size, 2, kv_heads, head_dim).
+        qkv: (T, n), the heads of queries, keys and values as far as the layer has them, neither normalised
+            nor rotated.
+        kv: KV cache of this layer, (blocks, block_size, 2, kv_heads, head_dim); None: the layer reads keys
+            and values of another, so there are only queries.
         """
         norms = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = self.q_norm.weight, self.k_norm.weight
+        if self.q_norm is not None:
+            norms = self.q_norm.weight, (self.k_norm or self.q_norm).weight
         return self.kernels.rotate_store(
-            self._complete(qkv.view(len(qkv), -1, self.dim)),
+            qkv.view(len(qkv), -1, self.dim),
             self.heads,
             cos,
             sin,
@@ -155,22 +155,8 @@ class AttentionMixer(nn.Module):
             kv,
             slots,
             centered=self.centered,
+            value_norm=None if self.v_norm is None else self.v_norm.ones,
         )
-
-    def _query(self, projected: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Normalise and rotate queries, in a layer without keys and values of its own: (T, heads, d)."""
-        query = projected.view(len(projected), self.heads, self.dim)
-        query = query if self.q_norm is None else self.q_norm(query)
-        return self.kernels.rotate(query, self.heads, cos, sin)
-
-    def _complete(self, rows: Tensor) -> Tensor:
-        """Add the values to rows of queries and keys, or normalise the values that are there."""
-        if not self.shape.shared_values and self.v_norm is None:
-            return rows
-        values = rows[:, -self.kv_heads :]
-        if self.v_norm is not None:
-            values = self.v_norm(values)
-        return torch.cat((rows[:, : self.heads + self.kv_heads], values), dim=1)
 
     def output(self, mixed: Tensor, residual: Tensor | None) -> Tensor:
         return self.o_proj(mixed, residual)  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 A replay repeats the recorded launches on the same memory. The inputs that change from step to step (ids,
 positions, block tables) are integers. All of them are in one buffer, so one copy brings them to the device.
+Layers with a sliding window are a KV group of their own, with a table, slots and lengths of their own.
 Rows after the last sequence are padding: they compute a token that is not used, and they read and write a
 scrap block.
 
@@ -14,13 +15,64 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fovea.kernels.pieces import Cutting, cut
+
 MOST_ROWS = 256
 """Larger batches are not padded: they keep the device busy for longer than their launches take."""
+PANEL = 64
+"""Keys that the C++ kernels handle together."""
 Array = NDArray[np.int64]
+
+
+class GroupInputs(NamedTuple):
+    """The inputs of one KV group in a step of B decodes.
+
+    slots: (B,) KV slots that the tokens are written to.
+    tables: (B, blocks of the longest context) block tables. Entries after a row's context mean nothing, but
+        are numbers of blocks.
+    lengths: (B,) context lengths, the new token included.
+    firsts: (B,) first token that each row sees; None: all. Where layers have a sliding window, tables and
+        these numbers begin at the block that `first_block` returns.
+    """
+
+    slots: Array
+    tables: Array
+    lengths: Array
+    firsts: Array | None = None
+
+
+class DecodeInputs(NamedTuple):
+    """The inputs of a step of B decodes. They are valid until the next one.
+
+    ids: (B,) token ids.
+    positions: (B,), or (3, B) with M-RoPE.
+    groups: the inputs of each KV group.
+    """
+
+    ids: Array
+    positions: Array
+    groups: tuple[GroupInputs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPadding:
+    """The shapes of the inputs of one KV group.
+
+    width: blocks of the longest context, the width of the block table.
+    scrap: number of the block that padded rows read and write.
+    windowed: the layers have a sliding window.
+    cutting: how the kernels cut contexts into pieces; None: they divide the work themselves.
+    """
+
+    width: int
+    scrap: int
+    windowed: bool = False
+    cutting: Cutting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +80,34 @@ class Padding:
     """The batch sizes to which decodes are padded, and the shapes of their inputs.
 
     sizes: batch sizes, ascending.
-    width: blocks of the longest context, the width of the block table.
     axes: coordinates of a position (M-RoPE); 0 for plain positions.
-    shared_rows: most rows of one group; 0 for kernels that cannot share prefixes.
-    least_rows: fewest rows of one group.
+    groups: each KV group.
+    shared_rows: most rows of a prefix group; 0 for kernels that cannot share prefixes. Only in the first KV
+        group rows share prefixes.
+    least_rows: fewest rows of a prefix group.
     block_size: tokens per block.
-    scrap: number of the block that padded rows read and write.
     launch_only: never record graphs, even on CUDA.
     """
 
     sizes: tuple[int, ...]
-    width: int
     axes: int
+    groups: tuple[GroupPadding, ...]
     shared_rows: int
     least_rows: int
     block_size: int
-    scrap: int
     launch_only: bool = False
 
-    def fit(self, blocks: int, context: int) -> Padding:
-        """Return the same padding for a pool and a longest context.
+    def fit(self, pools: Sequence[int], context: int) -> Padding:
+        """Return the same padding for pools and a longest context.
 
-        blocks: of the pool. The block after them takes the KV of padded rows.
+        pools: blocks of each KV group's pool. The block after them takes the KV of padded rows.
         """
-        return replace(self, scrap=blocks, width=-(-context // self.block_size))
+        width = -(-context // self.block_size)
+        groups = (
+            replace(group, width=min(width, group.width), scrap=scrap)
+            for group, scrap in zip(self.groups, pools, strict=False)
+        )
+        return replace(self, groups=tuple(groups))
 
     def size(self, rows: int) -> int | None:
         """The batch size for a step that decodes so many rows; None if there are too many."""
@@ -67,18 +123,60 @@ class Padding:
         ]
 
     def layout(self, rows: int, *, shared: bool) -> Layout:
-        axes = (self.axes, rows) if self.axes else (rows,)
+        """Return the layout of a batch. The arrays of KV group 0 are named "slots.0" and so on."""
         shapes: dict[str, tuple[int, ...]] = {
-            "ids": (rows,),
-            "positions": axes,
-            "slots": (rows,),
-            "lengths": (rows,),
-            "tables": (rows, self.width),
-        }
-        if shared:
-            count = rows // self.least_rows
-            shapes |= {"starts": (rows,), "members": (count, self.shared_rows), "prefixes": (count,)}
+            "ids": (rows,), "positions": (self.axes, rows) if self.axes else (rows,)
+        }  # fmt: skip
+        for number, group in enumerate(self.groups):
+            own: dict[str, tuple[int, ...]] = {
+                "slots": (rows,), "lengths": (rows,), "tables": (rows, group.width)
+            }  # fmt: skip
+            groups = rows // self.least_rows if shared and not number else 0
+            if group.windowed:
+                own["firsts"] = (rows,)
+            if groups:
+                own |= {"starts": (rows,), "members": (groups, self.shared_rows), "prefixes": (groups,)}
+            if group.cutting is not None:
+                own |= group.cutting.shapes(rows, group.width * self.block_size, groups, self.least_rows)
+            shapes |= {f"{name}.{number}": shape for name, shape in own.items()}
         return Layout(shapes)
+
+    def prefix_groups(self, inputs: DecodeInputs) -> list[PrefixGroup]:
+        """Return the rows of a step that read common first blocks together."""
+        whole = inputs.groups[0]
+        return find_prefix_groups(
+            whole.tables, whole.lengths, self.block_size, self.shared_rows, least_rows=self.least_rows
+        )
+
+
+T = TypeVar("T")
+
+
+def of_group(parts: dict[str, T], number: int) -> dict[str, T]:
+    """Return the parts of a layout that belong to one KV group, by their names without its number."""
+    return {name[:-2]: part for name, part in parts.items() if name.endswith(f".{number}")}
+
+
+def first_block(position: Any, window: int, block_size: int) -> Any:
+    """Return the number of the block with which the table for the token at `position` begins.
+
+    It is the first block that the token sees, or one before it: the order in which the C++ kernels add the
+    sums of a row depends on the place of each key in the table modulo PANEL.
+
+    position: a number or an array of them.
+    """
+    first = np.maximum(0, position - window + 1) // block_size
+    return first - first % table_stride(block_size)
+
+
+def table_stride(block_size: int) -> int:
+    """Return the number of blocks of which the beginning of a window's table is a multiple."""
+    return PANEL // math.gcd(PANEL, block_size)
+
+
+def window_width(window: int, block_size: int) -> int:
+    """Return the most blocks in the table of a row with a sliding window."""
+    return (window - 1) // block_size + 1 + table_stride(block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,33 +218,41 @@ def padded_sizes(most: int) -> tuple[int, ...]:
 
 
 def fill(
-    arrays: dict[str, Array],
-    padding: Padding,
-    ids: Array,
-    positions: Array,
-    slots: Array,
-    tables: Array,
-    lengths: Array,
+    arrays: dict[str, Array], padding: Padding, inputs: DecodeInputs, prefixes: Sequence[PrefixGroup] = ()
 ) -> None:
-    """Write a step's numbers into the arrays, and padding after them.
+    """Write a step's numbers into the arrays of a batch, and padding after them.
 
-    ids: (B,) token ids.
-    positions: (B,), or (axes, B).
-    slots: (B,) slots that the tokens' KV is written to.
-    tables: (B, up to width) block tables.
-    lengths: (B,) context lengths in tokens.
+    prefixes: rows that share a prefix. They are written if the batch has arrays for them.
     """
-    count = len(ids)
-    for name, values, rest in (
-        ("ids", ids, 0),
-        ("positions", positions, 0),
-        ("slots", slots, padding.scrap * padding.block_size),
-        ("lengths", lengths, 1),
-    ):
-        arrays[name][..., :count] = values
-        arrays[name][..., count:] = rest
-    arrays["tables"][:count, : tables.shape[1]] = tables
-    arrays["tables"][count:, 0] = padding.scrap
+    count = len(inputs.ids)
+    _pad(arrays["ids"], inputs.ids, 0)
+    _pad(arrays["positions"], inputs.positions, 0)
+    for number, (group, own) in enumerate(zip(padding.groups, inputs.groups, strict=True)):
+        parts = of_group(arrays, number)
+        _pad(parts["slots"], own.slots, group.scrap * padding.block_size)
+        _pad(parts["lengths"], own.lengths, 1)
+        parts["tables"][:count, : own.tables.shape[1]] = own.tables
+        parts["tables"][count:, 0] = group.scrap
+        starts = np.zeros(count, dtype=np.int64)
+        if own.firsts is not None:
+            _pad(parts["firsts"], own.firsts, 0)
+            starts = own.firsts
+        if "members" in parts:
+            write_prefix_groups(
+                prefixes, padding.block_size, parts["starts"], parts["members"], parts["prefixes"]
+            )
+            starts = parts["starts"][:count]
+        if group.cutting is not None:
+            longest = group.width * padding.block_size
+            room = group.cutting.room(len(parts["slots"]), longest, shared="members" in parts)
+            shared = parts.get("members"), parts.get("prefixes")
+            cut(group.cutting, starts, own.lengths, room, *shared).write(parts)
+
+
+def _pad(array: Array, values: Array, rest: int) -> None:
+    """Write values to the beginning of each row of the array, and `rest` after them."""
+    count = values.shape[-1]
+    array[..., :count], array[..., count:] = values, rest
 
 
 LEAST_TOKENS = 256

@@ -9,15 +9,16 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
 from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWeight, QuantizedWeight, fuses
 from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import Format
 from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.torch_kernels import TorchKernels, add_norm, with_values
 
 MAX_HEAD_DIM = 512
 """Largest head whose attention is computed in place."""
@@ -115,6 +116,9 @@ class NativeKernels:
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         return head_dim % 32 == 0 and head_dim <= MAX_HEAD_DIM
 
+    def cutting(self, heads: Heads) -> Cutting | None:
+        return None
+
     def shared_rows(self, group: int) -> int:
         return MAX_SHARED_ROWS
 
@@ -140,13 +144,25 @@ class NativeKernels:
         )  # fmt: skip
         return x
 
+    def add_norm(
+        self, x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *,
+        centered: bool = False, factor: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor)
+
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
-        eps: float, kv: Tensor, slots: Tensor, *, centered: bool = False,
+        eps: float, kv: Tensor | None, slots: Tensor | None, *, centered: bool = False,
+        value_norm: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         if qkv.dtype is not BF16:
-            return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered)
-        qkv = qkv.contiguous()
+            return self._torch.rotate_store(
+                qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered, value_norm=value_norm
+            )
+        if kv is None or slots is None:
+            query = qkv if norms is None else self.rms_norm(qkv, norms[0], eps, centered=centered)
+            return self.rotate(query, heads, cos, sin)
+        qkv = with_values(self.rms_norm, qkv, heads, kv.shape[3], value_norm, eps).contiguous()
         rows, _, dim = qkv.shape
         kv_heads, rotary = (qkv.shape[1] - heads) // 2, cos.shape[-1]
         if rotary > dim:

@@ -1,15 +1,17 @@
 """Attention of decodes over pages of KV on a GPU, in Triton.
 
-The context of a row is cut into splits, so that few rows still occupy the whole GPU. Each split stores the
-weighted mean of its values and the logarithm of the sum of its weights. A second launch merges the splits
-(flash decoding: softmax divides sums over keys, and such sums can be computed in parts).
+The contexts of a step are cut into pieces of about equal size, so that few rows still occupy the whole GPU
+and a long context delays nobody (`kernels.pieces`). Each piece stores the weighted mean of its values and the
+logarithm of the sum of its weights. Another launch merges the results of each row (flash decoding: softmax
+divides sums over keys, and such sums can be computed in parts).
 
 Rows that begin with the same blocks form a prefix group. Their common blocks are read once for all of them,
-as a product of many queries with the same keys. The result is merged like further splits (Hydragen, arXiv
+as a product of many queries with the same keys. The result is merged like further pieces (Hydragen, arXiv
 2402.05099).
 
-The bounds of the splits depend on the lengths of contexts, but their number does not. So launches have the
-same shape in every step and can be replayed from a graph.
+The numbers of pieces are read on the device, and the number of programs does not depend on them. So launches
+have the same shape in every step and can be replayed from a graph. A program that finds no piece ends at
+once.
 """
 
 from __future__ import annotations
@@ -19,12 +21,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fovea.kernels.attention import Decodes
+from fovea.kernels.attention import Decodes, Heads
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.triton.rows import next_power
 
-MAX_SPLITS = 32
+LEAST_TOKENS = 128
+"""Fewest tokens of a piece."""
+TOKENS_PER_QUERY = 32
+"""Fewest tokens of a piece per query head of a KV head.
+
+A result is written and read once, 8 bytes per number of each query head; a token's key and value have 4 in
+bf16. So results are at most a sixteenth of the bytes that are read.
+"""
+MOST_PIECES = 64
+"""Most pieces of a context."""
+PROGRAMS = 32
+"""Most programs of a launch per processor of the GPU. If there are more pieces, programs compute several."""
 SHARED_QUERIES = 64
 """Largest number of query heads in one product with shared keys."""
+WIDE = 16384
+"""Numbers of a product's result from which on a program has eight warps instead of four."""
+MERGED_AT_ONCE = 16
+"""Results of a row that a program of the merge reads at once."""
 
 
 @triton.jit
@@ -57,83 +75,97 @@ def _scan(
         weight = weight * rest + tl.sum(p, axis=1)
         total = total * rest[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
         best = top
-    # A split may be empty. Then the mean is 0, and the logarithm of the weight is -inf.
-    some = weight > 0
-    total = total / tl.where(some, weight, 1.0)[:, None]
-    return total, tl.where(some, best + tl.log(tl.where(some, weight, 1.0)), float("-inf"))
+    return total / weight[:, None], best + tl.log(weight)
 
 
 @triton.jit
-def _part(first, last, split, SPLITS: tl.constexpr, TILE: tl.constexpr):
-    """Cut [first, last) into SPLITS runs of whole tiles, and return the bounds of run `split`."""
-    span = tl.cdiv(tl.cdiv(last - first, TILE), SPLITS) * TILE
-    begin = first + split * span
-    return begin, tl.minimum(begin + span, last)
+def _entry(pieces, number):
+    """Load a piece: its row or group, first token, end, and where its results are.
+
+    The first piece of a program is loaded before it is known whether there is one: then the device waits once
+    for both. The arrays have an entry for each program.
+    """
+    entry = pieces + number * 4
+    first, last = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
+    return tl.load(entry), first, last, tl.load(entry + 3)
 
 
 @triton.jit
-def _own_split(
-    query, kv, tables, lengths, starts, sums, logs, scale, heads, kv_heads, dim, block_size, width,
-    GROUP: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    SHARED: tl.constexpr,
+def _own_pieces(
+    query, kv, tables, pieces, counts, sums, logs, scale, heads, kv_heads, dim, block_size, width,
+    GROUP: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Compute one split of the tokens that a row does not share, for the query heads of one KV head."""
-    row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    """Compute pieces of the tokens that rows do not share, for the query heads of one KV head."""
+    kv_head = tl.program_id(0)
     m, d = tl.arange(0, M), tl.arange(0, DIM)
     head = kv_head * GROUP + m
     real = m < GROUP
     mask = real[:, None] & (d < dim)[None, :]
-    q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
-    start = 0
-    if SHARED:
-        start = tl.load(starts + row).to(tl.int32)
-    first, last = _part(start, tl.load(lengths + row).to(tl.int32), split, SPLITS, TILE)
-    total, log = _scan(
-        q, kv, tables + row * width, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M
-    )
-    slots = 2 * SPLITS if SHARED else SPLITS
-    at = (row * heads + head) * slots + split
-    tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
-    tl.store(logs + at, log, mask=real)
-    if SHARED:
-        nothing = tl.full((M,), float("-inf"), tl.float32)
-        tl.store(logs + at + SPLITS, nothing, mask=real & (start == 0))
+    piece, count = tl.program_id(1), tl.load(counts)
+    row, first, last, result = _entry(pieces, piece)
+    while piece < count:
+        q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
+        total, log = _scan(
+            q, kv, tables + row * width, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M
+        )
+        at = result * heads + head
+        tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
+        tl.store(logs + at, log, mask=real)
+        piece += tl.num_programs(1)
+        row, first, last, result = _entry(pieces, tl.minimum(piece, count - 1))
 
 
 @triton.jit
-def _shared_split(
-    query, kv, tables, members, prefixes, sums, logs, scale, heads, kv_heads, dim, block_size, width,
+def _shared_pieces(
+    query, kv, tables, members, pieces, counts, bounds, sums, logs, scale, heads, kv_heads, dim, block_size,
+    width,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr,
+    DIM: tl.constexpr,
 ):  # fmt: skip
-    """Compute one split of a prefix group's tokens, for all its rows and the query heads of one KV head."""
-    number, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Compute pieces of the prefixes of groups, for all their rows and the query heads of one KV head."""
+    kv_head = tl.program_id(0)
     m, d = tl.arange(0, M), tl.arange(0, DIM)
-    row = tl.load(members + number * ROWS + m // PADDED_GROUP, mask=m // PADDED_GROUP < ROWS, other=-1)
-    real = (row >= 0) & (m % PADDED_GROUP < GROUP)
     head = kv_head * GROUP + m % PADDED_GROUP
-    mask = real[:, None] & (d < dim)[None, :]
-    q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
-    first, last = _part(0, tl.load(prefixes + number).to(tl.int32), split, SPLITS, TILE)
-    table = tables + tl.maximum(tl.load(members + number * ROWS), 0) * width
-    total, log = _scan(q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M)
-    at = (row * heads + head) * 2 * SPLITS + SPLITS + split
-    tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
-    tl.store(logs + at, log, mask=real)
+    member = m // PADDED_GROUP
+    piece, count = tl.program_id(1), tl.load(counts + 1)
+    number, first, last, back = _entry(pieces, piece)
+    while piece < count:
+        rows = members + number * ROWS
+        row = tl.load(rows + member, mask=member < ROWS, other=-1)
+        real = (row >= 0) & (m % PADDED_GROUP < GROUP)
+        mask = real[:, None] & (d < dim)[None, :]
+        q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
+        table = tables + tl.load(rows) * width
+        total, log = _scan(q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M)
+        result = tl.load(bounds + row + 1, mask=real, other=0) + back
+        at = result * heads + head
+        tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
+        tl.store(logs + at, log, mask=real)
+        piece += tl.num_programs(1)
+        number, first, last, back = _entry(pieces, tl.minimum(piece, count - 1))
 
 
 @triton.jit
-def _merge(sums, logs, out, dim, SLOTS: tl.constexpr, DIM: tl.constexpr):
-    """Merge the splits of one head of one row by their weights."""
-    head = tl.program_id(0).to(tl.int64)
-    slot, d = tl.arange(0, SLOTS), tl.arange(0, DIM)
-    log = tl.load(logs + head * SLOTS + slot)
-    weight = tl.exp(log - tl.max(log, axis=0))
-    # The sums of empty splits are not read. They may never have been written, and 0 * NaN is NaN.
-    mask = (weight > 0)[:, None] & (d < dim)[None, :]
-    part = tl.load(sums + (head * SLOTS + slot)[:, None] * dim + d[None, :], mask=mask, other=0.0)
-    merged = tl.sum(part * weight[:, None], axis=0) / tl.sum(weight, axis=0)
-    tl.store(out + head * dim + d, merged.to(out.dtype.element_ty), mask=d < dim)
+def _merge(sums, logs, bounds, out, heads, dim, RESULTS: tl.constexpr, STEP: tl.constexpr, DIM: tl.constexpr):
+    """Merge the results of one head of one row by their weights. A row without results is padding: 0."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first = tl.load(bounds + row)
+    count = (tl.load(bounds + row + 1) - first).to(tl.int32)
+    number, step, d = tl.arange(0, RESULTS), tl.arange(0, STEP), tl.arange(0, DIM)
+    log = tl.load(logs + (first + number) * heads + head, mask=number < count, other=float("-inf"))
+    top = tl.max(log, axis=0)
+    top = tl.where(count > 0, top, 0.0)
+    weight = tl.sum(tl.exp(log - top), axis=0)
+    merged = tl.zeros((DIM,), tl.float32)
+    for begin in range(0, count, STEP):
+        inside = begin + step < count
+        at = (first + begin + step) * heads + head
+        share = tl.exp(tl.load(logs + at, mask=inside, other=float("-inf")) - top)
+        mask = inside[:, None] & (d < dim)[None, :]
+        part = tl.load(sums + at[:, None] * dim + d[None, :], mask=mask, other=0.0)
+        merged += tl.sum(part * share[:, None], axis=0)
+    merged = merged / tl.where(count > 0, weight, 1.0)
+    tl.store(out + (row * heads + head) * dim + d, merged.to(out.dtype.element_ty), mask=d < dim)
 
 
 def shared_rows(group: int) -> int:
@@ -141,39 +173,66 @@ def shared_rows(group: int) -> int:
     return max(1, SHARED_QUERIES // next_power(group))
 
 
-def splits(rows: int, kv_heads: int, processors: int) -> int:
-    """Return the number of splits of a row: a power of two, for about two programs per processor."""
-    target = 2 * processors // (rows * kv_heads)
-    return min(MAX_SPLITS, next_power(max(1, target)))
+def cutting(heads: Heads, processors: int) -> Cutting:
+    """Return how contexts are cut on a GPU with so many processors.
+
+    A long context alone gives one to two programs to every processor, as far as MOST_PIECES allows.
+    """
+    least = max(LEAST_TOKENS, TOKENS_PER_QUERY * next_power(heads.query // heads.kv))
+    most = min(MOST_PIECES, max(8, next_power(-(-processors // heads.kv))))
+    return Cutting(_tile(heads.dim), least, most)
 
 
-def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, count: int, out: Tensor) -> None:
+def _tile(dim: int) -> int:
+    """Return the number of keys that a program reads at once."""
+    return 64 if dim <= 128 else 32 if dim <= 256 else 16
+
+
+def programs(pieces: int, kv_heads: int, processors: int) -> int:
+    """Return the number of programs per KV head, for arrays with room for so many pieces."""
+    return min(pieces, max(1, PROGRAMS * processors // kv_heads))
+
+
+def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, processors: int, out: Tensor) -> None:
     """Compute the attention of decodes.
 
     query: (B, H, D), contiguous.
     kv: (blocks, block_size, 2, Hkv, D), contiguous.
-    count: number of splits of a row.
+    decodes: cut as `cutting` says.
+    processors: of the GPU.
     out: (B, H, D), receives the result.
     """
     rows, heads, dim = query.shape
     block_size, kv_heads = kv.shape[1], kv.shape[3]
-    group, shared = heads // kv_heads, decodes.shared
-    slots = count if shared is None else 2 * count
-    sums = torch.empty((rows, heads, slots, dim), dtype=torch.float32, device=query.device)
-    logs = torch.empty((rows, heads, slots), dtype=torch.float32, device=query.device)
+    group, shared, pieces = heads // kv_heads, decodes.shared, decodes.pieces
+    assert pieces is not None, "the planner cuts contexts if the kernels have a `cutting`"
+    sums = torch.empty((pieces.room, heads, dim), dtype=torch.float32, device=query.device)
+    logs = torch.empty((pieces.room, heads), dtype=torch.float32, device=query.device)
     width = max(16, next_power(dim))
     sizes = heads, kv_heads, dim, block_size, decodes.tables.shape[1]
-    tiles = {"TILE": 64 if width <= 128 else 32, "DIM": width, "SPLITS": count, "GROUP": group}
-    if shared is not None:
+    tiles = {"TILE": _tile(dim), "DIM": width, "GROUP": group}
+    if shared is not None and pieces.together is not None:
         padded = next_power(group)
-        per_share = shared.members.shape[1]
-        _shared_split[(len(shared.members), kv_heads, count)](
-            query, kv, decodes.tables, shared.members, shared.lengths, sums, logs, scale, *sizes,
-            **tiles, PADDED_GROUP=padded, ROWS=per_share, M=max(16, next_power(padded * per_share)),
+        per_group = shared.members.shape[1]
+        queries = max(16, next_power(padded * per_group))
+        _shared_pieces[(kv_heads, programs(len(pieces.together), kv_heads, processors))](
+            query, kv, decodes.tables, shared.members, pieces.together, pieces.counts, pieces.bounds,
+            sums, logs, scale, *sizes, **tiles, PADDED_GROUP=padded, ROWS=per_group, M=queries,
+            **_resources(queries, width, query),
         )  # fmt: skip
-    starts = decodes.lengths if shared is None else shared.starts  # lengths are a placeholder, not read
-    _own_split[(rows, kv_heads, count)](
-        query, kv, decodes.tables, decodes.lengths, starts, sums, logs, scale, *sizes,
-        **tiles, M=max(16, next_power(group)), SHARED=shared is not None,
+    if len(pieces.own):
+        queries = max(16, next_power(group))
+        _own_pieces[(kv_heads, programs(len(pieces.own), kv_heads, processors))](
+            query, kv, decodes.tables, pieces.own, pieces.counts, sums, logs, scale, *sizes, **tiles,
+            M=queries, **_resources(queries, width, query),
+        )  # fmt: skip
+    _merge[(rows, heads)](
+        sums, logs, pieces.bounds, out, heads, dim,
+        RESULTS=next_power(pieces.most), STEP=MERGED_AT_ONCE, DIM=width,
     )  # fmt: skip
-    _merge[(rows * heads,)](sums, logs, out, dim, SLOTS=slots, DIM=width)
+
+
+def _resources(queries: int, width: int, query: Tensor) -> dict[str, int]:
+    """Return the warps of a program, and the tiles of keys that it loads ahead."""
+    wide_bytes = width * query.element_size() > 1024
+    return {"num_warps": 8 if queries * width >= WIDE else 4, "num_stages": 2 if wide_bytes else 3}

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
+from fovea.kernels.attention import AttentionPlan, ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import GroupedProduct, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import Format
 from fovea.kernels.spans import attend_each
 from fovea.kernels.spans import load as load_spans
@@ -31,7 +32,7 @@ CPU_PROCESSORS = 8
 
 
 class TritonProduct:
-    """torch's product with the plain weight. A gated SiLU after it is one launch."""
+    """torch's product with the plain weight. A gated activation after it is one launch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool) -> None:
         self._weight, self._bias = weight, bias
@@ -50,6 +51,8 @@ class TritonKernels:
     """Implements `kernels.base.Kernels` for a GPU. It delegates the rest to plain torch."""
 
     least_shared_rows = 4
+    add_norm = staticmethod(triton_rows.add_norm)
+    rotate_store = staticmethod(triton_rows.rotate_store)
 
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
         """chunks: computes the attention of prompts, for which there is no Triton kernel here."""
@@ -116,40 +119,30 @@ class TritonKernels:
         return TritonStack(self, shape, layers)
 
     def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
-        return not window
+        return True
+
+    def cutting(self, heads: Heads) -> Cutting | None:
+        return triton_decode.cutting(heads, self._processors)
 
     def shared_rows(self, group: int) -> int:
         return triton_decode.shared_rows(group)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
-        if centered:
-            return self._torch.rms_norm(x, weight, eps, centered=True)
-        return triton_rows.rms_norm(x, weight, eps)
+        return triton_rows.rms_norm(x, weight, eps, centered=centered)
 
     def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
         return triton_rotate.rotate(x, count, cos, sin)
 
-    def rotate_store(
-        self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
-        eps: float, kv: Tensor, slots: Tensor, *, centered: bool = False,
-    ) -> Tensor:  # fmt: skip
-        if centered or cos.shape[-1] != qkv.shape[-1]:
-            return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered)
-        return triton_rows.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
-
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        if any(chunk.limits is not None for chunk in plan.chunks) or any(
-            group.firsts is not None for group in plan.decodes
-        ):
-            return self._torch.attend(query, kv, plan, scale)
         query = query.contiguous()
         out = torch.empty_like(query)
         for group in plan.decodes:
             rows = slice(group.row, group.row + len(group.tables))
-            count = triton_decode.splits(len(group.tables), kv.shape[3], self._processors)
-            triton_decode.decode(query[rows], kv, group, scale, count, out[rows])
+            triton_decode.decode(query[rows], kv, group, scale, self._processors, out[rows])
         if plan.chunks:
-            self._chunks(query, kv, plan.chunks, scale, out)
+            # FlashInfer has no limits that differ from row to row.
+            limited = any(chunk.limits is not None for chunk in plan.chunks)
+            (prefill_each if limited else self._chunks)(query, kv, plan.chunks, scale, out)
         return out
 
 
@@ -176,7 +169,7 @@ class TritonStack:
             if delta is None:
                 normal = kernels.rms_norm(x, layer.input_norm, shape.eps)
             else:
-                x, normal = triton_rows.add_rms_norm(x, delta, layer.input_norm, shape.eps)
+                x, normal = kernels.add_norm(x, delta, None, layer.input_norm, shape.eps)
             qkv = qkv_product(normal, None).view(rows, heads, shape.head_dim)
             query = kernels.rotate_store(qkv, shape.heads, cos, sin, norms, shape.eps, kv[index], plan.slots)
             out = kernels.attend(query, kv[index], plan, shape.scale)
@@ -185,7 +178,7 @@ class TritonStack:
                 if not len(read):
                     return x[:0]
                 x, out = x[read], out[read]
-            x, normal = triton_rows.add_rms_norm(x, out_product(out, None), layer.post_norm, shape.eps)
+            x, normal = kernels.add_norm(x, out_product(out, None), None, layer.post_norm, shape.eps)
             delta = down(gate_up(normal, None), None)
         return x if delta is None else x + delta
 

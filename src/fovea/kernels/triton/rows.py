@@ -23,80 +23,140 @@ def next_power(count: int) -> int:
 
 
 @triton.jit
-def _rms_norm(x, delta, weight, total, out, width, eps, WIDTH: tl.constexpr, ADDS: tl.constexpr):
+def _normal(wide, weight, at, inside, width, eps, rounded, CENTERED: tl.constexpr):
+    """Return the norm of a row in float32, rounded to the type of the numbers that `rounded` points to."""
+    inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
+    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    if CENTERED:
+        normal = wide * inverse * (1.0 + factor)
+    else:
+        normal = (wide * inverse).to(rounded.dtype.element_ty).to(tl.float32) * factor
+    return normal.to(rounded.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _add_norm(
+    x, y, inner, outer, factor, total, out, width, eps,
+    WIDTH: tl.constexpr, ADDS: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr,
+    SCALES: tl.constexpr, CENTERED: tl.constexpr,
+):  # fmt: skip
+    """Compute one row: x, plus y or the norm of y, times a factor, and the norm of that."""
     row = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, WIDTH)
     inside = at < width
     wide = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
-        added = wide + tl.load(delta + row + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = added.to(x.dtype.element_ty)
-        tl.store(total + row + at, rounded, mask=inside)
-        wide = rounded.to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
-    normal = (wide * inverse).to(x.dtype.element_ty).to(tl.float32)
-    scaled = normal * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row + at, scaled.to(out.dtype.element_ty), mask=inside)
+        added = tl.load(y + row + at, mask=inside, other=0.0).to(tl.float32)
+        if INNER:
+            added = _normal(added, inner, at, inside, width, eps, x, CENTERED)
+        wide = (wide + added).to(x.dtype.element_ty).to(tl.float32)
+        if SCALES:
+            wide = (wide * tl.load(factor).to(tl.float32)).to(x.dtype.element_ty).to(tl.float32)
+        tl.store(total + row + at, wide.to(total.dtype.element_ty), mask=inside)
+    if OUTER:
+        normal = _normal(wide, outer, at, inside, width, eps, x, CENTERED)
+        tl.store(out + row + at, normal.to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the norm of x (..., width). Its twin is `reference.rms_norm`."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
+    """Return the norm of x (..., width). Its twins are `reference.rms_norm` and `centered_rms_norm`."""
     x = x.contiguous()
     out, width = torch.empty_like(x), x.shape[-1]
-    size = next_power(width)
-    _rms_norm[(x.numel() // width,)](x, x, weight, x, out, width, eps, WIDTH=size, ADDS=False)
+    _add_norm[(x.numel() // width,)](
+        x, x, weight, weight, weight, x, out, width, eps,
+        WIDTH=next_power(width), ADDS=False, INNER=False, OUTER=True, SCALES=False, CENTERED=centered,
+    )  # fmt: skip
     return out
 
 
-def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x + delta and its norm. x and delta are contiguous, (rows, width)."""
-    total, out, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
-    size = next_power(width)
-    _rms_norm[(x.shape[0],)](x, delta, weight, total, out, width, eps, WIDTH=size, ADDS=True)
+def add_norm(
+    x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *, centered: bool = False,
+    factor: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Do the work of `kernels.base.Kernels.add_norm`. x and y are (rows, width)."""
+    x, y = x.contiguous(), y.contiguous()
+    total, width = torch.empty_like(x), x.shape[-1]
+    out = total if outer is None else torch.empty_like(x)
+    _add_norm[(len(x),)](
+        x, y, x if inner is None else inner, x if outer is None else outer, x if factor is None else factor,
+        total, out, width, eps,
+        WIDTH=next_power(width), ADDS=True, INNER=inner is not None, OUTER=outer is not None,
+        SCALES=factor is not None, CENTERED=centered,
+    )  # fmt: skip
     return total, out
 
 
+SILU, GELU, TANH_GELU, RELU, QUICK_GELU = range(5)
+ACTIVATIONS = {
+    "silu": SILU, "gelu": GELU, "gelu_pytorch_tanh": TANH_GELU, "gelu_new": TANH_GELU, "relu": RELU,
+    "quick_gelu": QUICK_GELU,
+}  # fmt: skip
+"""Numbers of the activations in `kernels.activation`."""
+
+
 @triton.jit
-def _silu_mul(x, out, width, SIZE: tl.constexpr):
+def _sigmoid(x):
+    """Return the sigmoid, without an exponential that may be infinite."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def _gate(x, out, width, SIZE: tl.constexpr, KIND: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = at < width
     gate = tl.load(x + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    active = (gate / (1.0 + tl.exp(-gate))).to(x.dtype.element_ty).to(tl.float32)
+    if KIND == 0:
+        active = gate * _sigmoid(gate)
+    elif KIND == 1:
+        active = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    elif KIND == 2:  # (1 + tanh(a)) / 2 is the sigmoid of 2a
+        active = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    elif KIND == 3:
+        active = tl.maximum(gate, 0.0)
+    else:
+        active = gate * _sigmoid(1.702 * gate)
+    active = active.to(x.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + at, (active * up).to(out.dtype.element_ty), mask=inside)
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    """Return silu of the first half of the rows of x (..., 2 * width), times the second half."""
+def gate(x: Tensor, activation: str) -> Tensor:
+    """Return the activated first half of the rows of x (..., 2 * width), times the second half."""
     x = x.contiguous()
     width = x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], width))
     grid = (x.numel() // (2 * width), triton.cdiv(width, GATE_TILE))
-    _silu_mul[grid](x, out, width, SIZE=GATE_TILE)
+    _gate[grid](x, out, width, SIZE=GATE_TILE, KIND=ACTIVATIONS[activation])
     return out
 
 
 def finish(y: Tensor, activation: str | None, gated: bool, residual: Tensor | None) -> Tensor:
-    """Do the work of `activation.finish`. A gated SiLU is one launch."""
-    if gated and activation == "silu":
-        y = silu_mul(y)
+    """Do the work of `activation.finish`. A gated activation is one launch."""
+    if gated and activation is not None:
+        y = gate(y, activation)
         return y if residual is None else residual + y
     return plain_finish(y, activation, gated, residual)
 
 
 @triton.jit
 def _rotate_store(
-    qkv, cos, sin, query_weight, key_weight, query, kv, slots, heads, kv_heads, dim, eps,
-    DIM: tl.constexpr, NORMS: tl.constexpr,
+    qkv, cos, sin, query_weight, key_weight, value_weight, query, kv, slots, stride, heads, kv_heads, dim,
+    rotary, eps,
+    DIM: tl.constexpr, NORMS: tl.constexpr, CENTERED: tl.constexpr, VALUE_NORM: tl.constexpr,
+    SHARED_VALUES: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
-    """Compute one head of one row. Rotation needs numbers i and i + dim / 2 together, so it reads twice."""
+    """Compute one head of one row. Rotation needs number i and i + rotary / 2 together, so it reads twice."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, DIM)
-    inside = at < dim
-    half = dim // 2
-    partner = (at + half) % dim
-    source = qkv + (row * (heads + 2 * kv_heads) + head) * dim
+    inside, turning = at < dim, at < rotary
+    half = rotary // 2
+    partner = tl.where(turning, tl.where(at < half, at + half, at - half), at)
+    place = head
+    if SHARED_VALUES:
+        place = tl.where(head >= heads + kv_heads, head - kv_heads, head)
+    source = qkv + row * stride + place * dim
     own = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
     if head < heads + kv_heads:
         other = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
@@ -105,37 +165,49 @@ def _rotate_store(
             if head >= heads:
                 weight = key_weight
             inverse = tl.rsqrt(tl.sum(own * own, axis=0) / dim + eps)
-            own = (own * inverse).to(qkv.dtype.element_ty).to(tl.float32)
-            other = (other * inverse).to(qkv.dtype.element_ty).to(tl.float32)
-            own *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-            other *= tl.load(weight + partner, mask=inside, other=0.0).to(tl.float32)
+            own_factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+            other_factor = tl.load(weight + partner, mask=inside, other=0.0).to(tl.float32)
+            if CENTERED:
+                own *= inverse * (1.0 + own_factor)
+                other *= inverse * (1.0 + other_factor)
+            else:
+                own = (own * inverse).to(qkv.dtype.element_ty).to(tl.float32) * own_factor
+                other = (other * inverse).to(qkv.dtype.element_ty).to(tl.float32) * other_factor
             own = own.to(qkv.dtype.element_ty).to(tl.float32)
             other = other.to(qkv.dtype.element_ty).to(tl.float32)
         turned = tl.where(at < half, -other, other)
-        angle = row * dim + at
-        own = own * tl.load(cos + angle, mask=inside, other=0.0) + turned * tl.load(
-            sin + angle, mask=inside, other=0.0
+        angle = row * rotary + at
+        own = own * tl.load(cos + angle, mask=turning, other=1.0) + turned * tl.load(
+            sin + angle, mask=turning, other=0.0
         )
+    else:
+        if VALUE_NORM:
+            own = _normal(own, value_weight, at, inside, dim, eps, qkv, False)
     if head < heads:
         tl.store(query + (row * heads + head) * dim + at, own.to(query.dtype.element_ty), mask=inside)
     else:
-        # Keys before values: they have this order both in the row and in a slot.
-        target = (tl.load(slots + row) * 2 * kv_heads + head - heads) * dim
-        tl.store(kv + target + at, own.to(kv.dtype.element_ty), mask=inside)
+        if STORES:
+            # Keys before values: they have this order both in the row and in a slot.
+            target = (tl.load(slots + row) * 2 * kv_heads + head - heads) * dim
+            tl.store(kv + target + at, own.to(kv.dtype.element_ty), mask=inside)
 
 
 def rotate_store(
     qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float,
-    kv: Tensor, slots: Tensor,
+    kv: Tensor | None, slots: Tensor | None, *, centered: bool = False, value_norm: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Do the work of `kernels.base.Kernels.rotate_store`. kv is contiguous; qkv is not changed."""
-    qkv = qkv.contiguous()
-    rows, _, dim = qkv.shape
-    kv_heads = kv.shape[3]
+    rows, present, dim = qkv.shape
+    if qkv.stride()[1:] != (dim, 1):
+        qkv = qkv.contiguous()
+    kv_heads = 0 if kv is None else kv.shape[3]
     query = qkv.new_empty((rows, heads, dim))
     query_weight, key_weight = (qkv, qkv) if norms is None else norms
     _rotate_store[(rows, heads + 2 * kv_heads)](
-        qkv, cos, sin, query_weight, key_weight, query, kv, slots, heads, kv_heads, dim, eps,
-        DIM=next_power(dim), NORMS=norms is not None,
+        qkv, cos, sin, query_weight, key_weight, qkv if value_norm is None else value_norm, query,
+        query if kv is None else kv, cos if slots is None else slots, qkv.stride(0), heads, kv_heads, dim,
+        cos.shape[-1], eps,
+        DIM=next_power(dim), NORMS=norms is not None, CENTERED=centered, VALUE_NORM=value_norm is not None,
+        SHARED_VALUES=present == heads + kv_heads, STORES=kv is not None,
     )  # fmt: skip
     return query
