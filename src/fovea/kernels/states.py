@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fovea.kernels import NO_SLOT
+from fovea.kernels.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _wave(runs: list[StateRun], device: torch.device) -> Wave:
     decodes = None
     if singles:
         numbers = np.array([(run.row, run.source, run.saves[0][1]) for run in singles], dtype=np.int64)
-        decodes = Decodes(*torch.from_numpy(np.ascontiguousarray(numbers.T)).to(device).unbind(0))
+        decodes = Decodes(*to_device(torch.from_numpy(np.ascontiguousarray(numbers.T)), device).unbind(0))
     together = set(map(id, singles))
     return Wave(decodes, tuple(run for run in runs if id(run) not in together))
 

@@ -42,7 +42,7 @@ from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures,
 from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.attention import AttentionPlan
-from fovea.kernels.transfer import row_index
+from fovea.kernels.transfer import row_index, to_device
 
 T = TypeVar("T")
 Visual = tuple[Tensor | None, Tensor | None, list[Tensor]]
@@ -357,13 +357,13 @@ class Runner:
             ids = np.concatenate([prompt.ids_of(item) for prompt, item in prompts])
             visual_rows, embeds, deepstack = self._visual(work)
             positions = np.concatenate([prompt.positions_of(item) for prompt, item in prompts], axis=-1)
-        tokens = torch.from_numpy(ids).to(device) if on_device is None else on_device
+        tokens = to_device(torch.from_numpy(ids), device) if on_device is None else on_device
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
         hidden: Tensor = self.model.decoder(
             x,
-            torch.from_numpy(positions).to(device),
+            to_device(torch.from_numpy(positions), device),
             self.memory,
             self._planner.plan(work, rows, decodes),
             visual_rows,
@@ -408,7 +408,7 @@ class Runner:
             base += item.count
         if not rows:
             return NO_VISUAL
-        index = torch.from_numpy(np.concatenate(rows)).to(self.model.device)
+        index = to_device(torch.from_numpy(np.concatenate(rows)), self.model.device)
         embeds = torch.cat([features.embeds[where] for features, where in parts])
         levels = len(parts[0][0].deepstack)
         deepstack = [torch.cat([f.deepstack[level][where] for f, where in parts]) for level in range(levels)]

@@ -18,6 +18,7 @@ from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.mllama import MllamaTower
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
 
 
@@ -38,7 +39,7 @@ class Mllama(VisionLanguageModel):
     def state_slices(self, image: ProcessedImage) -> Slices[Tensor]:
         """Encode one image to its states (`VisualPlan.states`, hidden), one slice at a time."""
         pixels = self.array_tensor(image)
-        grid_id = torch.from_numpy(image.arrays["aspect_ratio_ids"]).to(self.device)
+        grid_id = to_device(torch.from_numpy(image.arrays["aspect_ratio_ids"]), self.device)
         rows = yield from self.vision.slices(pixels, grid_id)
         return (yield from apply_by_rows(ProjectorLayer(self.projector), rows[: image.plan.states]))
 
