@@ -28,6 +28,15 @@ TITLES = {
     "last_of_32_s": "latest first token of these, s",
     "last_of_32_known_images_s": "latest first token with known images, s",
     "decode_tok_s_of_32": "one of the 32 after its first token, median, tokens/s",
+    "encoder_one_ms": "encoder: one image of 5,184 patches, ms",
+    "encoder_one_host_ms": "the time to launch it, ms",
+    "encoder_small_ms": "encoder: 16 images of 1,024 patches together, ms",
+    "encoder_small_host_ms": "the time to launch them, ms",
+    "encoder_single_ms": "encoder: one image of 1,024 patches, ms",
+    "step_32_ms": "a decode step of 32 requests, ms",
+    "step_256_ms": "a decode step of 256 requests, ms",
+    "gap_median_ms": "between two tokens of a stream, median, ms",
+    "gap_while_image_arrives_ms": "the longest gap while another request's new image is encoded, ms",
     "prefill_s": "prefill of all prompts, s",
     "prompts": "number of these prompts",
     "prompt_tokens": "tokens of each prompt",
@@ -54,7 +63,8 @@ class Step:
 
 STEPS = (
     Step("limits", 40), Step("checkpoint", 90), Step("engine", 90), Step("decode", 40), Step("crowd", 40),
-    Step("prefill", 40), Step("transformers", 110), Step("transformers_32", 60), Step("chunks", 20),
+    Step("encoder", 30), Step("batches", 40), Step("arrival", 20), Step("prefill", 40),
+    Step("transformers", 110), Step("transformers_32", 60), Step("chunks", 20),
 )  # fmt: skip
 """In order of worth: if the time ends, the last ones are missing."""
 

@@ -11,6 +11,7 @@ with a tiny model and the kernels in Triton's interpreter; the figures mean noth
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -31,8 +32,14 @@ import torch
 import quick
 from checkpoint import write_checkpoint
 from fovea.core.errors import ConfigError
+from fovea.core.media import PixelBudget
 from fovea.core.types import ChatPrompt
 from fovea.engine.layers.linear import Linear
+from fovea.engine.request.inputs import to_image
+from fovea.engine.vision.calls import Member, encode_together
+from fovea.engine.vision.encoding import encoder_stream
+from fovea.engine.vision.graphs import BlockGraphs
+from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels import calibrate
 from fovea.kernels.attention import Chunk, ChunkAttention, Heads, prefill_each
 from fovea.kernels.flash import load
@@ -44,12 +51,14 @@ REHEARSAL = os.environ.get("FOVEA_GPU_REHEARSAL") == "1"
 DEVICE = torch.device("cpu" if REHEARSAL else "cuda")
 PREFILLS, SIDE, VISUAL, QUESTION_SIDE = (2, 56, 4, 56) if REHEARSAL else (8, 896, 1024, 448)
 CROWD, DECODED, ANSWER, REPEATS = (2, 2, 2, 1) if REHEARSAL else (32, 256, 64, 3)
+LARGE_SIDE, SMALL = (56, 2) if REHEARSAL else (1008, 16)
+BATCHES = (1, 2) if REHEARSAL else (32, 256)
 SETTINGS: dict[str, Any] = {
-    "max_running": CROWD, "max_step_tokens": 16384, "max_step_visual_tokens": 16384, "kv_cache_mib": 8192,
-    "pace": 0.0, "embed_cache_mib": 1024, "pixel_pool_mib": 4096,
+    "max_running": max(BATCHES), "max_step_tokens": 16384, "max_step_visual_tokens": 16384,
+    "kv_blocks": 13_000, "pace": 0.0, "embed_cache_mib": 1024, "pixel_pool_mib": 4096,
 }  # fmt: skip
 if REHEARSAL:  # Triton's interpreter cannot multiply bfloat16
-    SETTINGS |= {"kernels": "triton", "dtype": "float32", "kv_cache_mib": 16, "decode_graphs": "padded"}
+    SETTINGS |= {"kernels": "triton", "dtype": "float32", "kv_blocks": 512, "decode_graphs": "padded"}
 CHECKPOINT_BYTES = 40 << 30
 """Free memory from which on the checkpoint, 17 GB, is written to memory instead of a disk."""
 
@@ -151,6 +160,79 @@ class Measurement:
             "last_of_32_known_images_s": max(known),
             "decode_tok_s_of_32": statistics.median(rates),
         }
+
+    def _encoder(self, outcome: Outcome) -> None:
+        """Time the vision tower alone: one large image, and many small ones together."""
+        ours = self._fovea()
+        model, builder = ours.engine.runner.model, ours.engine.parts.preparer.builder
+        stream, graphs = encoder_stream(DEVICE), BlockGraphs()
+
+        def images(count: int, side: int) -> list[ProcessedImage]:
+            plan = builder.processor.plan(side, side, PixelBudget())
+            return [builder.processor.process(to_image(quick.picture(n, side)), plan) for n in range(count)]
+
+        def encode(pictures: list[ProcessedImage]) -> tuple[float, float]:
+            """Return the milliseconds until the images are encoded, and those of the launching thread."""
+            synchronize()
+            started, launching = time.perf_counter(), time.thread_time()
+            with torch.inference_mode(), stream.activate():
+                members = [Member(model.encode_slices(image)) for image in pictures]
+                for _ in encode_together(members, merge=True, graphs=None if REHEARSAL else graphs):
+                    pass
+            launched = time.thread_time()
+            synchronize()
+            return 1000 * (time.perf_counter() - started), 1000 * (launched - launching)
+
+        for name, pictures in (("one", images(1, LARGE_SIDE)), ("small", images(SMALL, QUESTION_SIDE))):
+            times = [encode(pictures) for _ in range(REPEATS + 2)][2:]  # graphs are recorded the second time
+            outcome.measured[f"encoder_{name}_ms"] = min(times)[0]
+            outcome.measured[f"encoder_{name}_host_ms"] = min(host for _, host in times)
+        (small,) = images(1, QUESTION_SIDE)
+        outcome.measured["encoder_single_ms"] = min(encode([small]) for _ in range(REPEATS + 2))[0]
+
+    def _batches(self, outcome: Outcome) -> None:
+        """Time decode steps of many requests, each with an image of its own."""
+        ours = self._fovea()
+        for count in BATCHES:
+            prompts = [question(200 + number) for number in range(count)]
+            asyncio.run(self._arrivals(prompts, 1))  # encodes the images
+            ours.engine.clear_caches("kv")
+            times = asyncio.run(self._arrivals(prompts, ANSWER))
+            all_run, one_ends = max(each[0] for each in times), min(each[-1] for each in times)
+            inside = [at for at in times[-1] if all_run <= at <= one_ends]
+            gaps = [later - earlier for earlier, later in zip(inside, inside[1:], strict=False)]
+            if gaps:  # otherwise the first answer ended before the last one began
+                outcome.measured[f"step_{count}_ms"] = 1000 * statistics.median(gaps)
+            ours.engine.clear_caches("kv")
+
+    def _arrival(self, outcome: Outcome) -> None:
+        """Measure the gaps of a stream while a new image is encoded and its prompt computed."""
+        self._fovea()
+
+        async def both() -> tuple[list[float], list[float]]:
+            stream = asyncio.create_task(self._arrivals([question(2)], ANSWER))
+            await asyncio.sleep(0.05 if REHEARSAL else 0.2)
+            new = await self._arrivals([question(900)], 1)
+            return (await stream)[0], new[0]
+
+        times, _ = asyncio.run(both())
+        gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        outcome.measured = {
+            "gap_median_ms": 1000 * statistics.median(gaps),
+            "gap_while_image_arrives_ms": 1000 * max(gaps),
+        }
+
+    async def _arrivals(self, prompts: list[ChatPrompt], tokens: int) -> list[list[float]]:
+        """Return the times at which the tokens of each request arrive. All requests run at once."""
+        engine = self._fovea().engine
+
+        async def one(prompt: ChatPrompt) -> list[float]:
+            times: list[float] = []
+            async for delta in engine.stream(prompt, temperature=0.0, max_tokens=tokens, ignore_eos=True):
+                times += [time.perf_counter()] * len(delta.token_ids)
+            return times
+
+        return await asyncio.gather(*(one(prompt) for prompt in prompts))
 
     def _prefill(self, outcome: Outcome) -> None:
         ours, prompts = self._fovea(), [question(10 + number, SIDE) for number in range(PREFILLS)]

@@ -37,6 +37,10 @@ INTEL = {**files(scaling_governor="powersave\n"), PSTATE: "active\n"}
 """With this driver powersave lets the processor run as fast as its load asks for."""
 INT4 = settings(quantization="int4")
 FLOAT32 = {**CARD, "dtype": "float32"}
+ON_GPU = {
+    **METRICS, "fovea:memory_total_bytes": 16 * GIB, "fovea:memory_kv_bytes": 8 * GIB,
+    "fovea:memory_step_bytes": 2 * GIB, "fovea:memory_spare_bytes": GIB,
+}  # fmt: skip
 DRIVER = {"/proc/driver/nvidia/version": "NVRM version"}
 
 
@@ -202,6 +206,21 @@ CASES: list[Case] = [
             settings=settings(encoder_engines="auto"),
         ),
         "0 of 2 grids",
+    ),
+    case("engine/memory", NONE, subject, "only the memory of a GPU"),
+    case("engine/memory", NONE, answering(card={**CARD, "owned_by": "vllm"})),
+    case("engine/memory", PASS, answering(metrics=ON_GPU), "step 2.0 GiB, 1.0 GiB unused"),
+    case(
+        "engine/memory", WARN, answering(metrics={**ON_GPU, "fovea:memory_spare_bytes": -GIB}),
+        "1.0 GiB are missing",
+    ),
+    case(
+        "engine/memory", WARN, answering(metrics={**ON_GPU, "fovea:memory_retries_total": 3}),
+        "3 steps and 0 images did not fit",
+    ),
+    case(
+        "engine/memory", FAIL, answering(metrics={**ON_GPU, "fovea:memory_failures_total": 1}),
+        "1 request did not fit even alone",
     ),
     case("engine/failures", PASS, subject),
     case("engine/failures", FAIL, answering(metrics={**METRICS, "fovea:failed_steps_total": 3}), "3 failed"),

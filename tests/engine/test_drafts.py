@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fovea import AnswerFormat, Engine
 from fovea.core.types import Completion
-from fovea.engine.sample.sampler import Row
+from fovea.engine.sample.sampler import Pending, Row
 from fovea.engine.step.executor import StepResult
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.native.build import library
@@ -79,8 +79,18 @@ class Guesses:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sampler, name)
 
-    def sample(self, logits: Tensor, rows: Sequence[Row], result: StepResult) -> None:
-        self.sampler.sample(logits, rows, result)
+    def launch(self, logits: Tensor, rows: Sequence[Row], **options: Any) -> Pending:
+        pending = self.sampler.launch(logits, rows, **options)
+        finish = pending.finish
+
+        def guess(result: StepResult) -> None:
+            finish(result)
+            self.guess(rows, result)
+
+        pending.finish = guess  # type: ignore[method-assign]
+        return pending
+
+    def guess(self, rows: Sequence[Row], result: StepResult) -> None:
         for seq in {seq.id: seq for seq, _ in rows}.values():
             at = len(seq.output_ids) + len(result.sampled[seq.id])
             guess = list(self.answer[at : at + self.random.randint(0, 9)])

@@ -147,6 +147,28 @@ def test_images_encoded_together_and_from_graphs_equal_each_alone(architecture: 
                     assert gpu.relative_error(one, other) < 0.05
 
 
+def test_steps_launched_before_the_last_tokens_are_known_change_no_answer(tmp_path: Path) -> None:
+    """Three streams, greedy and drawn, with steps launched ahead and one by one."""
+    folder = write("qwen3_vl", tmp_path)
+    options: list[dict[str, Any]] = [
+        {"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.0, "seed": 4, "top_k": 20},
+    ]  # fmt: skip
+    tokens = gpu.either(120, 3)
+    with gpu.engine_of(folder, dtype="float32", prefix_cache=False) as engine:
+        assert engine.loop._async is not None or gpu.REHEARSAL
+        found = []
+        for _ in range(2):
+            with ThreadPoolExecutor(3) as pool:
+                futures = [
+                    pool.submit(engine.generate, "what?", max_tokens=tokens, ignore_eos=True, **each)
+                    for each in options
+                ]
+                found.append([future.result().token_ids[0] for future in futures])
+            engine.loop._async = None
+        assert found[0] == found[1]
+        engine.check_integrity()
+
+
 def test_slower_tiers_return_encoder_outputs_that_the_gpu_evicted(tmp_path: Path) -> None:
     folder = write("qwen3_vl", tmp_path)
     rng = np.random.default_rng(3)

@@ -58,8 +58,14 @@ class SlotExecutor:
         self.steps += 1
         result, overflows = StepResult(), self.overflows(plan)
         fails = overflows or self.fails(plan)
-        if not fails or self.steps % 2:
-            self.slots._copy(plan)
+        error = (
+            StepOutOfMemory(f"no room for {SECRET}")
+            if overflows
+            else RuntimeError(f"a shape does not fit in {SECRET}")
+        )
+        if fails and not self.steps % 2:
+            raise error
+        self.slots._copy(plan)
         for job in plan.encode:
             key = job.span.key
             self.slots.scheduler.embeddings.put(key, key, 10, set(job.holders))
@@ -70,10 +76,8 @@ class SlotExecutor:
             self.slots._compute(item.seq, item.start, item.stop)
             if item.samples:
                 self._choose(item, result)
-        if overflows:
-            raise StepOutOfMemory(f"tried to allocate 2 GiB for {SECRET}")
         if fails:
-            raise RuntimeError(f"a shape does not fit in {SECRET}")
+            raise error
         return result
 
     def _choose(self, item: Work, result: StepResult) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,11 +17,15 @@ from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import CacheShares, EmbeddingCache, RegionCache, owner_of_key
 from fovea.engine.config import MIB, EngineConfig, PixelSettings
+from fovea.engine.execute.block_moves import STAGING_BUFFERS, staging_blocks
+from fovea.engine.execute.device_memory import device_memory
+from fovea.engine.execute.memory_profile import MemoryParts, measure
 from fovea.engine.execute.pool_sizes import (
     PoolSizes,
     decode_padding,
     host_slots,
     most_new_tokens,
+    pool_bytes,
     pool_sizes,
     state_slots,
 )
@@ -42,6 +47,7 @@ from fovea.engine.request.pixels import PixelPool, PixelStore
 from fovea.engine.request.prepare import Preparer
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.sample.sampler import Sampler
+from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stats import loop_stats, scheduler_stats, waiting_ages
@@ -65,6 +71,7 @@ class Assembly:
     """All components of an engine.
 
     info: description of the model, with the context length that this engine allows.
+    memory: the parts of the device's memory by the names of `observe.table`; empty on a CPU.
     """
 
     embeddings: EmbeddingCache[VisualFeatures]
@@ -78,6 +85,7 @@ class Assembly:
     admission: Admission
     intake: Intake
     info: ModelInfo
+    memory: Mapping[str, float]
 
 
 def assemble(
@@ -88,9 +96,18 @@ def assemble(
     Raises ConfigError if max_context is more than the model or the KV pool allows.
     """
     model, tokenizer = loaded.model, loaded.tokenizer
-    sizes, slots = pool_sizes(config, model), host_slots(config, model)
-    decoder, blocks = model.decoder.config, sizes.blocks
-    states = state_slots(config, model)
+    slots, decoder = host_slots(config, model), model.decoder.config
+    longest = min(loaded.info.max_context, config.kv.max_context or loaded.info.max_context)
+    padding = decode_padding(config, model, longest)
+    parts = _measure(loaded, config, slots, longest, padding)
+    room = None if parts is None else parts.room
+    if parts is not None and parts.room <= 0:
+        parts.report(0, configured=False)  # before the error about it
+    sizes, states = pool_sizes(config, model, room), state_slots(config, model, room)
+    memory = pool_bytes(config, model, sizes, states)
+    if parts is not None:
+        parts.report(memory, configured=config.kv.kv_cache_mib > 0)
+    blocks = sizes.blocks
     rows = blocks * config.kv.block_size
     info = replace(
         loaded.info, max_context=_context(config, loaded.info, rows), max_running=config.schedule.max_running
@@ -127,18 +144,14 @@ def assemble(
     runner = Runner(
         model,
         embeddings,
-        Sampler(
-            frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size),
-            batched=model.device.type == "cuda",
-            most_drafts=config.schedule.max_draft_tokens,
-        ),
+        _sampler(loaded, config),
         blocks=blocks,
         window_blocks=sizes.window,
         block_size=config.kv.block_size,
         host_blocks=slots,
         state_slots=states,
         slower=slower,
-        padding=decode_padding(config, model, sizes, info.max_context),
+        padding=None if padding is None else padding.fit((sizes.blocks, sizes.window), info.max_context),
         encoder_graphs=config.model.decode_graphs == "auto" and model.device.type == "cuda",
         encode=encoder.slices,
     )
@@ -175,8 +188,43 @@ def assemble(
         shares=shares,
         grammars=GrammarCompiler(partial(load_vocabulary, tokenizer, loaded.info.vocab_size)),
     )
+    figures = {} if parts is None else parts.stats(memory)
     return Assembly(
-        embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info
+        embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info, figures
+    )
+
+
+def _measure(
+    loaded: LoadedModel, config: EngineConfig, host_blocks: int, context: int, padding: Padding | None
+) -> MemoryParts | None:
+    """Measure the memory that steps take; None: on a CPU, or with a pool of so many blocks.
+
+    host_blocks: KV blocks in host memory. context: tokens of the longest sequence.
+    """
+    model = loaded.model
+    memory = device_memory(model.device)
+    if memory is None or config.kv.kv_blocks:
+        return None
+    outputs: EmbeddingCache[VisualFeatures] = EmbeddingCache(0)
+    encoder = VisualEncoder(model, loaded.processor, outputs, RegionCache(0), head=loaded.relevance)
+    make = partial(
+        Runner,
+        model,
+        outputs,
+        _sampler(loaded, config),
+        block_size=config.kv.block_size,
+        encode=encoder.slices,
+    )
+    block = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize) * config.kv.block_size
+    copies = STAGING_BUFFERS * staging_blocks(block, host_blocks) * block
+    return measure(memory, make, config, loaded.processor, context, padding, copies)
+
+
+def _sampler(loaded: LoadedModel, config: EngineConfig) -> Sampler:
+    return Sampler(
+        frozenset(i for i in loaded.tokenizer.eos_ids if i < loaded.info.vocab_size),
+        batched=loaded.model.device.type == "cuda",
+        most_drafts=config.schedule.max_draft_tokens,
     )
 
 
@@ -213,6 +261,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "encoder_engine_misses": runner.model.engines.misses,
         "grammar_hits": grammars.hits,
         "grammar_misses": grammars.misses,
+        **parts.memory,
         **parts.intake.gate.stats(),
         **loop_stats(parts.loop),
     }

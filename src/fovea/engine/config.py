@@ -199,7 +199,8 @@ class KVSettings:
     )
     kv_cache_mib: int = setting(
         0,
-        "Ceiling of the KV pool in MiB. 0 is a quarter of the free memory, at most 4 GiB (CUDA: 80% of it).",
+        "Ceiling of the KV pool in MiB. 0 is a quarter of the free memory, at most 4 GiB; on CUDA what the "
+        "largest step leaves, which is measured at the start (docs/gpu.md).",
         low=0,
         high=MOST_MIB,
     )

@@ -16,7 +16,7 @@ import torch
 from fovea import Engine
 from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
-from fovea.engine.execute.pool_sizes import PoolSizes, decode_padding, graph_obstacle
+from fovea.engine.execute.pool_sizes import decode_padding, graph_obstacle
 from fovea.engine.layers import experts
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.experts import ExpertLinear, grouped_mm_waits
@@ -196,15 +196,15 @@ def test_the_log_says_why_steps_are_not_recorded(
         monkeypatch.setattr(VisionLanguageModel, "device", property(lambda self: torch.device("cuda")))
         monkeypatch.setattr(experts, "grouped_mm_waits", lambda dtype, device: waits)
         with caplog.at_level("INFO"):
-            padding = decode_padding(EngineConfig(), model, PoolSizes(8), 64)
+            padding = decode_padding(EngineConfig(), model, 64)
     assert (padding is None) == waits
     assert ("not recorded as CUDA graphs: torch multiplies experts in float32" in caplog.text) == waits
     padded = EngineConfig.of(decode_graphs="padded")
     if waits:
         with pytest.raises(ConfigError, match="'padded', but torch multiplies experts in float32 one by one"):
-            decode_padding(padded, model, PoolSizes(8), 64)
+            decode_padding(padded, model, 64)
     else:
-        assert decode_padding(padded, model, PoolSizes(8), 64) is not None
+        assert decode_padding(padded, model, 64) is not None
 
 
 @pytest.mark.parametrize(

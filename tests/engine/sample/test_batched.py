@@ -18,12 +18,12 @@ from fovea.engine.grammar.guide import Masks
 from fovea.engine.job import SampledToken
 from fovea.engine.sample import batch as module
 from fovea.engine.sample import sampler as sampler_module
-from fovea.engine.sample import transfer
 from fovea.engine.sample.batch import IN_PROMPT, Draw, TokenCounts, draw, parameters, unpack
 from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution, repair
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
+from fovea.kernels import transfer
 from fovea.kernels.transfer import HostCopy, to_device, upload
 from tests.support.host_reads import no_host_reads
 from tests.support.sampling import mix, start, step

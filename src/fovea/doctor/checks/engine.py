@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fovea.doctor.check import Check, Need, Verdict, failed, not_applicable, passed, plural, warned
+from fovea.doctor.check import Check, Need, Verdict, failed, not_applicable, passed, plural, size, warned
 from fovea.doctor.subject import Subject
 
 READY = re.compile(r"ready: [^\n]* on (\S+), ([^)\n]*)\), context")
@@ -107,6 +107,27 @@ def built_engines(subject: Subject) -> Verdict:
     return passed(f"{used} of {plural(facts.grids, 'grid')} in use")
 
 
+def memory(subject: Subject) -> Verdict:
+    """Does the largest step fit into the GPU's memory?"""
+    values = subject.server.metrics() if subject.server.is_fovea else {}
+    if "fovea:memory_total_bytes" not in values:
+        return not_applicable("only the memory of a GPU is divided at the start")
+    kv, step, spare = (values.get(f"fovea:memory_{name}_bytes", 0.0) for name in ("kv", "step", "spare"))
+    failures, steps, images = (
+        int(values.get(f"fovea:memory_{name}_total", 0)) for name in ("failures", "retries", "image_retries")
+    )
+    figure = f"KV {size(kv)}, largest step {size(step)}, {size(max(0.0, spare))} unused"
+    advice = "a smaller --kv-cache-mib, --max-step-tokens or --max-running"
+    if failures:
+        return failed(figure, f"{plural(failures, 'request')} did not fit even alone", advice)
+    if spare < 0:
+        return warned(figure, f"{size(-spare)} are missing for the largest step", advice)
+    if steps or images:
+        reason = f"{plural(steps, 'step')} and {plural(images, 'image')} did not fit and were tried again"
+        return warned(figure, f"{reason}; another process may use the GPU", advice)
+    return passed(figure)
+
+
 def failures(subject: Subject) -> Verdict:
     """Has no step of the engine failed?"""
     if not subject.server.is_fovea:
@@ -133,5 +154,6 @@ CHECKS = (
     Check(
         "engine", "built-engines", "encoders built ahead of time", built_engines, (Need.OWN, Need.SETTINGS)
     ),
+    Check("engine", "memory", "memory of the GPU", memory),
     Check("engine", "failures", "failed steps", failures),
 )

@@ -26,6 +26,8 @@ from fovea.kernels.transfer import row_index
 
 STAGING_BYTES = 16 << 20
 """Most bytes of a staging buffer, unless a block is larger. PCIe 4.0 x16 copies them in less than 1 ms."""
+STAGING_BUFFERS = 4
+"""Two for saves and two for loads."""
 
 
 class Event(Protocol):
@@ -192,6 +194,11 @@ def batches(moves: Sequence[Move]) -> Iterator[Batch]:
     yield batch
 
 
+def staging_blocks(block_bytes: int, host_blocks: int) -> int:
+    """Return how many blocks a staging buffer holds. There are STAGING_BUFFERS of them."""
+    return max(1, min(host_blocks, STAGING_BYTES // block_bytes)) if host_blocks else 0
+
+
 class HostTransfers:
     """Copies between a pool and host memory that overlap with computation.
 
@@ -205,7 +212,7 @@ class HostTransfers:
         self._blocks = pool.transpose(0, 1)
         self._host = host
         self._streams = streams
-        most = max(1, min(len(host), STAGING_BYTES // host[0].nbytes))
+        most = staging_blocks(host[0].nbytes, len(host))
         self._outgoing, self._incoming = (Staging(host, most, pool.device) for _ in range(2))
         self._save_stream, self._load_stream = streams.new(), streams.new()
         # The latest copy to each slot, and from it, as long as it may not be done.
@@ -259,10 +266,12 @@ class HostTransfers:
     @staticmethod
     def _wait(stream: Stream, copies: dict[int, Event], slots: Sequence[int]) -> None:
         """Let a stream wait for copies that still use these slots, and forget all copies that are done."""
-        for slot in [slot for slot, event in copies.items() if event.query()]:
+        events = {id(event): event for event in copies.values()}
+        done = {name for name, event in events.items() if event.query()}
+        for slot in [slot for slot, event in copies.items() if id(event) in done]:
             del copies[slot]
-        for event in dict.fromkeys(copies[slot] for slot in slots if slot in copies):
-            stream.wait_event(event)
+        for name in {id(copies[slot]) for slot in slots if slot in copies}:
+            stream.wait_event(events[name])
 
 
 class Staging:

@@ -42,8 +42,12 @@ class PoolSizes:
     window: int = 0
 
 
-def pool_sizes(config: EngineConfig, model: VisionLanguageModel) -> PoolSizes:
-    """Return the sizes of the KV pools. Raises ConfigError when not even one block or one window fits."""
+def pool_sizes(config: EngineConfig, model: VisionLanguageModel, room: int | None = None) -> PoolSizes:
+    """Return the sizes of the KV pools.
+
+    room: bytes for KV and states; None: a share of the free memory.
+    Raises ConfigError when not even one block or one window fits.
+    """
     decoder, size = model.decoder.config, config.kv.block_size
     group = decoder.window
     needed = 0 if group is None else _window_blocks(config, decoder, group)
@@ -53,8 +57,8 @@ def pool_sizes(config: EngineConfig, model: VisionLanguageModel) -> PoolSizes:
     itemsize = model.dtype.itemsize
     windowed = 0 if group is None else group.bytes_per_token(itemsize) * size
     block = decoder.kv_bytes_per_token(itemsize) * size - windowed
-    states = state_slots(config, model) * decoder.state_bytes(itemsize)
-    budget = config.kv.kv_cache_mib * MIB or _automatic(model.device) - states
+    states = state_slots(config, model, room) * decoder.state_bytes(itemsize)
+    budget = config.kv.kv_cache_mib * MIB or max(0, _room(model, room) - states)
     # Window blocks per block without a window. Short sequences need as many of both kinds, longer ones fewer
     # window blocks.
     ratio = 0.0 if group is None else (group.window or 0) / (BALANCED_WINDOWS * (group.window or 1))
@@ -71,6 +75,14 @@ def pool_sizes(config: EngineConfig, model: VisionLanguageModel) -> PoolSizes:
     most = min((budget - min(blocks, useful) * block) // windowed, config.schedule.max_running * needed)
     _check_window("kv_cache_mib", most, needed)
     return PoolSizes(min(blocks, useful), most)
+
+
+def pool_bytes(config: EngineConfig, model: VisionLanguageModel, sizes: PoolSizes, states: int) -> int:
+    """Return the bytes of the KV pools and of so many slots for states."""
+    decoder, itemsize = model.decoder.config, model.dtype.itemsize
+    windowed = 0 if decoder.window is None else decoder.window.bytes_per_token(itemsize)
+    tokens = sizes.blocks * (decoder.kv_bytes_per_token(itemsize) - windowed) + sizes.window * windowed
+    return tokens * config.kv.block_size + states * decoder.state_bytes(itemsize)
 
 
 def most_new_tokens(config: EngineConfig, decoder: DecoderConfig) -> int:
@@ -93,9 +105,10 @@ def _check_window(setting: str, blocks: int, needed: int) -> None:
         )
 
 
-def state_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
+def state_slots(config: EngineConfig, model: VisionLanguageModel, room: int | None = None) -> int:
     """Return the number of slots for states; 0: no layer of the model has any.
 
+    room: bytes for KV and states; None: a share of the free memory.
     Raises ConfigError if there is no room for two: a sequence's own, and a checkpoint.
     """
     decoder = model.decoder.config
@@ -103,7 +116,7 @@ def state_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
         return 0
     slot = decoder.state_bytes(model.dtype.itemsize)
     useful = config.schedule.max_running * (1 + CHECKPOINTS)
-    total = _automatic(model.device)
+    total = _room(model, room)
     if config.kv.state_cache_mib:
         slots = min(config.kv.state_cache_mib * MIB // slot, useful)
         source = f"state_cache_mib: {config.kv.state_cache_mib} MiB"
@@ -165,12 +178,9 @@ def graph_obstacle(model: VisionLanguageModel) -> str | None:
     return model.decoder.wait
 
 
-def decode_padding(
-    config: EngineConfig, model: VisionLanguageModel, pool: PoolSizes, max_context: int
-) -> Padding | None:
-    """Return the padding of decodes; None: they are not padded.
+def decode_padding(config: EngineConfig, model: VisionLanguageModel, max_context: int) -> Padding | None:
+    """Return the padding of decodes, for a pool without blocks (`Padding.fit`); None: they are not padded.
 
-    pool: blocks of the KV pools; the block after them takes the KV of padding rows.
     Raises ConfigError when padding is configured and the kernels do not allow it.
     """
     mode, decoder = config.model.decode_graphs, model.decoder.config
@@ -201,11 +211,11 @@ def decode_padding(
     groups = [
         GroupPadding(
             width if group.window is None else min(width, window_width(group.window, size)),
-            scrap,
+            0,
             group.window is not None,
             model.kernels.cutting(group.heads),
         )
-        for group, scrap in zip(decoder.kv_groups, (pool.blocks, pool.window), strict=False)
+        for group in decoder.kv_groups
     ]
     return Padding(
         sizes=padded_sizes(config.schedule.max_running),
@@ -216,6 +226,10 @@ def decode_padding(
         block_size=size,
         launch_only=mode == "padded",
     )
+
+
+def _room(model: VisionLanguageModel, measured: int | None) -> int:
+    return _automatic(model.device) if measured is None else max(0, measured)
 
 
 def _automatic(device: torch.device) -> int:

@@ -111,9 +111,13 @@ class Runner:
         )
         self._planner = DecoderPlanner(model.kernels, config, block_size, device, dtype)
         self._padded: PaddedDecodes | None = None
+        self.pad_decodes(padding)
+
+    def pad_decodes(self, padding: Padding | None) -> None:
+        """Pad steps that only decode, from now on. None: do not. On CUDA the batches are recorded now."""
         if padding is not None:
-            capture = model.device.type == "cuda" and not padding.launch_only
-            self._padded = PaddedDecodes(padding, self._decode, model.device, capture=capture)
+            capture = self.model.device.type == "cuda" and not padding.launch_only
+            self._padded = PaddedDecodes(padding, self._decode, self.model.device, capture=capture)
 
     @property
     def block_bytes(self) -> int:

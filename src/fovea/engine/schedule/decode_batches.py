@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -96,6 +96,18 @@ class Padding:
     least_rows: int
     block_size: int
     launch_only: bool = False
+
+    def fit(self, pools: Sequence[int], context: int) -> Padding:
+        """Return the same padding for pools and a longest context.
+
+        pools: blocks of each KV group's pool. The block after them takes the KV of padded rows.
+        """
+        width = -(-context // self.block_size)
+        groups = (
+            replace(group, width=min(width, group.width), scrap=scrap)
+            for group, scrap in zip(self.groups, pools, strict=False)
+        )
+        return replace(self, groups=tuple(groups))
 
     def size(self, rows: int) -> int | None:
         """The batch size for a step that decodes so many rows; None if there are too many."""
