@@ -90,7 +90,7 @@ def launches_of_layers(folder: str, prompt: Any) -> dict[str, int]:
             def forward(self: Any, x: torch.Tensor, *rest: Any) -> Any:
                 if len(x) != 1:
                     return method(self, x, *rest)
-                with _counting() as counter:
+                with counting() as counter:
                     result = method(self, x, *rest)
                 note(numbers[id(self)], counter.count)
                 return result
@@ -100,7 +100,7 @@ def launches_of_layers(folder: str, prompt: Any) -> dict[str, int]:
         def stack_call(self: TritonStack, x: torch.Tensor, first: int, last: int, *rest: Any) -> torch.Tensor:
             if len(x) != 1:
                 return run(self, x, first, last, *rest)
-            with _counting() as counter:
+            with counting() as counter:
                 result = run(self, x, first, last, *rest)
             note(first, -(-counter.count // (last - first)))
             return result
@@ -117,7 +117,7 @@ def launches_of_layers(folder: str, prompt: Any) -> dict[str, int]:
 
 
 @contextmanager
-def _counting() -> Iterator[_Counter]:
+def counting() -> Iterator[_Counter]:
     """Count the launches in the block."""
     counter = _Counter()
 
