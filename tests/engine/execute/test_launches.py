@@ -47,8 +47,8 @@ def test_a_layer_has_few_launches(architecture: str, tmp_path: Path) -> None:
 BLOCK = 12
 """Most launches of an encoder's block."""
 MORE = {"qwen2_vl": 13, "gemma4": 79, "idefics3": 21, "smolvlm": 21}
-"""Quick GELU is three operations. Gemma 4 has eight norms in a block, of torch's operations. Idefics3 masks the
-tiles of this image, which are computed one by one."""
+"""Quick GELU is three operations. Gemma 4 has eight norms in a block, of torch's operations. Idefics3 masks
+the tiles of this image, which are computed one by one."""
 
 
 @pytest.mark.parametrize(
