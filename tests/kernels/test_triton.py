@@ -89,6 +89,25 @@ def test_gated_activations(activation: str, dtype: torch.dtype, monkeypatch: pyt
     close(triton_rows.gate(x, activation), finish(x, activation, True, None))
 
 
+@pytest.mark.parametrize("shape", [(7, 12), (2, 3, 12)], ids=str)
+def test_rows_of_an_odd_size_lie_at_multiples_of_16_bytes(shape: tuple[int, ...]) -> None:
+    """Qwen2.5-VL's tower has MLPs of 3,420 numbers. cuBLAS multiplied such rows with its slow kernels."""
+    x = torch.randn(*shape)
+    first, second = torch.randn(2 * 5, 12), torch.randn(12, 5)
+    bias = torch.randn(12)
+    up, down = KERNELS.product(first, None, "silu", True), KERNELS.product(second, bias, None, False)
+    assert up is not None
+    assert down is not None
+    inner = up(x, None)
+    assert inner.shape == (*shape[:-1], 5)
+    assert inner.stride(-2) % 8 == 0
+    expected = PLAIN.product(first, None, "silu", True)
+    assert expected is None
+    plain = torch.nn.functional.silu(x @ first[:5].T) * (x @ first[5:].T)
+    close(inner, plain)
+    close(down(inner, x), plain @ second.T + bias + x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("heads", "dim", "rotated"), [(6, 16, 16), (9, 20, 20), (3, 12, 8)])
 def test_heads_are_rotated_in_place(dtype: torch.dtype, heads: int, dim: int, rotated: int) -> None:

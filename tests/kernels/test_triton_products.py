@@ -221,7 +221,7 @@ class Launches(TorchDispatchMode):
 def test_launches_of_a_product_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows were rounded by 8 operations, padded by one, and one more added the bias.
 
-    Now one launch rounds them, and torch's product adds the bias. Few rows are not rounded.
+    Now one launch rounds them, and another adds the bias. Few rows are not rounded.
     """
     monkeypatch.setattr(quantized, "trial_error", lambda *_: 0.0)
     weight, bias, x = drawn((96, 64), (96,), (65, 64), dtype=torch.bfloat16)
@@ -237,8 +237,8 @@ def test_launches_of_a_product_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) 
         with Launches(monkeypatch) as launches:
             call()
         found.append(launches.names)
-    assert len(found[0]) == 12, found[0]
-    assert found[1] == ["_round_rows", "aten::_scaled_mm", "_gate"]
+    assert len(found[0]) == 13, found[0]
+    assert found[1] == ["_round_rows", "aten::_scaled_mm", "aten::add", "_gate"]
     assert found[2] == ["_multiply", "_gate"]
 
 

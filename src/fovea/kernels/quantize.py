@@ -271,11 +271,13 @@ def multiply_on_cuda(
 ) -> Tensor:  # fmt: skip
     """Do the work of `multiply` with torch._scaled_mm.
 
-    Sums have the precision of the matrix units, as is usual for inference.
+    Sums have the precision of the matrix units, as is usual for inference. The bias is added apart: with one,
+    cuBLAS on an H100 had no product of 96 outputs and 18,944 inputs.
     """
-    return torch._scaled_mm(
-        x, weight.T, scale_a=x_scale, scale_b=weight_scale.T, bias=bias, out_dtype=dtype, use_fast_accum=True
+    y: Tensor = torch._scaled_mm(
+        x, weight.T, scale_a=x_scale, scale_b=weight_scale.T, out_dtype=dtype, use_fast_accum=True
     )
+    return y if bias is None else y + bias
 
 
 class Fp8Product:

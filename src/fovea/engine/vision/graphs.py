@@ -17,7 +17,7 @@ from torch import Tensor
 from fovea.kernels.spans import Spans, fits_one_launch
 
 STEP = 512
-MOST_ROWS = 4096
+MOST_ROWS = 8192
 """Rows from which on launching takes less time than the work that is launched."""
 MOST_GRAPHS = 64
 SHORT = 256

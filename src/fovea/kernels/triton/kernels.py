@@ -32,9 +32,11 @@ CPU_PROCESSORS = 8
 
 
 class TritonProduct:
-    """torch's product with the plain weight. A gated activation after it is one launch."""
+    """torch's product with the plain weight, in `aligned_rows`. A gated activation after it is one launch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool) -> None:
+        if weight.shape[1] % triton_rows.ALIGNED:
+            weight = triton_rows.aligned_rows(weight, *weight.shape).copy_(weight)
         self._weight, self._bias = weight, bias
         self._activation, self._gated = activation, gated
 
@@ -44,7 +46,7 @@ class TritonProduct:
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         y = functional.linear(x, self._weight, self._bias)
-        return triton_rows.finish(y, self._activation, self._gated, residual)
+        return triton_rows.finish(y, self._activation, self._gated, residual, aligned=True)
 
 
 class TritonKernels:
