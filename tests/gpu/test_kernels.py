@@ -39,6 +39,7 @@ from fovea.kernels.torch_kernels import PLAIN
 from tests.support import fake_flashinfer, gpu
 from tests.support.checkpoints import parts, write
 from tests.support.engines import all_at_once, ask, picture
+from tests.support.states import Shape, mix, plan_of
 
 pytestmark = gpu.MARKS
 DEVICE = gpu.DEVICE
@@ -51,6 +52,19 @@ def kernels() -> Any:
     from fovea.kernels.triton.kernels import TritonKernels
 
     return TritonKernels(DEVICE)
+
+
+@pytest.mark.parametrize("shape", [(16, 128, 32, 128), (16, 128, 16, 128), (2, 24, 4, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_one_token_of_layers_with_a_state(shape: Shape, dtype: torch.dtype) -> None:
+    """Short convolution, gated delta rule and gated norm, each in one launch, in slots of the pool."""
+    plan = plan_of([(5, 5), (2, 6), (0, 0), (1, 7)], DEVICE)
+    shape = gpu.either(shape, (2, *shape[1:2], 4, *shape[3:]))
+    ours, theirs = (mix(each, shape, plan, 4, dtype, DEVICE) for each in (kernels(), PLAIN))
+    close = 0.06 if dtype is BF16 else 2e-5
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, atol=close, rtol=close)
+    assert torch.equal(mix(kernels(), shape, plan, 4, dtype, DEVICE)[4], ours[4])
 
 
 @pytest.mark.parametrize("dim", [64, 72, 80, 128])
