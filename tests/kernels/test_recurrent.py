@@ -33,7 +33,7 @@ def native(lib: ctypes.CDLL) -> NativeKernels:
 
 @dataclass
 class Tokens:
-    """Inputs of one sequence of T tokens. decay and beta: (T, HEADS)."""
+    """Inputs of one sequence of T tokens. decay, and beta before its sigmoid: (T, HEADS)."""
 
     qkv: Tensor
     beta: Tensor
@@ -46,7 +46,7 @@ class Tokens:
 def tokens(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tokens:
     random = torch.Generator().manual_seed(seed)
     qkv = torch.randn(count, CHANNELS, generator=random).to(dtype)
-    beta = torch.rand(count, HEADS, generator=random)
+    beta = torch.rand(count, HEADS, generator=random).logit().to(dtype)
     return Tokens(qkv, beta, -2 * torch.rand(count, HEADS, generator=random))
 
 
@@ -59,7 +59,7 @@ def states(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 def naive_delta(t: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
     """The rule token by token, as the paper writes it. state: (HEADS, KEY_DIM, VALUE_DIM), float64."""
     out = []
-    for qkv, beta, decay in zip(t.qkv.double(), t.beta.double(), t.decay.double(), strict=True):
+    for qkv, beta, decay in zip(t.qkv.double(), t.beta.sigmoid().double(), t.decay.double(), strict=True):
         keys = KEY_HEADS * KEY_DIM
         query, key = (
             functional.normalize(part.view(KEY_HEADS, KEY_DIM), dim=-1).repeat_interleave(2, dim=0)
@@ -200,8 +200,8 @@ def test_a_convolution_reads_the_tokens_before(count: int, first: bool) -> None:
 
 
 def test_the_gated_norm_is_the_norm_times_the_gate(native: NativeKernels) -> None:
-    x, weight = torch.randn(6, 40).bfloat16(), torch.randn(40).bfloat16()
-    gate = torch.randn(6, 100).bfloat16()[:, 30:70]
+    x, weight = torch.randn(3, 2, 40).bfloat16(), torch.randn(40).bfloat16()
+    gate = torch.randn(3, 110).bfloat16()[:, 30:].view(3, 2, 40)
     ours, theirs = (kernels.gated_norm(x, gate, weight, 1e-6) for kernels in (native, TorchKernels()))
     torch.testing.assert_close(ours.float(), theirs.float(), atol=0.02, rtol=0.02)
 

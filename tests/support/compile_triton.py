@@ -26,6 +26,9 @@ from fovea.kernels.quantize import FP8, INT4, INT8
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import products as triton_products
 from fovea.kernels.triton import rows as triton_rows
+from fovea.kernels.triton import states as triton_states
+from fovea.kernels.triton.kernels import TritonKernels
+from tests.support.states import mix, plan_of
 
 SHAPES = (
     ((28, 4, 128), torch.bfloat16),
@@ -97,6 +100,18 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         out = torch.empty_like(query[:rows])
         triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, PROCESSORS, out)
     launch_products(width, dtype)
+    launch_states(dim, dtype)
+
+
+def launch_states(dim: int, dtype: torch.dtype) -> None:
+    """Compute one token of each sequence in layers with a state."""
+    shape, weight = (2, dim, 4, dim), torch.empty(4, 4 * dim, dtype=dtype)
+    mix(TritonKernels(torch.device("cpu")), shape, plan_of([(1, 1), (2, 3)], torch.device("cpu")), 2, dtype,
+        torch.device("cpu"))  # fmt: skip
+    x, state = weight[:1], torch.empty(8, 3, 4 * dim, dtype=dtype)
+    (wave,) = plan_of([(1, 1)], torch.device("cpu")).waves
+    assert wave.decodes is not None
+    triton_states.conv(x, weight, None, None, state, wave.decodes, torch.empty_like(x))
 
 
 def launch_products(width: int, dtype: torch.dtype) -> None:

@@ -151,7 +151,9 @@ def assemble(
         host_blocks=slots,
         state_slots=states,
         slower=slower,
-        padding=None if padding is None else padding.fit((sizes.blocks, sizes.window), info.max_context),
+        padding=None
+        if padding is None
+        else padding.fit((sizes.blocks, sizes.window), info.max_context, states),
         encoder_graphs=config.model.decode_graphs == "auto" and model.device.type == "cuda",
         encode=encoder.slices,
     )

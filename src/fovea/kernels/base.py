@@ -123,6 +123,14 @@ class Kernels(Protocol):
         ...
 
     @property
+    def adds_in_norms(self) -> bool:
+        """Whether `add_norm` adds a residual for free, so that the product before it should not.
+
+        Otherwise a product adds it better, or as well.
+        """
+        ...
+
+    @property
     def groups_experts(self) -> bool:
         """Whether torch's grouped_mm multiplies the plain weights of all experts of a layer in one call.
 
@@ -236,7 +244,10 @@ class Kernels(Protocol):
         ...
 
     def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the norm of x (rows, width), times weight (width,), times silu of gate (rows, width)."""
+        """Return the norm of x (T, heads, width), times weight (width,), times silu of gate.
+
+        gate: shaped like x. Its heads are contiguous, its rows may be parts of longer ones.
+        """
         ...
 
     def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
@@ -337,7 +348,7 @@ class Kernels(Protocol):
         value_heads / key_heads heads of values.
 
         qkv: (T, 2 * key_heads * key_dim + value_heads * value_dim), queries before keys before values.
-        beta, step: (T, value_heads) float32.
+        beta, step: (T, value_heads), beta before its sigmoid. The sigmoid is rounded to their type.
         rates: a and bias, (value_heads,) float32 each.
         state: (slots, value_heads, key_dim, value_dim) float32. Written as planned.
         """

@@ -36,7 +36,7 @@ def short_conv(
         if wave.decodes is not None:
             _conv_decodes(x, weight, bias, state, wave.decodes, out)
         for run in wave.runs:
-            _conv_run(x, weight, bias, state, run, out)
+            conv_run(x, weight, bias, state, run, out)
     return out if activation is None else ACTIVATIONS[activation](out)
 
 
@@ -49,9 +49,10 @@ def _conv_decodes(
     state[decodes.targets] = window[:, 1:]
 
 
-def _conv_run(
+def conv_run(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, run: StateRun, out: Tensor
 ) -> None:
+    """Convolve the tokens of one run, without the activation. Writes their rows of `out`."""
     rows, kept = slice(run.row, run.row + run.count), weight.shape[0] - 1
     before = x.new_zeros((kept, x.shape[1])) if run.source == NO_SLOT else state[run.source]
     inputs = torch.cat((before, x[rows]))
@@ -68,11 +69,16 @@ def _conv_run(
 
 def gated_delta(
     qkv: Tensor, beta: Tensor, step: Tensor, rates: tuple[Tensor, Tensor], key_heads: int, state: Tensor,
-    plan: StatePlan,
+    plan: StatePlan, decode: Callable[[Decodes, Tensor], None] | None = None,
 ) -> Tensor:  # fmt: skip
-    """See `kernels.base.Kernels.gated_delta`."""
+    """See `kernels.base.Kernels.gated_delta`.
+
+    decode: computes single tokens, and writes their rows of a tensor (T, value_heads, value_dim); None:
+        torch computes them.
+    """
     rows = qkv.shape[0]
     value_heads, key_dim, value_dim = state.shape[1:]
+    beta, step = beta.sigmoid().float(), step.float()
     decay = -rates[0].exp() * functional.softplus(step + rates[1])
     keys = key_heads * key_dim
     wide = qkv.float()
@@ -85,7 +91,9 @@ def gated_delta(
     value = value.reshape(rows, value_heads, value_dim)
     out = value.new_empty(value.shape)
     for wave in plan.waves:
-        if wave.decodes is not None:
+        if wave.decodes is not None and decode is not None:
+            decode(wave.decodes, out)
+        elif wave.decodes is not None:
             tokens, before = wave.decodes.rows, state[wave.decodes.sources]
             out[tokens], after = _one_token(
                 query[tokens], key[tokens], value[tokens], beta[tokens], decay[tokens], before
@@ -163,6 +171,7 @@ class TorchKernels:
     attend = staticmethod(attend)
     attend_spans = staticmethod(attend_each)
     spans_in_one_launch = False
+    adds_in_norms = False
     gated_norm = staticmethod(reference.gated_norm)
     short_conv = staticmethod(short_conv)
     gated_delta = staticmethod(gated_delta)

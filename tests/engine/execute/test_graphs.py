@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fovea import Engine
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import ConfigError
 from fovea.core.types import ChatPrompt
 from fovea.engine.execute.decode_rows import PaddedDecodes, _Batch
@@ -92,6 +93,32 @@ def test_padding_changes_no_answer_of_a_model_with_windows(
     assert max(size for size, _ in sizes) > 1, "no two requests shared a step"
 
 
+@pytest.mark.parametrize("family", others_slow(["qwen3_5", "qwen3_5_moe", "lfm2_vl"], ["qwen3_5", "lfm2_vl"]))
+def test_padding_changes_no_answer_of_a_model_with_states(
+    family: str, tmp_path: Path, sizes: list[tuple[int, bool]]
+) -> None:
+    """Rows that are padding write a slot of their own. A step with drafts is computed without padding."""
+    need_kernels()
+    folder = str(write(family, tmp_path))
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16", "block_size": 4, "kernels": "native", "max_step_tokens": 64
+    }  # fmt: skip
+    plain = answers(folder, PROMPTS[2:], 12, **settings)
+    assert not sizes
+    padded = settings | {"decode_graphs": "padded"}
+    assert answers(folder, PROMPTS[2:], 12, **padded) == plain
+    assert {size for size, _ in sizes} <= {1, 2, 4}
+    assert max(size for size, _ in sizes) > 1, "no two requests shared a step"
+    form = AnswerFormat("regex", "[ab]{4}the red circle is (left|right) of the blue square")
+    forced = []
+    for each in (settings, padded):
+        with Engine.from_pretrained(folder, **(SETTINGS | each)) as engine:
+            forced.append(engine.generate(PROMPTS[2], temperature=0, max_tokens=64, format=form).token_ids)
+            assert engine.stats()["accepted_draft_tokens"] > 0
+            assert_idle(engine)
+    assert forced[0] == forced[1]
+
+
 def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
     sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,8 +153,8 @@ def test_padding_changes_no_answer_on_tritons_kernels(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
-def test_recorded_steps_change_no_answer_of_a_model_with_windows(
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "qwen3_5", "qwen3_5_moe", "lfm2_vl"])
+def test_recorded_steps_change_no_answer_of_a_model_with_windows_or_states(
     family: str, tmp_path: Path, sizes: list[tuple[int, bool]]
 ) -> None:
     """A stand-in for CUDA's graphs repeats what was recorded, whatever Python computes in a later step."""

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fovea.engine.layers.step import DecoderPlan
 from fovea.engine.schedule.decode_batches import (
     DecodeInputs,
     GroupInputs,
@@ -31,7 +32,9 @@ from fovea.engine.schedule.decode_batches import (
     of_group,
 )
 from fovea.engine.schedule.plan import Work
+from fovea.kernels import states
 from fovea.kernels.attention import AttentionPlan, Decodes, Pieces, PrefixGroups
+from fovea.kernels.states import RunTable, StatePlan, Wave
 
 Array = NDArray[np.int64]
 ROOM = 64
@@ -93,6 +96,7 @@ class DecodeRows:
             np.array([_token(item) for item in work], dtype=np.int64),
             positions[None].repeat(self._axes, 0) if self._axes else positions,
             tuple(groups),
+            _state_slots(work),
         )
 
     def _move_deltas(self, work: Sequence[Work], before: Array) -> None:
@@ -167,6 +171,16 @@ class _BlockTables:
         self._filled[missing] = needed[missing]
 
 
+def _state_slots(work: Sequence[Work]) -> Array | None:
+    """Return the slots of each row's state before and after its token, see `DecodeInputs`."""
+    pairs = []
+    for item in work:
+        if item.state is None or item.seq.drafts or len(item.state.saves) != 1:
+            return None
+        pairs.append((item.state.source, item.state.saves[0][1]))
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
 def table(item: Work, *, windowed: bool = False) -> list[int]:
     """Return the block table of a sequence. windowed: that of layers with a sliding window."""
     return item.seq.window_blocks if windowed else item.seq.blocks
@@ -184,8 +198,8 @@ def _token(item: Work) -> int:
     return seq.drafts[ahead] if seq.drafts else 0
 
 
-Forward = Callable[[Tensor, Tensor, tuple[AttentionPlan, ...]], Tensor]
-"""Computes hidden states (T, hidden) from ids (T,), positions and the attention plan of each KV group."""
+Forward = Callable[[Tensor, Tensor, DecoderPlan], Tensor]
+"""Computes hidden states (T, hidden) from ids (T,), positions and the plan of a step."""
 WARM_UPS = 2
 
 
@@ -210,7 +224,7 @@ class PaddedDecodes:
     def run(self, rows: int, decodes: DecodeInputs, ids: Tensor | None = None) -> Tensor:
         """Return the hidden states of a decode step, (B, hidden). They are valid until the next call.
 
-        rows: size of the batch, from `padding.size`.
+        rows: size of the batch, from `padding.batch`.
         ids: (B,), the tokens on the device; None: those of `decodes`.
         """
         prefixes = self.padding.prefix_groups(decodes)
@@ -233,11 +247,12 @@ class _Batch:
         self.arrays = layout.arrays(self._host.numpy())
         views = {name: self._device[where].view(shape) for name, (where, shape) in layout.parts().items()}
         self._ids = views["ids"]
-        plans = tuple(
+        attention = tuple(
             _plan(of_group(views, number), group, padding.block_size)
             for number, group in enumerate(padding.groups)
         )
-        self._launch: Callable[[], Tensor] = lambda: forward(views["ids"], views["positions"], plans)
+        plan = DecoderPlan(attention, None if padding.scrap_state is None else _state_plan(views))
+        self._launch: Callable[[], Tensor] = lambda: forward(views["ids"], views["positions"], plan)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._hidden: Tensor | None = None
         fill(self.arrays, padding, _nothing(padding))
@@ -295,6 +310,13 @@ def _plan(views: dict[str, Tensor], group: GroupPadding, block_size: int) -> Att
     return AttentionPlan(views["slots"], (decodes,), ())
 
 
+def _state_plan(views: dict[str, Tensor]) -> StatePlan:
+    """Return the plan of layers with a state in a batch, whose slots are read where the batch is."""
+    table = RunTable(views["state_starts"], views["state_runs"], views["state_saves"])
+    decodes = states.Decodes(table.runs[:, 0], table.runs[:, 2], table.saves[:, 1])
+    return StatePlan((Wave(decodes, ()),), table)
+
+
 def _nothing(padding: Padding) -> DecodeInputs:
     """Return the inputs of a step without rows."""
     none = np.zeros(0, dtype=np.int64)
@@ -302,4 +324,4 @@ def _nothing(padding: Padding) -> DecodeInputs:
         GroupInputs(none, none.reshape(0, 1), none, none if group.windowed else None)
         for group in padding.groups
     )
-    return DecodeInputs(none, none, tuple(groups))
+    return DecodeInputs(none, none, tuple(groups), none.reshape(0, 2))

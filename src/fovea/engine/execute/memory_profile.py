@@ -167,7 +167,7 @@ def _peaks(
 ) -> tuple[int, int]:
     """Return the bytes of the largest step, and of all CUDA graphs. The arguments are those of `measure`."""
     blocks = min(config.schedule.max_running, MOST_BLOCKS)
-    # One block more than the run uses takes the KV of padding rows, in each pool.
+    # One block more than the run uses takes the KV of padding rows, in each pool, and one slot their states.
     runner = make(blocks=blocks + 1, window_blocks=2, state_slots=2)
     run, base = ProfileRun(runner, config, context, blocks), memory.begin_peak()
     run.encode(processor)
@@ -175,7 +175,7 @@ def _peaks(
     run.compute(chunk=False)
     step = memory.peak() - base
     recording = memory.usage()
-    runner.pad_decodes(None if padding is None else padding.fit((blocks, 1), context))
+    runner.pad_decodes(None if padding is None else padding.fit((blocks, 1), context, 1))
     return step, max(0, memory.usage().used - recording.used)
 
 

@@ -156,12 +156,6 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
     return slots
 
 
-def _reads_more_than_kv(model: VisionLanguageModel) -> bool:
-    """Whether decodes read other memory than the KV of tokens before them."""
-    decoder = model.decoder.config
-    return decoder.stateful or bool(decoder.cross_layers)
-
-
 def _attends_in_place(model: VisionLanguageModel) -> bool:
     return all(
         model.kernels.attends_in_place(group.heads.dim, window=group.window is not None)
@@ -171,8 +165,8 @@ def _attends_in_place(model: VisionLanguageModel) -> bool:
 
 def graph_obstacle(model: VisionLanguageModel) -> str | None:
     """Return why the model's decode steps cannot be recorded as CUDA graphs; None: they can."""
-    if _reads_more_than_kv(model):
-        return "the model has states or cross-attention"
+    if model.decoder.config.cross_layers:
+        return "the model has cross-attention"
     if not _attends_in_place(model):
         return "these kernels group decodes by length"
     return model.decoder.wait
@@ -187,9 +181,9 @@ def decode_padding(config: EngineConfig, model: VisionLanguageModel, max_context
     if mode == "off" or (mode == "auto" and model.device.type != "cuda"):
         return None
     if mode == "padded":
-        if _reads_more_than_kv(model):
+        if decoder.cross_layers:
             raise ConfigError(
-                "decode_graphs is 'padded'; models with states or cross-attention accept auto and off",
+                "decode_graphs is 'padded'; models with cross-attention accept auto and off",
                 param="decode_graphs",
             )
         if not _attends_in_place(model):
@@ -225,6 +219,7 @@ def decode_padding(config: EngineConfig, model: VisionLanguageModel, max_context
         least_rows=model.kernels.least_shared_rows,
         block_size=size,
         launch_only=mode == "padded",
+        scrap_state=0 if decoder.stateful else None,
     )
 
 

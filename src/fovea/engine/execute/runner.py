@@ -41,7 +41,6 @@ from fovea.engine.tiers import SlowerTiers
 from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, encoder_stream
 from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.kernels.attention import AttentionPlan
 from fovea.kernels.transfer import row_index, to_device
 
 T = TypeVar("T")
@@ -89,10 +88,11 @@ class Runner:
         self.block_size = block_size
         self.slower = slower or SlowerTiers()
         config = model.decoder.config
-        scrap = padding is not None  # one more block takes the KV of padding rows
+        scrap = padding is not None  # one more block and slot take the KV and states of padding rows
         device, dtype = model.device, model.dtype
         pools = (blocks + scrap, window_blocks + scrap)[: len(config.kv_groups)]
-        self.memory = DecoderMemory.allocate(config, pools, block_size, state_slots, dtype, device)
+        slots = state_slots + (scrap and config.stateful)
+        self.memory = DecoderMemory.allocate(config, pools, block_size, slots, dtype, device)
         self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device))
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
@@ -348,7 +348,7 @@ class Runner:
         device = self.model.device
         decodes = self._rows.update(work) if only_decodes(work) else None
         if decodes is not None:
-            if self._padded is not None and (size := self._padded.padding.size(len(work))):
+            if self._padded is not None and (size := self._padded.padding.batch(decodes)):
                 return self._padded.run(size, decodes, on_device)
             ids, positions = decodes.ids, decodes.positions
             visual_rows, embeds, deepstack = NO_VISUAL
@@ -380,11 +380,11 @@ class Runner:
         shape = span.rows, 2, self._cross.kv_heads, self._cross.head_dim
         return tuple(tensor.view(shape) for tensor in self.embeddings.get(span.key).tensors)
 
-    def _decode(self, ids: Tensor, positions: Tensor, attention: tuple[AttentionPlan, ...]) -> Tensor:
+    def _decode(self, ids: Tensor, positions: Tensor, plan: DecoderPlan) -> Tensor:
         decoder = self.model.decoder
-        x, plans = decoder.embed(ids), DecoderPlan(attention)
+        x = decoder.embed(ids)
         own = decoder.layer_embeddings(ids, x, None)
-        hidden: Tensor = decoder(x, positions, self.memory, plans, per_layer=own)
+        hidden: Tensor = decoder(x, positions, self.memory, plan, per_layer=own)
         return hidden
 
     def _visual(self, work: list[Work]) -> Visual:

@@ -93,10 +93,14 @@ class Layer(nn.Module):
 
         own: (T, width), the layer's own embeddings of the rows; None: there are none.
         """
+        add_norm = partial(self.kernels.add_norm, eps=self.eps, centered=self.centered)
         if self.post_feedforward_layernorm is None:
+            if self.kernels.adds_in_norms:
+                weight = self.post_attention_layernorm.weight
+                x, inner = add_norm(x, self.mixer.output(mixed, None), None, weight)
+                return self.mlp(inner, x)  # type: ignore[no-any-return]
             x = self.mixer.output(mixed, x)
             return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
-        add_norm = partial(self.kernels.add_norm, eps=self.eps, centered=self.centered)
         before = self.pre_feedforward_layernorm
         x, inner = add_norm(
             x,

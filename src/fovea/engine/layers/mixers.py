@@ -263,12 +263,10 @@ class DeltaMixer(nn.Module):
         inputs, matrices = step.memory.layer_states(self.number)
         qkv = self.kernels.short_conv(qkv, self.conv1d.weight, None, shape.activation, inputs, plan)
         rates = self.A_log, self.dt_bias
-        out = self.kernels.gated_delta(
-            qkv, beta.sigmoid().float(), size.float(), rates, shape.key_heads, matrices, plan
-        )
-        rows = out.view(-1, shape.value_dim)
-        gate = gate.reshape(rows.shape)
-        return self.kernels.gated_norm(rows, gate, self.norm.weight, self.eps).view(out.shape)
+        out = self.kernels.gated_delta(qkv, beta, size, rates, shape.key_heads, matrices, plan)
+        heads = len(out), shape.value_heads, shape.value_dim
+        normal = self.kernels.gated_norm(out.view(heads), gate.view(heads), self.norm.weight, self.eps)
+        return normal.view(out.shape)
 
     def output(self, mixed: Tensor, residual: Tensor | None) -> Tensor:
         return self.out_proj(mixed, residual)  # type: ignore[no-any-return]

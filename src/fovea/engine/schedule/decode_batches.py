@@ -4,7 +4,7 @@ A replay repeats the recorded launches on the same memory. The inputs that chang
 positions, block tables) are integers. All of them are in one buffer, so one copy brings them to the device.
 Layers with a sliding window are a KV group of their own, with a table, slots and lengths of their own.
 Rows after the last sequence are padding: they compute a token that is not used, and they read and write a
-scrap block.
+scrap block. In layers with a state they begin at zero and write a scrap slot.
 
 Rows whose block tables hold the same block at the same place share all tokens before it, because a full block
 has one content. One read of these blocks serves all of them.
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fovea.kernels import NO_SLOT
 from fovea.kernels.pieces import Cutting, cut
 
 MOST_ROWS = 256
@@ -52,11 +53,14 @@ class DecodeInputs(NamedTuple):
     ids: (B,) token ids.
     positions: (B,), or (3, B) with M-RoPE.
     groups: the inputs of each KV group.
+    states: (B, 2) slots of each row's state before and after its token; None: the model has no states, or a
+        row follows another one of its sequence (a draft), or its state is saved twice (a checkpoint).
     """
 
     ids: Array
     positions: Array
     groups: tuple[GroupInputs, ...]
+    states: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Padding:
     least_rows: fewest rows of a prefix group.
     block_size: tokens per block.
     launch_only: never record graphs, even on CUDA.
+    scrap_state: number of the slot that takes the states of padded rows; None: the model has no states.
     """
 
     sizes: tuple[int, ...]
@@ -96,18 +101,27 @@ class Padding:
     least_rows: int
     block_size: int
     launch_only: bool = False
+    scrap_state: int | None = None
 
-    def fit(self, pools: Sequence[int], context: int) -> Padding:
+    def fit(self, pools: Sequence[int], context: int, states: int = 0) -> Padding:
         """Return the same padding for pools and a longest context.
 
         pools: blocks of each KV group's pool. The block after them takes the KV of padded rows.
+        states: slots for states. The slot after them takes the states of padded rows.
         """
         width = -(-context // self.block_size)
         groups = (
             replace(group, width=min(width, group.width), scrap=scrap)
             for group, scrap in zip(self.groups, pools, strict=False)
         )
-        return replace(self, groups=tuple(groups))
+        scrap = None if self.scrap_state is None else states
+        return replace(self, groups=tuple(groups), scrap_state=scrap)
+
+    def batch(self, inputs: DecodeInputs) -> int | None:
+        """The batch size for a step that decodes; None if it cannot be padded."""
+        if self.scrap_state is not None and inputs.states is None:
+            return None
+        return self.size(len(inputs.ids))
 
     def size(self, rows: int) -> int | None:
         """The batch size for a step that decodes so many rows; None if there are too many."""
@@ -139,6 +153,8 @@ class Padding:
             if group.cutting is not None:
                 own |= group.cutting.shapes(rows, group.width * self.block_size, groups, self.least_rows)
             shapes |= {f"{name}.{number}": shape for name, shape in own.items()}
+        if self.scrap_state is not None:
+            shapes |= {"state_starts": (rows + 1,), "state_runs": (rows, 5), "state_saves": (rows, 2)}
         return Layout(shapes)
 
     def prefix_groups(self, inputs: DecodeInputs) -> list[PrefixGroup]:
@@ -247,6 +263,24 @@ def fill(
             room = group.cutting.room(len(parts["slots"]), longest, shared="members" in parts)
             shared = parts.get("members"), parts.get("prefixes")
             cut(group.cutting, starts, own.lengths, room, *shared).write(parts)
+    if padding.scrap_state is not None:
+        assert inputs.states is not None
+        _write_runs(arrays, inputs.states, padding.scrap_state)
+
+
+def _write_runs(arrays: dict[str, Array], slots: Array, scrap: int) -> None:
+    """Write the arrays of a `kernels.states.RunTable` with one run of one token for each row of a batch.
+
+    slots: (B, 2) slots before and after the tokens. scrap: slot that the rows after them write.
+    """
+    runs, saves = arrays["state_runs"], arrays["state_saves"]
+    numbers = np.arange(len(runs) + 1)
+    arrays["state_starts"][:] = numbers
+    runs[:, 0] = runs[:, 3] = numbers[:-1]
+    runs[:, 4] = numbers[1:]
+    runs[:, 1] = saves[:, 0] = 1
+    _pad(runs[:, 2], slots[:, 0], NO_SLOT)
+    _pad(saves[:, 1], slots[:, 1], scrap)
 
 
 def _pad(array: Array, values: Array, rest: int) -> None:

@@ -57,6 +57,7 @@ class NativeKernels:
 
     least_shared_rows = 2
     spans_in_one_launch = False
+    adds_in_norms = False
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._torch = TorchKernels(pack=True)
@@ -225,13 +226,15 @@ class NativeKernels:
         return None
 
     def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.dtype is not BF16 or gate.dtype is not BF16 or gate.shape != x.shape or gate.stride(1) != 1:
+        if x.dtype is not BF16 or gate.dtype is not BF16 or gate.shape != x.shape:
             return self._torch.gated_norm(x, gate, weight, eps)
-        x = x.contiguous()
+        width = x.shape[-1]
+        x, rows = x.contiguous(), gate.reshape(-1, width)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = torch.empty_like(x)
         self.library.fovea_gated_norm(
-            x.data_ptr(), gate.data_ptr(), gate.stride(0), *x.shape, address(weight, BF16, x.shape[1]), eps,
-            out.data_ptr(), torch.get_num_threads(),
+            x.data_ptr(), rows.data_ptr(), rows.stride(0), len(rows), width, address(weight, BF16, width),
+            eps, out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -259,7 +262,7 @@ class NativeKernels:
     ) -> Tensor:  # fmt: skip
         if qkv.dtype is not BF16:
             return self._torch.gated_delta(qkv, beta, step, rates, key_heads, state, plan)
-        qkv, beta, step = qkv.contiguous(), beta.contiguous(), step.contiguous()
+        qkv, beta, step = qkv.contiguous(), beta.sigmoid().float().contiguous(), step.float().contiguous()
         heads, key_dim, value_dim = state.shape[1:]
         table, rows = plan.table, len(qkv)
         self._checked.states(table, rows, len(state))

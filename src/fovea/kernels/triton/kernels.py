@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fovea.kernels.activation import ACTIVATIONS
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import GroupedProduct, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import Format
 from fovea.kernels.spans import attend_each
 from fovea.kernels.spans import load as load_spans
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.states import Decodes, StatePlan
+from fovea.kernels.torch_kernels import TorchKernels, conv_run
+from fovea.kernels.torch_kernels import gated_delta as plain_gated_delta
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import quantized
 from fovea.kernels.triton import rotate as triton_rotate
 from fovea.kernels.triton import rows as triton_rows
+from fovea.kernels.triton import states as triton_states
 
 log = logging.getLogger("fovea.kernels")
 MAX_TRIAL_ERROR = 0.2
@@ -53,16 +57,17 @@ class TritonKernels:
     """Implements `kernels.base.Kernels` for a GPU. It delegates the rest to plain torch."""
 
     least_shared_rows = 4
+    adds_in_norms = True
     add_norm = staticmethod(triton_rows.add_norm)
     rotate_store = staticmethod(triton_rows.rotate_store)
+    gated_norm = staticmethod(triton_states.gated_norm)
 
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
         """chunks: computes the attention of prompts, for which there is no Triton kernel here."""
         self._torch = plain = TorchKernels()
         self.mixture = plain.mixture
-        self.gated_norm, self.attend_groups = plain.gated_norm, plain.attend_groups
+        self.attend_groups = plain.attend_groups
         self.attend_spans = load_spans(device)
-        self.short_conv, self.gated_delta = plain.short_conv, plain.gated_delta
         self._chunks = chunks
         self._trials: dict[tuple[Format | None, torch.dtype, bool], bool] = {}
         self._processors = CPU_PROCESSORS
@@ -145,6 +150,39 @@ class TritonKernels:
             # FlashInfer has no limits that differ from row to row.
             limited = any(chunk.limits is not None for chunk in plan.chunks)
             (prefill_each if limited else self._chunks)(query, kv, plan.chunks, scale, out)
+        return out
+
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor,
+        plan: StatePlan,
+    ) -> Tensor:  # fmt: skip
+        out = x.new_empty(x.shape)
+        for wave in plan.waves:
+            if wave.decodes is not None:
+                triton_states.conv(x, weight, bias, activation, state, wave.decodes, out)
+            for run in wave.runs:
+                conv_run(x, weight, bias, state, run, out)
+                if activation is not None:
+                    rows = out[run.row : run.row + run.count]
+                    rows.copy_(ACTIVATIONS[activation](rows))
+        return out
+
+    def gated_delta(
+        self, qkv: Tensor, beta: Tensor, step: Tensor, rates: tuple[Tensor, Tensor], key_heads: int,
+        state: Tensor, plan: StatePlan,
+    ) -> Tensor:  # fmt: skip
+        if qkv.stride(1) != 1:
+            qkv = qkv.contiguous()
+
+        def decode(decodes: Decodes, out: Tensor) -> None:
+            triton_states.delta(qkv, beta, step, rates, key_heads, state, decodes, out)
+
+        if any(wave.runs for wave in plan.waves):
+            return plain_gated_delta(qkv, beta, step, rates, key_heads, state, plan, decode)
+        out = qkv.new_empty((len(qkv), state.shape[1] * state.shape[3]))
+        for wave in plan.waves:
+            if wave.decodes is not None:
+                decode(wave.decodes, out)
         return out
 
 

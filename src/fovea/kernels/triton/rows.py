@@ -97,10 +97,26 @@ ACTIVATIONS = {
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     """Return the sigmoid, without an exponential that may be infinite."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def activate(gate, KIND: tl.constexpr):
+    """Return an activation of numbers in float32. KIND: its number in ACTIVATIONS."""
+    if KIND == 0:
+        active = gate * sigmoid(gate)
+    elif KIND == 1:
+        active = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    elif KIND == 2:  # (1 + tanh(a)) / 2 is the sigmoid of 2a
+        active = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    elif KIND == 3:
+        active = tl.maximum(gate, 0.0)
+    else:
+        active = gate * sigmoid(1.702 * gate)
+    return active
 
 
 @triton.jit
@@ -110,16 +126,7 @@ def _gate(x, out, width, stride, SIZE: tl.constexpr, KIND: tl.constexpr):
     inside = at < width
     gate = tl.load(x + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    if KIND == 0:
-        active = gate * _sigmoid(gate)
-    elif KIND == 1:
-        active = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    elif KIND == 2:  # (1 + tanh(a)) / 2 is the sigmoid of 2a
-        active = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    elif KIND == 3:
-        active = tl.maximum(gate, 0.0)
-    else:
-        active = gate * _sigmoid(1.702 * gate)
+    active = activate(gate, KIND)
     active = active.to(x.dtype.element_ty).to(tl.float32)
     tl.store(out + row * stride + at, (active * up).to(out.dtype.element_ty), mask=inside)
 
