@@ -3,10 +3,9 @@
     python -m tests.support.encoder_launches
 
 It prints the launches of one block for all architectures whose blocks are computed for several images
-together (see `launches` for what counts), the number of all other launches for an image, and the processor
-time of a tower with the 32 blocks of Qwen2.5-VL's, for 1 and for 16 images. For that time the blocks are
-narrow and the images tiny, so that little but the launching is measured; a real launch on CUDA takes a little
-longer than an operation on a CPU.
+together (see `tests.support.launches` for what counts), the number of all other launches for an image, and
+the processor time of a tower with the 32 blocks of Qwen2.5-VL's, for 1 and for 16 images. For that time the
+blocks are narrow and the images tiny, so that little but the launching is measured.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ IMAGES, REPEATS = (1, 16), 5
 
 
 def encoder_launches(architecture: str, folder: Path) -> tuple[int, int] | None:
-    """Return the launches of a block, the most of all, and those of an image outside of blocks.
+    """Return the most launches of a block, and the launches of an image outside of blocks.
 
     None: the blocks of this architecture are not computed together.
     """

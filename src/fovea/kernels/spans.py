@@ -2,7 +2,7 @@
 
 torch's own attention over sequences of different lengths (torch.nn.attention.varlen, FlashAttention) does it,
 from compute capability 8.0 on, in bfloat16 and float16, for heads of a multiple of 8 numbers up to 256.
-Elsewhere the spans of one length are one call of `Kernels.attend_groups`.
+Elsewhere each run of spans of one length is one call of torch's scaled_dot_product_attention.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
 
 
 class HostCopy:
-    """A tensor on its way to the host, which waits for it only when it reads it, and not for later work."""
+    """A copy of a tensor to the host that is not waited for until `read`."""
 
     def __init__(self, values: Tensor) -> None:
         self._event: torch.cuda.Event | None = None

@@ -1,7 +1,7 @@
-"""Steps that are launched before the tokens of the step before them are known change no answer.
+"""Answers are equal whether or not steps are launched ahead.
 
-On a GPU the device then never waits for the host. Here the device is a CPU, so everything is computed at
-once, by the same code: a step gets its tokens from a tensor, and the host learns them a step later.
+Here the device is a CPU, so all is computed at once, by the same code: a step reads its tokens from a tensor,
+and the host learns them a step later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SLOWER: list[Request] = [
     (ask("tell"), {"temperature": 0, "max_tokens": 8, "format": AnswerFormat("regex", "[a-z]{3,9}")}),
     (ask("say it"), {"temperature": 1.0, "seed": 3, "max_tokens": 11, "bad_words": ["a", "the"]}),
 ]  # fmt: skip
-"""Requests whose next token depends on the one before it on the host, too."""
+"""Requests for which the host must know each token before it chooses the next."""
 
 
 @pytest.fixture
@@ -102,6 +102,44 @@ def test_answers_are_equal(requests: list[Request], qwen: Path, followed: list[i
         assert_idle(engine)
     assert len(followed) > 5
     assert max(followed) == 1 + len(REQUESTS) if requests is REQUESTS else max(followed) > 0
+
+
+def test_answers_are_equal_with_sliding_windows(windowed: Path, followed: list[int]) -> None:
+    """The window leaves blocks behind while a step that was launched ahead runs."""
+    requests: list[Request] = [
+        (ask("what is it?", picture(1, 56, 56)), {"temperature": 0, "max_tokens": 60, "ignore_eos": True}),
+        (ask("tell"), {"temperature": 0.9, "seed": 3, "max_tokens": 50, "ignore_eos": True}),
+    ]
+    found = []
+    for ahead in (False, True):
+        with machine(windowed, ahead=ahead, block_size=4, max_step_tokens=64) as engine:
+            found.append([content(each) for each in answers(engine, requests)])
+            engine.check_integrity()
+            found.append([content(each) for each in answers(engine, requests)])  # from the prefix cache
+    assert found[0] == found[1] == found[2] == found[3]
+    assert len(followed) > 50
+
+
+def test_a_step_ahead_that_does_not_fit_into_memory_is_computed_later(
+    qwen: Path, followed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request: list[Request] = [(ask("what is it?"), {"temperature": 0, "max_tokens": 12, "ignore_eos": True})]
+    with machine(qwen, ahead=False) as engine:
+        expected = answers(engine, request)
+    forward, calls = Runner._forward, []
+
+    def full(self: Runner, work: Any, rows: Any, on_device: Any = None) -> Any:
+        calls.append(on_device is not None)
+        if sum(calls) == 3 and on_device is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, work, rows, on_device)
+
+    monkeypatch.setattr(Runner, "_forward", full)
+    with machine(qwen, ahead=True) as engine:
+        assert [content(each) for each in answers(engine, request)] == [content(each) for each in expected]
+        assert engine.stats()["memory_retries"] == 0
+        assert_idle(engine)
+    assert len(followed) > 5, "later steps are launched ahead again"
 
 
 def test_a_preempted_answer_is_equal(qwen: Path, followed: list[int]) -> None:

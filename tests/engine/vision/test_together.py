@@ -197,10 +197,13 @@ def test_a_graph_serves_all_pictures_of_about_its_rows(recordings: list[Graph]) 
 
 
 @torch.inference_mode()
-def test_many_rows_or_pictures_are_computed_without_a_graph(recordings: list[Graph]) -> None:
+def test_many_rows_or_pictures_are_computed_without_a_graph(
+    recordings: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs_module, "MOST_ROWS", 1024)
     blocks, graphs = [Block(), Block()], BlockGraphs()
     for _ in range(3):
-        run(blocks, [graphs_module.MOST_ROWS + 4], graphs)
+        run(blocks, [1040], graphs)
         run(blocks, [300] + [20] * graphs_module.FEW_SPANS, graphs)
     assert not recordings
 

@@ -280,8 +280,8 @@ class _Batch:
 
         ids: tokens of the first rows, in place of those in `arrays`.
         """
-        # The copy may still wait for an earlier step. It reads a buffer of its own until the tokens of its
-        # step are on the host, and no more than two steps are launched before that.
+        # The copy to the device may still be queued when the next step fills its inputs. So two buffers take
+        # turns: at most two steps are launched before the tokens of the older one are read.
         staged = self._staged[0]
         self._staged.reverse()
         staged.copy_(self._host)

@@ -95,8 +95,8 @@ class EncodedImage:
     """A finished image.
 
     holders: ids of the sequences that wait for it.
-    seconds: encoder time of the image's slices, together with regions of other images in the same slices. Of
-        images that are encoded together, each has its part by the number of its rows.
+    seconds: encoder time of the image's slices, regions of other images in them included. Images that are
+        encoded together share it by their rows.
     projected: seconds of these in the projector; None: the encoder has no projector of its own.
     """
 
@@ -182,7 +182,7 @@ class EncodeQueue:
         return result
 
     def encode_alone(self, free: Callable[[], None]) -> EncodeResult:
-        """Encode an image to its end that did not fit into memory, if no other is partly encoded.
+        """If no image is partly encoded, encode one that did not fit into memory, to its end.
 
         Call it after all other work of a step. If the image does not fit now either, it fails: OutOfMemory.
 

@@ -36,7 +36,7 @@ from fovea.kernels import NO_SLOT
 
 log = logging.getLogger("fovea.engine")
 HEADROOM_SHARE, LEAST_HEADROOM = 0.02, 256 * MIB
-"""The part of the device's memory that nothing gets, and its least size: memory falls into pieces in time."""
+"""The part of the device's memory that nothing gets, and its least size: memory fragments over time."""
 MOST_BLOCKS = 64
 """Most blocks of the pool of the profile run."""
 DECODE_CONTEXT = 2048

@@ -114,7 +114,7 @@ class Runner:
         self.pad_decodes(padding)
 
     def pad_decodes(self, padding: Padding | None) -> None:
-        """Pad steps that only decode, from now on. None: do not. On CUDA the batches are recorded now."""
+        """Pad steps that only decode, from now on. On CUDA the batches are recorded now. None: no change."""
         if padding is not None:
             capture = self.model.device.type == "cuda" and not padding.launch_only
             self._padded = PaddedDecodes(padding, self._decode, self.model.device, capture=capture)
@@ -184,13 +184,16 @@ class Runner:
         """Wait for the tokens of a step. Returns its result. Raises StepOutOfMemory."""
         return self._guarded(launched.finish, launched.plan)
 
-    @torch.inference_mode()
     def follow(self, launched: LaunchedStep, plan: StepPlan) -> LaunchedStep | None:
         """Begin to compute the next token of sequences whose newest one a launched step is choosing.
 
         plan: from `Scheduler.follow`. The tokens stay on the device.
-        Returns None if a token may still change on the host, or is needed there.
+        Returns None if a token may still change on the host, or is needed there. Raises StepOutOfMemory.
         """
+        return self._guarded(lambda: self._follow(launched, plan), plan)
+
+    @torch.inference_mode()
+    def _follow(self, launched: LaunchedStep, plan: StepPlan) -> LaunchedStep | None:
         places = launched.places(plan.work)
         if places is None or not all(self.sampler.runs_ahead(item.seq) for item in plan.work):
             return None
@@ -262,10 +265,10 @@ class Runner:
     ) -> LaunchedStep:
         """Begin to choose the tokens after states (len(work), hidden)."""
         rows = [(item.seq, 0 if ahead else item.draft) for item in work]
-        with stage("head", rows=len(rows)):
+        with stage("head", rows=len(rows)):  # sampling is the stage of `finish`, which each step has once
             logits = self.model.logits(hidden)
-        with stage("sampling", rows=len(rows)):
-            return LaunchedStep(plan, result, self.sampler.launch(logits, rows, ahead=ahead), rows)
+            pending = self.sampler.launch(logits, rows, ahead=ahead)
+        return LaunchedStep(plan, result, pending, rows)
 
     @torch.inference_mode()
     def late(self) -> StepResult | None:

@@ -331,8 +331,8 @@ class KVManager:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether steps change more than blocks: states, or blocks that layers with a window let go."""
-        return self.states is not None or self.window is not None
+        """Whether sequences have states, which a step overwrites."""
+        return self.states is not None
 
     def can_extend_quietly(self, seq: Sequence, tokens: int) -> bool:
         """Whether `seq` can be extended without a move: no evicted block is saved to host memory."""

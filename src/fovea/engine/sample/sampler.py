@@ -364,8 +364,8 @@ class Pending:
     """A step whose tokens are being chosen, from `Sampler.launch`.
 
     tokens: (rows,) int64 on the device, a token for each row of the logits.
-    final: for each row, whether `finish` gives it this token in any case, if its drafts are right and its
-        answer is not complete before it. The others may get another token, or none.
+    final: for each row, whether its token is certain, provided that its drafts are accepted and the answer
+        does not end earlier.
     """
 
     def __init__(self, choice: Choice, deliver: Callable[[StepResult], None]) -> None:

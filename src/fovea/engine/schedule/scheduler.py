@@ -170,9 +170,10 @@ class Scheduler:
         """Plan the step after one that runs, before its tokens are known: each sequence decodes once more.
 
         So the device need not wait for the host. An answer that ends with its unknown token computes one row
-        in vain, which no other sequence reads.
+        in vain, which no other sequence reads. The sequences get blocks for it.
 
-        Returns None if the next step may be another one: something waits or changed, or the pool is full.
+        Returns None unless the step only decodes, without drafts and states, no other request could join, and
+        blocks are free without a move.
         """
         settled = not (plan.encode or plan.encoded_ids or plan.moves or plan.preempted)
         full = len(self.running) >= self._most
@@ -193,7 +194,6 @@ class Scheduler:
             self.kv.extend(seq, seq.length + 1)
         if not going_on:
             return None
-        self.steps += 1
         return StepPlan(tuple(Work(seq, seq.length, 1) for seq in going_on))
 
     def update(

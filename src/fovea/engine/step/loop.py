@@ -13,8 +13,8 @@ On CUDA the device computes a step while the host finishes the one before it: it
 next ones are computed. This is so as long as the next step is clear without them (`Stepper.follow`). A
 command waits for the step that was launched last.
 
-A step that does not fit into the device's memory ends no request. It is tried again in halves, and later
-steps stay smaller for a while (`Stepper.retreat`). Only a request that does not fit even alone ends.
+A step that does not fit into the device's memory is tried again in halves, and later steps stay smaller for
+a while (`Stepper.retreat`). A request ends only if it does not fit even alone.
 """
 
 from __future__ import annotations
@@ -251,6 +251,8 @@ class EngineLoop:
         started = time.perf_counter()
         try:
             launched = executor.follow(flight.launched, step.plan)
+        except StepOutOfMemory:
+            return None  # the step is tried again when the one before it has ended
         except Exception:
             # The step before it tells whether the device is well. If it is, these tokens are computed again.
             log.exception("a step could not be launched ahead; from now on each waits for the one before")

@@ -3,7 +3,7 @@
 A tower is a generator (`Slices`) that yields a call and gets its result. On a CPU each call is computed for
 its own image, in slices that take a few milliseconds. On a GPU, whose launches would cost more time than the
 work of a small image, equal calls of several images are computed together: their rows one after the other,
-with the attention of each image for itself (`Together`).
+with the attention of each image for itself (`encode_together`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 PAIRS_PER_ROW = 8192
 """Attention pairs (query, key, head) that a slice may have, per row of `slice_rows`."""
 ROWS_PER_SLICE = 1 << 17
-"""Rows of a slice of several images, counted once for each block. An H100 takes about 10 ms for so many."""
+"""Rows of a slice of several images, counted once for each block. An H100 took about 17 ms for so many."""
 
 
 def apply_by_rows(layer: Callable[[Tensor], Tensor], x: Tensor, *, unit: int = 1) -> Slices[Tensor]:
@@ -76,7 +76,7 @@ class BlockAttention(Protocol):
 
 
 class RotaryBlock(Protocol):
-    """One transformer block with rotary positions, as the steps before and after its attention."""
+    """A transformer block, as the steps before and after its attention; rotary positions are optional."""
 
     @property
     def attention(self) -> BlockAttention: ...
@@ -96,7 +96,7 @@ class RotaryBlock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProjectorLayer:
-    """A layer of a projector, whose time metrics and profiles (stage "projector") know."""
+    """A layer of a projector. Metrics and profiles (stage "projector") measure its time."""
 
     layer: Callable[[Tensor], Tensor]
 
@@ -350,7 +350,8 @@ def encode_together(
     merge: compute equal calls of several images together; otherwise each by itself.
     graphs: CUDA graphs of calls that are computed together; None: nothing is recorded.
 
-    Raises the error of a call, which concerns all images. The error of one image is noted in its member.
+    Raises the error of a call; with `merge` it concerns all images of the call. The error of one image is
+    noted in its member.
     """
     while active := [member for member in members if not member.ended]:
         for member in active:

@@ -1,4 +1,4 @@
-"""CUDA graphs of an encoder's blocks, by number of rows: a small image is one launch instead of hundreds.
+"""CUDA graphs of an encoder's blocks, by number of rows: about eight launches instead of hundreds.
 
 The rows of a call are padded to a multiple of `STEP`. A graph is recorded when a number of rows comes for the
 second time: the first time compiles kernels and lets libraries allocate memory, which a graph must not
@@ -18,12 +18,12 @@ from fovea.kernels.spans import Spans, fits_one_launch
 
 STEP = 512
 MOST_ROWS = 8192
-"""Rows from which on launching takes less time than the work that is launched."""
+"""Most rows of a graph. Beyond them the work takes longer than its launches."""
 MOST_GRAPHS = 64
 SHORT = 256
-"""Spans up to this length, such as windows, are launched as if all had it; others as if all rows were one."""
+"""If no span is longer than this, attention gets it as the longest length; otherwise it gets all rows."""
 FEW_SPANS = 16
-"""Most spans in one layout of long spans."""
+"""Most spans in a layout of long spans. One of short spans has room for one per 16 rows, and 16 more."""
 log = logging.getLogger("fovea.engine")
 Compute = Callable[[Tensor, Tensor | None, Tensor | None, Sequence[Spans]], Tensor]
 """Computes blocks without a pause: rows (T, hidden), cos, sin, and the spans of each layout, to rows."""
