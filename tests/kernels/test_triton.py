@@ -319,7 +319,8 @@ def test_every_launch_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     launches = json.loads(process.stdout)
     kernels = ["_add_norm", "_gate", "_rotate_store", "_own_pieces", "_merge", "_shared_pieces"]
-    kernels += ["_multiply", "_add_splits", "_unpack", "_round_rows", "_conv", "_delta", "_gated_norm"]
+    kernels += ["_multiply", "_chosen", "_add_splits", "_unpack", "_round_rows"]
+    kernels += ["_conv", "_delta", "_gated_norm", "_choose", "_sum", "_open"]
     assert list(dict.fromkeys(launch["kernel"] for launch in launches)) == kernels
     assert {launch["type"] for launch in launches if launch["kernel"] == "_own_pieces"} == {"*bf16", "*fp32"}
     assert max(launch["shared_bytes"] for launch in launches) <= HOPPER_SHARED_BYTES

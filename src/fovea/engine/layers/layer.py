@@ -95,7 +95,7 @@ class Layer(nn.Module):
         """
         add_norm = partial(self.kernels.add_norm, eps=self.eps, centered=self.centered)
         if self.post_feedforward_layernorm is None:
-            if self.kernels.adds_in_norms:
+            if self.kernels.joins_rows:
                 weight = self.post_attention_layernorm.weight
                 x, inner = add_norm(x, self.mixer.output(mixed, None), None, weight)
                 return self.mlp(inner, x)  # type: ignore[no-any-return]

@@ -57,10 +57,11 @@ class NativeKernels:
 
     least_shared_rows = 2
     spans_in_one_launch = False
-    adds_in_norms = False
+    joins_rows = False
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._torch = TorchKernels(pack=True)
+        self._torch = plain = TorchKernels(pack=True)
+        self.open, self.choose_experts, self.sum_experts = plain.open, plain.choose_experts, plain.sum_experts
         self._checked = PlanChecks()
         self.library = library
         for name, signature in SIGNATURES.items():
