@@ -247,6 +247,7 @@ class Kernels(Protocol):
         *,
         centered: bool = False,
         factor: Tensor | None = None,
+        gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return (x + norm(y)) * factor, and the norm of that; x and y are (rows, width).
 
@@ -254,6 +255,7 @@ class Kernels(Protocol):
         outer: weight of the norm of the result; None: the result is returned twice.
         eps, centered: see `rms_norm`, of both norms.
         factor: one number (1,); None: 1.
+        gate: one number (1,), by whose tanh what is added to x is multiplied; None: it is not.
         """
         ...
 

@@ -273,9 +273,9 @@ class TorchKernels:
 
     def add_norm(
         self, x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *,
-        centered: bool = False, factor: Tensor | None = None,
+        centered: bool = False, factor: Tensor | None = None, gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor)
+        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor, gate=gate)
 
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
@@ -305,10 +305,11 @@ class TorchKernels:
 
 def add_norm(
     norm: Callable[..., Tensor], x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None,
-    eps: float, *, centered: bool, factor: Tensor | None,
+    eps: float, *, centered: bool, factor: Tensor | None, gate: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Do the work of `kernels.base.Kernels.add_norm` in steps. norm: the `rms_norm` of a set of kernels."""
-    total = x + (y if inner is None else norm(y, inner, eps, centered=centered))
+    added = y if inner is None else norm(y, inner, eps, centered=centered)
+    total = x + (added if gate is None else gate.tanh() * added)
     if factor is not None:
         total = total * factor
     return total, total if outer is None else norm(total, outer, eps, centered=centered)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.kernels
 
 MOST = 16
 """Most launches of a layer. In Gemma 3 and in layers with a state there were once 60, with experts 84."""
-NOT_COUNTED = ("cross-attention",)
-"""Kinds of layers without a limit here: those that read images."""
+MORE = {"cross-attention": 18}
+"""Layers that read images have more: torch computes their attention, with a mask. There were once 27."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,6 @@ NOT_COUNTED = ("cross-attention",)
 def test_a_layer_has_few_launches(architecture: str, tmp_path: Path) -> None:
     counts = launches(architecture, tmp_path)
     print(architecture, counts)
-    checked = {name: count for name, count in counts.items() if not name.startswith(NOT_COUNTED)}
-    assert checked
-    for name, count in checked.items():
-        assert count <= MOST, f"{name}: {count} launches"
+    assert counts
+    for name, count in counts.items():
+        assert count <= MORE.get(name, MOST), f"{name}: {count} launches"

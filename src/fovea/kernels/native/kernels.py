@@ -148,9 +148,9 @@ class NativeKernels:
 
     def add_norm(
         self, x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *,
-        centered: bool = False, factor: Tensor | None = None,
+        centered: bool = False, factor: Tensor | None = None, gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor)
+        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor, gate=gate)
 
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,

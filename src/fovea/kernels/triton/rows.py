@@ -35,10 +35,18 @@ def _normal(wide, weight, at, inside, width, eps, rounded, CENTERED: tl.constexp
 
 
 @triton.jit
+def _tanh(x):
+    """Return the hyperbolic tangent. Near 0 it is a series, because the quotient would lose digits."""
+    squared = x * x
+    series = x * (1.0 - squared * (0.3333333333 - squared * (0.1333333333 - squared * 0.0539682540)))
+    return tl.where(tl.abs(x) < 0.1, series, 2.0 * sigmoid(2.0 * x) - 1.0)
+
+
+@triton.jit
 def _add_norm(
-    x, y, inner, outer, factor, total, out, width, eps,
+    x, y, inner, outer, factor, gate, total, out, width, eps,
     WIDTH: tl.constexpr, ADDS: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr,
-    SCALES: tl.constexpr, CENTERED: tl.constexpr,
+    SCALES: tl.constexpr, GATES: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
     """Compute one row: x, plus y or the norm of y, times a factor, and the norm of that."""
     row = tl.program_id(0).to(tl.int64) * width
@@ -49,6 +57,9 @@ def _add_norm(
         added = tl.load(y + row + at, mask=inside, other=0.0).to(tl.float32)
         if INNER:
             added = _normal(added, inner, at, inside, width, eps, x, CENTERED)
+        if GATES:
+            opened = _tanh(tl.load(gate).to(tl.float32)).to(x.dtype.element_ty).to(tl.float32)
+            added = (added * opened).to(x.dtype.element_ty).to(tl.float32)
         wide = (wide + added).to(x.dtype.element_ty).to(tl.float32)
         if SCALES:
             wide = (wide * tl.load(factor).to(tl.float32)).to(x.dtype.element_ty).to(tl.float32)
@@ -63,15 +74,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -
     x = x.contiguous()
     out, width = torch.empty_like(x), x.shape[-1]
     _add_norm[(x.numel() // width,)](
-        x, x, weight, weight, weight, x, out, width, eps,
-        WIDTH=next_power(width), ADDS=False, INNER=False, OUTER=True, SCALES=False, CENTERED=centered,
+        x, x, weight, weight, weight, weight, x, out, width, eps,
+        WIDTH=next_power(width), ADDS=False, INNER=False, OUTER=True, SCALES=False, GATES=False,
+        CENTERED=centered,
     )  # fmt: skip
     return out
 
 
 def add_norm(
     x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *, centered: bool = False,
-    factor: Tensor | None = None,
+    factor: Tensor | None = None, gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Do the work of `kernels.base.Kernels.add_norm`. x and y are (rows, width)."""
     x, y = x.contiguous(), y.contiguous()
@@ -79,9 +91,9 @@ def add_norm(
     out = total if outer is None else torch.empty_like(x)
     _add_norm[(len(x),)](
         x, y, x if inner is None else inner, x if outer is None else outer, x if factor is None else factor,
-        total, out, width, eps,
+        x if gate is None else gate, total, out, width, eps,
         WIDTH=next_power(width), ADDS=True, INNER=inner is not None, OUTER=outer is not None,
-        SCALES=factor is not None, CENTERED=centered,
+        SCALES=factor is not None, GATES=gate is not None, CENTERED=centered,
     )  # fmt: skip
     return total, out
 
