@@ -422,6 +422,34 @@ def test_products_of_all_experts(format: Format | None, dtype: torch.dtype, deco
         table = PLAIN.quantized_product(weight, None, None, False, format).rows(every) if format else weight
         parts.append(part @ table.float().T)
     assert gpu.relative_error(ours, torch.cat(parts)) < 0.005
+    chosen, whole = torch.tensor([[0, 6], [3, 3], [5, 1]], device=DEVICE), []
+    found = product.of_rows(x[:3], chosen)
+    assert found is not None
+    for row, experts in zip(x[:3], chosen.tolist(), strict=True):
+        for expert in experts:
+            one = weights[expert]
+            table = PLAIN.quantized_product(one, None, None, False, format).rows(every) if format else one
+            whole.append(row.float() @ table.float().T)
+    assert gpu.relative_error(found, torch.stack(whole)) < 0.005
+
+
+@pytest.mark.parametrize(("experts", "active"), [(128, 8), (512, 10), (60, 6)])
+def test_the_choice_and_the_sum_of_experts(experts: int, active: int) -> None:
+    """Of equal logits any may be chosen, so there are none. A shared expert has a gate, too."""
+    torch.manual_seed(0)
+    ours, rows, hidden = kernels(), 3, gpu.either(2048, 100)
+    logits = torch.stack([torch.randperm(experts) for _ in range(rows)]).sub(experts // 2).div(32)
+    x, gate = torch.randn(rows, hidden).to(DEVICE, BF16), torch.randn(1, hidden).to(DEVICE, BF16) * 0.05
+    options: Any = {"normalized": True, "opening": (x, gate)}
+    mine, theirs = (each.choose_experts(logits.to(DEVICE), active, **options) for each in (ours, PLAIN))
+    assert torch.equal(mine[1], theirs[1])
+    torch.testing.assert_close(mine[0], theirs[0], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(mine[2], theirs[2], atol=0.01, rtol=0.01)
+    outputs = torch.randn(rows, active, hidden).to(DEVICE, BF16)
+    parts: Any = (outputs, mine[0].to(BF16), x, mine[2], x)
+    close = {"atol": 0.04, "rtol": 0.02}
+    torch.testing.assert_close(ours.sum_experts(*parts), PLAIN.sum_experts(*parts), **close)
+    torch.testing.assert_close(ours.open(x, outputs[:, 0]), PLAIN.open(x, outputs[:, 0]), **close)
 
 
 @gpu.NEEDS_HOPPER

@@ -10,14 +10,14 @@ import torch
 
 from fovea.engine.layers.config import Attention, DecoderConfig, Experts, LayerConfig, Rotary
 from fovea.engine.layers.decoder import Decoder
-from fovea.engine.layers.experts import ExpertBank, ExpertsBlock, most_probable
+from fovea.engine.layers.experts import ExpertBank, ExpertsBlock
 from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.quantize import INT4, INT8, Format
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 pytestmark = pytest.mark.kernels
 
@@ -67,7 +67,7 @@ def test_one_grouped_product_equals_a_product_per_expert(rows: int, dtype: torch
     for parameter in bank.parameters():
         parameter.data.normal_(std=0.1)
     x = torch.randn(rows, 64).to(dtype)
-    weights, chosen = most_probable(torch.randn(rows, 6), 2)
+    weights, chosen, _ = PLAIN.choose_experts(torch.randn(rows, 6), 2, normalized=True)
     grouped = bank.mix(x, weights.to(dtype), chosen)
     for layer in (bank.gate_up, bank.down):
         layer.pack(TorchKernels())

@@ -65,14 +65,16 @@ def test_norms(dtype: torch.dtype) -> None:
 @TYPES
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize(
-    "parts", [("outer",), ("inner",), ("inner", "outer"), ("inner", "factor")], ids="+".join
+    "parts",
+    [("outer",), ("inner",), ("inner", "outer"), ("inner", "factor"), ("gate", "outer"), ("inner", "gate")],
+    ids="+".join,
 )
 def test_sums_with_norms_before_and_after_them(
     dtype: torch.dtype, centered: bool, parts: tuple[str, ...]
 ) -> None:
     torch.manual_seed(0)
     x, y = (torch.randn(3, 40).to(dtype) * 5 for _ in range(2))
-    sizes = {"inner": 40, "outer": 40, "factor": 1}
+    sizes = {"inner": 40, "outer": 40, "factor": 1, "gate": 1}
     given = {name: torch.randn(size).to(dtype) for name, size in sizes.items() if name in parts}
     options = {"inner": None, "outer": None, **given, "eps": 1e-5, "centered": centered}
     ours, theirs = KERNELS.add_norm(x, y, **options), PLAIN.add_norm(x, y, **options)
@@ -338,13 +340,14 @@ def test_every_launch_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     launches = json.loads(process.stdout)
     kernels = ["_add_norm", "_gate", "_rotate_store", "_own_pieces", "_merge", "_shared_pieces"]
-    kernels += ["_multiply", "_add_splits", "_unpack", "_round_rows", "_conv", "_delta", "_gated_norm"]
+    kernels += ["_multiply", "_chosen", "_add_splits", "_unpack", "_round_rows"]
+    kernels += ["_conv", "_delta", "_gated_norm", "_choose", "_sum", "_open"]
     assert list(dict.fromkeys(launch["kernel"] for launch in launches)) == kernels
     assert {launch["type"] for launch in launches if launch["kernel"] == "_own_pieces"} == {"*bf16", "*fp32"}
     assert max(launch["shared_bytes"] for launch in launches) <= HOPPER_SHARED_BYTES
     norm = launches[0]
     odd = [launch for launch in launches if launch["kernel"] == "_own_pieces"][-1]
-    assert norm["hints"] == ["x", "y", "inner", "outer", "factor", "total", "out", "width"]
+    assert norm["hints"] == ["x", "y", "inner", "outer", "factor", "gate", "total", "out", "width"]
     assert norm["wide"] > 0, "without the hints no row is read 16 bytes at a time"
     assert odd["ones"] == ["kv_heads"]
     assert "dim" not in odd["hints"]

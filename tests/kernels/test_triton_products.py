@@ -141,6 +141,31 @@ def test_experts_are_multiplied_together(format: Format | None, counts: list[int
     assert not rows or error(ours, theirs) < 2e-6
 
 
+@pytest.mark.parametrize("format", [None, INT8, INT4, FP8], ids=lambda f: "plain" if f is None else f.name)
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", None])
+def test_few_rows_are_multiplied_by_their_experts_without_being_sorted(
+    format: Format | None, activation: str | None
+) -> None:
+    """Each row with two experts, once the same one twice. A row's result does not depend on the others."""
+    n, k = ODD
+    weights, x = drawn((5, n, k), (4, k))
+    plain = torch.stack([rounded(weight, format) for weight in weights])
+    product = KERNELS.grouped_product(weights, activation, activation is not None, format)
+    assert product is not None
+    chosen = torch.tensor([[4, 0], [1, 1], [0, 3], [4, 2]])
+    with no_host_reads():
+        ours = product.of_rows(x, chosen)
+    assert ours is not None
+    theirs = torch.einsum("tk,tpnk->tpn", x, plain[chosen]).flatten(0, 1)
+    theirs = finish(theirs, activation, activation is not None, None)
+    assert ours.shape == theirs.shape
+    assert error(ours, theirs) < 2e-6
+    alone = product.of_rows(x[2:3], chosen[2:3])
+    assert alone is not None
+    assert torch.equal(alone, ours[4:6])
+    assert product.of_rows(x.repeat(20, 1), chosen.repeat(20, 1)) is None, "so many rows are sorted"
+
+
 def test_a_type_for_which_the_trial_fails_is_multiplied_by_torch(caplog: pytest.LogCaptureFixture) -> None:
     """The interpreter multiplies bfloat16 wrongly, as a broken compiler could."""
     kernels, weight = TritonKernels(CPU), torch.randn(8, 64)

@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 from fovea.kernels.attention import Decodes, Heads, Pieces, PrefixGroups
 from fovea.kernels.quantize import FP8, INT4, INT8
 from fovea.kernels.triton import decode as triton_decode
+from fovea.kernels.triton import experts as triton_experts
 from fovea.kernels.triton import products as triton_products
 from fovea.kernels.triton import rows as triton_rows
 from fovea.kernels.triton import states as triton_states
@@ -101,6 +102,19 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, PROCESSORS, out)
     launch_products(width, dtype)
     launch_states(dim, dtype)
+    launch_experts(dtype)
+
+
+def launch_experts(dtype: torch.dtype) -> None:
+    """Choose experts, add their results, and open gates of rows."""
+    for experts, active, factors in ((128, 8, None), (60, 6, torch.empty(60, dtype=dtype))):
+        logits, x = torch.empty(2, experts, dtype=dtype), torch.empty(2, 2048, dtype=dtype)
+        opening = None if factors is not None else (x, x[:1])
+        weights, _, opened = triton_experts.choose_experts(
+            logits, active, normalized=factors is not None, factors=factors, opening=opening
+        )
+        triton_experts.sum_experts(torch.empty(2, active, 2048, dtype=dtype), weights, x, opened, x)
+    triton_rows.open_gate(x, x)
 
 
 def launch_states(dim: int, dtype: torch.dtype) -> None:
@@ -123,6 +137,9 @@ def launch_products(width: int, dtype: torch.dtype) -> None:
         packed = triton_products.pack(weights, format)
         for rows in (8, 192):
             triton_products.multiply(x[:rows], packed, None, None, counts, PROCESSORS)
+        chosen = torch.zeros(4, 2, dtype=torch.long)
+        for activation in (None, "silu"):
+            triton_products.multiply_chosen(x[:4], packed, chosen, activation)
     for format in (INT8, INT4):
         packed = triton_products.pack(weights[:1], format)
         for rows in (1, 32, 64):

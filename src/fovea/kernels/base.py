@@ -46,12 +46,25 @@ of the chosen ones.
 Arguments: x (T, hidden), the router's logits (T, experts), and the residual (T, hidden) or None.
 """
 
-GroupedProduct = Callable[[Tensor, Tensor], Tensor]
-"""Computes y (T, out) = activation(x W^T), each row with the weight W of its expert.
 
-Arguments: x (T, in), sorted by expert, and the number of rows of each expert, (experts,) int32. The host does
-not read these numbers.
-"""
+class GroupedProduct(Protocol):
+    """Computes y (T, out) = activation(x W^T), each row with the weight W of its expert."""
+
+    def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Multiply rows x (T, in) that are sorted by expert.
+
+        counts: (experts,) int32, the number of rows of each expert. The host does not read these numbers.
+        """
+        ...
+
+    def of_rows(self, x: Tensor, chosen: Tensor) -> Tensor | None:
+        """Multiply each row x (T, in) with the weights of its experts. Returns (T * places, out).
+
+        None: with so many rows it is better to sort them.
+
+        chosen: (T, places) int64, the numbers of each row's experts.
+        """
+        ...
 
 
 class TableProduct(Protocol):
@@ -123,10 +136,11 @@ class Kernels(Protocol):
         ...
 
     @property
-    def adds_in_norms(self) -> bool:
-        """Whether `add_norm` adds a residual for free, so that the product before it should not.
+    def joins_rows(self) -> bool:
+        """Whether operations on rows that follow each other are better joined in one launch.
 
-        Otherwise a product adds it better, or as well.
+        Then `add_norm` adds a residual, not the product before it, and `choose_experts` multiplies rows by
+        the gate of a shared expert.
         """
         ...
 
@@ -233,6 +247,7 @@ class Kernels(Protocol):
         *,
         centered: bool = False,
         factor: Tensor | None = None,
+        gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return (x + norm(y)) * factor, and the norm of that; x and y are (rows, width).
 
@@ -240,6 +255,7 @@ class Kernels(Protocol):
         outer: weight of the norm of the result; None: the result is returned twice.
         eps, centered: see `rms_norm`, of both norms.
         factor: one number (1,); None: 1.
+        gate: one number (1,), by whose tanh what is added to x is multiplied; None: it is not.
         """
         ...
 
@@ -247,6 +263,52 @@ class Kernels(Protocol):
         """Return the norm of x (T, heads, width), times weight (width,), times silu of gate.
 
         gate: shaped like x. Its heads are contiguous, its rows may be parts of longer ones.
+        """
+        ...
+
+    def open(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Return x (rows, width) times the sigmoid of gate (rows, width), which is rounded before."""
+        ...
+
+    def choose_experts(
+        self,
+        logits: Tensor,
+        active: int,
+        *,
+        normalized: bool,
+        scaling: float = 1.0,
+        factors: Tensor | None = None,
+        opening: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Choose the most probable experts of each row.
+
+        logits: (T, experts), before the softmax, which is computed in float32.
+        active: number of experts of a row.
+        normalized: the probabilities are divided by the sum of the chosen ones; otherwise times `scaling`.
+        factors: (experts,), one more factor of each expert; None: there are none.
+        opening: rows x (T, hidden) and the weight of a gate (1, hidden); None: there is no gate.
+
+        Returns weights in the type of the logits, and numbers of experts, (T, active) each, and the sigmoid
+        of the gate's product, (T, 1), or None.
+        """
+        ...
+
+    def sum_experts(
+        self,
+        outputs: Tensor,
+        weights: Tensor,
+        shared: Tensor | None = None,
+        opened: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Return residual + sum of weight * output over the experts of each row + opened * shared.
+
+        The experts are added in their order, so that a row's result depends on that row alone.
+
+        outputs: (T, active, width). weights: (T, active).
+        shared: (T, width), the result of an expert that all rows use; None: there is none.
+        opened: (T, 1), its factor; None: 1.
+        residual: (T, width), or None.
         """
         ...
 

@@ -164,6 +164,35 @@ def _chunk(
     return out.transpose(0, 1), state
 
 
+def open_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """See `kernels.base.Kernels.open`."""
+    return x * gate.sigmoid()
+
+
+def choose_experts(
+    logits: Tensor, active: int, *, normalized: bool, scaling: float = 1.0, factors: Tensor | None = None,
+    opening: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """See `kernels.base.Kernels.choose_experts`."""
+    weights, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(active, dim=-1)
+    weights = weights / weights.sum(dim=-1, keepdim=True) if normalized else weights * scaling
+    if factors is not None:
+        weights = weights * factors[chosen]
+    opened = None if opening is None else functional.linear(*opening).sigmoid()
+    return weights.to(logits.dtype), chosen, opened
+
+
+def sum_experts(
+    outputs: Tensor, weights: Tensor, shared: Tensor | None = None, opened: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """See `kernels.base.Kernels.sum_experts`."""
+    out = (outputs * weights[..., None]).sum(1)
+    if shared is not None:
+        out = out + (shared if opened is None else opened * shared)
+    return out if residual is None else residual + out
+
+
 class TorchKernels:
     """Implements all of `kernels.base.Kernels`, on every device and in every float type."""
 
@@ -171,10 +200,13 @@ class TorchKernels:
     attend = staticmethod(attend)
     attend_spans = staticmethod(attend_each)
     spans_in_one_launch = False
-    adds_in_norms = False
+    joins_rows = False
     gated_norm = staticmethod(reference.gated_norm)
     short_conv = staticmethod(short_conv)
     gated_delta = staticmethod(gated_delta)
+    open = staticmethod(open_gate)
+    choose_experts = staticmethod(choose_experts)
+    sum_experts = staticmethod(sum_experts)
 
     def __init__(self, *, pack: bool = False) -> None:
         """pack: keep weights in the layout that oneDNN multiplies fastest (on a CPU only)."""
@@ -241,9 +273,9 @@ class TorchKernels:
 
     def add_norm(
         self, x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *,
-        centered: bool = False, factor: Tensor | None = None,
+        centered: bool = False, factor: Tensor | None = None, gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor)
+        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor, gate=gate)
 
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
@@ -273,10 +305,11 @@ class TorchKernels:
 
 def add_norm(
     norm: Callable[..., Tensor], x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None,
-    eps: float, *, centered: bool, factor: Tensor | None,
+    eps: float, *, centered: bool, factor: Tensor | None, gate: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Do the work of `kernels.base.Kernels.add_norm` in steps. norm: the `rms_norm` of a set of kernels."""
-    total = x + (y if inner is None else norm(y, inner, eps, centered=centered))
+    added = y if inner is None else norm(y, inner, eps, centered=centered)
+    total = x + (added if gate is None else gate.tanh() * added)
     if factor is not None:
         total = total * factor
     return total, total if outer is None else norm(total, outer, eps, centered=centered)

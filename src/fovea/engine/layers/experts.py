@@ -13,6 +13,7 @@ from fovea.engine.layers.linear import GatedMLP, Linear, RMSNorm, UnitNorm, para
 from fovea.kernels.activation import finish
 from fovea.kernels.base import GroupedProduct, Kernels, Mixture, Product
 from fovea.kernels.quantize import Format
+from fovea.kernels.torch_kernels import PLAIN
 
 GROUPED_GPUS = (9, 10)
 """Major compute capabilities on which torch's grouped_mm of bfloat16 is one launch: Hopper and Blackwell."""
@@ -34,7 +35,8 @@ class ExpertLinear(Linear):
     """One linear map per expert, without bias: weight (experts, out, in).
 
     name: the tensor's name in checkpoints.
-    grouped: the kernels' product of all experts; None: there is none, or torch's grouped_mm is better.
+    grouped: the kernels' product of all experts; None: there is none.
+    by_torch: torch's grouped_mm multiplies rows that are sorted, because it is better.
     products: the product of each expert; empty: the weights of all experts are multiplied in one call.
     """
 
@@ -52,11 +54,12 @@ class ExpertLinear(Linear):
         self.weight = parameter(count, out_features, in_features)
         self.name, self.count = name, count
         self.grouped: GroupedProduct | None = None
+        self.by_torch = True
         self.products: list[Product] = []
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:  # type: ignore[override]
         """Map rows x (T, in), sorted by expert. counts: (experts,) int32, rows of each expert."""
-        if self.grouped is not None:
+        if self.grouped is not None and not self.by_torch:
             return self.grouped(x, counts)
         if not self.products:
             # All experts in one call, which needs no copy of the counts on the host.
@@ -70,6 +73,10 @@ class ExpertLinear(Linear):
                 first += count
         return torch.cat(parts) if parts else x.new_empty((0, self.width))
 
+    def of_rows(self, x: Tensor, chosen: Tensor) -> Tensor | None:
+        """Map each row x (T, in) with its experts (T, places), see `GroupedProduct.of_rows`."""
+        return None if self.grouped is None else self.grouped.of_rows(x, chosen)
+
     @property
     def width(self) -> int:
         """Width of an output row."""
@@ -80,12 +87,12 @@ class ExpertLinear(Linear):
             return
         row_bytes = self.in_features * self.weight.dtype.itemsize
         by_torch = format is None and kernels.groups_experts and row_bytes % GROUPED_BYTES == 0
-        if by_torch and not grouped_mm_waits(self.weight.dtype, self.weight.device):
-            return
         self.grouped = kernels.grouped_product(self.weight.data, self.activation, self.gated, format)
+        waits = grouped_mm_waits(self.weight.dtype, self.weight.device)
+        self.by_torch = by_torch and (self.grouped is None or not waits)
         if self.grouped is not None:
             self.format = format
-            if not keep:
+            if not keep and not self.by_torch:
                 self.weight.data = self.weight.data.new_empty(0)
             return
         if by_torch:
@@ -107,7 +114,7 @@ class ExpertLinear(Linear):
     @property
     def wait(self) -> str | None:
         """Why a call waits for the device; None: it does not."""
-        if self.grouped is not None:
+        if self.grouped is not None and not self.by_torch:
             return None
         if self.products:
             return "experts are multiplied one by one, which reads their numbers of rows on the host"
@@ -133,6 +140,8 @@ class ExpertLinear(Linear):
 class ExpertBank(nn.Module):
     """The experts of a layer; attribute names as in checkpoints."""
 
+    kernels: Kernels = PLAIN
+
     def __init__(self, hidden: int, config: Experts) -> None:
         super().__init__()
         self.gate_up = ExpertLinear(
@@ -152,19 +161,44 @@ class ExpertBank(nn.Module):
         """
         return self.down(self.gate_up(x, counts), counts)  # type: ignore[no-any-return]
 
-    def mix(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Sum the results of each row's experts. Rows with the same expert are computed together.
+    def mix(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        chosen: Tensor,
+        shared: Tensor | None = None,
+        opened: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Sum the results of each row's experts.
 
-        x: (T, hidden). weights, chosen: (T, active), weights and numbers of experts.
+        x: (T, hidden). weights, chosen: (T, active), weights and numbers of experts. The others are those of
+            `Kernels.sum_experts`.
         """
+        outputs = self._outputs(x, chosen)
+        return self.kernels.sum_experts(outputs, weights, shared, opened, residual)
+
+    def _outputs(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """The results of each row's experts, (T, active, hidden)."""
         (rows, width), active = x.shape, chosen.shape[1]
+        inner = self.gate_up.of_rows(x, chosen)
+        results = None if inner is None else self.down.of_rows(inner, chosen.view(-1, 1))
+        if results is not None:
+            return results.view(rows, active, width)
+        # Rows with the same expert are computed together.
         order = chosen.flatten().argsort(stable=True)
         counts = torch.zeros(self.gate_up.count, dtype=torch.int32, device=x.device)
         counts.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
         outputs = x.new_empty((rows * active, width))
         outputs[order] = self(x[order // active], counts)
-        # Summed in the order of the router's choice, so that a row's result depends on that row alone.
-        return (outputs.view(rows, active, width) * weights[..., None]).sum(1)
+        return outputs.view(rows, active, width)
+
+
+class RowGate(Linear):
+    """A gate with one number per row. Its weight stays plain beside a packed one: kernels may read it."""
+
+    def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
+        super().pack(kernels, format, keep=True)
 
 
 class ExpertsBlock(nn.Module):
@@ -172,6 +206,8 @@ class ExpertsBlock(nn.Module):
 
     mixture: the experts as one call of the kernels; None: `ExpertBank.mix` computes them.
     """
+
+    kernels: Kernels = PLAIN
 
     def __init__(self, hidden: int, config: Experts) -> None:
         super().__init__()
@@ -183,7 +219,7 @@ class ExpertsBlock(nn.Module):
         self.mixture: Mixture | None = None
         if config.shared:
             self.shared_expert = GatedMLP(hidden, config.shared, config.activation, bias=False)
-            self.shared_expert_gate = Linear(hidden, 1, bias=False) if config.shared_gate else None
+            self.shared_expert_gate = RowGate(hidden, 1, bias=False) if config.shared_gate else None
 
     def use_mixture(self, kernels: Kernels) -> None:
         """Compute the experts as one call from now on, if the kernels have such a call.
@@ -196,34 +232,27 @@ class ExpertsBlock(nn.Module):
         self.mixture = kernels.mixture(first, second, self.active)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        if self.shared_expert is None:
-            return self._routed(x, residual)
-        shared = self.shared_expert(x, None)
-        gate = self.shared_expert_gate
-        out: Tensor = self._routed(x, None)
-        out = out + (shared if gate is None else gate(x).sigmoid() * shared)
-        return out if residual is None else residual + out
-
-    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose experts by the router's logits (T, experts). Returns weights and numbers, (T, active)."""
-        if self.normalized:
-            weights, chosen = most_probable(logits, self.active)
-        else:
-            weights, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(self.active, dim=-1)
-            weights = weights * self.scaling
-        return weights.to(logits.dtype), chosen
-
-    def _routed(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Residual and sum over the chosen experts."""
-        logits = self.gate(x)
-        if self.mixture is not None:
+        shared = None if self.shared_expert is None else self.shared_expert(x, None)
+        gate, logits, opening, opened = self.shared_expert_gate, self.gate(x), None, None
+        if gate is not None:
+            opening = (x, gate.weight) if self.kernels.joins_rows else None
+            opened = None if self.kernels.joins_rows else gate(x).sigmoid()
+        if self.mixture is None:
+            weights, chosen, found = self.kernels.choose_experts(
+                logits, self.active, normalized=self.normalized, scaling=self.scaling, opening=opening
+            )
+            opened = opened if found is None else found
+            return self.experts.mix(x, weights, chosen, shared, opened, residual)
+        if shared is None:
             return self.mixture(x, logits, residual)
-        out = self.experts.mix(x, *self.choose(logits))
+        out: Tensor = self.mixture(x, logits, None) + (shared if opened is None else opened * shared)
         return out if residual is None else residual + out
 
 
 class ScaledRouter(nn.Module):
     """The router of Gemma 4: it normalises its rows itself, and each expert has a factor of its own."""
+
+    kernels: Kernels = PLAIN
 
     def __init__(self, hidden: int, config: Experts, eps: float) -> None:
         super().__init__()
@@ -235,10 +264,11 @@ class ScaledRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose experts for rows x (T, hidden). Returns weights and numbers of experts, (T, active)."""
-        weights, chosen = most_probable(
-            self.proj(self.norm(x) * self.scale * x.shape[1] ** -0.5), self.active
+        logits = self.proj(self.norm(x) * self.scale * x.shape[1] ** -0.5)
+        weights, chosen, _ = self.kernels.choose_experts(
+            logits, self.active, normalized=True, factors=self.per_expert_scale
         )
-        return (weights * self.per_expert_scale[chosen]).to(x.dtype), chosen
+        return weights, chosen
 
 
 class DenseBesideExperts(nn.Module):
@@ -258,14 +288,3 @@ class DenseBesideExperts(nn.Module):
         mixed = self.experts.mix(self.experts_norm(x), *self.router(x))
         out += self.experts_output_norm(mixed)
         return out if residual is None else residual + out
-
-
-def most_probable(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Choose the most probable experts of each row.
-
-    scores: (T, experts), before the softmax.
-    Returns probabilities scaled to a sum of 1, float32, and numbers of experts: (T, count) each.
-    """
-    chances = scores.softmax(dim=-1, dtype=torch.float32)
-    weights, chosen = chances.topk(count, dim=-1)
-    return weights / weights.sum(dim=-1, keepdim=True), chosen

@@ -95,7 +95,7 @@ class Layer(nn.Module):
         """
         add_norm = partial(self.kernels.add_norm, eps=self.eps, centered=self.centered)
         if self.post_feedforward_layernorm is None:
-            if self.kernels.adds_in_norms:
+            if self.kernels.joins_rows:
                 weight = self.post_attention_layernorm.weight
                 x, inner = add_norm(x, self.mixer.output(mixed, None), None, weight)
                 return self.mlp(inner, x)  # type: ignore[no-any-return]
@@ -212,7 +212,8 @@ class CrossAttentionMixer(nn.Module):
             part, kv = query[first : first + len(run.rows)], run.keys_values[place][None]
             parts.append(self.kernels.attend(part, kv, run.plan, self.shape.scale))
             first += len(run.rows)
-        return self.o_proj(torch.cat(parts).flatten(1))  # type: ignore[no-any-return]
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.o_proj(mixed.flatten(1))  # type: ignore[no-any-return]
 
 
 class CrossLayer(nn.Module):
@@ -223,6 +224,8 @@ class CrossLayer(nn.Module):
 
     place: number of the layer among those with cross-attention.
     """
+
+    kernels: Kernels = PLAIN
 
     def __init__(self, config: DecoderConfig, mixer: CrossAttention, block: Dense, place: int) -> None:
         super().__init__()
@@ -237,13 +240,19 @@ class CrossLayer(nn.Module):
     def forward(self, x: Tensor, step: Step, read: Tensor | None = None) -> Tensor:
         """Compute the layer on rows x (T, hidden). read: as in `Layer.forward`."""
         if step.images:
-            rows = torch.cat([run.rows for run in step.images])
-            seeing = x[rows]
-            mixed = self.cross_attn(self.input_layernorm(seeing), step.images, self.place)
-            seeing = seeing + self.cross_attn_attn_gate.tanh() * mixed
-            inner = self.mlp(self.post_attention_layernorm(seeing), None)
-            x = x.index_copy(0, rows, seeing + self.cross_attn_mlp_gate.tanh() * inner)
+            if sum(len(run.rows) for run in step.images) == len(x):
+                x = self._see(x, step.images)  # runs are in order, so these are the rows of x
+            else:
+                rows = torch.cat([run.rows for run in step.images])
+                x = x.index_copy(0, rows, self._see(x[rows], step.images))
         return x if read is None else x[read]
+
+    def _see(self, x: Tensor, images: tuple[ImageRows, ...]) -> Tensor:
+        """Compute the layer on rows x (n, hidden) that see images."""
+        norm, add = self.post_attention_layernorm, self.kernels.add_norm
+        mixed = self.cross_attn(self.input_layernorm(x), images, self.place)
+        x, inner = add(x, mixed, None, norm.weight, norm.eps, gate=self.cross_attn_attn_gate)
+        return add(x, self.mlp(inner, None), None, None, norm.eps, gate=self.cross_attn_mlp_gate)[0]
 
 
 def _feed_forward(config: DecoderConfig, block: FeedForward) -> nn.Module:

@@ -132,7 +132,7 @@ class AttentionMixer(nn.Module):
         if step.query_scale is not None:
             query = query * step.query_scale
         mixed = self.kernels.attend(query, kv, plan, self.scale).reshape(len(projected), -1)
-        return mixed if gate is None else mixed * gate.sigmoid()
+        return mixed if gate is None else self.kernels.open(mixed, gate)
 
     def store(self, qkv: Tensor, kv: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor | None) -> Tensor:
         """Store the keys and values of T rows. Returns their queries, (T, heads, head_dim).

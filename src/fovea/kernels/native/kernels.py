@@ -57,10 +57,11 @@ class NativeKernels:
 
     least_shared_rows = 2
     spans_in_one_launch = False
-    adds_in_norms = False
+    joins_rows = False
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._torch = TorchKernels(pack=True)
+        self._torch = plain = TorchKernels(pack=True)
+        self.open, self.choose_experts, self.sum_experts = plain.open, plain.choose_experts, plain.sum_experts
         self._checked = PlanChecks()
         self.library = library
         for name, signature in SIGNATURES.items():
@@ -147,9 +148,9 @@ class NativeKernels:
 
     def add_norm(
         self, x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *,
-        centered: bool = False, factor: Tensor | None = None,
+        centered: bool = False, factor: Tensor | None = None, gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor)
+        return add_norm(self.rms_norm, x, y, inner, outer, eps, centered=centered, factor=factor, gate=gate)
 
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,

@@ -20,6 +20,7 @@ from fovea.kernels.states import Decodes, StatePlan
 from fovea.kernels.torch_kernels import TorchKernels, conv_run
 from fovea.kernels.torch_kernels import gated_delta as plain_gated_delta
 from fovea.kernels.triton import decode as triton_decode
+from fovea.kernels.triton import experts as triton_experts
 from fovea.kernels.triton import quantized
 from fovea.kernels.triton import rotate as triton_rotate
 from fovea.kernels.triton import rows as triton_rows
@@ -57,10 +58,13 @@ class TritonKernels:
     """Implements `kernels.base.Kernels` for a GPU. It delegates the rest to plain torch."""
 
     least_shared_rows = 4
-    adds_in_norms = True
+    joins_rows = True
     add_norm = staticmethod(triton_rows.add_norm)
     rotate_store = staticmethod(triton_rows.rotate_store)
     gated_norm = staticmethod(triton_states.gated_norm)
+    open = staticmethod(triton_rows.open_gate)
+    choose_experts = staticmethod(triton_experts.choose_experts)
+    sum_experts = staticmethod(triton_experts.sum_experts)
 
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
         """chunks: computes the attention of prompts, for which there is no Triton kernel here."""

@@ -33,13 +33,17 @@ from fovea.kernels.quantize import (
     TorchQuantizedProduct,
     round_rows,
 )
-from fovea.kernels.triton.rows import next_power
+from fovea.kernels.triton.rows import ACTIVATIONS, activate, next_power
 
 PLAIN_STEP = 64
 """Columns of weights without groups that a program multiplies at a time."""
 MAX_SPLITS = 16
 PROGRAMS = 4
 """Number of programs per processor that splits of k aim at."""
+CHOSEN_STEP = 256
+"""Columns of weights without groups that a program multiplies at a time with one row."""
+CHOSEN_TILE = 16
+"""Outputs of one row and one expert that a program computes."""
 SUM_TILE = 1024
 """Numbers of a row that one program adds over the splits."""
 
@@ -178,6 +182,63 @@ def _multiply(
 
 
 @triton.jit
+def _row_sums(
+    x, values, scale, table, column, real, n, k, steps,
+    BITS: tl.constexpr, ROW_SCALE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    """Multiply one row by some columns of a weight: sums (N,) float32. column: (N,), their numbers."""
+    total = tl.zeros((N, BYTES), tl.float32)
+    for step in range(steps):
+        if BITS == 0:
+            at = step * K + tl.arange(0, BYTES)
+            mask = real[:, None] & (at < k)[None, :]
+            weight = tl.load(values + column[:, None] * k + at[None, :], mask=mask, other=0.0)
+            weight = weight.to(x.dtype.element_ty).to(tl.float32)
+            total += weight * tl.load(x + at, mask=at < k, other=0.0).to(tl.float32)[None, :]
+        else:
+            group = step * n + column
+            at = step * K + tl.arange(0, BYTES)
+            place = group[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
+            packed = tl.load(values + place, mask=real[:, None], other=0)
+            factor = tl.load(scale + group, mask=real, other=0.0).to(tl.float32)[:, None]
+            part = tl.load(x + at, mask=at < k, other=0.0).to(tl.float32)[None, :]
+            if BITS == 8:
+                total += packed.to(tl.float32) * part * factor
+            else:
+                low = tl.load(table + (packed & 15)).to(tl.float32) * part
+                part = tl.load(x + at + BYTES, mask=at + BYTES < k, other=0.0).to(tl.float32)[None, :]
+                total += (low + tl.load(table + (packed >> 4)).to(tl.float32) * part) * factor
+    sums = tl.sum(total, axis=1)
+    if ROW_SCALE:
+        sums *= tl.load(scale + column, mask=real, other=0.0)
+    return sums
+
+
+@triton.jit
+def _chosen(
+    x, values, scale, table, chosen, out, places, n, k, steps, weight_size, scale_size, width,
+    BITS: tl.constexpr, ROW_SCALE: tl.constexpr, KIND: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    BYTES: tl.constexpr,
+):  # fmt: skip
+    """Compute some outputs of one row and one of its experts. KIND: a gated activation; -1: none."""
+    pair = tl.program_id(0).to(tl.int64)
+    expert = tl.load(chosen + pair).to(tl.int64)
+    x += pair // places * k
+    values += expert * weight_size
+    scale += expert * scale_size
+    column = tl.program_id(1).to(tl.int64) * N + tl.arange(0, N)
+    real = column < width
+    sums = _row_sums(x, values, scale, table, column, real, n, k, steps, BITS, ROW_SCALE, N, K, BYTES)
+    if KIND >= 0:
+        up = _row_sums(
+            x, values, scale, table, column + width, real, n, k, steps, BITS, ROW_SCALE, N, K, BYTES
+        )
+        sums = activate(sums.to(x.dtype.element_ty).to(tl.float32), KIND)
+        sums = sums.to(x.dtype.element_ty).to(tl.float32) * up.to(x.dtype.element_ty).to(tl.float32)
+    tl.store(out + pair * width + column, sums.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
 def _add_splits(
     sums, bias, residual, out, splits, size, n,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SIZE: tl.constexpr,
@@ -268,6 +329,29 @@ def multiply(
             count, rows * n, n,
             BIAS=bias is not None, RESIDUAL=residual is not None, SIZE=SUM_TILE,
         )  # fmt: skip
+    return out
+
+
+def multiply_chosen(x: Tensor, weight: Weight, chosen: Tensor, activation: str | None) -> Tensor:
+    """Multiply each row with the weights of its experts. Returns (rows * places, outputs).
+
+    Nothing is sorted, and a result depends on its row alone. An expert's weight is read for each of its rows.
+
+    x: (rows, k). chosen: (rows, places), contiguous, numbers of experts.
+    activation: a gated one, after which a result is half as wide; None: there is none.
+    """
+    x, (rows, places) = x.contiguous(), chosen.shape
+    width = weight.n if activation is None else weight.n // 2
+    out = x.new_empty((rows * places, width))
+    scale, table = (x if part is None else part for part in (weight.scale, weight.table))
+    step = weight.width if weight.bits else CHOSEN_STEP
+    _chosen[(rows * places, -(-width // CHOSEN_TILE))](
+        x, weight.values, scale, table, chosen, out, places, weight.n, weight.k, -(-weight.k // step),
+        weight.values[0].numel(), 0 if weight.scale is None else weight.scale[0].numel(), width,
+        BITS=weight.bits, ROW_SCALE=weight.scale is not None and not weight.bits,
+        KIND=-1 if activation is None else ACTIVATIONS[activation], N=CHOSEN_TILE, K=step,
+        BYTES=weight.values.shape[-1] if weight.bits else step,
+    )  # fmt: skip
     return out
 
 

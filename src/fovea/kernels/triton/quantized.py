@@ -9,7 +9,15 @@ from torch.nn import functional
 from fovea.kernels.base import TableProduct
 from fovea.kernels.quantize import FP8, Format, Fp8Product
 from fovea.kernels.torch_kernels import PLAIN
-from fovea.kernels.triton.products import Weight, multiply, of_float8, pack, round_input, unpack
+from fovea.kernels.triton.products import (
+    Weight,
+    multiply,
+    multiply_chosen,
+    of_float8,
+    pack,
+    round_input,
+    unpack,
+)
 from fovea.kernels.triton.rows import finish
 
 FUSED_ROWS = 128
@@ -19,6 +27,11 @@ More rows are multiplied by torch, after one launch has turned the weight into p
 """
 FP8_FUSED_ROWS = 64
 """Up to so many rows are multiplied by 8-bit floats without being rounded."""
+CHOSEN_PAIRS = 128
+"""Up to so many pairs of a row and an expert are multiplied one by one, without being sorted: 16 rows of 8.
+
+More rows would too often read the weight of the same expert.
+"""
 PLAIN_WEIGHTS = 1 << 27
 """Number of weights that are turned into plain numbers together, for many rows."""
 
@@ -130,6 +143,13 @@ class TritonGroupedProduct:
         y = multiply(x, self.weight, None, None, counts, self._processors)
         return finish(y, self._activation, self._gated, None)
 
+    def of_rows(self, x: Tensor, chosen: Tensor) -> Tensor | None:
+        if chosen.numel() > CHOSEN_PAIRS:
+            return None
+        gated = self._gated and self._activation is not None
+        y = multiply_chosen(x, self.weight, chosen, self._activation if gated else None)
+        return y if gated else finish(y, self._activation, self._gated, None)
+
 
 def quantized_product(
     weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format, processors: int
@@ -167,6 +187,10 @@ def trial_error(
             theirs = torch.cat([part @ weight.T for part, weight in zip(parts, plain, strict=True)])
             numbers = torch.tensor(counts, dtype=torch.int32, device=device)
             pairs.append((experts(x[: sum(counts)], numbers), theirs))
+        chosen = torch.tensor([[2, 0], [1, 1], [0, 2]], device=device)
+        ours = experts.of_rows(x[:3], chosen)
+        assert ours is not None
+        pairs.append((ours, torch.einsum("tk,tpnk->tpn", wide[:3], plain[chosen]).flatten(0, 1)))
     elif format is not None:
         product = quantized_product(weights[0], None, None, False, format, processors)
         pairs = [(product(x[:rows], None), wide[:rows] @ plain[0].T) for rows in (1, 20, 64, len(x))]

@@ -37,10 +37,18 @@ def _normal(wide, weight, at, inside, width, eps, rounded, CENTERED: tl.constexp
 
 
 @triton.jit
+def _tanh(x):
+    """Return the hyperbolic tangent. Near 0 it is a series, because the quotient would lose digits."""
+    squared = x * x
+    series = x * (1.0 - squared * (0.3333333333 - squared * (0.1333333333 - squared * 0.0539682540)))
+    return tl.where(tl.abs(x) < 0.1, series, 2.0 * sigmoid(2.0 * x) - 1.0)
+
+
+@triton.jit
 def _add_norm(
-    x, y, inner, outer, factor, total, out, width, eps,
+    x, y, inner, outer, factor, gate, total, out, width, eps,
     WIDTH: tl.constexpr, ADDS: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr,
-    SCALES: tl.constexpr, CENTERED: tl.constexpr,
+    SCALES: tl.constexpr, GATES: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
     """Compute one row: x, plus y or the norm of y, times a factor, and the norm of that."""
     row = tl.program_id(0).to(tl.int64) * width
@@ -51,6 +59,9 @@ def _add_norm(
         added = tl.load(y + row + at, mask=inside, other=0.0).to(tl.float32)
         if INNER:
             added = _normal(added, inner, at, inside, width, eps, x, CENTERED)
+        if GATES:
+            opened = _tanh(tl.load(gate).to(tl.float32)).to(x.dtype.element_ty).to(tl.float32)
+            added = (added * opened).to(x.dtype.element_ty).to(tl.float32)
         wide = (wide + added).to(x.dtype.element_ty).to(tl.float32)
         if SCALES:
             wide = (wide * tl.load(factor).to(tl.float32)).to(x.dtype.element_ty).to(tl.float32)
@@ -65,15 +76,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -
     x = x.contiguous()
     out, width = torch.empty_like(x), x.shape[-1]
     _add_norm[(x.numel() // width,)](
-        x, x, weight, weight, weight, x, out, width, eps,
-        WIDTH=next_power(width), ADDS=False, INNER=False, OUTER=True, SCALES=False, CENTERED=centered,
+        x, x, weight, weight, weight, weight, x, out, width, eps,
+        WIDTH=next_power(width), ADDS=False, INNER=False, OUTER=True, SCALES=False, GATES=False,
+        CENTERED=centered,
     )  # fmt: skip
     return out
 
 
 def add_norm(
     x: Tensor, y: Tensor, inner: Tensor | None, outer: Tensor | None, eps: float, *, centered: bool = False,
-    factor: Tensor | None = None,
+    factor: Tensor | None = None, gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Do the work of `kernels.base.Kernels.add_norm`. x and y are (rows, width)."""
     x, y = x.contiguous(), y.contiguous()
@@ -81,9 +93,9 @@ def add_norm(
     out = total if outer is None else torch.empty_like(x)
     _add_norm[(len(x),)](
         x, y, x if inner is None else inner, x if outer is None else outer, x if factor is None else factor,
-        total, out, width, eps,
+        x if gate is None else gate, total, out, width, eps,
         WIDTH=next_power(width), ADDS=True, INNER=inner is not None, OUTER=outer is not None,
-        SCALES=factor is not None, CENTERED=centered,
+        SCALES=factor is not None, GATES=gate is not None, CENTERED=centered,
     )  # fmt: skip
     return total, out
 
@@ -154,6 +166,27 @@ def gate(x: Tensor, activation: str, *, aligned: bool = False) -> Tensor:
     grid = (x.numel() // (2 * shape[-1]), triton.cdiv(shape[-1], GATE_TILE))
     stride = out.stride(-2) if out.dim() > 1 else shape[-1]
     _gate[grid](x, out, shape[-1], stride, SIZE=GATE_TILE, KIND=ACTIVATIONS[activation])
+    return out
+
+
+@triton.jit
+def _open(x, gate, out, x_stride, gate_stride, width, SIZE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = at < width
+    factor = sigmoid(tl.load(gate + row * gate_stride + at, mask=inside, other=0.0).to(tl.float32))
+    wide = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    wide *= factor.to(gate.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + at, wide.to(out.dtype.element_ty), mask=inside)
+
+
+def open_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Do the work of `kernels.base.Kernels.open`."""
+    x, gate = (part if part.stride(1) == 1 else part.contiguous() for part in (x, gate))
+    rows, width = x.shape
+    out = x.new_empty((rows, width))
+    grid = (rows, triton.cdiv(width, GATE_TILE))
+    _open[grid](x, gate, out, x.stride(0), gate.stride(0), width, SIZE=GATE_TILE)
     return out
 
 
