@@ -13,6 +13,7 @@ choice of tokens add in the engine's thread; the simulated one has nothing like 
 
 The modes take turns in each repeat. For every mode a row of medians tells:
 
+  begun      streams that had a token at the end. A server that is behind answers no new request
   tokens/s   tokens per second that clients got, and their share of what the device can compute
   late       milliseconds from the end of a step to the end of the next one, beyond --step-ms: mean
   waited     the part of them in which the engine's thread waited for the Python lock, mean: that is neither
@@ -43,14 +44,16 @@ import statistics
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-MODES = ("waits, one", "waits, two", "ahead, one", "ahead, two")
+MODES = ("waits, one", "waits, two", "waits, one, joined", "waits, two, joined", "ahead, one", "ahead, two", "ahead, one, joined", "ahead, two, joined")
+BEGIN_S = 15.0
+"""Seconds that streams have to begin. Those that have not begun by then are not waited for."""
 PROMPT = "Count from one to a thousand, please."
 
 
@@ -120,8 +123,68 @@ def make_engine(args: argparse.Namespace) -> Any:
             self.device = Device(executor, self.filler, args.step_ms / 1e3, args.host_ms / 1e3, ahead)
             return self.device
 
+    if "joined" not in args.mode:
+        import fovea.engine.simulate.serving
+
+        fovea.engine.simulate.serving.joined = lambda events: events
+        if args.real:
+            import fovea.engine.engine
+
+            fovea.engine.engine.joined = lambda events: events
+    if args.real:
+        return make_real_engine(args)
     config = EngineConfig.of(max_running=args.streams, max_queue=0, pace=0.0, target_itl_ms=0)
     return Measured(config, CostModel(step_s=args.step_ms / 1e3, decode_s=0, context_s=0))
+
+
+class RealSteps:
+    """The steps of a real engine whose decoder is replaced by a device that waits."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, int, float, float]] = []
+        self.slept = 0.0
+
+
+def make_real_engine(args: argparse.Namespace) -> Any:
+    """Return the bundled model, whose decoder and head wait --step-ms and return prepared words."""
+    import re
+
+    import torch
+
+    from fovea import Engine
+
+    settings: Any = {"threads": 1, "decode_graphs": "padded", "kv_cache_mib": 1024, "max_queue": 0}
+    engine: Any = Engine.from_pretrained("fovea-tiny", max_running=args.streams, pace=0.0, **settings)
+    model, tokenizer = engine.runner.model, engine.tokenizer
+    rows, config = args.streams, model.decoder.config
+    texts = {token: tokenizer.decode([token]) for token in range(tokenizer.vocab_size)}
+    words = [token for token, text in texts.items() if re.fullmatch(" [a-z]{3,}", text)]
+    states = torch.zeros(8192, config.hidden, dtype=model.dtype)
+    scores = torch.rand(max(rows, 512), config.vocab_size, generator=torch.Generator().manual_seed(7))
+    scores[:, words] += 1.0
+    device = engine.device = RealSteps()
+
+    def embed(ids: Any) -> Any:
+        return states[: len(ids)]
+
+    def decode(x: Any, *rest: Any, **named: Any) -> Any:
+        return states[: len(x)]
+
+    def logits(hidden: Any) -> Any:
+        device.slept += args.step_ms / 1e3
+        time.sleep(args.step_ms / 1e3)
+        return scores[: len(hidden)]
+
+    model.decoder.embed, model.decoder.forward, model.logits = embed, decode, logits
+    execute = engine.runner.execute
+
+    def measured(plan: Any, encode_s: float) -> Any:
+        result = execute(plan, encode_s)
+        device.steps.append((time.monotonic(), len(plan.work), time.thread_time(), device.slept))
+        return result
+
+    engine.runner.execute = measured
+    return engine
 
 
 def report(engine: Any) -> None:
@@ -131,6 +194,7 @@ def report(engine: Any) -> None:
 
 # The prototype of two processes: messages over a pair of Unix sockets, the deltas of a step in one message.
 
+JOIN = "joined" in str(sys.argv)
 LENGTH = struct.Struct("<I")
 
 
@@ -206,6 +270,9 @@ class RemoteEngine:
         try:
             while True:
                 entry = await queue.get()
+                while JOIN and len(entry) > 2 and not queue.empty() and len(queue._queue[0]) > 2:
+                    later = queue.get_nowait()
+                    entry = (*entry[:2], entry[2] + later[2], entry[3] + later[3], *entry[4:])
                 if len(entry) == 2:
                     yield entry[1]
                     if entry[1].usage is not None:
@@ -284,7 +351,7 @@ def run_server(args: argparse.Namespace) -> None:
 
     pids = [os.getpid()]
     engine: Any
-    if args.mode.endswith("one"):
+    if ", one" in args.mode:
         engine = make_engine(args)
         thread = engine.loop._thread.native_id
     else:
@@ -303,7 +370,7 @@ def run_server(args: argparse.Namespace) -> None:
 
     http = HttpSettings(max_connections=args.streams + 8, max_connections_per_address=args.streams + 8)
     serve(create_app(engine, ServerSettings(http=http)), "127.0.0.1", args.port, on_start=start)
-    if args.mode.endswith("one"):
+    if ", one" in args.mode:
         report(engine)
     else:
         child.wait()
@@ -326,16 +393,20 @@ class Reader(asyncio.Protocol):
             {
                 "messages": [{"role": "user", "content": f"{self._number}: {PROMPT}"}],
                 "stream": True,
-                "max_tokens": 4000,
+                "max_tokens": 3000,
+                "temperature": 0,
+                "ignore_eos": True,
             }
         ).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         transport.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
 
     def data_received(self, data: bytes) -> None:
-        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
-            self._crowd.fail(data.decode())
-        begun, self.events = self.events > 0, self.events + data.count(b"data: {")
+        if data.startswith(b"HTTP/1.1 "):
+            head, _, data = data.partition(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                self._crowd.fail(head.decode() + data.decode())
+        begun, self.events = self.events > 0, self.events + data.count(b" ") - data.count(b"data: ")
         if self.events and not begun:
             self._crowd.begin()
 
@@ -383,7 +454,8 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, float]:
     crowd, loop = Crowd(args.streams), asyncio.get_running_loop()
     for reader in crowd.readers:
         await loop.create_connection(lambda reader=reader: reader, "127.0.0.1", port)
-    await asyncio.wait_for(crowd.all_begun, 60)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(crowd.all_begun, BEGIN_S)
     await asyncio.sleep(0.5)
     about["tids"] = [list(threads([pid])) for pid in reversed(about["pids"])]
     before, began, events = threads(about["pids"]), time.monotonic(), crowd.events
@@ -395,10 +467,9 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, float]:
     steps = json.loads(await process.stdout.readline())["steps"]
     await process.wait()
     steps = [step for step in steps if began <= step[0] <= ended]
-    assert min(step[1] for step in steps) == args.streams, "a stream ended too early"
     count, seconds, engine = len(steps), ended - began, about["engine_thread"]
     used = {tid: [b - a for a, b in zip(before.get(tid, (0, 0)), after[tid], strict=True)] for tid in after}
-    loops = [sum(used[tid][0] for tid in tids if tid != engine) for tids in about["tids"]]
+    loops = [sum(used[tid][0] for tid in tids if tid != engine and tid in used) for tids in about["tids"]]
     spans = [b[0] - a[0] for a, b in zip(steps, steps[1:], strict=False)]
     slept = steps[-1][3] - steps[0][3]
     own = 1e3 * used[engine][0] / count
@@ -407,6 +478,7 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, float]:
     waited = steps[-1][0] - steps[0][0] - (steps[-1][2] - steps[0][2]) - slept
     waited -= used[engine][1] * (steps[-1][0] - steps[0][0]) / seconds
     return {
+        "begun": sum(reader.events > 0 for reader in crowd.readers),
         "tokens_per_s": events / seconds,
         "share": events / seconds * args.step_ms / 1e3 / args.streams,
         "late_ms": 1e3 * statistics.mean(spans) - args.step_ms,
@@ -429,6 +501,7 @@ def main() -> None:
     parser.add_argument("--host-ms", type=float, default=2.0)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--real", action="store_true")
     for name in ("--role", "--mode"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     for name in ("--port", "--fd"):
@@ -443,9 +516,9 @@ def main() -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
-    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES if not (args.real and mode.startswith('ahead'))}
     for _ in range(args.repeats):
-        for mode in MODES:
+        for mode in rows:
             rows[mode].append(asyncio.run(measure(args, mode)))
             print(mode, {name: round(value, 3) for name, value in rows[mode][-1].items()}, flush=True)
     medians = {
