@@ -1,6 +1,6 @@
-"""Measure what it costs that the server and the engine's thread share one Python lock (GIL).
+"""Measure what it costs that the server and the engine share one Python lock (GIL).
 
-    python benchmarks/engine_process.py [--streams 256] [--step-ms 8] [--host-ms 2] [--seconds 3] [--repeats 3]
+    python benchmarks/engine_process.py [--streams 256] [--step-ms 8] [--host-ms 2] [--seconds 3]
 
 Clients in a process of their own read many streams at once. The engine's loop, scheduler, tokens, text and
 HTTP are the real ones; only the device is simulated. It computes a step in --step-ms without Python, and
@@ -8,7 +8,7 @@ one step after the other, while the host works. --host-ms is processor time that
 choice of tokens add in the engine's thread; the simulated one has nothing like them.
 
   waits, one     the next step is launched when the tokens of the one before are sent; one process
-  waits, two     a process for the engine, one for the server, and a pair of Unix sockets between them
+  waits, two     a process for the engine and one for the server (`fovea serve --engine-process on`)
   ahead, ...     the next step is launched while the device still computes the one before (as on CUDA)
 
 The modes take turns in each repeat. For every mode a row of medians tells:
@@ -34,30 +34,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import copyreg
 import json
 import os
-import pickle
 import signal
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-MODES = ("waits, one", "waits, two", "waits, one, joined", "waits, two, joined", "ahead, one", "ahead, two", "ahead, one, joined", "ahead, two, joined")
+MODES = ("waits, one", "waits, two", "ahead, one", "ahead, two")
 BEGIN_S = 15.0
 """Seconds that streams have to begin. Those that have not begun by then are not waited for."""
 PROMPT = "Count from one to a thousand, please."
-
-
-# The engine, and its simulated device.
 
 
 class Device:
@@ -110,270 +103,57 @@ class Device:
         return result
 
 
-def make_engine(args: argparse.Namespace) -> Any:
+def make_engine(args: argparse.Namespace, ahead: bool) -> Any:
+    """Return an engine that prints its steps, and its thread, when it is closed."""
     from fovea.engine.config import EngineConfig
     from fovea.engine.simulate.executor import CostExecutor
     from fovea.engine.simulate.serving import SimulatedEngine
     from fovea.planner.cost import CostModel
 
     class Measured(SimulatedEngine):
+        async def close(self, drain_s: float = 0.0) -> None:
+            if self.status == "ready":
+                thread = self.loop._thread.native_id
+                print(json.dumps({"thread": thread, "steps": self.device.steps}), flush=True)
+            await super().close(drain_s)
+
         def _executor(self, embeddings: Any) -> Any:
             executor = CostExecutor(self.cost, embeddings, self.filler.token)
-            ahead = args.mode.startswith("ahead")
             self.device = Device(executor, self.filler, args.step_ms / 1e3, args.host_ms / 1e3, ahead)
             return self.device
 
-    if "joined" not in args.mode:
-        import fovea.engine.simulate.serving
-
-        fovea.engine.simulate.serving.joined = lambda events: events
-        if args.real:
-            import fovea.engine.engine
-
-            fovea.engine.engine.joined = lambda events: events
-    if args.real:
-        return make_real_engine(args)
     config = EngineConfig.of(max_running=args.streams, max_queue=0, pace=0.0, target_itl_ms=0)
     return Measured(config, CostModel(step_s=args.step_ms / 1e3, decode_s=0, context_s=0))
 
 
-class RealSteps:
-    """The steps of a real engine whose decoder is replaced by a device that waits."""
+@dataclass(frozen=True)
+class MeasuredSource:
+    """Makes the measured engine, in the server's process or in its own."""
 
-    def __init__(self) -> None:
-        self.steps: list[tuple[float, int, float, float]] = []
-        self.slept = 0.0
+    args: argparse.Namespace
+    ahead: bool
 
-
-def make_real_engine(args: argparse.Namespace) -> Any:
-    """Return the bundled model, whose decoder and head wait --step-ms and return prepared words."""
-    import re
-
-    import torch
-
-    from fovea import Engine
-
-    settings: Any = {"threads": 1, "decode_graphs": "padded", "kv_cache_mib": 1024, "max_queue": 0}
-    engine: Any = Engine.from_pretrained("fovea-tiny", max_running=args.streams, pace=0.0, **settings)
-    model, tokenizer = engine.runner.model, engine.tokenizer
-    rows, config = args.streams, model.decoder.config
-    texts = {token: tokenizer.decode([token]) for token in range(tokenizer.vocab_size)}
-    words = [token for token, text in texts.items() if re.fullmatch(" [a-z]{3,}", text)]
-    states = torch.zeros(8192, config.hidden, dtype=model.dtype)
-    scores = torch.rand(max(rows, 512), config.vocab_size, generator=torch.Generator().manual_seed(7))
-    scores[:, words] += 1.0
-    device = engine.device = RealSteps()
-
-    def embed(ids: Any) -> Any:
-        return states[: len(ids)]
-
-    def decode(x: Any, *rest: Any, **named: Any) -> Any:
-        return states[: len(x)]
-
-    def logits(hidden: Any) -> Any:
-        device.slept += args.step_ms / 1e3
-        time.sleep(args.step_ms / 1e3)
-        return scores[: len(hidden)]
-
-    model.decoder.embed, model.decoder.forward, model.logits = embed, decode, logits
-    execute = engine.runner.execute
-
-    def measured(plan: Any, encode_s: float) -> Any:
-        result = execute(plan, encode_s)
-        device.steps.append((time.monotonic(), len(plan.work), time.thread_time(), device.slept))
-        return result
-
-    engine.runner.execute = measured
-    return engine
-
-
-def report(engine: Any) -> None:
-    """Print the steps of an engine that has ended."""
-    print(json.dumps({"steps": engine.device.steps}), flush=True)
-
-
-# The prototype of two processes: messages over a pair of Unix sockets, the deltas of a step in one message.
-
-JOIN = "joined" in str(sys.argv)
-LENGTH = struct.Struct("<I")
-
-
-def proxy(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    return MappingProxyType(values)
-
-
-copyreg.pickle(MappingProxyType, lambda mapping: (proxy, (dict(mapping),)))  # type: ignore[arg-type]
-
-
-class Wire(asyncio.Protocol):
-    """Pickled messages with their lengths before them."""
-
-    def __init__(self, receive: Any) -> None:
-        self._receive = receive
-        self._data = bytearray()
-        self._out: list[Any] = []
-        self.transport: Any = None
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        if self._out:
-            self._flush()
-
-    def connection_lost(self, error: Any) -> None:
-        self._receive(None)
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        while len(self._data) >= 4:
-            (size,) = LENGTH.unpack_from(self._data)
-            if len(self._data) < 4 + size:
-                return
-            message = pickle.loads(memoryview(self._data)[4 : 4 + size])
-            del self._data[: 4 + size]
-            self._receive(message)
-
-    def post(self, entry: Any) -> None:
-        """Add to the message that is sent when all tasks that are ready now have run."""
-        if not self._out:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._out.append(entry)
-
-    def _flush(self) -> None:
-        if self.transport is None:
-            return
-        data = pickle.dumps(self._out, 5)
-        self._out = []
-        self.transport.write(LENGTH.pack(len(data)) + data)
-
-
-class RemoteEngine:
-    """An EngineClient whose engine is in another process."""
-
-    def __init__(self, info: Any, side: socket.socket) -> None:
-        self.info = info
-        self._side = side
-        self._wire: Wire | None = None
-        self._queues: dict[int, asyncio.Queue[Any]] = {}
-        self._number = 0
-        self.status = "ready"
-
-    async def stream(self, request: Any) -> AsyncIterator[Any]:
-        from fovea.core.types import Delta
-
-        if self._wire is None:
-            self._wire = Wire(self._take)
-            await asyncio.get_running_loop().create_connection(lambda: self._wire, sock=self._side)
-        self._number += 1
-        number, queue = self._number, asyncio.Queue()
-        self._queues[number] = queue
-        self._wire.post((number, request))
-        try:
-            while True:
-                entry = await queue.get()
-                while JOIN and len(entry) > 2 and not queue.empty() and len(queue._queue[0]) > 2:
-                    later = queue.get_nowait()
-                    entry = (*entry[:2], entry[2] + later[2], entry[3] + later[3], *entry[4:])
-                if len(entry) == 2:
-                    yield entry[1]
-                    if entry[1].usage is not None:
-                        return
-                else:
-                    _, index, text, ids, prompt, cached = entry
-                    yield Delta(index, text, ids, prompt_tokens=prompt, cached_tokens=cached)
-        finally:
-            del self._queues[number]
-
-    def _take(self, message: Any) -> None:
-        for entry in message or ():
-            if entry[0] in self._queues:
-                self._queues[entry[0]].put_nowait(entry)
-
-    def check_room(self, choices: int, reserved: int = 0) -> None: ...
-
-    def stats(self) -> dict[str, float]:
-        return {}
-
-    async def close(self, drain_s: float = 0.0) -> None:
-        if self._wire is not None:
-            self._wire.transport.close()
-
-
-async def serve_engine(engine: Any, side: socket.socket) -> None:
-    ended = asyncio.Event()
-    tasks = set()
-
-    def receive(message: Any) -> None:
-        if message is None:
-            ended.set()
-            return
-        for number, request in message:
-            task = asyncio.ensure_future(run(number, request))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-    async def run(number: int, request: Any) -> None:
-        async for delta in engine.stream(request):
-            if delta.finish_reason is None:
-                fields = delta.index, delta.text, delta.token_ids, delta.prompt_tokens, delta.cached_tokens
-                wire.post((number, *fields))
-            else:
-                wire.post((number, delta))
-
-    wire = Wire(receive)
-    await asyncio.get_running_loop().create_connection(lambda: wire, sock=side)
-    await ended.wait()
-    await engine.close()
-
-
-def run_engine(args: argparse.Namespace) -> None:
-    import uvloop
-
-    from fovea.server.run import SWITCH_S, keep_for_life
-
-    sys.setswitchinterval(SWITCH_S)
-    side = socket.socket(fileno=args.fd)
-    engine = make_engine(args)
-    keep_for_life()
-    info = pickle.dumps((engine.info, engine.loop._thread.native_id))
-    side.sendall(LENGTH.pack(len(info)) + info)
-    side.setblocking(False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_engine(engine, side))
-    report(engine)
+    def load(self) -> Any:
+        return make_engine(self.args, self.ahead)
 
 
 def run_server(args: argparse.Namespace) -> None:
+    from engine_process import MeasuredSource  # not of __main__, which is another module in the other process
+    from fovea.engine.process.client import RemoteEngine
     from fovea.http.settings import HttpSettings
     from fovea.server.app import create_app
     from fovea.server.run import serve
     from fovea.server.settings import ServerSettings
 
-    pids = [os.getpid()]
-    engine: Any
-    if ", one" in args.mode:
-        engine = make_engine(args)
-        thread = engine.loop._thread.native_id
-    else:
-        near, far = socket.socketpair()
-        command = [sys.executable, *sys.argv, "--role", "engine", "--fd", str(far.fileno())]
-        child = subprocess.Popen(command, pass_fds=[far.fileno()])
-        far.close()
-        (size,) = LENGTH.unpack(near.recv(4, socket.MSG_WAITALL))
-        info, thread = pickle.loads(near.recv(size, socket.MSG_WAITALL))
-        near.setblocking(False)
-        engine = RemoteEngine(info, near)
-        pids.append(child.pid)
+    source: Any = MeasuredSource(args, args.mode.startswith("ahead"))
+    engine: Any = source.load() if args.mode.endswith("one") else RemoteEngine(source)
+    pids = [os.getpid(), *([engine.pid] if args.mode.endswith("two") else [])]
 
     def start() -> None:
-        print(json.dumps({"pids": pids, "engine_thread": thread}), flush=True)
+        print(json.dumps({"pids": pids}), flush=True)
 
     http = HttpSettings(max_connections=args.streams + 8, max_connections_per_address=args.streams + 8)
     serve(create_app(engine, ServerSettings(http=http)), "127.0.0.1", args.port, on_start=start)
-    if ", one" in args.mode:
-        report(engine)
-    else:
-        child.wait()
 
 
 # The clients.
@@ -464,10 +244,11 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, float]:
     for reader in crowd.readers:
         reader._transport.abort()
     process.send_signal(signal.SIGTERM)
-    steps = json.loads(await process.stdout.readline())["steps"]
+    last = json.loads(await process.stdout.readline())
+    steps, engine = last["steps"], last["thread"]
     await process.wait()
     steps = [step for step in steps if began <= step[0] <= ended]
-    count, seconds, engine = len(steps), ended - began, about["engine_thread"]
+    count, seconds = len(steps), ended - began
     used = {tid: [b - a for a, b in zip(before.get(tid, (0, 0)), after[tid], strict=True)] for tid in after}
     loops = [sum(used[tid][0] for tid in tids if tid != engine and tid in used) for tids in about["tids"]]
     spans = [b[0] - a[0] for a, b in zip(steps, steps[1:], strict=False)]
@@ -501,22 +282,18 @@ def main() -> None:
     parser.add_argument("--host-ms", type=float, default=2.0)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--real", action="store_true")
     for name in ("--role", "--mode"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
-    for name in ("--port", "--fd"):
-        parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.role == "engine":
-        run_engine(args)
-    elif args.role == "server":
+    if args.role == "server":
         run_server(args)
     else:
         compare(args)
 
 
 def compare(args: argparse.Namespace) -> None:
-    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES if not (args.real and mode.startswith('ahead'))}
+    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for _ in range(args.repeats):
         for mode in rows:
             rows[mode].append(asyncio.run(measure(args, mode)))
