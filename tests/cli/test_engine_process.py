@@ -206,7 +206,8 @@ def test_64_streams_at_once(both: tuple[Server, Server]) -> None:
 def test_a_client_that_leaves_ends_its_request(both: tuple[Server, Server]) -> None:
     server, body = both[0], question(stream=True, max_tokens=4000, ignore_eos=True)
     with httpx.stream("POST", f"{server.url}{CHAT}", json=body) as answer:
-        next(answer.iter_text())
+        pieces_of_text = answer.iter_text()
+        next(pieces_of_text)
         until(lambda: server.metric("fovea:requests_running") > 0)
     until(lambda: server.metric("fovea:requests_running") == 0)
 
