@@ -14,16 +14,16 @@ choice of tokens add in the engine's thread; the simulated one has nothing like 
 The modes take turns in each repeat. For every mode a row of medians tells:
 
   begun      streams that had a token at the end. A server that is behind answers no new request
-  tokens/s   tokens per second that clients got, and their share of what the device can compute
-  late       milliseconds from the end of a step to the end of the next one, beyond --step-ms: mean
-  waited     the part of them in which the engine's thread waited for the Python lock, mean: that is neither
+  tokens_per_s, share   tokens per second that clients got, and their share of what the device can compute
+  late_ms    milliseconds from the end of a step to the end of the next one, beyond --step-ms: mean
+  waited_ms  the part of them in which the engine's thread waited for the Python lock, mean: that is neither
              its own processor time, nor sleep, nor a wait for a processor that other threads had
-  engine     processor time of the engine's thread per step
-  texts      processor time of the other threads of an engine's process of its own, per step
-  http       processor time of the other threads of the server's process, per step whose tokens it sent
-  lock       the most processor time per step of one process: if it is above --step-ms, the device waits, or
+  engine_ms  processor time of the engine's thread per step
+  texts_ms   processor time of the other threads of an engine's process of its own, per step
+  http_ms    processor time of the other threads of the server's process, per step whose tokens it sent
+  lock_ms    the most processor time per step of one process: if it is above --step-ms, the device waits, or
              clients fall behind, however many processors there are
-  token      processor time of server and engine per token, in microseconds
+  token_us   processor time of server and engine per token, in microseconds
   starved    processors that threads of server and engine were ready to use, but did not get: how much other
              work disturbed the run. Times by the clock are worth little if it is not small
 
@@ -297,12 +297,15 @@ def compare(args: argparse.Namespace) -> None:
     for _ in range(args.repeats):
         for mode in rows:
             rows[mode].append(asyncio.run(measure(args, mode)))
-            print(mode, {name: round(value, 3) for name, value in rows[mode][-1].items()}, flush=True)
     medians = {
         mode: {name: statistics.median(row[name] for row in found) for name in found[0]}
         for mode, found in rows.items()
     }
-    print(json.dumps(medians))
+    columns = list(medians[MODES[0]])
+    print(f"{'':12}", *(f"{name:>12}" for name in columns))
+    for mode, row in medians.items():
+        print(f"{mode:12}", *(f"{row[name]:12.2f}" for name in columns))
+    print(json.dumps({"medians": medians, "runs": rows}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the engine's process loads. The values travel to it; nothing is imported before it loads them."""
+"""Engines that a process can load. The values travel to it, and nothing is imported before they are loaded."""
 
 from __future__ import annotations
 
