@@ -22,6 +22,7 @@ import pytest
 from tests.support.clips import clip
 from tests.support.servers import free_port
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 WAIT_S = 90.0
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}

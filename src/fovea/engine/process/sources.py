@@ -1,4 +1,4 @@
-"""Engines that a process can load. The values travel to it, and nothing is imported before they are loaded."""
+"""Engines that a process can load. The values travel to it; nothing is imported before they are loaded."""
 
 from __future__ import annotations
 
