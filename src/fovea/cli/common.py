@@ -334,13 +334,24 @@ def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: An
     fixed: settings that the command sets itself.
     Raises ConfigError.
     """
+    name, config, template = engine_arguments(args, file, **fixed)
+    from fovea.engine.engine import Engine
+
+    return lambda: Engine.from_pretrained(name, config=config, chat_template=template)
+
+
+def engine_arguments(
+    args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any
+) -> tuple[str, EngineConfig, str | None]:
+    """Return the model, the settings and the chat template of an engine; None: the model's own template.
+
+    fixed: settings that the command sets itself.
+    Raises ConfigError.
+    """
     model = options.lookup("model", args, file)
     template = _read_template(args, file)
     config = options.settings(EngineConfig, args, file, **fixed)
-    from fovea.engine.engine import Engine
-
-    name = str(model[0]) if model else DEFAULT_MODEL
-    return lambda: Engine.from_pretrained(name, config=config, chat_template=template)
+    return str(model[0]) if model else DEFAULT_MODEL, config, template
 
 
 def check_writable(path: Path) -> None:

@@ -10,24 +10,27 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fovea.cli import options
 from fovea.cli.common import (
-    DEFAULT_MODEL,
     LOG_LEVELS,
     add_engine_options,
     config_file,
-    engine_loader,
+    engine_arguments,
     keys_of,
     use_log_format,
 )
 from fovea.core.errors import ConfigError
+from fovea.core.names import served_name
 from fovea.core.protocols import EngineClient
 from fovea.core.settings import check_settings, setting
 from fovea.engine.config import EngineConfig
 from fovea.http.browsers import with_own_name
 from fovea.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from fovea.engine.process.sources import EngineSource
 
 OnReady = Callable[[str], None]
 """Called with the URL of a server that accepts requests."""
@@ -55,6 +58,12 @@ class ServeSettings:
     )
     simulate: bool = setting(
         False, "Serve no model, but filler words with the latencies of a cost model and the real scheduler."
+    )
+    engine_process: str = setting(
+        "off",
+        "Whether the engine runs in a process of its own, so that it and the server do not wait for each "
+        "other's Python lock. It needs a second processor core.",
+        choices=("on", "off"),
     )
     cost: Path | None = setting(None, "File of the cost model for --simulate; none: fovea-tiny on a CPU.")
 
@@ -136,7 +145,7 @@ def _serve_simulated(
     on_ready: OnReady,
 ) -> int:
     """Serve a simulated engine. This imports no torch, so the server starts at once."""
-    from fovea.engine.simulate.serving import SimulatedEngine
+    from fovea.engine.process.sources import SimulatedSource
     from fovea.planner.cost import CostModel
     from fovea.server.app import create_app
     from fovea.server.run import serve
@@ -156,8 +165,20 @@ def _serve_simulated(
         log.info("ready: no model, simulated; costs: %s", cost.made_from)
         on_ready(_url(settings, simulation.host, port))
 
-    engine = SimulatedEngine(config, cost, simulation.served_model_name or "fovea-simulated")
+    source = SimulatedSource(config, cost, simulation.served_model_name or "fovea-simulated")
+    engine = _loader(source, simulation, settings)()
     return serve(create_app(engine, settings), simulation.host, port, on_start=start)
+
+
+def _loader(
+    source: EngineSource, address: ServeSettings, settings: ServerSettings
+) -> Callable[[], EngineClient]:
+    """Return a function that loads the engine, in this process or in one of its own."""
+    if address.engine_process == "off":
+        return source.load
+    from fovea.engine.process.client import RemoteEngine
+
+    return lambda: RemoteEngine(source, log_format=settings.logs.log_format)
 
 
 def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> EngineConfig:
@@ -189,28 +210,17 @@ def _serve_model(
     file: Mapping[str, Any],
     on_ready: OnReady,
 ) -> int:
-    from fovea.engine.load import served_name
-    from fovea.kernels.choose import results_depend_on
+    from fovea.engine.process.sources import ModelSource
     from fovea.server.app import create_app
     from fovea.server.run import serve, stop
     from fovea.server.starting import StartingClient
 
-    load_engine = engine_loader(args, file)
-    model, _ = options.lookup("model", args, file) or (DEFAULT_MODEL, "")
-    name = address.served_model_name or served_name(str(model))
-    _check_folder(str(model), str((options.lookup("revision", args, file) or ("",))[0]))
+    model, config, template = engine_arguments(args, file)
+    name = address.served_model_name or served_name(model)
+    if address.engine_process == "off":  # otherwise this process imports no torch, and the other one checks
+        _check_folder(model, config.model.revision)
+    load = _loader(ModelSource(model, config, template, name), address, settings)
     host, port = address.host, _free_port(address.host, address.port)
-
-    def load() -> EngineClient:
-        engine = load_engine()
-        engine.rename(name)
-        info = engine.info
-        log.info(
-            "ready: %s (%s, %.1f M parameters, %s on %s, %s), context %d",
-            info.name, info.architecture, info.parameters / 1e6, info.dtype, info.device,
-            results_depend_on(engine.runner.model.kernels), info.max_context,
-        )  # fmt: skip
-        return engine
 
     def start() -> None:
         _announce(settings, host, port)

@@ -24,6 +24,12 @@ def bundled_model() -> Path:
     return Path(__file__).resolve().parent.parent / "assets" / BUNDLED
 
 
+def served_name(name: str) -> str:
+    """Return the name for clients: a folder's last part; a hub id and the bundled model as they are."""
+    path = Path(name).expanduser()
+    return path.resolve().name if name != BUNDLED and path.is_dir() else name
+
+
 _LONGEST = 255
 """Most characters of a name; a longer name cannot be a model's."""
 _CACHE_FOLDER = re.compile(r"models--([^/]+?)--([^/]+)")

@@ -17,6 +17,7 @@ import torch
 
 from fovea.core.errors import CheckpointError, FoveaError
 from fovea.core.media import Image, PixelBudget
+from fovea.core.names import served_name
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.files import WEIGHTS, folder_problems, read_json
 from fovea.engine.layers.config import Experts, LayerConfig
@@ -28,7 +29,6 @@ from fovea.engine.load import (
     expect_unquantized,
     read_config,
     resolve,
-    served_name,
     untie_own_head,
 )
 from fovea.engine.models.base import VisionLanguageModel

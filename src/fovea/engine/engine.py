@@ -27,7 +27,7 @@ from fovea.core.types import AnswerBuilder, Completion, Delta, GenerationRequest
 from fovea.engine.assemble import assemble, engine_stats
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.intake import Visit, walk, walk_async
-from fovea.engine.job import Event, Sink
+from fovea.engine.job import Event, Sink, take_waiting
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.request.inputs import Images, PromptLike, RequestOptions, to_request, to_sampling
 from fovea.engine.request.prompt_plan import PreparedPrompt
@@ -147,7 +147,8 @@ class Engine:
         try:
             await walk_async(visit.steps(), self._prepare_pool, request.timeout, text_cost(request.prompt))
             while not visit.done:
-                yield visit.take(await events.get())
+                for event in await take_waiting(events):
+                    yield visit.take(event)
         finally:
             visit.leave()
 

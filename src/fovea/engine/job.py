@@ -5,6 +5,7 @@ A job is a sequence on its way through the engine, with what only its client car
 
 from __future__ import annotations
 
+from asyncio import Queue
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -90,6 +91,42 @@ class Event(NamedTuple):
     cached_tokens: int = 0
     prompt: Seq[PromptToken] = ()
     timings: StageTimings = NO_TIMINGS
+
+
+async def take_waiting(events: Queue[Event]) -> list[Event]:
+    """Wait for an event of a request, and return all that are there, those of each choice joined into one.
+
+    A receiver that is slower than the engine gets several steps at once. Text, HTTP and the work of the event
+    loop cost as much for several tokens as for one, so it catches up. Otherwise events would pile up, and an
+    event loop that is always busy answers no new request.
+    """
+    waiting = [await events.get()]
+    while not events.empty():
+        waiting.append(events.get_nowait())
+    return join_events(waiting)
+
+
+def join_events(events: Seq[Event]) -> list[Event]:
+    """Join the events of each choice. An error, or an abort, stays an event of its own behind the tokens."""
+    joined: dict[int, Event] = {}
+    for event in events:
+        if event.error is not None or event.finish_reason == "abort":
+            return [*joined.values(), event]
+        before = joined.get(event.choice)
+        joined[event.choice] = event if before is None else _join(before, event)
+    return list(joined.values())
+
+
+def _join(first: Event, second: Event) -> Event:
+    reading = second.reading
+    if first.reading is not None and reading is not None:
+        reading = Reading(
+            first.reading.text + reading.text,
+            first.reading.logprobs + reading.logprobs,
+            first.reading.tokens + reading.tokens,
+        )
+    picks, prompt = (*first.picks, *second.picks), (*first.prompt, *second.prompt)
+    return second._replace(picks=picks, reading=reading, prompt=prompt)
 
 
 Sink = Callable[[Event], None]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
-from fovea.core.names import BUNDLED, bundled_model
+from fovea.core.names import BUNDLED, bundled_model, served_name
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.config import MIB, CompileModes, EngineConfig
@@ -299,12 +299,6 @@ def build_model(folder: Path, config: Any, device: torch.device, dtype: torch.dt
         ) from error
     finally:
         torch.set_default_dtype(before)
-
-
-def served_name(name: str) -> str:
-    """Return the name for clients: a folder's last part; a hub id and the bundled model as they are."""
-    path = Path(name).expanduser()
-    return path.resolve().name if name != BUNDLED and path.is_dir() else name
 
 
 def _trim_memory() -> None:

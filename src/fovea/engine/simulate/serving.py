@@ -29,7 +29,7 @@ from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
-from fovea.engine.job import Event, Job
+from fovea.engine.job import Event, Job, take_waiting
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.prepare import build_jobs, check_lengths, to_sequence
@@ -128,7 +128,8 @@ class SimulatedEngine:
             self.loop.submit(jobs)
             answer = AnswerState(request.id, prompt, [job.reader for job in jobs])
             while not answer.done:
-                yield answer.take(await events.get())
+                for event in await take_waiting(events):
+                    yield answer.take(event)
         finally:
             ticket.leave()
             if described is not None:
