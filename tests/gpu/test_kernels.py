@@ -435,7 +435,7 @@ def test_products_of_all_experts(format: Format | None, dtype: torch.dtype, deco
 
 @pytest.mark.parametrize(("experts", "active"), [(128, 8), (512, 10), (60, 6)])
 def test_the_choice_and_the_sum_of_experts(experts: int, active: int) -> None:
-    """Of equal logits any may be chosen, so there are none. A shared expert has a gate, too."""
+    """No two logits are equal, because torch may choose any of those. A shared expert has a gate, too."""
     torch.manual_seed(0)
     ours, rows, hidden = kernels(), 3, gpu.either(2048, 100)
     logits = torch.stack([torch.randperm(experts) for _ in range(rows)]).sub(experts // 2).div(32)

@@ -195,10 +195,10 @@ class ExpertBank(nn.Module):
 
 
 class RowGate(Linear):
-    """A gate with one number per row. Its weight stays plain beside a packed one: kernels may read it."""
+    """A gate with one number per row. Its weight stays plain beside a packed one if kernels read it."""
 
     def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
-        super().pack(kernels, format, keep=True)
+        super().pack(kernels, format, keep=keep or kernels.joins_rows)
 
 
 class ExpertsBlock(nn.Module):
