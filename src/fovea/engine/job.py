@@ -93,14 +93,20 @@ class Event(NamedTuple):
     timings: StageTimings = NO_TIMINGS
 
 
-async def take_waiting(events: Queue[Event]) -> list[Event]:
-    """Wait for an event of a request, and return all that are there, those of each choice joined into one.
+LATE = 32
+"""Number of events from which on a receiver is behind."""
 
-    A receiver that is slower than the engine gets several steps at once. Text, HTTP and the work of the event
+
+async def take_waiting(events: Queue[Event]) -> list[Event]:
+    """Wait for an event of a request. If LATE others wait, return all, those of each choice joined into one.
+
+    A receiver that is slower than the engine gets many steps at once. Text, HTTP and the work of the event
     loop cost as much for several tokens as for one, so it catches up. Otherwise events would pile up, and an
     event loop that is always busy answers no new request.
     """
     waiting = [await events.get()]
+    if events.qsize() < LATE:
+        return waiting
     while not events.empty():
         waiting.append(events.get_nowait())
     return join_events(waiting)
