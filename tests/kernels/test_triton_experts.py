@@ -18,6 +18,7 @@ from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.triton import experts as triton_experts
 from fovea.kernels.triton.kernels import TritonKernels
 from tests.support.host_reads import no_host_reads
+from tests.support.thorough import others_slow
 
 pytestmark = pytest.mark.kernels
 
@@ -84,7 +85,7 @@ def test_gates_of_rows(dtype: torch.dtype) -> None:
     close(KERNELS.open(x, gate), PLAIN.open(x, gate))
 
 
-@pytest.mark.parametrize("rows", [1, 5, 90])
+@pytest.mark.parametrize("rows", others_slow([1, 5, 90], [5]))
 @pytest.mark.parametrize("kind", ["plain", "scaled", "shared", "gated", "dense"])
 def test_blocks_of_experts(kind: str, rows: int) -> None:
     """Ten pairs of a row and an expert are not sorted, 180 are."""

@@ -25,6 +25,7 @@ from fovea.observe.table import FIGURES
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engines import SETTINGS, ask, assert_idle, engine, picture, shared_model
 from tests.support.programs import need_kernels
+from tests.support.thorough import others_slow
 
 ROW, PATCH = 16 << 10, 1 << 10
 """Bytes that a row of a step, and a patch of an image, take on the stand-in."""
@@ -232,7 +233,10 @@ def test_the_largest_image_that_fits_is_measured(
     assert "an image of 256 x 256 pixels" in caplog.text
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize(
+    "architecture",
+    others_slow(sorted(ARCHITECTURES), ["gemma3", "llava", "mllama", "qwen2_5_vl", "qwen3_5"]),
+)
 def test_every_family_is_measured(
     architecture: str, checkpoint: Callable[[str], Path], memory: FakeMemory
 ) -> None:

@@ -234,6 +234,7 @@ def test_a_step_that_fails_takes_the_one_after_it_along(
 
 
 @pytest.mark.kernels
+@pytest.mark.slow
 def test_recorded_steps_take_their_tokens_from_the_step_before(qwen: Path, followed: list[int]) -> None:
     """With padded batches, as CUDA graphs replay them: their inputs lie in two buffers, used in turn."""
     pytest.importorskip("triton", reason="triton is not installed")
