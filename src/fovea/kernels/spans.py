@@ -61,8 +61,13 @@ Scores are scaled by D**-0.5.
 
 def attend_each(qkv: Tensor, spans: Spans, heads: int) -> Tensor:
     """Compute spans of one length together, one length after the other. This is a `SpanAttention`."""
+    return attend_runs(qkv, spans.runs, heads)
+
+
+def attend_runs(qkv: Tensor, runs: Runs, heads: int) -> Tensor:
+    """Do the work of `attend_each` for runs. Their numbers are constants if torch exports it."""
     outputs, first = [], 0
-    for groups, count in spans.runs:
+    for groups, count in runs:
         rows = qkv[first : first + groups * count].view(groups, count, 3, heads, -1)
         output = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
         outputs.append(output.transpose(1, 2).reshape(groups * count, -1))

@@ -291,9 +291,9 @@ class EncodeQueue:
                 continue
             states[key] = _Encoding(job, member, batch, tuple(job.holders))
             batch.encodings.append(states[key])
-            if apart:
-                break
             room -= rows
+            if apart or room <= 0:
+                break
         members = [encoding.member for encoding in batch.encodings]
         batch.slices = encode_together(members, merge=self._stream.batch_rows > 0, graphs=self._graphs)
         return batch

@@ -24,6 +24,7 @@ from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.kernels.base import Kernels
 from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
 
 if TYPE_CHECKING:
@@ -209,8 +210,5 @@ class VisionLanguageModel(nn.Module, ABC):
 
         rounded: it gets the model's type; otherwise it keeps its own.
         """
-        array = value_tensor(image.arrays[name])
-        if self.device.type == "cuda":
-            # A copy from memory that is not pinned would wait until all work in the stream before it is done.
-            array = array.pin_memory().to(self.device, non_blocking=True)
-        return array.to(self.device, self.dtype if rounded else array.dtype)
+        array = to_device(value_tensor(image.arrays[name]), self.device)
+        return array.to(self.dtype if rounded else array.dtype)

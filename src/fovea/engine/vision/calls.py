@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fovea.core.measure import stage
 from fovea.engine.vision.encoding import Call, Pauses, Slices, current_timer, cuts, run_to_end, slice_rows
-from fovea.engine.vision.graphs import BlockGraphs
+from fovea.engine.vision.graphs import BlockGraphs, Inputs
 from fovea.kernels.base import Kernels
 from fovea.kernels.spans import Runs, Spans
 
@@ -128,7 +128,7 @@ class RowsCall:
     def together(self, calls: Sequence[RowsCall], graphs: BlockGraphs | None) -> Pauses[list[Tensor]]:
         rows = [call.x.shape[0] for call in calls]
         yield from ()  # a layer takes less time than a block: no pause
-        out = _ended(RowsCall(self.layer, _joined([call.x for call in calls]), self.unit).alone())
+        out = run_to_end(RowsCall(self.layer, _joined([call.x for call in calls]), self.unit).alone())
         return list(torch.split(out, [count * out.shape[0] // sum(rows) for count in rows]))
 
 
@@ -183,6 +183,13 @@ class BlocksCall:
         replayed = None if graphs is None else self._replay(graphs, (x, cos, sin), spans)
         if replayed is not None:
             return list(torch.split(replayed, counts))
+        x = yield from self._compute(x, cos, sin, spans)
+        return list(torch.split(x, counts))
+
+    def _compute(
+        self, x: Tensor, cos: Tensor | None, sin: Tensor | None, spans: Sequence[Spans]
+    ) -> Pauses[Tensor]:
+        """Compute all blocks over the rows of several images."""
         left = ROWS_PER_SLICE
         for block, number in zip(self.blocks, self.which, strict=True):
             if left < len(x):
@@ -190,20 +197,12 @@ class BlocksCall:
                 left = ROWS_PER_SLICE
             left -= len(x)
             x = run_block(block, x, cos, sin, spans[number])
-        return list(torch.split(x, counts))
+        return x
 
-    def _replay(
-        self, graphs: BlockGraphs, inputs: tuple[Tensor, Tensor | None, Tensor | None], spans: list[Spans]
-    ) -> Tensor | None:
+    def _replay(self, graphs: BlockGraphs, inputs: Inputs, spans: list[Spans]) -> Tensor | None:
         """Return the result of all blocks from a graph; None: there is none."""
-
-        def compute(x: Tensor, cos: Tensor | None, sin: Tensor | None, spans: Sequence[Spans]) -> Tensor:
-            for block, number in zip(self.blocks, self.which, strict=True):
-                x = run_block(block, x, cos, sin, spans[number])
-            return x
-
         head_dim = inputs[0].shape[1] // self.blocks[0].attention.heads
-        return graphs.run(self.key, head_dim, inputs, spans, compute)
+        return graphs.run(self.key, head_dim, inputs, spans, lambda *given: run_to_end(self._compute(*given)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +230,7 @@ class TilesCall:
 
     def together(self, calls: Sequence[TilesCall], graphs: BlockGraphs | None) -> Pauses[list[Tensor]]:
         if self.mask is not None:
-            return [_ended(call.alone()) for call in calls]
+            return [run_to_end(call.alone()) for call in calls]
         shapes = [call.x.shape for call in calls]
         rows = [
             BlocksCall(
@@ -290,10 +289,6 @@ def attend_slices(kernels: Kernels, qkv: Tensor, runs: Runs, heads: int) -> Paus
                 yield None
         first += groups * count
     return out
-
-
-def _ended(pauses: Pauses[Tensor]) -> Tensor:
-    return run_to_end(pauses)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

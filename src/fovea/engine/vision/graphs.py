@@ -25,6 +25,8 @@ SHORT = 256
 FEW_SPANS = 16
 """Most spans in a layout of long spans. One of short spans has room for one per 16 rows, and 16 more."""
 log = logging.getLogger("fovea.engine")
+Inputs = tuple[Tensor, Tensor | None, Tensor | None]
+"""Rows (T, hidden), and cos and sin (T, 1, head_dim), or None."""
 Compute = Callable[[Tensor, Tensor | None, Tensor | None, Sequence[Spans]], Tensor]
 """Computes blocks without a pause: rows (T, hidden), cos, sin, and the spans of each layout, to rows."""
 
@@ -47,7 +49,7 @@ class BlockGraphs:
         self,
         key: Hashable,
         head_dim: int,
-        inputs: tuple[Tensor, Tensor | None, Tensor | None],
+        inputs: Inputs,
         spans: Sequence[Spans],
         compute: Compute,
     ) -> Tensor | None:
@@ -55,7 +57,6 @@ class BlockGraphs:
 
         key: names the blocks.
         head_dim: numbers per head in their attention.
-        inputs: rows (T, hidden), cos and sin (T, 1, head_dim) or None.
         spans: the spans of each layout.
         """
         rows, size = len(inputs[0]), -(-len(inputs[0]) // STEP) * STEP
@@ -82,7 +83,7 @@ class BlockGraphs:
         name: Hashable,
         size: int,
         limits: tuple[int, ...],
-        inputs: tuple[Tensor, Tensor | None, Tensor | None],
+        inputs: Inputs,
         spans: Sequence[Spans],
         compute: Compute,
     ) -> _Graph | None:
@@ -105,7 +106,7 @@ class _Graph:
         pool: Any,
         size: int,
         limits: tuple[int, ...],
-        inputs: tuple[Tensor, Tensor | None, Tensor | None],
+        inputs: Inputs,
         spans: Sequence[Spans],
         compute: Compute,
     ) -> None:
@@ -126,17 +127,13 @@ class _Graph:
         finally:
             self._graph.capture_end()
 
-    def run(
-        self, rows: int, inputs: tuple[Tensor, Tensor | None, Tensor | None], spans: Sequence[Spans]
-    ) -> Tensor:
+    def run(self, rows: int, inputs: Inputs, spans: Sequence[Spans]) -> Tensor:
         """Return the result for other inputs, in memory of its own."""
         self._fill(rows, inputs, spans)
         self._graph.replay()
         return self._out[:rows].clone()
 
-    def _fill(
-        self, rows: int, inputs: tuple[Tensor, Tensor | None, Tensor | None], spans: Sequence[Spans]
-    ) -> None:
+    def _fill(self, rows: int, inputs: Inputs, spans: Sequence[Spans]) -> None:
         for static, given in zip(self._inputs, inputs, strict=True):
             if static is not None and given is not None:
                 static[:rows].copy_(given)

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fovea.engine.layers.linear import Embedding, GatedMLP, LayerNorm, Linear, PatchLinear, PlainMLP, RMSNorm
 from fovea.engine.vision.any_size import (
@@ -39,6 +38,7 @@ from fovea.engine.vision.built.manifest import Grid
 from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows, run_blocks
 from fovea.engine.vision.encoding import Slices, VisualShape, run_to_end
 from fovea.engine.vision.processor.sizes import window_order
+from fovea.kernels.spans import attend_runs
 from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
 
@@ -361,7 +361,7 @@ class QwenSegment(nn.Module):
         features = []
         for index, block in enumerate(cast("Iterable[Block]", self.blocks)):
             qkv = block.before(x, self.cos, self.sin)
-            x = block.after(_attend(qkv, self.runs[index], block.attn.heads), x)
+            x = block.after(attend_runs(qkv, self.runs[index], block.attn.heads), x)
             if str(index) in self.mergers:
                 features.append(self.mergers[str(index)](x))
         if self.merger is not None:
@@ -407,14 +407,3 @@ class StaticQwen:
     def cast(self, dtype: torch.dtype) -> None:
         """Convert the model's own weights to a type."""
         self.tower.to(dtype)
-
-
-def _attend(qkv: Tensor, runs: tuple[tuple[int, int], ...], heads: int) -> Tensor:
-    """Compute `attend_slices` without slices: qkv (T, 3 * heads, head_dim) to (T, heads * head_dim)."""
-    outputs, first = [], 0
-    for groups, count in runs:
-        rows = qkv[first : first + groups * count].view(groups, count, 3, heads, -1)
-        output = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
-        outputs.append(output.transpose(1, 2).reshape(groups * count, -1))
-        first += groups * count
-    return torch.cat(outputs)
