@@ -19,6 +19,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.load import load_model
+from fovea.engine.models.stored import SafetensorsWeights
 from fovea.engine.models.weights import RECIPES, load_weights
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED
@@ -213,4 +214,4 @@ def test_a_tensor_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match="b.safetensors: tensor 'model.norm.weight' is there a second time"
     ):
-        load_weights(files, iter(targets))
+        load_weights(SafetensorsWeights(files), iter(targets))

@@ -26,24 +26,17 @@ from fovea.engine.load import (
     build_processors,
     count_parameters,
     default_sampling,
-    expect_unquantized,
     read_config,
     resolve,
     untie_own_head,
 )
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.quantized import expect_known
 from fovea.engine.models.registry import architecture_of
+from fovea.engine.models.stored import DTYPES, Shards, common_dtype, find_shards, read_entries
 from fovea.engine.models.targets import Assignment, Problem, TensorEntry, assign
 from fovea.engine.models.tokenizer import load_tokenizer
-from fovea.engine.models.weights import (
-    DTYPES,
-    Shards,
-    common_dtype,
-    find_shards,
-    read_entries,
-    read_head,
-    tensor_names,
-)
+from fovea.engine.models.weights import read_head
 from fovea.engine.profile import shape_of
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.tokenizer import ChatTokenizer
@@ -400,7 +393,7 @@ def _check_model(
     known = [entry for entry in entries if entry.shape is not None]
     dtype = common_dtype(known) if known else _declared_dtype(config)
     quantized = bool(getattr(config, "quantization_config", None))
-    report.attempt("config", lambda: expect_unquantized(folder, config))
+    report.attempt("config", lambda: expect_known(folder, config))
     untie_own_head(config, (entry.name for entry in entries))
     model = report.attempt("config", lambda: build_model(folder, config, torch.device("meta"), dtype))
     if model is None:
@@ -495,4 +488,5 @@ def _stored_names(folder: Path) -> Iterator[str]:
     except CheckpointError:
         return
     yield from shards.index
-    yield from tensor_names(shards.files)
+    for path in shards.files:
+        yield from (entry.name for entry in read_entries(path)[0])

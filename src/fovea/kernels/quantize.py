@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from fovea.core.errors import ConfigError
 from fovea.kernels.activation import finish
+from fovea.kernels.codes import Format
 
 INT4_LEVELS = (-127, -99, -77, -61, -46, -33, -21, -10, 0, 13, 24, 37, 50, 65, 83, 107)
 """The levels of int4; one of them is zero.
@@ -37,22 +38,6 @@ quantized model while it was loaded. On a GPU fewer, larger steps are faster.
 """
 MULTIPLY_WEIGHTS = 1 << 24
 """Number of weights that are dequantized together for a product."""
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A format of quantized weights.
-
-    name: its name in the configuration.
-    number: its number in C++ (native/cpu/kernels.h).
-    group: values of k that share a scale.
-    bits: bits of a value, without its scale.
-    """
-
-    name: str
-    number: int
-    group: int
-    bits: int
 
 
 INT8, INT4 = Format("int8", 1, 128, 8), Format("int4", 2, 64, 4)

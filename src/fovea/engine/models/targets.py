@@ -160,6 +160,8 @@ class TensorEntry:
     name: as in the file.
     dtype: the file format's name of the type.
     shape: None: only the name is known, from an index of files that are not there.
+    coded: a short description of the codes that stand for its values (`kernels.codes`), such as
+        "4 bits in groups of 128"; "": it has none that can be kept, so its values are loaded.
     """
 
     name: str
@@ -167,6 +169,7 @@ class TensorEntry:
     shape: Shape | None = None
     start: int = 0
     stop: int = 0
+    coded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,7 @@ def _mismatch(entry: TensorEntry, expected: Shape, file: str) -> Problem | None:
         return None
     if entry.dtype not in FLOATS:
         kind = entry.dtype[:20]
-        text = f"has type {kind}; accepted: {', '.join(FLOATS)} (quantized checkpoints are not)"
+        text = f"has type {kind}; accepted: {', '.join(FLOATS)}"
         return Problem("dtype", entry.name, text, file)
     if entry.shape == expected or _is_transposed(entry, expected):
         return None

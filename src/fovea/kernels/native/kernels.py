@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.codes import Codes, Format
 from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
 from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWeight, QuantizedWeight, fuses
 from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
 from fovea.kernels.pieces import Cutting
-from fovea.kernels.quantize import Format
 from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
 from fovea.kernels.torch_kernels import TorchKernels, add_norm, with_values
@@ -97,6 +97,11 @@ class NativeKernels:
         return NativeProduct(
             self.library, QuantizedWeight(self.library, weight, bias, format, gated=fused), activation, gated
         )
+
+    def coded_product(
+        self, parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool
+    ) -> TableProduct | None:
+        return self._torch.coded_product(parts, bias, activation, gated)
 
     def grouped_product(
         self, weights: Tensor, activation: str | None, gated: bool, format: Format | None

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fovea.kernels.activation import finish
+from fovea.kernels.codes import Format
 from fovea.kernels.native.border import ANY, BF16, I64, address, check_numbers
-from fovea.kernels.quantize import Format
 
 PANEL, LANES, CODES = 64, 16, 15
 """Outputs of a panel, outputs of a tile, exponents that have a code."""

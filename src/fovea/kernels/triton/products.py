@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fovea.kernels.codes import Format
 from fovea.kernels.quantize import (
     FLOAT8,
     FLOAT8_MAX,
@@ -29,7 +30,6 @@ from fovea.kernels.quantize import (
     INT4_LEVELS,
     MIN_SCALE,
     STEP,
-    Format,
     TorchQuantizedProduct,
     round_rows,
 )
