@@ -25,7 +25,7 @@ from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED
 from fovea.evaluation.score import Result, report
 from fovea.kernels.native.products import NativeProduct
-from fovea.kernels.quantize import TorchQuantizedProduct, quantize
+from fovea.kernels.quantize import quantize
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.engines import ask, picture
 from tests.support.programs import need_kernels

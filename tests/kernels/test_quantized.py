@@ -13,16 +13,7 @@ from torch import Tensor
 from fovea.kernels.activation import finish
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.native.products import ACTIVATIONS, QuantizedWeight, weight_rows
-from fovea.kernels.quantize import (
-    FORMATS,
-    INT4,
-    INT8,
-    Format,
-    TorchQuantizedProduct,
-    product,
-    quantize,
-    quantize_rows,
-)
+from fovea.kernels.quantize import FORMATS, INT4, INT8, Format, product, quantize, quantize_rows
 from fovea.kernels.torch_kernels import TorchKernels
 from tests.support.thorough import examples
 
@@ -69,7 +60,7 @@ def test_quantized_weights_equal_the_twins(
     torch.manual_seed(0)
     weight = odd_weight(kind, n, k)
     ours = weight_rows(lib, QuantizedWeight(lib, weight, None, format, gated=False), torch.arange(n))
-    torch.testing.assert_close(ours, quantize(weight, format).dequantize().to(BF16), atol=0, rtol=0)
+    torch.testing.assert_close(ours, quantize(weight, format).values().to(BF16), atol=0, rtol=0)
 
 
 @EVERY_FORMAT
@@ -174,7 +165,7 @@ def test_rounding_error_of_normally_distributed_weights(lib: ctypes.CDLL) -> Non
     def error(values: Tensor) -> float:
         return float((values.float() - weight.float()).norm() / weight.float().norm())
 
-    errors = {f.name: error(quantize(weight, f).dequantize()) for f in FORMATS.values()}
+    errors = {f.name: error(quantize(weight, f).values()) for f in FORMATS.values()}
     groups = weight.float().view(256, -1, INT4.group)
     step = groups.abs().amax(-1, keepdim=True) / 7
     even = error(((groups / step).round() * step).view(256, -1))
@@ -201,7 +192,7 @@ def test_torch_multiplies_by_the_dequantized_weight(
     torch.manual_seed(0)
     weight, bias = torch.randn(30, 70).to(dtype), torch.randn(30).to(dtype)
     x, residual = torch.randn(2, 3, 70).to(dtype), torch.randn(2, 3, 15).to(dtype)
-    plain = quantize(weight, format).dequantize()
+    plain = quantize(weight, format).values()
     theirs = finish(
         torch.nn.functional.linear(x.float(), plain, bias.float()), "silu", True, residual.float()
     )

@@ -36,11 +36,11 @@ from fovea.engine.vision.processor.pixels import in_type
 from fovea.engine.vision.processor.settings import stated_type
 from fovea.engine.vision.processor.video import QwenVideos, build_videos
 from fovea.kernels.choose import bind_threads, choose, results_depend_on
+from fovea.kernels.float8 import check_fp8
 from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.quantize import check_fp8
 
 log = logging.getLogger("fovea.engine")
 DEQUANTIZE = "dequantize"

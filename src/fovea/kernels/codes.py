@@ -116,7 +116,16 @@ class Codes:
         return values if minimum is None else values + self._wide(minimum)
 
     def _wide(self, groups: Tensor) -> Tensor:
-        return groups.repeat_interleave(self.group, dim=1)[:, : self.codes.shape[1]]
+        k = self.codes.shape[1]
+        return groups.repeat_interleave(min(self.group, k), dim=1)[:, :k]
+
+
+def join(parts: Sequence[Codes]) -> Codes:
+    """Return the rows of several weights of one scheme as one weight."""
+    first = parts[0]
+    names = first._tensors()
+    tensors = {name: torch.cat([part._tensors()[name] for part in parts]) for name in names}
+    return replace(first, **tensors)  # type: ignore[arg-type]
 
 
 class CodedProduct:

@@ -26,7 +26,8 @@ from fovea.engine.models.stored import DTYPES, OLD_HEAD, StoredWeights
 from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, FusedTensor, Piece, assign
 from fovea.kernels.base import Kernels
 from fovea.kernels.codes import Codes, Format
-from fovea.kernels.quantize import FP8, INT4, INT8
+from fovea.kernels.float8 import FP8
+from fovea.kernels.quantize import INT4, INT8
 
 Head = dict[str, NDArray[np.float32]]
 PATH = Path("fovea") / "relevance.safetensors"

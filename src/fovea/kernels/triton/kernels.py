@@ -103,9 +103,14 @@ class TritonKernels:
         return quantized.quantized_product(weight, bias, activation, gated, format, self._processors)
 
     def coded_product(
-        self, parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool
+        self,
+        parts: Sequence[Codes],
+        bias: Tensor | None,
+        activation: str | None,
+        gated: bool,
+        dtype: torch.dtype,
     ) -> TableProduct | None:
-        return self._torch.coded_product(parts, bias, activation, gated)
+        return self._torch.coded_product(parts, bias, activation, gated, dtype)
 
     def grouped_product(
         self, weights: Tensor, activation: str | None, gated: bool, format: Format | None
