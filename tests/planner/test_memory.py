@@ -196,4 +196,4 @@ def test_a_small_tied_table_is_packed_once_more() -> None:
     assert weight_bytes(shape, Precision())["head"] == 1024
     assert weight_bytes(shape, Precision(storage="onednn"))["head"] == 2048
     assert weight_bytes(shape, Precision(storage="panels"))["head"] == 1024 + 64 * 16 * 3 // 2
-    assert weight_bytes(shape, recipe("int8"))["head"] == 32 * 130
+    assert weight_bytes(shape, recipe("int8"))["head"] == 32 * 18

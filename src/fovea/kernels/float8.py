@@ -1,8 +1,8 @@
 """Weights and rows in 8-bit floats, and their products on GPUs from Hopper on.
 
 8-bit floats take half the bytes of bf16, at twice its matrix rate. Every row of a weight has a scale,
-computed once. Every row of activations has one, too, computed in each call. A scale maps the largest magnitude
-of its row to the largest float8_e4m3fn (448). `multiply` is the twin in float32.
+computed once. Every row of activations has one, too, computed in each call. A scale maps the largest
+magnitude of its row to the largest float8_e4m3fn (448). `multiply` is the twin in float32.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Weights and rows in 8 or 4 bits, in plain torch.
 
 `quantize`, `quantize_rows` and `product` are the twins of `native/cpu/quantize.cpp` and `quantized.cpp`. int8
-has a scale for each group of 128 values of k within one output or row. int4 has a scale and a minimum for each
-group of 32, so its sixteen levels are evenly spaced between two ends that need not be symmetrical. Both formats
-round to nearest; nothing is calibrated.
+has a scale for each group of 128 values of k within one output or row. int4 has a scale and a minimum for
+each group of 32, so its sixteen levels are evenly spaced between two ends that need not be symmetrical. Both
+formats round to nearest; nothing is calibrated.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from fovea.kernels.codes import Codes
+from fovea.kernels.codes import Codes, exactly
 from fovea.kernels.quantize import INT4, INT8
 
 ZERO32, ZERO128, EVEN8, NESTED4, NESTED6 = 3, 4, 5, 6, 7
@@ -55,13 +55,13 @@ def packable(codes: Codes) -> Packable | None:
         return _wide(codes)
     size = _group(codes)
     if codes.minimum is not None:
-        scale, minimum = (_exactly(part, torch.float16) for part in (codes.scale, codes.minimum))
-        if scale is None or minimum is None or size % INT4.group or codes.zero != 0:
+        scale, minimum = (exactly(part, torch.float16) for part in (codes.scale, codes.minimum))
+        if scale is None or minimum is None or size % INT4.group or _has_zeros(codes):
             return None
         parts = (_spread(part, codes, INT4.group) for part in (scale, minimum))
         return Packable(INT4.number, codes.codes, *parts)
     layout, width = (ZERO128, 128) if size % 128 == 0 else (ZERO32, 32)
-    scale = _exactly(codes.scale, torch.float16)
+    scale = exactly(codes.scale, torch.float16)
     if scale is None or size % width:
         return None
     zero = codes.zero if isinstance(codes.zero, Tensor) else torch.full_like(codes.scale, codes.zero)
@@ -74,7 +74,7 @@ def join_packable(parts: Sequence[Packable]) -> Packable:
     """Return the rows of several weights of one layout as one weight."""
     names = [field.name for field in fields(Packable)][1:]
     columns = [[getattr(part, name) for part in parts] for name in names]
-    return Packable(parts[0].layout, *map(_joined, columns))
+    return Packable(parts[0].layout, *map(_joined, columns))  # type: ignore[arg-type]
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -93,10 +93,10 @@ def _wide(codes: Codes) -> Packable | None:
     if not 0 <= shift <= 256 - (1 << codes.bits):
         return None
     moved = codes.codes if shift == 0 else codes.codes + shift
-    scale = _exactly(codes.scale, torch.bfloat16)
+    scale = exactly(codes.scale, torch.bfloat16)
     if scale is not None and size % INT8.group == 0:
         return Packable(INT8.number, moved, _spread(scale, codes, INT8.group))
-    scale = _exactly(codes.scale, torch.float16)
+    scale = exactly(codes.scale, torch.float16)
     if scale is not None and size % 32 == 0:
         return Packable(EVEN8, moved, _spread(scale, codes, 32))
     return None
@@ -111,16 +111,20 @@ def _nested(codes: Codes, outer: Tensor) -> Packable | None:
     if minimum is None and isinstance(codes.zero, int):
         # scale * (code - zero) = scale * code + minimum
         minimum, outer_minimum = -codes.scale, outer * codes.zero
-    elif codes.zero != 0:
+    elif _has_zeros(codes):
         return None
     if minimum is None or outer_minimum is None:
         return None
-    inner = [_exactly(part, torch.int8) for part in (codes.scale, minimum)]
-    factors = [_exactly(part, torch.float16) for part in (outer, outer_minimum)]
+    inner = [exactly(part, torch.int8) for part in (codes.scale, minimum)]
+    factors = [exactly(part, torch.float16) for part in (outer, outer_minimum)]
     if any(part is None for part in (*inner, *factors)):
         return None
     spread = [_spread(part, codes, width) for part in inner if part is not None]
-    return Packable(layout, codes.codes, *spread, *factors)  # type: ignore[arg-type]
+    return Packable(layout, codes.codes, *spread, *factors)
+
+
+def _has_zeros(codes: Codes) -> bool:
+    return isinstance(codes.zero, Tensor) or codes.zero != 0
 
 
 def _group(codes: Codes) -> int:
@@ -134,11 +138,3 @@ def _spread(numbers: Tensor, codes: Codes, width: int) -> Tensor:
     if numbers.shape[1] == 1:
         return numbers.expand(-1, groups)
     return numbers.repeat_interleave(codes.group // width, dim=1)[:, :groups]
-
-
-def _exactly(numbers: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return float32 numbers in another type; None: some would change."""
-    if dtype is torch.int8 and not bool((numbers.abs() <= 127).all()):
-        return None
-    converted = numbers.to(dtype)
-    return converted if torch.equal(converted.float(), numbers) else None
