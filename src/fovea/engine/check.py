@@ -34,6 +34,7 @@ from fovea.engine.load import (
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.registry import architecture_of
 from fovea.engine.models.targets import Assignment, Problem, TensorEntry, assign
+from fovea.engine.models.text import text_config
 from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.models.weights import (
     DTYPES,
@@ -284,6 +285,9 @@ def check_processors(folder: Path, config: Any, report: Report) -> Processors | 
     if built is None:
         return None
     processor, videos = built
+    if not processor.capabilities.images:
+        report.facts |= {"images": False, "videos": False}
+        return built
     plan = report.attempt("images", lambda: processor.plan(WIDTH, HEIGHT, PixelBudget()))
     if plan is not None:
         report.facts["image_tokens"] = plan.tokens
@@ -354,7 +358,7 @@ def _check_template(builder: PromptBuilder, tokenizer: ChatTokenizer, report: Re
         )
         return
     image = Image("0" * 64, WIDTH, HEIGHT, bytes(WIDTH * HEIGHT * 3))
-    for count in (1, 2):
+    for count in (1, 2) if builder.processor.capabilities.images else (0,):
         images = (ImagePart(image),) * count
         builder.build(ChatPrompt((Message("user", (*images, TextPart("What is in the picture?"))),)))
 
@@ -416,7 +420,7 @@ def _check_model(
 
 def _declared_dtype(config: Any) -> torch.dtype:
     """The type that config.json names; float32 if it names none that is a float."""
-    for part in (config, config.text_config):
+    for part in (config, text_config(config)):
         dtype = getattr(part, "dtype", None)
         if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
             return dtype
