@@ -21,7 +21,7 @@ from fovea.engine.files import check_bounds, check_folder, read_json
 from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
-from fovea.engine.models.quantized import open_weights
+from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.stored import ORIGINAL_NAME, common_dtype
 from fovea.engine.models.targets import canonical
@@ -136,6 +136,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     quantization = NOTHING if settings.model.quantization == DEQUANTIZE else settings.model.quantization
     if as_stored:
         quantization = stored.quantization or NOTHING
+        log_notes(folder, stored)
     if quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)

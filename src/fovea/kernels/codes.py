@@ -78,7 +78,7 @@ class Codes:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors().values())
+        return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the values, (n, k). They are computed in float32 and rounded once."""
@@ -91,7 +91,7 @@ class Codes:
 
     def rows(self, rows: slice | Tensor) -> Codes:
         """Return the codes of some rows."""
-        return replace(self, **{name: tensor[rows] for name, tensor in self._tensors().items()})  # type: ignore[arg-type]
+        return replace(self, **{name: tensor[rows] for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
     def full_scales(self) -> tuple[Tensor, Tensor | None]:
         """Return scale and minimum of each group, (n, groups) float32; the minimum is None if all are 0."""
@@ -104,7 +104,8 @@ class Codes:
                 minimum = minimum * self._spread(self.outer_minimum.float())
         return scale, minimum
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by the names of their fields."""
         names = ("codes", "scale", "zero", "minimum", "outer", "outer_minimum")
         return {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
 
