@@ -126,8 +126,8 @@ class Codes:
 def join(parts: Sequence[Codes]) -> Codes:
     """Return the rows of several weights of one scheme as one weight."""
     first = parts[0]
-    names = first._tensors()
-    tensors = {name: torch.cat([part._tensors()[name] for part in parts]) for name in names}
+    names = first.tensors()
+    tensors = {name: torch.cat([part.tensors()[name] for part in parts]) for name in names}
     return replace(first, **tensors)  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ def exactly(numbers: Tensor, dtype: torch.dtype) -> Tensor | None:
 def _in_small_types(codes: Codes) -> Codes:
     """Return codes whose scales take as few bytes as they can without a change."""
     small: dict[str, Tensor] = {}
-    for name, tensor in codes._tensors().items():
+    for name, tensor in codes.tensors().items():
         if tensor.is_floating_point():
             types = (*([torch.int8] if codes.outer is not None else []), torch.float16, torch.bfloat16)
             found = (exactly(tensor, dtype) for dtype in types)
