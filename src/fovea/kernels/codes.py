@@ -95,7 +95,7 @@ class Codes:
 
     def to(self, device: torch.device) -> Codes:
         """Return the codes on a device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})  # type: ignore[arg-type]
+        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
     def full_scales(self) -> tuple[Tensor, Tensor | None]:
         """Return scale and minimum of each group, (n, groups) float32; the minimum is None if all are 0."""
