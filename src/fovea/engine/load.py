@@ -23,7 +23,7 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
 from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
-from fovea.engine.models.stored import ORIGINAL_NAME, common_dtype
+from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import NOTHING, RECIPES, Head, Packer, load_weights, read_head
@@ -135,11 +135,8 @@ def load_model(
     untie_own_head(config, (entry.name for entry in entries))
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
-    as_stored = settings.model.quantization == "none"
-    quantization = NOTHING if settings.model.quantization == DEQUANTIZE else settings.model.quantization
-    if as_stored:
-        quantization = stored.quantization or NOTHING
-        log_notes(folder, stored)
+    as_stored = settings.model.quantization == NOTHING
+    quantization = _quantization(settings.model.quantization, folder, stored)
     if quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
@@ -203,6 +200,14 @@ def load_model(
     )
     head = read_head(folder, model.decoder.config.hidden)
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, head)
+
+
+def _quantization(setting: str, folder: Path, stored: StoredWeights) -> str:
+    """Return how the model's weights are quantized, for users."""
+    if setting == NOTHING:
+        log_notes(folder, stored)
+        return stored.quantization or NOTHING
+    return NOTHING if setting == DEQUANTIZE else setting
 
 
 def read_config(folder: Path) -> Any:
