@@ -283,7 +283,8 @@ def gptq(bits: int = 4, *, symmetric: bool = True, second: bool = False, act_ord
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+    1.0,
 )  # fmt: skip
 FP4 = (0, 0.0052083333, 0.66666667, 1, 0.33333333, 0.5, 0.16666667, 0.25)
 
@@ -341,7 +342,11 @@ def llm_int8() -> Scheme:
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [*BLOCK]}
 ROWS = compressed(floats(8, "channel"), "float-quantized", floats(8, "token", dynamic=True))
 WHOLE = compressed(floats(8, "tensor"), "float-quantized", floats(8, "tensor", dynamic=False))
-SQUARES = compressed(floats(8, "block", block_structure=[*BLOCK]), "float-quantized", floats(8, "group"))
+SQUARES = compressed(
+    floats(8, "block", block_structure=[*BLOCK]),
+    "float-quantized",
+    floats(8, "group", group_size=128, dynamic=True),
+)
 CT_FP8 = "compressed-tensors fp8"
 SCHEMES: dict[str, Scheme] = {
     "w4a16": packed(4, "group"),
