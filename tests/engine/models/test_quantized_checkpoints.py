@@ -80,7 +80,7 @@ def loaded_values(weights: StoredWeights, name: str, dtype: torch.dtype = torch.
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_values_are_those_of_the_codes(name: str, tmp_path: Path) -> None:
-    """Bit for bit, in float32 and rounded once. Each weight is one entry, in whichever files its parts are."""
+    """Bit for bit, in float32 and rounded once. Each weight is one entry, even with parts in two files."""
     scheme = SCHEMES[name]
     for shards in (1, 2):
         folder = tmp_path / str(shards)

@@ -29,7 +29,10 @@ from fovea.engine.models.quantized.layouts import (
     UNEVEN,
     EvenWeight,
     Levels,
+    pair_table,
+    scale_groups,
     scale_values,
+    table_values,
 )
 
 STATE = ".weight.quant_state.bitsandbytes__"
@@ -120,16 +123,18 @@ class _NormalWeight(Weight):
         self._whole, self._tensors = whole, dict(parts)
 
     def load(self, read: Read) -> Rows:
-        pairs, table = read(self._whole).reshape(-1).view(torch.uint8), self._floats(TABLE, read)
+        pairs = read(self._whole).reshape(-1).view(torch.uint8)
+        # The first value of a pair is in the high half of its byte.
+        table = pair_table(self._floats(TABLE, read), low_first=False)
         scale, block, k = self._magnitudes(read), self._block, self.shape[1]
 
         def rows(rows: slice) -> Tensor:
             first, last = rows.start * k, rows.stop * k
-            some = pairs[first // 2 : -(-last // 2)]
-            # The first value of a pair is in the high half of its byte.
-            codes = torch.stack((some >> 4, some & 15), dim=-1).view(-1)[first % 2 :][: last - first]
-            scales = scale[first // block : -(-last // block)].repeat_interleave(block)
-            return (table[codes.int()] * scales[first % block :][: last - first]).view(-1, k)
+            values = table_values(table, pairs[first // 2 : -(-last // 2)])[first % 2 :][: last - first]
+            scales = scale[first // block : -(-last // block)]
+            if first % block or last % block:
+                return (values * scales.repeat_interleave(block)[first % block :][: last - first]).view(-1, k)
+            return scale_groups(values.view(-1, block), scales[:, None], block).view(-1, k)
 
         return rows
 
