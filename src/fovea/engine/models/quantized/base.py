@@ -26,6 +26,8 @@ from fovea.kernels.codes import VALUES_AT_ONCE, Codes
 
 MOST_SMALL = 4 << 20
 """Largest tensor that is read to find out what a weight is, in bytes; they have a few numbers per column."""
+MOST = 1 << 30
+"""Largest number of a configuration."""
 ITSELF = ""
 """The role of a tensor whose name is that of the weight."""
 PLAIN_TYPES = ("F16", "BF16", "F32")
@@ -232,12 +234,12 @@ class QuantizedSafetensors:
             raw.close()
         if grouped.problems:
             raise CheckpointError(str(grouped.problems[0]))
-        self._weights = grouped.weights
+        self.weights = grouped.weights
         self.files: Sequence[tuple[str, Sequence[TensorEntry]]] = grouped.files
 
     @property
     def quantization(self) -> str:
-        return self._family.title if self._weights else ""
+        return self._family.title if self.weights else ""
 
     @property
     def nbytes(self) -> int:
@@ -246,7 +248,7 @@ class QuantizedSafetensors:
     @property
     def notes(self) -> Iterator[str]:
         """Yield what a user should know about weights that are kept as they are stored, a line each."""
-        weights = self._weights.values()
+        weights = self.weights.values()
         coded = Counter(weight.coded for weight in weights if weight.coded)
         for words, count in coded.most_common():
             yield f"{count} of {len(weights)} quantized weights keep their codes: {words}"
@@ -258,7 +260,7 @@ class QuantizedSafetensors:
         yield from self._family.notes
 
     def read(self, file: int, entry: TensorEntry, target: Tensor) -> None:
-        weight = self._weights.get(entry.name)
+        weight = self.weights.get(entry.name)
         if weight is None:
             self._raw.read(file, entry, target)
             return
@@ -270,7 +272,7 @@ class QuantizedSafetensors:
         fill(target, weight.load(self._read))
 
     def codes(self, file: int, entry: TensorEntry) -> Codes:
-        weight = self._weights.get(entry.name)
+        weight = self.weights.get(entry.name)
         codes = None if weight is None or not weight.coded else weight.load(self._read)
         if not isinstance(codes, Codes):
             raise CheckpointError(f"{self.files[file][0]}: {entry.name} has no codes")
@@ -339,9 +341,21 @@ class Settings:
     def whole(self, name: str, default: int | None = None) -> int:
         """Return a whole number. Raises CheckpointError."""
         value = self.content.get(name, default)
-        if type(value) is not int:
-            raise CheckpointError(f"{self.place}: {name} is {str(value)[:50]!r}; accepted: a whole number")
+        if type(value) is not int or abs(value) > MOST:
+            raise CheckpointError(
+                f"{self.place}: {name} is {str(value)[:50]!r}; accepted: a whole number up to {MOST}"
+            )
         return value
+
+    def block(self, name: str) -> tuple[int, int] | None:
+        """Return the rows and columns of a block; None: nothing is said. Raises CheckpointError."""
+        block = self.content.get(name)
+        if block is None:
+            return None
+        sides = list(block) if isinstance(block, list | tuple) else []
+        if [type(side) for side in sides] != [int, int] or not 1 <= min(sides) <= max(sides) <= MOST:
+            raise CheckpointError(f"{self.place}: {name} is {str(block)[:50]!r}; accepted: two whole numbers")
+        return sides[0], sides[1]
 
     def word(self, name: str, default: str, accepted: Sequence[str]) -> str:
         """Return a word in lower case. Raises CheckpointError for one that is not accepted."""

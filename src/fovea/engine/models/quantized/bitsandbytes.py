@@ -39,6 +39,8 @@ STATE = ".weight.quant_state.bitsandbytes__"
 ABSMAX, TABLE = ".weight.absmax", ".weight.quant_map"
 NESTED_ABSMAX, NESTED_TABLE = ".weight.nested_absmax", ".weight.nested_quant_map"
 ROWS = ".SCB"
+MOST_BLOCK = 4096
+"""Most values of a block; bitsandbytes has blocks of 64 to 4,096."""
 
 
 class BitsAndBytes(Family):
@@ -163,6 +165,6 @@ def _state(part: Part, read: Read) -> Mapping[str, Any]:
 
 def _positive(facts: Settings, name: str) -> int:
     value = facts.content.get(name)
-    if type(value) is not int or value < 1:
-        raise Fault(facts.place, f"has {name} {str(value)[:50]}; accepted: a whole number from 1 on")
+    if type(value) is not int or not 1 <= value <= MOST_BLOCK:
+        raise Fault(facts.place, f"has {name} {str(value)[:50]}; accepted: 1 to {MOST_BLOCK}")
     return value
