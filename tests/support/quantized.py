@@ -247,16 +247,16 @@ def fp4(*, nvidia: bool) -> Scheme:
     return Scheme(config, make, False, "compressed-tensors fp4")
 
 
-def awq() -> Scheme:
+def awq(group: int = GROUP) -> Scheme:
     def make(weight: Tensor) -> Made:
-        index = columns(weight.shape[1], GROUP)
+        index = columns(weight.shape[1], group)
         codes, scale, zero, values = even(weight, 4, index, symmetric=False, dtype=torch.float16)
         order = (0, 2, 4, 6, 1, 3, 5, 7)
         words = {".qweight": pack(codes.t(), 4, order), ".qzeros": pack(zero.t(), 4, order)}
         return {**words, ".scales": scale.t()}, values
 
     config = {
-        "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm",
+        "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm",
         "modules_to_not_convert": ["visual"],
     }  # fmt: skip
     return Scheme(config, make, True, "awq")

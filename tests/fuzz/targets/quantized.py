@@ -23,10 +23,12 @@ LONGEST = 8192
 WORDS = (
     b'"quant_method"', b'"awq"', b'"gptq"', b'"fp8"', b'"bitsandbytes"', b'"compressed-tensors"',
     b'"group_size"', b'"bits"', b'"num_bits"', b'"strategy"', b'"weight_block_size"', b'"config_groups"',
-    b'"group"', b'"channel"', b'"tensor"', b'"block"', b'"dynamic"', b'"shape"', b'"data_offsets"', b'"dtype"',
-    b'"I32"', b'"I8"', b'"U8"', b'"F8_E4M3"', b'"BF16"', b"qweight", b"qzeros", b"scales", b"g_idx",
-    b"weight_packed", b"weight_scale", b"weight_shape", b"weight_zero_point", b"weight_scale_inv", b"absmax",
-    b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"[]", b"{}", b'""', b"99999999999999999999", b"\xff" * 4,
+    b'"group"', b'"channel"', b'"tensor"', b'"block"', b'"dynamic"', b'"shape"', b'"data_offsets"',
+    b'"dtype"', b'"I32"', b'"I8"', b'"U8"', b'"F8_E4M3"', b'"BF16"', b"qweight", b"qzeros", b"scales",
+    b"g_idx", b"weight_packed", b"weight_scale", b"weight_shape", b"weight_zero_point", b"weight_scale_inv",
+    b"absmax",
+    b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"[]", b"{}", b'""', b"99999999999999999999",
+    b"\xff" * 4,
 )  # fmt: skip
 CHOSEN = (
     "w4a16", "w4a16-asymmetric", "w4a16-act-order", "w8a8-asymmetric", "fp8-dynamic", "mxfp8", "nvfp4", "awq",

@@ -84,7 +84,7 @@ def _int8(whole: Part, parts: Mapping[str, Part]) -> Weight:
     scale = checked(parts[ROWS], ("F32",), (n,), (n, 1))
 
     def levels(read: Read) -> Levels:
-        codes = (read(whole).view(torch.uint8) + 128).contiguous()
+        codes = read(whole).view(torch.uint8).add_(128)
         return Levels(codes, scale_values(scale, read).view(n, 1) / 127, 128)
 
     return EvenWeight((n, k), tuple(parts.values()), 8, k, levels)

@@ -298,11 +298,11 @@ def _scale_shapes(scheme: Scheme, n: int, k: int) -> tuple[Shape, ...]:
 
 
 def _offset(codes: Tensor, bits: int, name: str) -> Tensor:
-    """Return signed codes (int8) as unsigned ones. Raises CheckpointError for codes of more bits."""
+    """Turn signed codes (int8) into unsigned ones, in place. Raises CheckpointError for larger codes."""
     half = 1 << (bits - 1)
     if bits < 8 and codes.numel() and not -half <= int(codes.min()) <= int(codes.max()) < half:
         raise CheckpointError(f"{name[:300]} has codes beyond {bits} bits")
-    return (codes.view(torch.uint8) + half).contiguous()
+    return codes.view(torch.uint8).add_(half)
 
 
 def _zeros(stored: Tensor, n: int, groups: int, bits: int, name: str) -> Tensor:
