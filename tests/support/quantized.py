@@ -22,7 +22,7 @@ GROUP = 16
 """Columns of a group: rows of tiny decoders have 64 and 112 values."""
 BLOCK = (32, 48)
 """Rows and columns of a block; rows of 64 and 112 values end within one."""
-LAYERS = re.compile(r"(self_attn|attention|mlp|feed_forward|experts)\.(\w+\.)*\w+\.weight$")
+LAYERS = re.compile(r"(self_attn|attention|mlp|feed_forward|experts)\.(\w+\.)*(?!gate\.)\w+\.weight$")
 """Names of the weights that are quantized: maps of the decoder's layers."""
 Tensors = dict[str, Tensor]
 Made = tuple[Tensors, Tensor]
@@ -249,7 +249,7 @@ def fp4(*, nvidia: bool) -> Scheme:
 
 def awq(group: int = GROUP) -> Scheme:
     def make(weight: Tensor) -> Made:
-        index = columns(weight.shape[1], group)
+        index = columns(weight.shape[1], weight.shape[1] if group == -1 else group)
         codes, scale, zero, values = even(weight, 4, index, symmetric=False, dtype=torch.float16)
         order = (0, 2, 4, 6, 1, 3, 5, 7)
         words = {".qweight": pack(codes.t(), 4, order), ".qzeros": pack(zero.t(), 4, order)}
@@ -262,12 +262,20 @@ def awq(group: int = GROUP) -> Scheme:
     return Scheme(config, make, True, "awq")
 
 
-def gptq(bits: int = 4, *, symmetric: bool = True, second: bool = False, act_order: bool = False) -> Scheme:
+def gptq(
+    bits: int = 4,
+    *,
+    group: int = GROUP,
+    symmetric: bool = True,
+    second: bool = False,
+    act_order: bool = False,
+) -> Scheme:
     """GPTQ. second: version 2, whose zero points are stored as they are."""
 
     def make(weight: Tensor) -> Made:
         k = weight.shape[1]
-        index = shuffled(k, GROUP) if act_order else columns(k, GROUP)
+        size = k if group == -1 else group
+        index = shuffled(k, size) if act_order else columns(k, size)
         codes, scale, zero, values = even(weight, bits, index, symmetric=symmetric, dtype=torch.float16)
         zeros = zero if second else (zero - 1) & ((1 << bits) - 1)
         return {
@@ -275,7 +283,7 @@ def gptq(bits: int = 4, *, symmetric: bool = True, second: bool = False, act_ord
             ".g_idx": index.int(),
         }, values  # fmt: skip
 
-    config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": act_order}
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order}
     config |= {"sym": symmetric, "checkpoint_format": "gptq_v2" if second else "gptq"}
     return Scheme(config, make, not act_order, "gptq")
 
@@ -365,7 +373,9 @@ SCHEMES: dict[str, Scheme] = {
     "mxfp4": fp4(nvidia=False),
     "nvfp4": fp4(nvidia=True),
     "awq": awq(),
+    "awq-rows": awq(-1),
     "gptq": gptq(),
+    "gptq-rows": gptq(group=-1, symmetric=False),
     "gptq-asymmetric": gptq(symmetric=False),
     "gptq-v2": gptq(symmetric=False, second=True),
     "gptq-8": gptq(8),

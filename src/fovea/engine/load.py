@@ -135,7 +135,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     if as_stored:
         quantization = stored.quantization or NOTHING
         log_notes(folder, stored)
-    if quantization == "fp8":
+    if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)

@@ -85,7 +85,7 @@ class Awq(Family):
 def unpack_awq(words: Tensor) -> Tensor:
     """Return the codes of words with eight outputs each: (inputs, words) int32 to (outputs, inputs) uint8."""
     count = words.shape[1]
-    data = words.t().contiguous().view(torch.uint8).view(count, -1, 4)
+    data = words.t().reshape(-1).view(torch.uint8).view(count, -1, 4)
     codes = torch.empty(count, 8, words.shape[0], dtype=torch.uint8)
     for byte in range(4):
         both = data[:, :, byte].contiguous()

@@ -22,7 +22,8 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
     words: (rows, words). Returns (rows, words * 32 / bits) uint8. bits: 2, 4 or 8.
     """
-    data = words.contiguous().view(torch.uint8)
+    # A contiguous tensor of one column may have any stride, so it becomes a list first.
+    data = words.reshape(-1).view(torch.uint8).view(len(words), -1)
     if bits == 8:
         return data
     # A byte is widened to as many bytes as it has codes, and each code is shifted to a byte of its own.
