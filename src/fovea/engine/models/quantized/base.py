@@ -26,7 +26,7 @@ from fovea.kernels.codes import VALUES_AT_ONCE, Codes
 
 MOST_SMALL = 4 << 20
 """Largest tensor that is read to find out what a weight is, in bytes; they have a few numbers per column."""
-TRIM_BYTES = 16 << 20
+TRIM_BYTES = 8 << 20
 """Bytes of weights after which freed memory is returned."""
 MOST = 1 << 30
 """Largest number of a configuration."""
