@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import time
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
 from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
-from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype
+from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype, trim_memory
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import NOTHING, RECIPES, Head, Packer, load_weights, read_head
@@ -137,7 +136,7 @@ def load_model(
     dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
     as_stored = settings.model.quantization == NOTHING
     quantization = _quantization(settings.model.quantization, folder, stored)
-    if quantization == "fp8":
+    if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
     ignored = model.ignored
@@ -175,7 +174,7 @@ def load_model(
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
     if stored.nbytes >= TRIM_BYTES:
-        _trim_memory()
+        trim_memory()
     tokenizer = load_tokenizer(folder, config, template=chat_template, dialect=settings.model.dialect)
     processor, videos = build_processors(folder, config)
     values = str(dtype).removeprefix("torch.")
@@ -299,13 +298,6 @@ def build_model(folder: Path, config: Any, device: torch.device, dtype: torch.dt
         ) from error
     finally:
         torch.set_default_dtype(before)
-
-
-def _trim_memory() -> None:
-    """Return memory that loading has freed to the operating system (glibc malloc_trim)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def count_parameters(model: VisionLanguageModel) -> int:

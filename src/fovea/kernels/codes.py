@@ -118,13 +118,23 @@ class Codes:
 
     def _values(self) -> Tensor:
         scale, minimum = self.full_scales()
-        zero = self.zero if isinstance(self.zero, int) else self._wide(self.zero.float())
-        values = (self.codes.float() - zero) * self._wide(scale)
-        return values if minimum is None else values + self._wide(minimum)
+        n, k = self.shape
+        # Groups that end with the row are an axis of their own, so that nothing is repeated.
+        size = min(self.group, k)
+        whole = k % size == 0
+        values = self.codes.float().view(n, -1, size if whole else 1)
 
-    def _wide(self, groups: Tensor) -> Tensor:
-        k = self.codes.shape[1]
-        return groups.repeat_interleave(min(self.group, k), dim=1)[:, :k]
+        def wide(groups: Tensor) -> Tensor:
+            return (groups if whole else groups.repeat_interleave(size, dim=1)[:, :k])[:, :, None]
+
+        if not isinstance(self.zero, int):
+            values.sub_(wide(self.zero.float()))
+        elif self.zero:
+            values.sub_(self.zero)
+        values.mul_(wide(scale))
+        if minimum is not None:
+            values.add_(wide(minimum))
+        return values.view(n, k)
 
 
 def join(parts: Sequence[Codes]) -> Codes:

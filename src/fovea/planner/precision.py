@@ -13,7 +13,7 @@ QUANTIZED = ("int8", "int4", "fp8", "awq", "gptq")
 """Formats of quantized weights.
 
 int8, int4, fp8: those of Fovea's setting `quantization` (`kernels.quantize`, `kernels.float8`).
-awq, gptq: 4 bits in groups of 128, of checkpoints for other engines. Fovea does not load them.
+awq, gptq: 4 bits in groups of 128, of checkpoints that are quantized already. Fovea keeps their codes.
 """
 STORAGES = ("plain", "onednn", "panels")
 """Layouts of weights.
