@@ -42,8 +42,8 @@ from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.vision.processor.base import VisualPlan
 from fovea.kernels.calibrate import PLAIN, Machine
+from fovea.kernels.codes import Format
 from fovea.kernels.native.products import fuses
-from fovea.kernels.quantize import Format
 from fovea.planner.shape import NO_TOWER, AttentionLayers, CrossLayers, Maps, ModelShape, Tower
 
 LOGIT_BYTES = 4

@@ -22,7 +22,7 @@ from fovea.engine.vision.built.engines import EncoderEngines
 from fovea.engine.vision.encoding import Slices, Tiler, VisualFeatures, VisualShape, run_to_end
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.kernels.base import Kernels
-from fovea.kernels.quantize import Format
+from fovea.kernels.codes import Format
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.transfer import to_device
 from fovea.planner.shape import Tower
@@ -183,7 +183,7 @@ class VisionLanguageModel(nn.Module, ABC):
         self.kernels = kernels
         if self.head.tied:
             table = self.decoder.embed_tokens
-            small = table.weight.numel() <= TIED_HEAD_PACK_SHARE * parameters
+            small = 0 < table.weight.numel() <= TIED_HEAD_PACK_SHARE * parameters
             self.head.tie(table, kernels, head, copy=small)
         use_kernels(self, kernels)
         self.decoder.use_stack(kernels)
