@@ -33,10 +33,11 @@ def test_log_probabilities_of_a_text_and_best_tokens(name: str, request: pytest.
         verbose=False,
         n_threads=2,
     )
-    own = llama.tokenize(decoder.loaded.tokenizer.decode(ids[:64]).encode(), add_bos=False, special=True)
-    print(
-        f"\n{decoder.name}: {sum(a == b for a, b in zip(own, ids, strict=False))} of 64 tokens as its tokenizer cuts"
-    )
+    tokenizer = decoder.loaded.tokenizer
+    start = bool(tokenizer.start_ids)
+    own = llama.tokenize(tokenizer.decode(ids[:64]).encode(), add_bos=start, special=True)
+    same = sum(a == b for a, b in zip(own, ids, strict=False))
+    print(f"\n{decoder.name}: llama.cpp's tokenizer cuts {same} of 64 tokens alike")
     llama.eval(ids)
     logits = np.array(llama.scores[:TOKENS], np.float64)
     logits -= logits.max(-1, keepdims=True)

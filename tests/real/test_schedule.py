@@ -54,9 +54,7 @@ def test_tokens_and_log_probabilities_are_the_same_bits_in_every_schedule(
         assert bits(warm) == truth, "without and with a cached prefix"
         cached = [answer.usage.cached for answer in warm]
         assert all(count > 0 for count in cached), cached
-        print(
-            f"\n{decoder.name}: {sum(cached)} of {sum(LENGTHS)} prompt tokens from the prefix cache, same bits"
-        )
+        print(f"\n{decoder.name}: {sum(cached)} of {sum(LENGTHS)} prompt tokens were cached, same bits")
         assert_idle(engine)
     with decoder.engine(max_step_tokens=96) as engine:
         assert bits(together(engine, asked)) == truth, "in steps of 96 tokens"
