@@ -114,6 +114,24 @@ def test_generated_scenes_are_refused_before_any_is_asked_and_own_questions_work
     assert '"failed": 0' in capsys.readouterr().out
 
 
+def test_ask_and_chat_name_the_file_that_is_an_image(
+    llama: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat goes on without it: an image that stayed would be refused with every later message."""
+    picture = tmp_path / "page.png"
+    PICTURE.save(picture)
+    options = ["--model", str(llama), "--max-tokens", "2", "--threads", "1", "--temperature", "0"]
+    assert main(["ask", *options, str(picture), "what is it?"]) == 2
+    assert f"fovea: {picture}: this is an image, and the model llama" in capsys.readouterr().err
+    lines = iter([f"/image {picture}", "hello", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(lines))
+    assert main(["chat", *options]) == 0
+    written = capsys.readouterr()
+    assert f"fovea: {picture}: this is an image, and the model llama" in written.err
+    assert written.err.count("takes text alone") == 1
+    assert written.out.strip()
+
+
 @pytest.mark.slow  # it measures the machine, which takes seconds
 def test_a_profile_has_no_image_unless_one_is_named(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["profile", str(llama), "--tokens", "2", "--repeats", "1", "--requests", "0", "--threads", "1"]
