@@ -93,6 +93,10 @@ class Codes:
         """Return the codes of some rows."""
         return replace(self, **{name: tensor[rows] for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
+    def to(self, device: torch.device) -> Codes:
+        """Return the codes on a device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})  # type: ignore[arg-type]
+
     def full_scales(self) -> tuple[Tensor, Tensor | None]:
         """Return scale and minimum of each group, (n, groups) float32; the minimum is None if all are 0."""
         scale, minimum = self.scale.float(), self.minimum
