@@ -63,9 +63,11 @@ def test_answers_in_english_are_right_and_end_by_themselves(chat: Engine) -> Non
 
 def test_a_base_model_continues_a_text(gemma: Decoder) -> None:
     with gemma.engine() as engine:
-        answer = engine.generate(TextPrompt("The capital of France is"), **{**GREEDY, "max_tokens": 8})
+        answer = engine.generate(
+            TextPrompt("Monday, Tuesday, Wednesday, Thursday,"), **{**GREEDY, "max_tokens": 6}
+        )
         print(f"\n{answer.text!r}")
-        assert "Paris" in answer.text
+        assert answer.text.startswith(" Friday, Saturday")
         with pytest.raises(InvalidRequest, match="this checkpoint has no chat template"):
             engine.generate("hello", **GREEDY)
 
