@@ -63,8 +63,8 @@ def test_tokens_and_log_probabilities_are_the_same_bits_in_every_schedule(
         assert_idle(engine)
     with decoder.native_engine(max_step_tokens=96) as engine:
         assert bits(together(engine, asked)) == truth, "in steps of 96 tokens"
-    most = 2 * -(-(max(lengths) + TOKENS) // 16)
-    with decoder.native_engine(kv_blocks=most, max_step_tokens=256, prefix_cache=False) as engine:
+    tight = sum(-(-count // 16) for count in lengths[:2]) + 1  # two prompts, but not their answers
+    with decoder.native_engine(kv_blocks=tight, max_step_tokens=256, prefix_cache=False) as engine:
         assert bits(together(engine, asked)) == truth, "with preemptions"
         preemptions = engine.stats()["preemptions"]
         print(f"{decoder.name}: {preemptions:.0f} preemptions, same bits")
