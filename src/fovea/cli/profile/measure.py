@@ -133,7 +133,8 @@ class Profiler:
         if model.device.type == "cuda":
             self._recorder.before_end = _synchronize_stages(model.device)
         outline = engine.outline(to_prompt(self._requests.text, [self._file] if self._file else []))
-        roofline = ModelRoofline(model)
+        runner = engine.runner
+        roofline = ModelRoofline(model, runner.block_bytes // runner.block_size)
 
         def calibrate_machine() -> Machine:
             with torch.inference_mode():

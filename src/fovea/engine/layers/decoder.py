@@ -111,8 +111,8 @@ class Decoder(nn.Module):
 
     def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
         if self._stack is not None and step.query_scale is None:
-            (kv,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
-            return self._stack(x, first, last, *angles, kv, attention, read)
+            (pool,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
+            return self._stack(x, first, last, *angles, pool.kv, attention, read)
         for index in range(first, last):
             x = self.layers[index](x, step, read if index == last - 1 else None)
         return x

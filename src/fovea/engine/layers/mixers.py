@@ -18,6 +18,7 @@ from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, Rot
 from fovea.engine.layers.linear import FusedLinear, Linear, RMSNorm, UnitNorm, parameter
 from fovea.engine.layers.step import Step
 from fovea.kernels.base import Kernels
+from fovea.kernels.pages import KV
 from fovea.kernels.torch_kernels import PLAIN
 
 
@@ -134,7 +135,7 @@ class AttentionMixer(nn.Module):
         mixed = self.kernels.attend(query, kv, plan, self.scale).reshape(len(projected), -1)
         return mixed if gate is None else self.kernels.open(mixed, gate)
 
-    def store(self, qkv: Tensor, kv: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor | None) -> Tensor:
+    def store(self, qkv: Tensor, kv: KV | None, cos: Tensor, sin: Tensor, slots: Tensor | None) -> Tensor:
         """Store the keys and values of T rows. Returns their queries, (T, heads, head_dim).
 
         qkv: (T, n), the heads of queries, keys and values as far as the layer has them, neither normalised

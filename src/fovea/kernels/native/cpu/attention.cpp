@@ -16,7 +16,8 @@ namespace {
 
 struct Packed {
     std::vector<uint32_t> keys, values;
-    std::vector<float> scores;
+    std::vector<bf16> converted;
+    std::vector<float> scores, key_scales, value_scales;
     std::vector<Input> queries, weights;
 };
 
@@ -26,8 +27,10 @@ inline int64_t offset_of(int64_t lane, int64_t pair, int64_t pairs) {
 }
 
 // Packs `count` keys into panels of 64 keys by `pairs` pairs. Lanes without a key, and pairs behind dim / 2, are zero.
-void pack_keys(const Rows& keys, int64_t count, int64_t dim, int64_t pairs, uint32_t* out) {
-    for (int64_t start = 0; start < count; start += PANEL, out += pairs * PANEL)
+template <class Keys>
+void pack_keys(const Keys& source, int64_t count, int64_t dim, int64_t pairs, std::vector<bf16>& scratch, uint32_t* out) {
+    for (int64_t start = 0; start < count; start += PANEL, out += pairs * PANEL) {
+        const Rows keys = source.rows(start, std::min<int64_t>(start + PANEL, count), scratch);
         for (int64_t lane = 0; lane < PANEL; lane += LANES)
             for (int64_t pair = 0; pair < pairs; pair += LANES) {
                 const int64_t left = std::max<int64_t>(0, dim / 2 - pair), wanted = std::min<int64_t>(LANES, pairs - pair);
@@ -41,23 +44,26 @@ void pack_keys(const Rows& keys, int64_t count, int64_t dim, int64_t pairs, uint
                 transpose(u32, block);
                 for (int64_t i = 0; i < wanted; ++i) hn::Store(block[i], u32, out + offset_of(lane, pair + i, pairs));
             }
+    }
 }
 
 // Packs `count` values: for every 64 numbers of dim, `pairs` pairs of tokens. `pairs` includes the padding of the
 // keys, which is zero here.
-void pack_values(const Rows& values, int64_t count, int64_t dim, int64_t pairs, uint32_t* out) {
-    for (int64_t first = 0; first < dim; first += PANEL, out += pairs * PANEL) {
-        for (int64_t pair = 0; pair < pairs; ++pair) {
+template <class Values>
+void pack_values(const Values& source, int64_t count, int64_t dim, int64_t pairs, std::vector<bf16>& scratch, uint32_t* out) {
+    for (int64_t start = 0; start < pairs; start += PANEL / 2) {
+        const Rows values = source.rows(2 * start, std::clamp<int64_t>(count, 2 * start, 2 * start + PANEL), scratch);
+        for (int64_t pair = start; pair < std::min<int64_t>(start + PANEL / 2, pairs); ++pair) {
             const bf16* even = 2 * pair < count ? values.at(2 * pair) : nullptr;
             const bf16* odd = 2 * pair + 1 < count ? values.at(2 * pair + 1) : nullptr;
-            for (int64_t lane = 0; lane < PANEL; lane += LANES) {
-                const int64_t left = std::min<int64_t>(LANES, dim - first - lane);
+            for (int64_t d = 0; d < (dim + PANEL - 1) / PANEL * PANEL; d += LANES) {
+                const int64_t left = std::min<int64_t>(LANES, dim - d);
                 const auto part = [&](const bf16* of) {
                     if (!of || left <= 0) return hn::Zero(u32);
-                    const bf16* from = of + first + lane;
-                    return hn::PromoteTo(u32, left == LANES ? hn::LoadU(halves, from) : hn::LoadN(halves, from, left));
+                    return hn::PromoteTo(u32, left == LANES ? hn::LoadU(halves, of + d) : hn::LoadN(halves, of + d, left));
                 };
-                hn::Store(hn::Or(part(even), hn::ShiftLeft<16>(part(odd))), u32, out + offset_of(lane, pair, pairs));
+                hn::Store(hn::Or(part(even), hn::ShiftLeft<16>(part(odd))), u32,
+                          out + d / PANEL * pairs * PANEL + offset_of(d % PANEL, pair, pairs));
             }
         }
     }
@@ -72,8 +78,9 @@ struct Reach {
 };
 
 // Turns the scores of a query's keys into weights e^(scale * (score - max)). Other weights from `begin` to `room` are
-// zero. Returns 1 / sum of the weights.
-inline float weigh(const float* scores, Reach reach, int64_t begin, int64_t room, float scale, Input* weights) {
+// zero. Returns 1 / sum of the weights. scales: by which the weights are multiplied after they were added up, or null.
+inline float weigh(const float* scores, Reach reach, int64_t begin, int64_t room, float scale, const float* scales,
+                   Input* weights) {
     const Floats low = hn::Set(f32, -3.0e38f), factor = hn::Set(f32, scale);
     const auto below = [&](int64_t i, int64_t end) { return hn::FirstN(f32, std::max<int64_t>(0, end - i)); };
     const auto within = [&](int64_t i) { return hn::AndNot(below(i, reach.first), below(i, reach.last)); };
@@ -97,7 +104,7 @@ inline float weigh(const float* scores, Reach reach, int64_t begin, int64_t room
     };
     const auto add = [&](int64_t i, Floats e) {
         sum = hn::Add(sum, e);
-        store_weight(weights + i, e);
+        store_weight(weights + i, scales ? hn::Mul(e, hn::LoadU(f32, scales + i)) : e);
     };
     for (int64_t i = begin; i < full; i += LANES) add(i, hn::IfThenElseZero(within(i), weight(i)));
     for (int64_t i = full; i < end; i += LANES) add(i, weight(i));
@@ -106,17 +113,29 @@ inline float weigh(const float* scores, Reach reach, int64_t begin, int64_t room
     return 1.0f / sum_of(sum);
 }
 
+// Stores the scales of `count` tokens, and zeros up to `room`. Returns where; null if the numbers are bf16.
+template <class Data>
+const float* scales_of(const Data& source, int64_t count, int64_t room, std::vector<float>& scratch) {
+    if (!source.scaled()) return nullptr;
+    float* scales = fit(scratch, room);
+    for (int64_t t = 0; t < room; ++t) scales[t] = t < count ? source.scale(t) : 0;
+    return scales;
+}
+
 // Attention of one head: `queries` queries over `count` keys and values. reach(i): the keys that query i attends to.
-template <class Reaches>
-void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t queries, const Rows& keys,
-              const Rows& values, int64_t count, int64_t dim, const Reaches& reach, float scale, bf16* out,
+// Data: Rows or Source.
+template <class Data, class Reaches>
+void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t queries, const Data& keys,
+              const Data& values, int64_t count, int64_t dim, const Reaches& reach, float scale, bf16* out,
               int64_t out_stride) {
     const int64_t panels = (count + PANEL - 1) / PANEL, room = panels * PANEL, wide = (dim + PANEL - 1) / PANEL;
     const int64_t pairs = padded_pairs(dim / 2), width = 2 * pairs;
     uint32_t* key_tiles = fit_aligned(scratch.keys, room * pairs);
     uint32_t* value_tiles = fit_aligned(scratch.values, wide * PANEL * room / 2);
-    pack_keys(keys, count, dim, pairs, key_tiles);
-    pack_values(values, count, dim, room / 2, value_tiles);
+    pack_keys(keys, count, dim, pairs, scratch.converted, key_tiles);
+    pack_values(values, count, dim, room / 2, scratch.converted, value_tiles);
+    const float* key_scales = scales_of(keys, count, room, scratch.key_scales);
+    const float* value_scales = scales_of(values, count, room, scratch.value_scales);
     const int64_t apart = room + 64 / static_cast<int64_t>(sizeof(Input));  // rows 4 KiB apart would share sets of L1
     float* scores = fit(scratch.scores, ROWS * room);
     Input* weights = fit_aligned(scratch.weights, ROWS * apart);
@@ -133,8 +152,12 @@ void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t 
         for (int64_t r = 0; r < rows; ++r) to_inputs(query + (row + r) * query_stride, dim, inputs + r * width);
         for (int64_t panel = begin; panel < used; ++panel)
             block_panel(rows, key_tiles + panel * pairs * PANEL, pairs, pairs, inputs, width, scores + panel * PANEL, room);
+        for (int64_t r = 0; key_scales && r < rows; ++r)
+            for (int64_t i = r * room + begin * PANEL; i < r * room + used * PANEL; i += LANES)
+                hn::StoreU(hn::Mul(hn::LoadU(f32, scores + i), hn::LoadU(f32, key_scales + i - r * room)), f32, scores + i);
         for (int64_t r = 0; r < rows; ++r)
-            inverse[r] = weigh(scores + r * room, reach(row + r), begin * PANEL, used * PANEL, scale, weights + r * apart);
+            inverse[r] = weigh(scores + r * room, reach(row + r), begin * PANEL, used * PANEL, scale, value_scales,
+                               weights + r * apart);
         for (int64_t part = 0; part < wide; ++part) {
             block_panel(rows, value_tiles + (part * room * PANEL + begin * PANEL * STRIP) / 2, room / 2,
                         (used - begin) * PANEL / 2, weights + begin * PANEL, apart, sums, PANEL);
@@ -162,27 +185,25 @@ void fovea_group_attention(const bf16* qkv, int64_t groups, int64_t queries, int
         thread_local Packed scratch;
         const int64_t group = part / (to - from), head = from + part % (to - from);
         const bf16* query = qkv + group * queries * stride + head * dim;
-        const Rows keys{query + heads * dim, stride, nullptr, 1}, values{query + 2 * heads * dim, stride, nullptr, 1};
+        const Rows keys{query + heads * dim, stride, {nullptr, 1, 0}}, values{query + 2 * heads * dim, stride, {nullptr, 1, 0}};
         one_head(scratch, query, stride, queries, keys, values, queries, dim,
                  [&](int64_t) { return Reach{0, queries}; }, scale, out + (group * queries * heads + head) * dim, heads * dim);
     });
 }
 
 // Causal attention of a chunk of a prompt: `queries` queries, from position first_key on, over the pages of
-// their sequence. query: rows (heads, dim), `query_stride` values apart; kv (blocks, block, 2, kv_heads,
-// dim); table: block numbers of the sequence; limits (queries, 2): the keys [first, last) that each query attends to, or
+// their sequence. query: rows (heads, dim), `query_stride` values apart; table: block numbers of the sequence; limits (queries, 2): the keys [first, last) that each query attends to, or
 // null: all keys up to its own; out (queries, heads, dim).
 void fovea_chunk_attention(const bf16* query, int64_t query_stride, int64_t queries, int64_t first_key, int64_t heads,
-                           int64_t kv_heads, int64_t dim, const bf16* kv, int64_t block, const int64_t* table,
+                           int64_t kv_heads, int64_t dim, const Pages* kv, const int64_t* table,
                            const int64_t* limits, float scale, bf16* out, int threads) {
     const auto reach = [&](int64_t i) {
         return limits ? Reach{limits[2 * i], limits[2 * i + 1]} : Reach{0, first_key + i + 1};
     };
-    const int64_t stride = 2 * kv_heads * dim, group = heads / kv_heads;
+    const int64_t group = heads / kv_heads;
     parallel<TileScope>(threads, heads, 1, [&](int64_t head) {
         thread_local Packed scratch;
-        const bf16* base = kv + head / group * dim;
-        const Rows keys{base, stride, table, block}, values{base + kv_heads * dim, stride, table, block};
+        const Source keys(*kv, kv_heads, dim, 0, head / group, table), values(*kv, kv_heads, dim, 1, head / group, table);
         one_head(scratch, query + head * dim, query_stride, queries, keys, values, first_key + queries, dim, reach, scale,
                  out + head * dim, heads * dim);
     });
