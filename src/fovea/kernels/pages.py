@@ -143,12 +143,12 @@ class KVPool:
         They are the numbers, (..., block_size, 2, Hkv, D), and, in 8 bits, their scales,
         (..., block_size, 2, Hkv).
         """
+        outer, (block_size, sides, kv_heads, dim) = pages.shape[:-1], self._sides
         if self.format is None:
-            return (pages.view(self.dtype).unflatten(-1, self._sides),)
-        block_size, sides, kv_heads, dim = self._sides
+            return (pages.view(self.dtype).view(*outer, *self._sides),)
         count = block_size * sides * kv_heads * dim
-        levels = pages[..., :count].view(self.format.dtype).unflatten(-1, self._sides)
-        return levels, pages[..., count:].view(SCALE).unflatten(-1, self._sides[:3])
+        levels = pages[..., :count].view(self.format.dtype).view(*outer, *self._sides)
+        return levels, pages[..., count:].view(SCALE).view(*outer, *self._sides[:3])
 
 
 def round_heads(numbers: Tensor, format: KVFormat) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@
 // bits, too, whether it is computed here or as a row of a chunk. A change of the order must be made in both files.
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -35,6 +36,10 @@ constexpr int DIMS = 2 * LANES;             // dimensions that are mixed togethe
 // that are a vector apart. PAIR: vectors that a pair of values takes.
 constexpr int PAIR = FOVEA_BF16_DOT ? 1 : 2;
 
+// The types to which levels of keys and of values are converted.
+using Key = std::conditional_t<WHOLE, int16_t, bf16>;
+using Value = std::conditional_t<WHOLE, float, bf16>;
+
 // Up to LANES query heads of one row, in neighbouring lanes of one tile. head, lane: the first of them.
 struct Piece {
     int64_t row, head;
@@ -49,8 +54,12 @@ struct Decode {
     std::vector<float> scores;      // (tiles, shared, LANES), then (own tokens, LANES) per piece: a query head per lane
     std::vector<uint32_t> weights;  // like scores, with (tokens / 2, PAIR) in place of tokens
     std::vector<float> inverse;     // (tiles, LANES): 1 / sum of weights
-    std::vector<float> sums;        // (pieces, dim / DIMS, LANES, 2, LANES): weighted sums of values
-    std::vector<bf16> converted;    // a stretch of keys or values
+    std::vector<float> sums;        // (pieces, dim / DIMS, LANES, 2, LANES), or, of levels, (pieces, LANES, dim): weighted values
+    // For keys in int8, see WHOLE in tiles.h: tiles of queries, (dim / 2, LANES), and the scale of each query head.
+    std::vector<uint32_t> whole;
+    std::vector<float> query_scales;
+    std::vector<Key> keys;          // a stretch of converted keys, and of values
+    std::vector<Value> values;
 };
 
 struct Contexts {
@@ -66,12 +75,16 @@ struct Contexts {
 };
 
 // Calls use(rows, start, end) for each stretch of tokens [first, last).
-template <class Use>
-void each_stretch(const Source& source, int64_t first, int64_t last, std::vector<bf16>& converted, const Use& use) {
-    const int64_t step = std::max<int64_t>(STRETCH_BYTES / (2 * source.dim) / 32 * 32, 32);
+template <class T, class Use>
+void each_stretch(const Source& source, int64_t first, int64_t last, std::vector<T>& scratch, const Use& use) {
+    const int64_t size = source.scaled() ? sizeof(T) : sizeof(bf16);
+    const int64_t step = std::max<int64_t>(STRETCH_BYTES / (size * source.dim) / 32 * 32, 32);
     for (int64_t start = first; start < last; start += step) {
         const int64_t end = std::min(start + step, last);
-        use(source.rows(start, end, converted), start, end);
+        if (source.scaled())
+            use(source.converted(start, end, last, scratch), start, end);
+        else
+            use(source.in_place(), start, end);
     }
 }
 
@@ -144,9 +157,25 @@ void score_keys(const uint32_t* queries, const Rows& keys, int64_t first, int64_
     }
 }
 
+// Does the work of `score_keys` for queries in 16 bits, whose scales are (LANES).
+[[maybe_unused]] void score_whole(const uint32_t* queries, const float* scales, const RowsOf<int16_t>& keys, int64_t first,
+                                  int64_t last, int64_t dim, float* scores) {
+    const Floats scale = hn::LoadU(f32, scales);
+    for (int64_t start = first; start < last; start += KEYS) {
+        const int16_t* key[KEYS];
+        Ints sums[KEYS];
+        for (int64_t i = 0; i < KEYS; ++i) key[i] = keys.at(std::min(start + i, last - 1)), sums[i] = hn::Zero(i32);
+        for (int64_t pair = 0; pair < dim / 2; ++pair) {
+            const Unsigned query = hn::LoadU(u32, queries + pair * LANES);
+            for (int i = 0; i < KEYS; ++i) sums[i] = add_whole(sums[i], pair_of(key[i], pair), query);
+        }
+        for (int64_t i = 0; i < KEYS && start + i < last; ++i)
+            hn::StoreU(hn::Mul(hn::ConvertTo(f32, sums[i]), scale), f32, scores + (start - first + i) * LANES);
+    }
+}
+
 // Multiplies scores (last - first, LANES) of keys [first, last) by the scales of these keys.
 void scale_scores(const Source& keys, int64_t first, int64_t last, float* scores) {
-    if (!keys.scaled()) return;
     for (int64_t t = first; t < last; ++t, scores += LANES)
         hn::StoreU(hn::Mul(hn::LoadU(f32, scores), hn::Set(f32, keys.scale(t))), f32, scores);
 }
@@ -255,6 +284,38 @@ void mix_piece(const uint32_t* weights, const Rows& values, int64_t first, int64
     }
 }
 
+// Does the work of `mix_values` for V vectors of floats, dimensions d..d + V * LANES - 1, and one query head. kept (V, LANES).
+template <int V>
+void mix_floats(const uint32_t* weights, const RowsOf<float>& values, int64_t first, int64_t last, int64_t d, bool fresh,
+                float* kept) {
+    Floats sums[V];
+    for (int v = 0; v < V; ++v) sums[v] = fresh ? hn::Zero(f32) : hn::LoadU(f32, kept + v * LANES);
+    const float* at = values.at(first) + d;
+    for (int64_t t = first; t < last; ++t, at += values.stride, weights += LANES) {
+        const Floats weight = hn::BitCast(f32, hn::Set(u32, *weights));
+        for (int v = 0; v < V; ++v) sums[v] = hn::MulAdd(weight, hn::LoadU(f32, at + v * LANES), sums[v]);
+    }
+    for (int v = 0; v < V; ++v) hn::StoreU(sums[v], f32, kept + v * LANES);
+}
+
+// Adds the weighted values of tokens [first, last) to the sums kept of a piece's query heads, in the layout of `Decode`.
+void mix_stretch(const uint32_t* weights, const Rows& values, int64_t first, int64_t last, int64_t dim, int heads, bool fresh,
+                 float* kept) {
+    for (int64_t d = 0; d < dim; d += DIMS)
+        mix_piece(weights, values, first, last, d, heads, fresh, kept + d / DIMS * 2 * LANES * LANES);
+}
+
+[[maybe_unused]] void mix_stretch(const uint32_t* weights, const RowsOf<float>& values, int64_t first, int64_t last, int64_t dim,
+                                  int heads, bool fresh, float* kept) {
+    for (int g = 0; g < heads; ++g)
+        for (int64_t d = 0; d < dim;) {
+            const int64_t vectors = (dim - d) / LANES;
+            const auto mix = vectors >= 8 ? mix_floats<8> : vectors >= 4 ? mix_floats<4> : mix_floats<2>;
+            mix(weights + g, values, first, last, d, fresh, kept + g * dim + d);
+            d += (vectors >= 8 ? 8 : vectors >= 4 ? 4 : 2) * LANES;
+        }
+}
+
 // Multiplies sums (heads, 2, LANES) by `inverse` and stores them to out, DIMS dimensions of each head, in their
 // order. With bf16 products, values were interleaved within blocks of 16 bytes, so four dimensions come from one
 // half of the sums, the next four from the other. Without, even dimensions are in one half, odd ones in the other.
@@ -299,6 +360,21 @@ FOVEA_INLINE auto lanes_of(const Piece& p) {
     return hn::And(hn::FirstN(f32, p.lane + p.count), hn::Not(hn::FirstN(f32, p.lane)));
 }
 
+// Fills the tiles of queries in 16 bits. Lanes without a query head are zero.
+void round_queries(Decode& scratch, const bf16* query, int64_t query_stride, int tiles, int64_t dim) {
+    scratch.whole.assign(tiles * dim / 2 * LANES, 0);
+    scratch.query_scales.assign(tiles * LANES, 0);
+    int16_t rounded[MAX_DIM];
+    for (const Piece& p : scratch.pieces)
+        for (int g = 0; g < p.count; ++g) {
+            const int64_t lane = p.lane + g;
+            scratch.query_scales[p.tile * LANES + lane] =
+                whole_query(query + p.row * query_stride + (p.head + g) * dim, dim, rounded);
+            for (int64_t pair = 0; pair < dim / 2; ++pair)
+                std::memcpy(&scratch.whole[(p.tile * dim / 2 + pair) * LANES + lane], rounded + 2 * pair, 4);
+        }
+}
+
 // Attention of rows that begin with the same `shared` tokens (a multiple of TOGETHER), for the query heads of one KV
 // head.
 void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t heads, const Contexts& contexts,
@@ -322,18 +398,22 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
                 set_pair(&scratch.queries[p.tile * tile_queries + pair * PAIR * LANES + p.lane + g],
                          query + p.row * query_stride + (p.head + g) * dim + 2 * pair);
 
-    const auto score = [&](int tile, const Source& source, const Rows& keys, int64_t start, int64_t end, float* to) {
-        score_keys(&scratch.queries[tile * tile_queries], keys, start, end, dim, to);
-        scale_scores(source, start, end, to);
+    if (WHOLE && contexts.pages.quantized) round_queries(scratch, query, query_stride, tiles, dim);
+    const auto score = [&](int tile, const Source& source, const auto& keys, int64_t start, int64_t end, float* to) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(keys)>, Rows>)
+            score_keys(&scratch.queries[tile * tile_queries], keys, start, end, dim, to);
+        else
+            score_whole(&scratch.whole[tile * dim / 2 * LANES], &scratch.query_scales[tile * LANES], keys, start, end, dim, to);
+        if (source.scaled()) scale_scores(source, start, end, to);
     };
     const Source keys = contexts.keys(rows[0], kv_head), values = contexts.values(rows[0], kv_head);
-    each_stretch(keys, 0, shared, scratch.converted, [&](const Rows& some, int64_t start, int64_t end) {
+    each_stretch(keys, 0, shared, scratch.keys, [&](const auto& some, int64_t start, int64_t end) {
         for (int tile = 0; tile < tiles; ++tile)
             score(tile, keys, some, start, end, scores + (tile * shared + start) * LANES);
     });
     for (const Piece& p : scratch.pieces) {
         const Source of_row = contexts.keys(p.row, kv_head);
-        each_stretch(of_row, own(p), length(p), scratch.converted, [&](const Rows& some, int64_t start, int64_t end) {
+        each_stretch(of_row, own(p), length(p), scratch.keys, [&](const auto& some, int64_t start, int64_t end) {
             score(p.tile, of_row, some, start, end, scores + (common + p.own + start - own(p)) * LANES);
         });
     }
@@ -364,26 +444,30 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
     }
 
     // place: where the weights of the piece's tokens from `start` on are, counted in tokens.
-    const auto mix = [&](size_t i, int64_t place, const Rows& some, int64_t start, int64_t end, bool fresh) {
+    const auto mix = [&](size_t i, int64_t place, const auto& some, int64_t start, int64_t end, bool fresh) {
         const Piece& p = scratch.pieces[i];
-        for (int64_t d = 0; d < dim; d += DIMS)
-            mix_piece(weights + place / 2 * PAIR * LANES + p.lane, some, start, end, d, p.count, fresh,
-                      sums + i * piece_sums + d / DIMS * block_sums);
+        mix_stretch(weights + place / 2 * PAIR * LANES + p.lane, some, start, end, dim, p.count, fresh, sums + i * piece_sums);
     };
-    each_stretch(values, 0, shared, scratch.converted, [&](const Rows& some, int64_t start, int64_t end) {
+    each_stretch(values, 0, shared, scratch.values, [&](const auto& some, int64_t start, int64_t end) {
         for (size_t i = 0; i < scratch.pieces.size(); ++i)
             mix(i, scratch.pieces[i].tile * shared + start, some, start, end, start == 0);
     });
     for (size_t i = 0; i < scratch.pieces.size(); ++i) {
         const Piece& p = scratch.pieces[i];
         const int64_t begin = own(p);
-        each_stretch(contexts.values(p.row, kv_head), begin, length(p), scratch.converted,
-                     [&](const Rows& some, int64_t start, int64_t end) {
+        each_stretch(contexts.values(p.row, kv_head), begin, length(p), scratch.values,
+                     [&](const auto& some, int64_t start, int64_t end) {
                          mix(i, common + p.own + start - begin, some, start, end, shared == 0 && start == begin);
                      });
-        for (int64_t d = 0; d < dim; d += DIMS)
-            store_mixed(sums + i * piece_sums + d / DIMS * block_sums, &scratch.inverse[p.tile * LANES + p.lane], p.count,
-                        out + (p.row * heads + p.head) * dim + d, dim);
+        const float *inverse = &scratch.inverse[p.tile * LANES + p.lane], *mixed = sums + i * piece_sums;
+        bf16* to = out + (p.row * heads + p.head) * dim;
+        if (WHOLE && contexts.pages.quantized) {
+            for (int64_t g = 0; g < p.count; ++g)
+                for (int64_t d = g * dim; d < (g + 1) * dim; d += LANES)
+                    store(to + d, hn::Mul(hn::Set(f32, inverse[g]), hn::LoadU(f32, mixed + d)));
+        } else {
+            for (int64_t d = 0; d < dim; d += DIMS) store_mixed(mixed + d / DIMS * block_sums, inverse, p.count, to + d, dim);
+        }
     }
 }
 

@@ -70,27 +70,24 @@ struct Table {
     }
 };
 
-// Address of the key or value of token t in bf16: in pages, or, without a table, row after row. Tokens are `stride`
-// values apart.
-struct Rows {
-    const bf16* base;
+// Address of the key or value of token t: in pages, or, without a table, row after row. Tokens are `stride` values apart.
+template <class T>
+struct RowsOf {
+    const T* base;
     int64_t stride;
     Table table;
 
-    const bf16* at(int64_t t) const {
+    const T* at(int64_t t) const {
         if (!table.blocks) return base + t * stride;
         const Place place = table.of(t);
         return base + (place.page * table.block + place.offset) * stride;
     }
-
-    // What `Source` has, for rows in bf16.
-    const Rows& rows(int64_t, int64_t, std::vector<bf16>&) const { return *this; }
-    static constexpr bool scaled() { return false; }
-    static float scale(int64_t) { return 1; }
 };
 
-// Converts `dim` levels, a multiple of 2 * LANES, to bf16, which holds them exactly.
-inline void to_bf16(const int8_t* levels, int64_t dim, bf16* out) {
+using Rows = RowsOf<bf16>;
+
+// These functions convert `dim` levels, a multiple of 2 * LANES. All of these types hold levels exactly.
+inline void convert(const int8_t* levels, int64_t dim, bf16* out) {
     for (int64_t d = 0; d < dim; d += 2 * LANES) {
         // An even and an odd level in each lane. A float of so small a whole number has zeros in its lower half.
         const Unsigned both = hn::PromoteTo(u32, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(levels + d)));
@@ -100,6 +97,17 @@ inline void to_bf16(const int8_t* levels, int64_t dim, bf16* out) {
         const Unsigned even = value(hn::ShiftLeft<24>(both)), odd = value(hn::ShiftLeft<16>(both));
         hn::StoreU(hn::Or(hn::ShiftRight<16>(even), odd), u32, reinterpret_cast<uint32_t*>(out + d));
     }
+}
+
+inline void convert(const int8_t* levels, int64_t dim, int16_t* out) {
+    const hn::ScalableTag<int16_t> i16;
+    for (int64_t d = 0; d < dim; d += 2 * LANES)
+        hn::StoreU(hn::PromoteTo(i16, hn::LoadU(hn::Rebind<int8_t, decltype(i16)>(), levels + d)), i16, out + d);
+}
+
+inline void convert(const int8_t* levels, int64_t dim, float* out) {
+    for (int64_t d = 0; d < dim; d += LANES)
+        hn::StoreU(hn::ConvertTo(f32, hn::PromoteTo(i32, hn::LoadU(hn::Rebind<int8_t, F>(), levels + d))), f32, out + d);
 }
 
 // The keys, or the values, of one KV head in the pages of a sequence.
@@ -120,11 +128,6 @@ struct Source {
         if (pages.quantized) scales = reinterpret_cast<const bf16*>(pages.data + pages.block * stride) + place;
     }
 
-    const uint8_t* at(int64_t t) const {
-        const Place place = table.of(t);
-        return base + place.page * page + place.offset * stride;
-    }
-
     bool scaled() const { return scales; }
 
     float scale(int64_t t) const {
@@ -132,16 +135,27 @@ struct Source {
         return widen(scales[place.page * page / 2 + place.offset * scale_stride]);
     }
 
-    // Rows in which tokens [first, last) can be read as bf16: where they are, or converted into `scratch`.
-    Rows rows(int64_t first, int64_t last, std::vector<bf16>& scratch) const {
-        if (!scales) return {reinterpret_cast<const bf16*>(base), stride / 2, table};
-        bf16* converted = grown(scratch, (last - first) * dim);
-        for (int64_t t = first; t < last; ++t) {
-            const uint8_t* ahead = at(std::min(t + 16, last - 1));
-            for (int64_t d = 0; d < dim; d += 64) prefetch(ahead + d);
-            to_bf16(reinterpret_cast<const int8_t*>(at(t)), dim, converted + (t - first) * dim);
+    // Rows of numbers that are bf16.
+    Rows in_place() const { return {reinterpret_cast<const bf16*>(base), stride / 2, table}; }
+
+    // Rows of levels: tokens [first, last) converted into `scratch`. Tokens up to `end` are read next.
+    template <class T>
+    RowsOf<T> converted(int64_t first, int64_t last, int64_t end, std::vector<T>& scratch) const {
+        T* const out = grown(scratch, std::max<int64_t>(0, last - first) * dim);
+        const auto at = [&](Place place) { return base + place.page * page + place.offset * stride; };
+        T* to = out;
+        for (int64_t t = first; t < last;) {
+            const Place place = table.of(t);
+            const uint8_t* from = at(place);
+            const uint8_t* ahead = at(table.of(std::min(t + table.block, end - 1)));
+            const int64_t run = std::min(last - t, table.block - place.offset);
+            for (int64_t i = 0; i < run; ++i, from += stride, ahead += stride, to += dim) {
+                for (int64_t d = 0; d < dim; d += 64) prefetch(ahead + d);
+                convert(reinterpret_cast<const int8_t*>(from), dim, to);
+            }
+            t += run;
         }
-        return {converted - first * dim, dim, {nullptr, 1, 0}};
+        return {out - first * dim, dim, {nullptr, 1, 0}};
     }
 };
 
