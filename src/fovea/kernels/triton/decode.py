@@ -44,7 +44,7 @@ PROGRAMS = 32
 SHARED_QUERIES = 64
 """Largest number of query heads in one product with shared keys."""
 CHUNK_QUERIES = 64
-"""Largest number of rows of a chunk in one program."""
+"""Rows of a chunk in one program. It is always the same, so that a row has the same bits in any chunk."""
 WIDE = 16384
 """Numbers of a product's result from which on a program has eight warps instead of four."""
 MERGED_AT_ONCE = 16
@@ -256,13 +256,12 @@ def prefill(query: Tensor, kv: KV, chunks: tuple[Chunk, ...], scale: float, out:
     pointers, page = addressed(kv)
     for chunk in chunks:
         rows = slice(chunk.row, chunk.row + chunk.count)
-        queries = min(CHUNK_QUERIES, max(16, next_power(chunk.count)))
-        _chunk[(-(-chunk.count // queries), heads)](
+        _chunk[(-(-chunk.count // CHUNK_QUERIES), heads)](
             query[rows], *pointers, chunk.table, chunk.table if chunk.limits is None else chunk.limits,
             out[rows], scale, chunk.first, chunk.count, heads, kv_heads, dim, kv.shape[1], page,
-            GROUP=heads // kv_heads, M=queries, TILE=_tile(dim), DIM=width,
+            GROUP=heads // kv_heads, M=CHUNK_QUERIES, TILE=_tile(dim), DIM=width,
             QUANTIZED=isinstance(kv, QuantizedKV), HAS_LIMITS=chunk.limits is not None,
-            **_resources(queries, width, query),
+            **_resources(CHUNK_QUERIES, width, query),
         )  # fmt: skip
 
 

@@ -262,10 +262,12 @@ def _levels(numbers, inside, scale, MOST: tl.constexpr, WHOLE: tl.constexpr):
     """Return the levels of a head's numbers in float32, and store their scale, as `pages.round_heads`."""
     most = tl.max(tl.where(inside, tl.abs(numbers), 0.0), axis=0)
     most += tl.sum(tl.where(inside, numbers * 0.0, 0.0), axis=0)  # NaN if a number is not finite
-    rounded = tl.div_rn(most, most * 0.0 + MOST).to(tl.bfloat16)
-    tl.store(scale, rounded)
-    wide = rounded.to(tl.float32)
-    levels = numbers * tl.where(wide > 1e-30, tl.div_rn(wide * 0.0 + 1.0, wide), 0.0)
+    # Rounded to bfloat16 here, to the nearest: Triton's interpreter would cut the lower bits off.
+    bits = tl.div_rn(most, most * 0.0 + MOST).to(tl.int32, bitcast=True)
+    wide = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    tl.store(scale, wide.to(tl.bfloat16))
+    real = wide > 1e-30
+    levels = numbers * tl.where(real, tl.div_rn(wide * 0.0 + 1.0, tl.where(real, wide, 1.0)), 0.0)
     if WHOLE:  # adding 1.5 * 2**23 rounds to a whole number
         levels = (levels + 12582912.0) - 12582912.0
     return tl.minimum(tl.maximum(levels, -MOST), MOST)
