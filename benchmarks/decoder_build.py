@@ -22,9 +22,9 @@ from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.kernels import NO_SLOT
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
+from fovea.kernels.codes import Format
 from fovea.kernels.native.build import library
 from fovea.kernels.native.kernels import SIGNATURES, NativeKernels
-from fovea.kernels.quantize import Format
 from fovea.kernels.states import StateRun, state_plan
 
 BLOCK = 16

@@ -27,6 +27,7 @@ from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.mixers import DeltaMixer
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Step
+from fovea.engine.models.stored import SafetensorsWeights
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.weights import load_weights
 from fovea.kernels.native.kernels import NativeKernels
@@ -171,7 +172,7 @@ def test_a_square_tensor_is_loaded_as_it_is(name: str, tmp_path: Path) -> None:
     stored = torch.arange(32.0).view(2, 4, 4)
     save_file({name: stored}, tmp_path / "model.safetensors")
     target = torch.empty(2, 4, 4)
-    load_weights([tmp_path / "model.safetensors"], iter([(name, target)]))
+    load_weights(SafetensorsWeights([tmp_path / "model.safetensors"]), iter([(name, target)]))
     assert torch.equal(target, stored)
 
 

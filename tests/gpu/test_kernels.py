@@ -22,18 +22,9 @@ from fovea.engine.step.executor import StepResult
 from fovea.kernels import flash, reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Pieces, PrefixGroups
+from fovea.kernels.float8 import FP8, Fp8Product, multiply, multiply_on_cuda, round_padded, round_rows
 from fovea.kernels.pieces import cut
-from fovea.kernels.quantize import (
-    FP8,
-    INT4,
-    INT8,
-    Format,
-    Fp8Product,
-    multiply,
-    multiply_on_cuda,
-    round_padded,
-    round_rows,
-)
+from fovea.kernels.quantize import INT4, INT8, Format
 from fovea.kernels.spans import Spans, attend_each
 from fovea.kernels.torch_kernels import PLAIN
 from tests.support import fake_flashinfer, gpu

@@ -15,8 +15,9 @@ from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
+from fovea.kernels.codes import Format
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.quantize import INT4, INT8, Format
+from fovea.kernels.quantize import INT4, INT8
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 pytestmark = pytest.mark.kernels

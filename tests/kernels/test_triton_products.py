@@ -22,7 +22,9 @@ from triton.runtime import interpreter
 
 from fovea.kernels import quantize
 from fovea.kernels.activation import finish
-from fovea.kernels.quantize import FLOAT8, FP8, INT4, INT8, Format, Fp8Product, TorchQuantizedProduct
+from fovea.kernels.codes import Format
+from fovea.kernels.float8 import FLOAT8, FP8, Fp8Product
+from fovea.kernels.quantize import INT4, INT8
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.triton import products, quantized
 from fovea.kernels.triton.kernels import TritonKernels

@@ -22,8 +22,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from fovea.kernels.attention import Chunk, Decodes, Heads, Pieces, PrefixGroups
+from fovea.kernels.float8 import FP8
 from fovea.kernels.pages import FORMATS, KVPool
-from fovea.kernels.quantize import FP8, INT4, INT8
+from fovea.kernels.quantize import INT4, INT8
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import experts as triton_experts
 from fovea.kernels.triton import products as triton_products

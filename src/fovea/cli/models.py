@@ -44,6 +44,9 @@ FACTS: Mapping[str, tuple[str, Callable[[str | int], str]]] = {
     "parameters": ("parameters", _count_in_words),
     "dtype": ("type of the weights", _count_in_words),
     "weight_bytes": ("weights", _size_in_words),
+    "quantization": ("quantized by", _count_in_words),
+    "quantized_weights": ("quantized weights", _count_in_words),
+    "kept_weights": ("weights that keep their codes", _count_in_words),
     "files": ("weight files", _count_in_words),
     "tensors": ("tensors", _count_in_words),
     "unused_tensors": ("tensors that are not used", _count_in_words),
@@ -53,6 +56,7 @@ FACTS: Mapping[str, tuple[str, Callable[[str | int], str]]] = {
     "context": ("context in tokens", _count_in_words),
     "kv_bytes_per_token": ("KV of a token", _size_in_words),
     "state_bytes_per_sequence": ("states of a sequence", _size_in_words),
+    "images": ("images", _count_in_words),
     "image_tokens": ("tokens of a 1024x768 image", _count_in_words),
     "videos": ("videos", _count_in_words),
 }

@@ -59,7 +59,7 @@ class CompileModes:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8", "dequantize")
 KV_DTYPES = ("auto", "int8", "fp8")
 KERNELS = ("auto", "native", "onednn", "torch", "triton", "flashinfer")
 DECODE_GRAPHS = ("auto", "off", "padded")
@@ -95,9 +95,9 @@ class ModelSettings:
     )
     quantization: str = setting(
         "none",
-        "none keeps the weights as they are. int8 and int4 round them while they are read, to half and less "
-        "than a third of their bytes; lossy, see docs/quantization.md. fp8: 8-bit floats, for CUDA from "
-        "Hopper on.",
+        "none keeps the weights as they are stored, quantized or not. int8 and int4 round them while they "
+        "are read, to half and less than a third of their bytes; lossy, see docs/quantization.md. fp8: 8-bit "
+        "floats, for CUDA from Hopper on. dequantize turns quantized weights into plain ones.",
         choices=QUANTIZATIONS,
     )
     device: str = setting(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
+from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest
 from fovea.core.names import BUNDLED, bundled_model, served_name
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
@@ -21,36 +21,31 @@ from fovea.engine.files import check_bounds, check_folder, read_json
 from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
+from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
+from fovea.engine.models.stored import ORIGINAL_NAME, common_dtype
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
-from fovea.engine.models.weights import (
-    ORIGINAL_NAME,
-    RECIPES,
-    Head,
-    Packer,
-    checkpoint_dtype,
-    load_weights,
-    read_head,
-    shard_files,
-    tensor_names,
-)
+from fovea.engine.models.weights import NOTHING, RECIPES, Head, Packer, load_weights, read_head
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers import fingerprint
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.engine.vision.processor.none import NoImages
 from fovea.engine.vision.processor.pixels import in_type
 from fovea.engine.vision.processor.settings import stated_type
 from fovea.engine.vision.processor.video import QwenVideos, build_videos
 from fovea.kernels.choose import bind_threads, choose, results_depend_on
+from fovea.kernels.float8 import check_fp8
 from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.quantize import check_fp8
 
 log = logging.getLogger("fovea.engine")
+DEQUANTIZE = "dequantize"
+"""Value of the setting `quantization` that turns quantized weights into plain ones."""
 TRIM_BYTES = 64 * MIB
 """Size of a checkpoint from which memory is returned after loading: to look for it takes time."""
 
@@ -132,45 +127,50 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     check_folder(folder)
     config = read_config(folder)
     entry = architecture_of(config)
-    expect_unquantized(folder, config)
-    files = shard_files(folder)
-    untie_own_head(config, tensor_names(files))
+    stored = open_weights(folder, config)
+    entries = [entry for _, entries in stored.files for entry in entries]
+    untie_own_head(config, (entry.name for entry in entries))
     device = pick_device(settings.model.device)
-    dtype = pick_dtype(settings.model.dtype, device, checkpoint_dtype(files), settings.model.kernels)
-    if settings.model.quantization == "fp8":
+    dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
+    as_stored = settings.model.quantization == "none"
+    quantization = NOTHING if settings.model.quantization == DEQUANTIZE else settings.model.quantization
+    if as_stored:
+        quantization = stored.quantization or NOTHING
+        log_notes(folder, stored)
+    if quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
         bind_threads(kernels)
     modes = CompileModes.of(settings.model.compile)
-    check_compile(modes, kernels, settings.model.quantization)
+    check_compile(modes, kernels, quantization)
     parameters = count_parameters(model)
-    recipe = RECIPES[settings.model.quantization]
-    built = find_engines(settings.model.encoder_engines, folder, model, settings.model.quantization)
+    recipe = RECIPES[NOTHING if as_stored else quantization]
+    built = find_engines(settings.model.encoder_engines, folder, model, quantization)
     # The fingerprint is that of plain weights. It is computed only for a cache on disk: a large encoder takes
     # a second.
-    stored = bool(settings.outputs.embed_disk_dir)
-    deciding = [*model.encoder_modules(), *(probe_modules(model) if stored else ())]
-    packer = Packer(model, kernels, recipe, later=deciding if stored or built else ())
+    on_disk = bool(settings.outputs.embed_disk_dir)
+    deciding = [*model.encoder_modules(), *(probe_modules(model) if on_disk else ())]
+    packer = Packer(model, kernels, recipe, later=deciding if on_disk or built else (), as_stored=as_stored)
     targets, fused = model.checkpoint_targets(), model.fused_tensors()
-    load_weights(files, targets, model.ignored, packer.mark_filled, model.renames, fused)
+    load_weights(stored, targets, model.ignored, packer, model.renames, fused)
     fingerprint_value = ""
     if built:
         install(model, built, describe_site(model, entry.name))
-    if stored:
+    if on_disk:
         details = (
             entry.name,
             str(dtype),
             results_depend_on(kernels),
-            settings.model.quantization,
+            quantization,
             model.engines.digest,
         )
         fingerprint_value = fingerprint(deciding, *details)
     packer.pack_rest()
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
-    if sum(file.stat().st_size for file in files) >= TRIM_BYTES:
+    if stored.nbytes >= TRIM_BYTES:
         _trim_memory()
     tokenizer = load_tokenizer(folder, config, template=chat_template, dialect=settings.model.dialect)
     processor, videos = build_processors(folder, config)
@@ -182,14 +182,14 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         architecture=entry.name,
         parameters=parameters,
         dtype=values,
-        quantization=settings.model.quantization,
+        quantization=quantization,
         device=str(device),
         max_context=model.decoder.config.max_positions,
         vocab_size=model.decoder.config.vocab_size,
         extra_embeddings=model.decoder.config.extra_embeddings,
         created=int(time.time()),
         default_sampling=default_sampling(folder),
-        input_modalities=("text", "image") if videos is None else ("text", "image", "video"),
+        input_modalities=("text", *(("image",) if entry.images else ()), *(("video",) if videos else ())),
         fingerprint=fingerprint_value,
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
         reasons=tokenizer.dialect.reasoning is not None,
@@ -223,18 +223,6 @@ def read_config(folder: Path) -> Any:
         raise CheckpointError(f"{folder}/config.json cannot be used: {reason(error)}") from error
     check_bounds(defaults_too, folder / "config.json")
     return config
-
-
-def expect_unquantized(folder: Path, config: Any) -> None:
-    """Raise UnsupportedModel for a quantized checkpoint."""
-    if (settings := getattr(config, "quantization_config", None)) is None:
-        return
-    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
-    named = f" ({method[:50]})" if isinstance(method, str) else ""
-    raise UnsupportedModel(
-        f"{folder} is quantized{named}; unquantized safetensors are supported, "
-        "and --quantization quantizes them while they are loaded"
-    )
 
 
 def pick_device(name: str) -> torch.device:
@@ -316,8 +304,11 @@ def count_parameters(model: VisionLanguageModel) -> int:
 def build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
     """Build the image processor, and the planner of videos if the model takes videos.
 
-    config: the checkpoint's configuration, as transformers reads it.
+    config: the checkpoint's configuration, as transformers reads it. That of a model for text alone needs no
+        further file.
     """
+    if not architecture_of(config).images:
+        return NoImages(), None
     joint = read_json(folder / "processor_config.json")
     # Newer checkpoints have the image processor's settings inside processor_config.json.
     images = read_json(folder / "preprocessor_config.json") or joint.get("image_processor")

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Heads
+from fovea.kernels.codes import Codes, Format
 from fovea.kernels.pages import KV, KVFormat
 from fovea.kernels.pieces import Cutting
-from fovea.kernels.quantize import Format
 from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
 
@@ -184,6 +185,24 @@ class Kernels(Protocol):
     ) -> TableProduct:
         """Return a product with a copy of `weight` (n, in) rounded to the format.
 
+        The other arguments are those of `product`.
+        """
+        ...
+
+    def coded_product(
+        self,
+        parts: Sequence[Codes],
+        bias: Tensor | None,
+        activation: str | None,
+        gated: bool,
+        dtype: torch.dtype,
+    ) -> TableProduct | None:
+        """Return a product with a weight that is quantized already, without rounding it again.
+
+        None: the kernels have none, so the caller uses the weight's values.
+
+        parts: weights whose rows follow each other; their schemes may differ.
+        dtype: type of the rows that will be multiplied.
         The other arguments are those of `product`.
         """
         ...

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fovea.kernels.base import Kernels, Product
-from fovea.kernels.quantize import Format
+from fovea.kernels.codes import Format
 
 MIB = 1 << 20
 MIN_STREAM_BYTES, MAX_STREAM_BYTES = 4 * MIB, 1024 * MIB

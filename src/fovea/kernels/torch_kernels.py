@@ -15,12 +15,14 @@ from fovea.kernels import NO_SLOT, reference
 from fovea.kernels.activation import ACTIVATIONS, finish
 from fovea.kernels.attention import Heads, attend
 from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.codes import CodedProduct, Codes, Format
+from fovea.kernels.float8 import FP8, Fp8Product
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.pages import FP8 as KV_FP8
 from fovea.kernels.pages import INT8 as KV_INT8
 from fovea.kernels.pages import KV, store
 from fovea.kernels.pieces import Cutting
-from fovea.kernels.quantize import FP8, Format, Fp8Product, TorchQuantizedProduct
+from fovea.kernels.quantize import quantized_product
 from fovea.kernels.spans import attend_each
 from fovea.kernels.states import Decodes, StatePlan, StateRun
 
@@ -244,7 +246,17 @@ class TorchKernels:
     ) -> TableProduct:
         if format is FP8:
             return Fp8Product(weight, bias, activation, gated)
-        return TorchQuantizedProduct(weight, bias, activation, gated, format)
+        return quantized_product(weight, bias, activation, gated, format)
+
+    def coded_product(
+        self,
+        parts: Sequence[Codes],
+        bias: Tensor | None,
+        activation: str | None,
+        gated: bool,
+        dtype: torch.dtype,
+    ) -> TableProduct | None:
+        return CodedProduct(parts, bias, activation, gated)
 
     def grouped_product(
         self, weights: Tensor, activation: str | None, gated: bool, format: Format | None

@@ -17,7 +17,8 @@ from transformers import Qwen3VLForConditionalGeneration
 from fovea import Engine
 from fovea.core.names import bundled_model
 from fovea.core.types import Completion
-from fovea.engine.models.weights import head_digest, read_head, shard_files
+from fovea.engine.models.stored import shard_files
+from fovea.engine.models.weights import head_digest, read_head
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 from tests.support.reference import Reference
 from tests.support.thorough import is_thorough

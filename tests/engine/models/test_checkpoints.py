@@ -20,8 +20,9 @@ from fovea.core.errors import CheckpointError, ConfigError, ModelError, Unsuppor
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 from fovea.engine.models.internvl import InternVL
+from fovea.engine.models.stored import SafetensorsWeights, read_header, shard_files
 from fovea.engine.models.targets import canonical
-from fovea.engine.models.weights import load_weights, read_header, shard_files
+from fovea.engine.models.weights import load_weights
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.thorough import examples, others_slow
 
@@ -252,7 +253,10 @@ def test_other_float_types_are_converted(tmp_path: Path, dtype: torch.dtype) -> 
     values = torch.randn(5, 3).to(dtype)
     save_file({"a": values}, tmp_path / WEIGHTS)
     target = torch.empty(5, 3)
-    assert load_weights([tmp_path / WEIGHTS], iter([("a", target)])) == values.numel() * values.itemsize
+    assert (
+        load_weights(SafetensorsWeights([tmp_path / WEIGHTS]), iter([("a", target)]))
+        == values.numel() * values.itemsize
+    )
     torch.testing.assert_close(target, values.float(), rtol=0, atol=0)
 
 
@@ -327,7 +331,7 @@ def test_any_damage_to_a_header_is_a_checkpoint_error(tmp_path: Path, data: st.D
     path.write_bytes(raw)
     targets = {"a": torch.empty(4), "b": torch.empty(2, 2)}
     try:
-        load_weights([path], iter(targets.items()))
+        load_weights(SafetensorsWeights([path]), iter(targets.items()))
     except CheckpointError as error:
         message = str(error)
     else:

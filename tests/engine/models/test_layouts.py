@@ -16,6 +16,7 @@ from fovea.core.errors import CheckpointError
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.stored import SafetensorsWeights
 from fovea.engine.models.targets import TensorEntry, assign
 from fovea.engine.models.weights import load_weights
 from tests.support.checkpoints import write
@@ -190,5 +191,5 @@ def test_nothing_is_read_of_a_checkpoint_that_does_not_fit(tmp_path: Path) -> No
         save_file({name: torch.ones(3)}, tmp_path / f"{name}.safetensors")
     targets = {"a": torch.zeros(3), "c": torch.zeros(3)}
     with pytest.raises(CheckpointError, match=r"b.safetensors: tensor 'b' is not part"):
-        load_weights(sorted(tmp_path.glob("*.safetensors")), iter(targets.items()))
+        load_weights(SafetensorsWeights(sorted(tmp_path.glob("*.safetensors"))), iter(targets.items()))
     assert not targets["a"].any()

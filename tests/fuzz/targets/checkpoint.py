@@ -17,7 +17,8 @@ from pathlib import Path
 
 from fovea.core.names import bundled_model
 from fovea.engine.load import build_processors, default_sampling, read_config
-from fovea.engine.models.weights import checkpoint_dtype, read_head, read_header, shard_files
+from fovea.engine.models.stored import common_dtype, read_header, shard_files
+from fovea.engine.models.weights import read_head
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192
@@ -71,7 +72,7 @@ def _read_weights(folder: Path) -> None:
             with file.open("rb") as opened:
                 entries, _ = read_header(opened, file)
                 note(f"{len(entries)} tensors")
-        checkpoint_dtype(files)
+                common_dtype(entries)
     with refusals():
         read_head(folder)
 

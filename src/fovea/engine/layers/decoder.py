@@ -19,7 +19,7 @@ from fovea.engine.layers.linear import Embedding, Linear, RMSNorm
 from fovea.engine.layers.mixers import RotaryAngles
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan, ImageRows, Step
 from fovea.kernels.base import Kernels, Stack, StackShape
-from fovea.kernels.quantize import Format
+from fovea.kernels.codes import Format
 
 
 class Decoder(nn.Module):
@@ -192,8 +192,10 @@ class LanguageHead(nn.Module):
             the embedding, which reads it by row.
         """
         self.lm_head.weight = embedding.weight
-        self.lm_head.out_features = embedding.weight.shape[0]
-        if format is not None:
+        self.lm_head.out_features = embedding.count
+        if embedding.quantized is not None:
+            self.lm_head.product, self.lm_head.format = embedding.quantized, embedding.format
+        elif format is not None:
             self.lm_head.format = format
             table = kernels.quantized_product(embedding.weight.data, None, None, False, format)
             self.lm_head.product = table

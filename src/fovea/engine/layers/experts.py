@@ -12,7 +12,7 @@ from fovea.engine.layers.config import Experts
 from fovea.engine.layers.linear import GatedMLP, Linear, RMSNorm, UnitNorm, parameter
 from fovea.kernels.activation import finish
 from fovea.kernels.base import GroupedProduct, Kernels, Mixture, Product
-from fovea.kernels.quantize import Format
+from fovea.kernels.codes import Format
 from fovea.kernels.torch_kernels import PLAIN
 
 GROUPED_GPUS = (9, 10)

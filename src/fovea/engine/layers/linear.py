@@ -5,7 +5,7 @@ Several checkpoint tensors may fill one weight, and weights may be repacked afte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fovea.kernels.activation import check_activation, finish
 from fovea.kernels.base import Kernels, Product, TableProduct
-from fovea.kernels.quantize import Format
+from fovea.kernels.codes import Codes, Format
 from fovea.kernels.torch_kernels import PLAIN
 
 
@@ -44,6 +44,7 @@ class Linear(nn.Module):
         self.gated = gated
         self.product: Product | None = None
         self.format: Format | None = None
+        self.codes: list[Codes] = []
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if self.product is not None:
@@ -51,17 +52,34 @@ class Linear(nn.Module):
         y = functional.linear(x, self.weight, self.bias)
         return finish(y, self.activation, self.gated, residual)
 
+    def keep_codes(self, parts: Sequence[Codes]) -> None:
+        """Take a quantized weight, which `pack` packs. The plain weight is dropped.
+
+        parts: weights whose rows follow each other.
+        """
+        self.codes = list(parts)
+        self.weight.data = self.weight.data.new_empty(0)
+
     def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
         """Pack the weight for the kernels and drop the plain weight. Does nothing if it is packed already.
 
-        format: quantize it to this format; None: not quantized.
+        format: quantize it to this format; None: not quantized. A weight that is quantized already keeps its
+            codes if the kernels can multiply with them.
         keep: keep the plain weight, because something else reads it.
         """
         if self.product is not None:
             return
-        self.format = format
         bias = None if self.bias is None else self.bias.data
         details = bias, self.activation, self.gated
+        if self.codes:
+            parts, self.codes = self.codes, []
+            self.product = kernels.coded_product(parts, *details, self.weight.dtype)
+            if self.product is None or keep:
+                self.weight.data = plain_weight(parts, self.weight)
+            if self.product is not None:
+                self.format = parts[0].format
+                return
+        self.format = format
         if format is None:
             self.product = kernels.product(self.weight.data, *details)
         else:
@@ -204,12 +222,30 @@ class Embedding(nn.Module):
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
         self.weight = parameter(count, width)
+        self.count = count
+        self.format: Format | None = None
         self.quantized: TableProduct | None = None
+        self.codes: list[Codes] = []
 
     def forward(self, ids: Tensor) -> Tensor:
         if self.quantized is not None:
             return self.quantized.rows(ids).to(self.weight.dtype)
         return functional.embedding(ids, self.weight)
+
+    def keep_codes(self, parts: Sequence[Codes]) -> None:
+        """Take a quantized table, which `pack` packs. The plain table is dropped."""
+        self.codes = list(parts)
+        self.weight.data = self.weight.data.new_empty(0)
+
+    def pack(self, kernels: Kernels) -> None:
+        """Pack a table that is quantized. Other tables stay as they are."""
+        parts, self.codes = self.codes, []
+        if not parts:
+            return
+        self.quantized = kernels.coded_product(parts, None, None, False, self.weight.dtype)
+        self.format = parts[0].format
+        if self.quantized is None:
+            self.weight.data = plain_weight(parts, self.weight)
 
     def share(self, product: TableProduct) -> None:
         """Read rows from the product's weight from now on, and drop the plain table."""
@@ -218,6 +254,11 @@ class Embedding(nn.Module):
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         yield "weight", self.weight.data
+
+
+def plain_weight(parts: Sequence[Codes], like: Tensor) -> Tensor:
+    """Return the values of weights whose rows follow each other, in the type and on the device of `like`."""
+    return torch.cat([part.values(like.dtype) for part in parts]).to(like.device)
 
 
 def checkpoint_targets(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

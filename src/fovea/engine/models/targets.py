@@ -51,7 +51,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight$", re.ASCII)
 _LONGEST_NAME = 300
 Shape = tuple[int, ...]
-Kind = Literal["unknown", "missing", "repeated", "dtype", "shape"]
+Kind = Literal["unknown", "missing", "repeated", "dtype", "shape", "quantized"]
 
 
 def assign(
@@ -160,6 +160,8 @@ class TensorEntry:
     name: as in the file.
     dtype: the file format's name of the type.
     shape: None: only the name is known, from an index of files that are not there.
+    coded: a short description of the codes that stand for its values (`kernels.codes`), such as
+        "4 bits in groups of 128"; "": it has none that can be kept, so its values are loaded.
     """
 
     name: str
@@ -167,6 +169,7 @@ class TensorEntry:
     shape: Shape | None = None
     start: int = 0
     stop: int = 0
+    coded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,8 @@ class Problem:
     """A tensor that cannot be loaded, or is missing.
 
     kind: "unknown": the model has no such tensor. "repeated": another tensor has filled the same storage.
-        "dtype", "shape": it is of a wrong type or shape. "missing": no file has it.
+        "dtype", "shape": it is of a wrong type or shape. "missing": no file has it. "quantized": tensors of a
+        quantized weight do not fit each other.
     name: as in the file; the canonical name of a missing tensor.
     text: the words after the name in a message.
     file: name of the file; "" for a missing tensor.
@@ -302,7 +306,7 @@ def _mismatch(entry: TensorEntry, expected: Shape, file: str) -> Problem | None:
         return None
     if entry.dtype not in FLOATS:
         kind = entry.dtype[:20]
-        text = f"has type {kind}; accepted: {', '.join(FLOATS)} (quantized checkpoints are not)"
+        text = f"has type {kind}; accepted: {', '.join(FLOATS)}"
         return Problem("dtype", entry.name, text, file)
     if entry.shape == expected or _is_transposed(entry, expected):
         return None

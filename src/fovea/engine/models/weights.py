@@ -1,23 +1,18 @@
-"""Reads safetensors files directly into the model's own storage.
-
-No tensor is in memory twice: each is read from its place in the file into the rows of its parameter. Only if
-the type, the device or the layout differs does a tensor pass through a buffer of its own size.
+"""Loads a checkpoint's tensors into the model's own storage, and packs each layer as soon as it is complete.
 
 `read_head` reads the relevance head of a checkpoint: weights from `training/relevance.py`, as arrays by name.
 
-A recipe says which weights are quantized, and to which format; its packer does that while they are read.
+A recipe says which plain weights are quantized, and to which format; its packer does that while they are
+read. Weights that are stored as codes (`kernels.codes`) keep them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -25,12 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fovea.core.errors import CheckpointError
-from fovea.engine.files import named_file, read_json
-from fovea.engine.layers.linear import Linear, PatchLinear
+from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, FusedTensor, TensorEntry, assign
+from fovea.engine.models.stored import OLD_HEAD, StoredWeights
+from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, FusedTensor, Piece, assign
 from fovea.kernels.base import Kernels
-from fovea.kernels.quantize import FP8, INT4, INT8, Format
+from fovea.kernels.codes import Codes, Format
+from fovea.kernels.float8 import FP8
+from fovea.kernels.quantize import INT4, INT8
 
 Head = dict[str, NDArray[np.float32]]
 PATH = Path("fovea") / "relevance.safetensors"
@@ -39,56 +36,52 @@ LAYERS = ("image", "words", "query", "hidden", "coupling")
 """Layers that every head has; others are those of its optional networks."""
 MOST_BYTES = 64 << 20
 """Largest file of a head, in bytes; heads have less than one MiB."""
-OLD_NAME = "relevance.safetensors"
-"""File name of the head in older versions, beside the weights. It is still read, but never as weights."""
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-ORIGINAL_NAME = "consolidated"
-"""Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
-MAX_HEADER = 100 * 1024 * 1024
-"""Largest header of a safetensors file that is read, in bytes."""
 
 
 def load_weights(
-    files: Iterable[Path],
+    stored: StoredWeights,
     targets: Iterator[tuple[str, Tensor]],
     ignored: Iterable[str] = (),
-    on_filled: Callable[[str], None] = lambda name: None,
+    packer: Packer | None = None,
     renames: Iterable[tuple[str, str]] = (),
     fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
 ) -> int:
-    """Fill every target from the files, and return the number of bytes read.
+    """Fill every target from the stored tensors, and return the number of bytes read.
 
     All headers are read first, so that a checkpoint that does not fit is refused before its weights are read.
 
     targets: canonical name and storage of every tensor.
     ignored, renames, fused: see `targets.assign`.
-    on_filled: called with each target's name when its tensor is loaded; it may use the storage for something
-        else.
+    packer: packs each layer when its tensors are loaded, and takes codes of quantized tensors as they are;
+        None: every target gets its values.
 
     Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
     float.
     """
-    paths, storage = list(files), dict(targets)
-    headers = [read_entries(path) for path in paths]
-    named = [(str(path), entries) for path, (entries, _) in zip(paths, headers, strict=True)]
+    storage = dict(targets)
     shapes = {name: tuple(tensor.shape) for name, tensor in storage.items()}
-    assignment = assign(named, shapes, ignored, renames, fused)
+    assignment = assign(stored.files, shapes, ignored, renames, fused)
     expect_complete(assignment)
+    if packer is not None:
+        packer.expect(
+            {piece.target for fill in assignment.fills if fill.entry.coded for piece in _whole(fill)}
+        )
     missing = Counter(piece.target for fill in assignment.fills for piece in fill.pieces)
     total = 0
-    for number, fills in groupby(assignment.fills, key=lambda fill: fill.file):
-        path, begin = paths[number], headers[number][1]
-        with path.open("rb") as file:
-            for fill in fills:
-                views = [piece.of(storage[piece.target]) for piece in fill.pieces]
-                _fill(views, fill, _Source(file, begin, path))
-                del views  # a target that is filled must be free to give its memory back
-                total += fill.entry.stop - fill.entry.start
-                for piece in fill.pieces:
-                    missing[piece.target] -= 1
-                    if not missing[piece.target]:
-                        del storage[piece.target]
-                        on_filled(piece.target)
+    try:
+        for fill in assignment.fills:
+            total += fill.entry.stop - fill.entry.start
+            if packer is None or not _hand_over(stored, fill, packer):
+                # The views end with the call: a target that is filled must be free to give its memory back.
+                _fill([piece.of(storage[piece.target]) for piece in fill.pieces], fill, stored)
+            for piece in fill.pieces:
+                missing[piece.target] -= 1
+                if not missing[piece.target]:
+                    del storage[piece.target]
+                    if packer is not None:
+                        packer.mark_filled(piece.target)
+    finally:
+        stored.close()
     return total
 
 
@@ -120,8 +113,9 @@ class Recipe:
         return self.head if path.startswith("head.") else self.encoder
 
 
+NOTHING = "none"
 RECIPES = {
-    "none": Recipe(),
+    NOTHING: Recipe(),
     "int8": Recipe(INT8, INT8, INT8),
     # The encoder computes many rows at a time and the head runs once per token, so 8 bits cost little time
     # there.
@@ -137,24 +131,58 @@ class Packer:
 
     model: its layers are packed for `kernels`, in the formats of `recipe`.
     later: modules whose layers are not packed before `pack_rest`.
+    as_stored: quantized weights keep their codes, if the kernels can multiply with them. Otherwise their
+        values are packed in the formats of `recipe`.
     """
 
     def __init__(
-        self, model: VisionLanguageModel, kernels: Kernels, recipe: Recipe, later: Iterable[nn.Module] = ()
+        self,
+        model: VisionLanguageModel,
+        kernels: Kernels,
+        recipe: Recipe,
+        later: Iterable[nn.Module] = (),
+        *,
+        as_stored: bool = True,
     ) -> None:
         self._kernels = kernels
-        waiting = {layer for module in later for layer in module.modules()}
+        self._as_stored = as_stored
+        self._later = {layer for module in later for layer in module.modules()}
         self._formats: dict[Linear, Format | None] = {}
-        self._layers: dict[str, Linear] = {}
-        self._missing: dict[Linear, int] = {}
+        self._layers: dict[str, Linear | Embedding] = {}
+        self._missing: dict[Linear | Embedding, int] = {}
+        self._coded: dict[Linear | Embedding, dict[str, Codes | None]] = {}
         for path, layer in model.named_modules():
-            if not isinstance(layer, Linear) or layer is model.head.lm_head and model.head.tied:
+            if isinstance(layer, Linear) and not (layer is model.head.lm_head and model.head.tied):
+                self._formats[layer] = recipe.format_of(path, layer)
+            elif layer is not model.decoder.embed_tokens:
                 continue
-            self._formats[layer] = recipe.format_of(path, layer)
-            if layer not in waiting:
-                names = model.checkpoint_names(path, layer)
-                self._layers |= dict.fromkeys(names, layer)
-                self._missing[layer] = len(names)
+            assert isinstance(layer, Linear | Embedding)
+            names = model.checkpoint_names(path, layer)
+            self._layers |= dict.fromkeys(names, layer)
+            self._missing[layer] = len(names)
+
+    def expect(self, coded: Set[str]) -> None:
+        """Note which targets are stored as codes. A layer keeps codes only if all of its weights are.
+
+        coded: canonical names of these targets.
+        """
+        if not self._as_stored:
+            return
+        weights: dict[Linear | Embedding, list[str]] = {}
+        for name, layer in self._layers.items():
+            if name.endswith(".weight"):
+                weights.setdefault(layer, []).append(name)
+        for layer, names in weights.items():
+            if coded >= set(names) and not isinstance(layer, PatchLinear):
+                self._coded[layer] = dict.fromkeys(names)
+
+    def takes(self, name: str) -> bool:
+        """Whether the codes of that target are wanted instead of its values."""
+        return name in self._coded.get(self._layers.get(name), {})  # type: ignore[arg-type]
+
+    def take(self, name: str, codes: Codes) -> None:
+        """Keep the codes of a target that `takes` names until its layer is complete."""
+        self._coded[self._layers[name]][name] = codes
 
     def mark_filled(self, name: str) -> None:
         """Note that the tensor of that canonical name is loaded. Packs a layer after its last tensor."""
@@ -162,16 +190,24 @@ class Packer:
         if layer is None:
             return
         self._missing[layer] -= 1
-        if not self._missing[layer]:
+        if self._missing[layer]:
+            return
+        parts = self._coded.pop(layer, None)
+        if parts is not None:
+            layer.keep_codes([codes for codes in parts.values() if codes is not None])
+        if layer not in self._later:
             self._pack(layer)
 
     def pack_rest(self) -> None:
         """Pack all layers that are not packed yet. All weights must be loaded."""
-        for layer in self._formats:
+        for layer in self._missing:
             self._pack(layer)
 
-    def _pack(self, layer: Linear) -> None:
-        layer.pack(self._kernels, self._formats[layer])
+    def _pack(self, layer: Linear | Embedding) -> None:
+        if isinstance(layer, Linear):
+            layer.pack(self._kernels, self._formats[layer])
+        else:
+            layer.pack(self._kernels)
 
 
 def read_head(folder: Path, width: int | None = None) -> Head | None:
@@ -183,7 +219,7 @@ def read_head(folder: Path, width: int | None = None) -> Head | None:
     width: values per word embedding of the model; None: any.
     Raises CheckpointError.
     """
-    path = next((path for path in (folder / PATH, folder / OLD_NAME) if path.is_file()), None)
+    path = next((path for path in (folder / PATH, folder / OLD_HEAD) if path.is_file()), None)
     if path is None:
         return None
     from safetensors.numpy import load_file
@@ -235,108 +271,6 @@ def head_digest(head: Mapping[str, NDArray[np.float32]] | None) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """The weight files of a checkpoint.
-
-    files: the files that are there, sorted by name.
-    missing: names of files that the index names and the folder lacks.
-    index: for each tensor's name the name of its file, from model.safetensors.index.json; empty if there is
-        no such file.
-    """
-
-    files: tuple[Path, ...]
-    missing: tuple[str, ...] = ()
-    index: Mapping[str, str] = field(default_factory=dict)
-
-
-def find_shards(folder: Path) -> Shards:
-    """Find the checkpoint's safetensors files.
-
-    Raises CheckpointError if there is neither a file nor an index, or if the index names files outside of the
-    folder.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict):
-            raise CheckpointError(f"{index} is not a weight index: it has no mapping weight_map")
-        # Whatever the values are, each different one is checked once.
-        names = {repr(name): name for name in places.values()}.values()
-        shards = sorted(named_file(folder, name, index) for name in names)
-        files = tuple(path for path in shards if path.is_file())
-        missing = tuple(path.name for path in shards if not path.is_file())
-        return Shards(files, missing, places)
-    found = sorted(path for path in folder.glob("*.safetensors") if path.name != OLD_NAME)
-    if (folder / "model.safetensors") in found:
-        found = [path for path in found if not path.name.startswith(ORIGINAL_NAME)]
-    if not found:
-        others = [p.name for p in folder.glob("*.bin")][:3]
-        hint = f"; {others} are pickles, which are not read: convert them to safetensors" if others else ""
-        raise CheckpointError(f"{folder} holds no *.safetensors file{hint}")
-    return Shards(tuple(found))
-
-
-def shard_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files.
-
-    Raises CheckpointError if any or all are missing, or if the index names files outside of the folder.
-    """
-    shards = find_shards(folder)
-    if shards.missing:
-        count = len(shards.files) + len(shards.missing)
-        raise CheckpointError(
-            f"{folder}: {len(shards.missing)} of {count} shards are missing: {list(shards.missing[:3])}"
-        )
-    return list(shards.files)
-
-
-def read_entries(path: Path) -> tuple[list[TensorEntry], int]:
-    """Return the entries of a safetensors file, by place, and the offset of its data in bytes.
-
-    Raises CheckpointError if it is not a safetensors file.
-    """
-    with path.open("rb") as file:
-        return read_header(file, path)
-
-
-def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], int]:
-    """Return the entries of a safetensors file, by place, and the offset of its data in bytes.
-
-    Raises CheckpointError if it is not a safetensors file.
-    """
-    size = path.stat().st_size
-    prefix = file.read(8)
-    length = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
-        raise CheckpointError(f"{path} is not a safetensors file, or is truncated")
-    try:
-        header: dict[str, Any] = json.loads(file.read(length))
-        entries = [_entry(name, item) for name, item in header.items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} has a broken header: {error}") from error
-    begin = 8 + length
-    end = max((entry.stop for entry in entries), default=0)
-    if begin + end > size:
-        raise CheckpointError(f"{path} is truncated: {size} bytes, {begin + end} expected")
-    return sorted(entries, key=lambda e: e.start), begin
-
-
-def tensor_names(files: Iterable[Path]) -> Iterator[str]:
-    """Yield the name of every tensor, as the files have it."""
-    for path in files:
-        for entry in read_entries(path)[0]:
-            yield entry.name
-
-
-def _entry(name: str, item: dict[str, Any]) -> TensorEntry:
-    dtype, shape, (start, stop) = item["dtype"], item["shape"], item["data_offsets"]
-    numbers = (*shape, start, stop)
-    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
-        raise ValueError(f"tensor {name!r} has no usable type, shape or place")
-    return TensorEntry(name, dtype, tuple(shape), start, stop)
-
-
 def expect_complete(assignment: Assignment) -> None:
     """Raise CheckpointError for the first problem of an assignment."""
     problem = next(iter(assignment.problems), None)
@@ -348,48 +282,34 @@ def expect_complete(assignment: Assignment) -> None:
     raise CheckpointError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:4]}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """An open weight file. begin: offset of its data in bytes."""
-
-    file: BinaryIO
-    begin: int
-    path: Path
+def _whole(fill: Fill) -> tuple[Piece, ...]:
+    """Return the pieces of a tensor if each is a whole matrix, whose codes can be kept; else none."""
+    whole = all(piece.expert is None and len(piece.shape) == 2 for piece in fill.pieces)
+    return fill.pieces if whole and not fill.transposed else ()
 
 
-def _fill(views: list[Tensor], fill: Fill, source: _Source) -> None:
+def _hand_over(stored: StoredWeights, fill: Fill, packer: Packer) -> bool:
+    """Give the codes of a tensor to the packer, if it wants them. Returns whether it did."""
+    entry, fused = fill.entry, fill.fused
+    if not entry.coded or not all(packer.takes(piece.target) for piece in fill.pieces):
+        return False
+    codes = stored.codes(fill.file, entry)
+    if fused is None:
+        packer.take(fill.pieces[0].target, codes)
+        return True
+    numbers = torch.arange(fused.rows)
+    for piece, (_, rows) in zip(fill.pieces, fused.split(numbers), strict=True):
+        packer.take(piece.target, codes.rows(rows))
+    return True
+
+
+def _fill(views: list[Tensor], fill: Fill, stored: StoredWeights) -> None:
     """Read one tensor of a file into the storage of its pieces."""
     entry, fused = fill.entry, fill.fused
     target = views[0]
     if fused is not None:
-        target = torch.empty((fused.rows, *target.shape[1:]), dtype=DTYPES[entry.dtype], device="cpu")
-    _read(target.transpose(1, 2) if fill.transposed else target, entry, source)
+        target = torch.empty((fused.rows, *target.shape[1:]), dtype=target.dtype, device="cpu")
+    stored.read(fill.file, entry, target.transpose(1, 2) if fill.transposed else target)
     if fused is not None:
         for view, (_, rows) in zip(views, fused.split(target), strict=True):
             view.copy_(rows)
-
-
-def _read(target: Tensor, entry: TensorEntry, source: _Source) -> None:
-    dtype = DTYPES[entry.dtype]
-    direct = target.dtype is dtype and target.device.type == "cpu" and target.is_contiguous()
-    buffer = target if direct else torch.empty(target.shape, dtype=dtype)
-    source.file.seek(source.begin + entry.start)
-    view = memoryview(buffer.reshape(-1).view(torch.uint8).numpy().data)
-    if len(view) != entry.stop - entry.start or source.file.readinto(view) != len(view):  # type: ignore[attr-defined]
-        raise CheckpointError(f"{source.path}: {entry.name} is truncated")
-    if not direct:
-        target.copy_(buffer)
-
-
-def checkpoint_dtype(files: Iterable[Path]) -> torch.dtype:
-    """Return the float type that most of the checkpoint's bytes have; float32 if there is none."""
-    return common_dtype(entry for path in files for entry in read_entries(path)[0])
-
-
-def common_dtype(entries: Iterable[TensorEntry]) -> torch.dtype:
-    """Return the float type that most bytes of the tensors have; float32 if there is none."""
-    sizes: dict[str, int] = {}
-    for entry in entries:
-        if entry.dtype in DTYPES:
-            sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.stop - entry.start
-    return DTYPES[max(sizes, key=lambda kind: sizes[kind])] if sizes else torch.float32

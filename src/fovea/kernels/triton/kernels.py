@@ -12,9 +12,9 @@ from torch.nn import functional
 from fovea.kernels.activation import ACTIVATIONS
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import GroupedProduct, Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.codes import Codes, Format
 from fovea.kernels.pages import FP8, INT8, KV, KVFormat, QuantizedKV
 from fovea.kernels.pieces import Cutting
-from fovea.kernels.quantize import Format
 from fovea.kernels.spans import attend_each
 from fovea.kernels.spans import load as load_spans
 from fovea.kernels.states import Decodes, StatePlan
@@ -107,6 +107,16 @@ class TritonKernels:
         if not self._multiplies(format, weight):
             return self._torch.quantized_product(weight, bias, activation, gated, format)
         return quantized.quantized_product(weight, bias, activation, gated, format, self._processors)
+
+    def coded_product(
+        self,
+        parts: Sequence[Codes],
+        bias: Tensor | None,
+        activation: str | None,
+        gated: bool,
+        dtype: torch.dtype,
+    ) -> TableProduct | None:
+        return self._torch.coded_product(parts, bias, activation, gated, dtype)
 
     def grouped_product(
         self, weights: Tensor, activation: str | None, gated: bool, format: Format | None

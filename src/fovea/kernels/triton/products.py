@@ -22,17 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fovea.kernels.quantize import (
-    FLOAT8,
-    FLOAT8_MAX,
-    FP8,
-    INT4_LEVELS,
-    MIN_SCALE,
-    STEP,
-    Format,
-    TorchQuantizedProduct,
-    round_rows,
-)
+from fovea.kernels.codes import Format
+from fovea.kernels.float8 import FLOAT8, FLOAT8_MAX, FP8, MIN_SCALE, STEP, round_rows
 from fovea.kernels.triton.rows import ACTIVATIONS, activate, next_power
 
 PLAIN_STEP = 64

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fovea.kernels.base import TableProduct
-from fovea.kernels.quantize import FP8, Format, Fp8Product
+from fovea.kernels.codes import Format
+from fovea.kernels.float8 import FP8, Fp8Product
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.triton.products import (
     Weight,

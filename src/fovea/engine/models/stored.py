@@ -1,0 +1,222 @@
+"""The tensors of a checkpoint as they are stored: their names, types and shapes, and how they are read.
+
+No tensor is in memory twice: each is read from its place in the file into the rows of its parameter. Only if
+the type, the device or the layout differs does a tensor pass through a buffer of its own size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import torch
+from torch import Tensor
+
+from fovea.core.errors import CheckpointError
+from fovea.engine.files import named_file, read_json
+from fovea.engine.models.targets import TensorEntry
+from fovea.kernels.codes import Codes
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types of values."""
+STORED_TYPES = DTYPES | {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+"""Types of the tensors of a safetensors file that can be read."""
+OLD_HEAD = "relevance.safetensors"
+"""File name of the relevance head in older versions, beside the weights. It is never read as weights."""
+ORIGINAL_NAME = "consolidated"
+"""Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
+MAX_HEADER = 100 * 1024 * 1024
+"""Largest header of a safetensors file that is read, in bytes."""
+
+
+class StoredWeights(Protocol):
+    """The tensors of a checkpoint, whatever its format.
+
+    files: name of each file, for messages, and its tensors. A quantized tensor is one entry with the type and
+        shape of its values, even if the file stores codes and scales as tensors of their own.
+    quantization: how the weights are quantized, in a few words for users, such as "awq"; "": they are not.
+    nbytes: size of the files.
+    """
+
+    @property
+    def files(self) -> Sequence[tuple[str, Sequence[TensorEntry]]]: ...
+
+    @property
+    def quantization(self) -> str: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read(self, file: int, entry: TensorEntry, target: Tensor) -> None:
+        """Fill `target`, of the entry's shape and any type, with the values.
+
+        file: number of the file in `files`.
+        Raises CheckpointError if they cannot be read.
+        """
+        ...
+
+    def codes(self, file: int, entry: TensorEntry) -> Codes:
+        """Return the codes of a tensor (n, k) whose entry is `coded`. Raises CheckpointError."""
+        ...
+
+    def close(self) -> None:
+        """Close all files."""
+        ...
+
+
+class SafetensorsWeights:
+    """Safetensors files, whose tensors are read as they are. Raises CheckpointError for a broken header."""
+
+    quantization = ""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.paths = list(paths)
+        self._headers = [read_entries(path) for path in self.paths]
+        self._open: dict[int, BinaryIO] = {}
+
+    @property
+    def files(self) -> Sequence[tuple[str, Sequence[TensorEntry]]]:
+        return [(str(path), entries) for path, (entries, _) in zip(self.paths, self._headers, strict=True)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
+
+    def read(self, file: int, entry: TensorEntry, target: Tensor) -> None:
+        dtype = STORED_TYPES[entry.dtype]
+        direct = target.dtype is dtype and target.device.type == "cpu" and target.is_contiguous()
+        buffer = target if direct else torch.empty(target.shape, dtype=dtype)
+        if file not in self._open:
+            self._open[file] = self.paths[file].open("rb")
+        source = self._open[file]
+        source.seek(self._headers[file][1] + entry.start)
+        view = memoryview(buffer.reshape(-1).view(torch.uint8).numpy().data)
+        if len(view) != entry.stop - entry.start or source.readinto(view) != len(view):  # type: ignore[attr-defined]
+            raise CheckpointError(f"{self.paths[file]}: {entry.name} is truncated")
+        if not direct:
+            target.copy_(buffer)
+
+    def codes(self, file: int, entry: TensorEntry) -> Codes:
+        raise CheckpointError(f"{self.paths[file]}: {entry.name} has no codes")
+
+    def close(self) -> None:
+        for source in self._open.values():
+            source.close()
+        self._open.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The weight files of a checkpoint.
+
+    files: the files that are there, sorted by name.
+    missing: names of files that the index names and the folder lacks.
+    index: for each tensor's name the name of its file, from model.safetensors.index.json; empty if there is
+        no such file.
+    """
+
+    files: tuple[Path, ...]
+    missing: tuple[str, ...] = ()
+    index: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_shards(folder: Path) -> Shards:
+    """Find the checkpoint's safetensors files.
+
+    Raises CheckpointError if there is neither a file nor an index, or if the index names files outside of the
+    folder.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict):
+            raise CheckpointError(f"{index} is not a weight index: it has no mapping weight_map")
+        # Whatever the values are, each different one is checked once.
+        names = {repr(name): name for name in places.values()}.values()
+        shards = sorted(named_file(folder, name, index) for name in names)
+        files = tuple(path for path in shards if path.is_file())
+        missing = tuple(path.name for path in shards if not path.is_file())
+        return Shards(files, missing, places)
+    found = sorted(path for path in folder.glob("*.safetensors") if path.name != OLD_HEAD)
+    if (folder / "model.safetensors") in found:
+        found = [path for path in found if not path.name.startswith(ORIGINAL_NAME)]
+    if not found:
+        others = [p.name for p in folder.glob("*.bin")][:3]
+        hint = f"; {others} are pickles, which are not read: convert them to safetensors" if others else ""
+        raise CheckpointError(f"{folder} holds no *.safetensors file{hint}")
+    return Shards(tuple(found))
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Return the checkpoint's safetensors files.
+
+    Raises CheckpointError if any or all are missing, or if the index names files outside of the folder.
+    """
+    shards = find_shards(folder)
+    if shards.missing:
+        count = len(shards.files) + len(shards.missing)
+        raise CheckpointError(
+            f"{folder}: {len(shards.missing)} of {count} shards are missing: {list(shards.missing[:3])}"
+        )
+    return list(shards.files)
+
+
+def read_entries(path: Path) -> tuple[list[TensorEntry], int]:
+    """Return the entries of a safetensors file, by place, and the offset of its data in bytes.
+
+    Raises CheckpointError if it is not a safetensors file.
+    """
+    with path.open("rb") as file:
+        return read_header(file, path)
+
+
+def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], int]:
+    """Return the entries of a safetensors file, by place, and the offset of its data in bytes.
+
+    Raises CheckpointError if it is not a safetensors file.
+    """
+    size = path.stat().st_size
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
+        raise CheckpointError(f"{path} is not a safetensors file, or is truncated")
+    try:
+        header: dict[str, Any] = json.loads(file.read(length))
+        entries = [_entry(name, item) for name, item in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} has a broken header: {error}") from error
+    begin = 8 + length
+    end = max((entry.stop for entry in entries), default=0)
+    if begin + end > size:
+        raise CheckpointError(f"{path} is truncated: {size} bytes, {begin + end} expected")
+    return sorted(entries, key=lambda e: e.start), begin
+
+
+def _entry(name: str, item: dict[str, Any]) -> TensorEntry:
+    dtype, shape, (start, stop) = item["dtype"], item["shape"], item["data_offsets"]
+    numbers = (*shape, start, stop)
+    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
+        raise ValueError(f"tensor {name!r} has no usable type, shape or place")
+    return TensorEntry(name, dtype, tuple(shape), start, stop)
+
+
+def common_dtype(entries: Iterable[TensorEntry]) -> torch.dtype:
+    """Return the float type that most bytes of the tensors have; float32 if there is none."""
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        if entry.dtype in DTYPES:
+            sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.stop - entry.start
+    return DTYPES[max(sizes, key=lambda kind: sizes[kind])] if sizes else torch.float32
