@@ -25,6 +25,7 @@ from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.codes import Format
 from fovea.kernels.native.build import library
 from fovea.kernels.native.kernels import SIGNATURES, NativeKernels
+from fovea.kernels.pages import KVFormat
 from fovea.kernels.states import StateRun, state_plan
 
 BLOCK = 16
@@ -116,12 +117,12 @@ def build(config: DecoderConfig, kernels: NativeKernels, format: Format | None =
 class Subject:
     """A decoder that is measured, with memory for `rows` sequences of up to `tokens` tokens."""
 
-    def __init__(self, decoder: Decoder, rows: int, tokens: int) -> None:
+    def __init__(self, decoder: Decoder, rows: int, tokens: int, kv_format: KVFormat | None = None) -> None:
         self.decoder, self.rows = decoder, rows
         self.hidden = decoder.config.hidden
         self.blocks = -(-tokens // BLOCK)
         self.memory = DecoderMemory.allocate(
-            decoder.config, (rows * self.blocks,), BLOCK, rows, torch.bfloat16, CPU
+            decoder.config, (rows * self.blocks,), BLOCK, rows, torch.bfloat16, CPU, kv_format
         )
 
     def decode_plan(self, rows: int, context: int) -> DecoderPlan:

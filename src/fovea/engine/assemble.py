@@ -112,7 +112,10 @@ def assemble(
     blocks = sizes.blocks
     rows = blocks * config.kv.block_size
     info = replace(
-        loaded.info, max_context=_context(config, loaded.info, rows), max_running=config.schedule.max_running
+        loaded.info,
+        max_context=_context(config, loaded.info, rows),
+        max_running=config.schedule.max_running,
+        kv_dtype=config.kv.kv_dtype,
     )
     if decoder.cross_layers:
         _warn_if_few_images_fit(config, loaded)

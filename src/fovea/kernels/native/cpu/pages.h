@@ -100,9 +100,9 @@ inline void convert(const int8_t* levels, int64_t dim, bf16* out) {
 }
 
 inline void convert(const int8_t* levels, int64_t dim, int16_t* out) {
-    const hn::ScalableTag<int16_t> i16;
+    const hn::ScalableTag<int16_t> values;
     for (int64_t d = 0; d < dim; d += 2 * LANES)
-        hn::StoreU(hn::PromoteTo(i16, hn::LoadU(hn::Rebind<int8_t, decltype(i16)>(), levels + d)), i16, out + d);
+        hn::StoreU(hn::PromoteTo(values, hn::LoadU(hn::Rebind<int8_t, decltype(values)>(), levels + d)), values, out + d);
 }
 
 inline void convert(const int8_t* levels, int64_t dim, float* out) {

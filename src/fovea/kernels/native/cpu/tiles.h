@@ -47,7 +47,6 @@ using Input = float;
 // a scale of its own, and pairs of products are added up in 32 bits, exactly and in any order.
 constexpr bool WHOLE = !FOVEA_BF16_DOT && !FOVEA_AMX;
 constexpr int64_t MAX_DIM = 512;  // MAX_HEAD_DIM in kernels.py: larger sums would not fit into 32 bits
-constexpr hn::ScalableTag<int16_t> i16;
 
 // Rounds `dim` numbers of a query to 16 bits. Returns their scale, which is not finite if one of them is not.
 inline float whole_query(const bf16* query, int64_t dim, int16_t* out) {
@@ -68,7 +67,8 @@ inline float whole_query(const bf16* query, int64_t dim, int16_t* out) {
 
 // sum + the products of pairs of 16 bits, lane by lane.
 FOVEA_INLINE Ints add_whole(Ints sum, Unsigned a, Unsigned b) {
-    return hn::Add(sum, hn::WidenMulPairwiseAdd(i32, hn::BitCast(i16, a), hn::BitCast(i16, b)));
+    const hn::ScalableTag<int16_t> values;
+    return hn::Add(sum, hn::WidenMulPairwiseAdd(i32, hn::BitCast(values, a), hn::BitCast(values, b)));
 }
 
 // sum + the products of pairs of bf16, lane by lane.
