@@ -1,7 +1,7 @@
 """What keys and values in 8 bits cost and gain: memory, speed, accuracy on pictures, and on texts.
 
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py bytes
-    PYTHONPATH=src:. python3 benchmarks/kv_quantization.py speed [--contexts 8192] [--rows 1 4 8] [--int8-weights]
+    PYTHONPATH=src:. python3 benchmarks/kv_quantization.py speed [--rows 1 4 8] [--int8-weights]
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py requests
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py biases
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py pictures [--count 200]
@@ -32,11 +32,11 @@ from typing import Any
 
 import torch
 from benchmarks.decoder_build import Subject, build, decoder_config, interleaved, native_kernels
-from fovea.cli.command import SINGLE_USER
 from torch import Tensor
 
 from fovea import Engine
-from fovea.core.types import ChatPrompt, Message, TextPart, TokenPrompt
+from fovea.cli.common import SINGLE_USER
+from fovea.core.types import TokenPrompt
 from fovea.engine.layers.config import Attention, Dense
 from fovea.evaluation.perplexity import Perplexity, pieces
 from fovea.kernels.pages import FORMATS, INT8, KVPool, round_heads, store, token_bytes
@@ -128,7 +128,7 @@ async def _most_running(engine: Engine, requests: int, tokens: int) -> int:
     async def watch() -> None:
         nonlocal most
         while done < requests:
-            most = max(most, int(engine.stats().get("sequences_running", 0)))
+            most = max(most, int(engine.stats().get("requests_running", 0)))
             await asyncio.sleep(0.01)
 
     await asyncio.gather(watch(), *(one(number) for number in range(requests)))
@@ -200,18 +200,14 @@ def _hadamard(size: int) -> Tensor:
 
 def measure_pictures(args: argparse.Namespace) -> None:
     """Run `fovea eval` with both types, and print right answers in percent by kind of question."""
-    found = {
-        name: json.loads(Path(file).read_text())
-        for name, file in zip(TYPES, args.results or (), strict=False)
-    }
-    for name in TYPES:
-        if name not in found:
-            found[name] = json.loads(_evaluate("--count", str(args.count), "--kv-dtype", name))
-    by_kind = {name: {row["kind"]: row for row in result["rows"]} for name, result in found.items()}
+    found = dict(zip(TYPES, (json.loads(file.read_text()) for file in args.results), strict=False))
+    for name in TYPES[len(found) :]:
+        found[name] = json.loads(_evaluate("--count", str(args.count), "--kv-dtype", name))
+    kinds = {name: {row["kind"]: row for row in result["rows"]} for name, result in found.items()}
     rows = {}
-    for kind, plain in by_kind["auto"].items():
-        before, after = 100 * plain["accuracy"], 100 * by_kind["int8"][kind]["accuracy"]
-        rows[kind] = {"questions": plain["asked"], "auto": before, "int8": after, "change": after - before}
+    for kind, plain in kinds["auto"].items():
+        before, after = 100 * plain["accuracy"], 100 * kinds["int8"][kind]["accuracy"]
+        rows[kind] = {"auto": before, "int8": after, "change": after - before}
     report(rows)
 
 
@@ -227,7 +223,8 @@ def measure_texts(args: argparse.Namespace) -> None:
     for model in args.models:
         for name in TYPES:
             with Engine.from_pretrained(model, **SINGLE_USER, **_settings(args, name)) as engine:
-                parts = pieces(engine.tokenizer.encode_plain(text), engine.tokenizer.start_ids, args.window)
+                ids, start = engine.tokenizer.encode_plain(text), engine.tokenizer.start_ids
+                parts = list(pieces(ids, start, args.window))
                 done = [
                     engine.generate(TokenPrompt(part), max_tokens=1, temperature=0, prompt_logprobs=0)
                     for part in parts
@@ -254,16 +251,13 @@ def find_needles(args: argparse.Namespace) -> None:
 def _finds(engine: Engine, text: str, context: int, depth: float, number: int) -> bool:
     """Whether the engine repeats a number that stands in a sentence at this depth."""
     code, name = str(1000 + 1237 * (number + context) % 9000), NAMES[number % len(NAMES)]
-    ids = engine.tokenizer.encode_plain(text)[: context - 120]
+    encode = engine.tokenizer.encode_plain
+    ids = encode(text)[: context - 100]
     place = int(len(ids) * depth)
-    before, after = (engine.tokenizer.decode(part) for part in (ids[:place], ids[place:]))
-    needle = f"\n\nRemember this: the code of the {name} is {code}.\n\n"
-    question = f"{before}{needle}{after}\n\nWhat is the code of the {name}? The code of the {name} is"
-    if engine.tokenizer.has_template:
-        prompt: Any = ChatPrompt((Message("user", (TextPart(question),)),))
-    else:
-        prompt = TokenPrompt((*engine.tokenizer.start_ids, *engine.tokenizer.encode_plain(question)))
-    return code in engine.generate(prompt, max_tokens=16, temperature=0).text
+    needle = encode(f"\n\nRemember this: the code of the {name} is {code}.\n\n")
+    question = encode(f"\n\nWhat is the code of the {name}? The code of the {name} is")
+    prompt = TokenPrompt((*engine.tokenizer.start_ids, *ids[:place], *needle, *ids[place:], *question))
+    return code in engine.generate(prompt, max_tokens=12, temperature=0).text
 
 
 def _settings(args: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -296,7 +290,9 @@ def main() -> None:
     command("biases", compare_biases)
     pictures = command("pictures", measure_pictures)
     pictures.add_argument("--count", type=int, default=200)
-    pictures.add_argument("--results", nargs=2, metavar="FILE.json", help="of fovea eval --json: auto, int8")
+    pictures.add_argument(
+        "--results", nargs=2, type=Path, default=[], metavar="FILE", help="of fovea eval --json: auto, int8"
+    )
     for name, run in (("texts", measure_texts), ("needles", find_needles)):
         texts = command(name, run)
         texts.add_argument("models", nargs="+")
