@@ -1,4 +1,4 @@
-"""What keys and values in 8 bits cost and gain: memory, speed, accuracy on pictures, and on texts.
+"""Costs and gains of keys and values in 8 bits: memory, speed, accuracy on pictures and on texts.
 
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py bytes
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py speed [--rows 1 4 8] [--int8-weights]
@@ -252,7 +252,8 @@ def _finds(engine: Engine, text: str, context: int, depth: float, number: int) -
     """Whether the engine repeats a number that stands in a sentence at this depth."""
     code, name = str(1000 + 1237 * (number + context) % 9000), NAMES[number % len(NAMES)]
     encode = engine.tokenizer.encode_plain
-    ids = encode(text)[: context - 100]
+    ids = encode(text)
+    ids = (ids * (context // len(ids) + 1))[: context - 100]
     place = int(len(ids) * depth)
     needle = encode(f"\n\nRemember this: the code of the {name} is {code}.\n\n")
     question = encode(f"\n\nWhat is the code of the {name}? The code of the {name} is")

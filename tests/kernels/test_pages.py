@@ -100,7 +100,7 @@ def test_a_token_has_the_same_bits_in_any_company(kind: str, scale: float, compa
 @pytest.mark.parametrize("dim", [32, 40, 80, 128])
 @pytest.mark.parametrize("kind", ["normal", "tiny", "zero", "large"])
 def test_the_kernels_round_as_their_twin(lib: ctypes.CDLL, dim: int, kind: str) -> None:
-    """The same levels and scales, to the last bit."""
+    """Levels and scales are equal to the last bit."""
     torch.manual_seed(dim)
     rows, heads = 7, 3
     qkv = torch.randn(rows, heads + 2 * HEADS, dim)
@@ -147,7 +147,6 @@ def test_pages_of_another_layout_are_refused_before_they_are_read(lib: ctypes.CD
 
 
 def test_a_format_that_kernels_lack_is_refused_by_name() -> None:
-    assert kv_format("auto", "NativeKernels", (INT8,)) is None
     assert kv_format("int8", "NativeKernels", (INT8,)) is INT8
     with pytest.raises(ConfigError, match=r"kv_dtype is 'fp8'.*NativeKernels.*accepted here: auto, int8"):
         kv_format("fp8", "NativeKernels", (INT8,))

@@ -261,7 +261,7 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
 
 @pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_pages_in_eight_bits_hold_what_their_twin_stores(kind: str) -> None:
-    """The same levels and scales, to the last bit, also of a head that is zero.
+    """Levels and scales are equal to the last bit, also those of a head that is zero.
 
     The interpreter does not round 8-bit floats to the nearest.
     """

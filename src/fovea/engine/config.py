@@ -492,6 +492,7 @@ class EngineOptions(TypedDict, total=False):
     block_size: int
     kv_cache_mib: int
     kv_blocks: int
+    kv_dtype: str
     kv_host_mib: int
     state_cache_mib: int
     state_spacing: int

@@ -44,14 +44,12 @@ FP8 = KVFormat("fp8", torch.float8_e4m3fn, 448.0)
 FORMATS = {format.name: format for format in (INT8, FP8)}
 
 
-def kv_format(name: str, kernels: str, supported: tuple[KVFormat, ...]) -> KVFormat | None:
-    """Return the format that the setting `kv_dtype` names; None: the model's type.
+def kv_format(name: str, kernels: str, supported: tuple[KVFormat, ...]) -> KVFormat:
+    """Return the format that the setting `kv_dtype` names.
 
     kernels: name of the kernels in use. supported: the formats that they have.
     Raises ConfigError if they do not have it.
     """
-    if name == "auto":
-        return None
     if FORMATS[name] not in supported:
         raise ConfigError(
             f"kv_dtype is {name!r}, which the kernels in use ({kernels}) do not read; accepted here: "

@@ -97,6 +97,8 @@ def pool_format(config: EngineConfig, model: VisionLanguageModel) -> KVFormat | 
 
     Raises ConfigError if the model's kernels do not have it.
     """
+    if config.kv.kv_dtype == "auto":
+        return None
     return kv_format(config.kv.kv_dtype, type(model.kernels).__name__, model.kernels.kv_formats)
 
 
