@@ -140,9 +140,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     if quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
-    kv_format = settings.kv.kv_dtype
-    if kv_format != "auto":
-        model.decoder.balance_keys()
+    model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
         bind_threads(kernels)
@@ -168,7 +166,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
             results_depend_on(kernels),
             quantization,
             model.engines.digest,
-            *(() if kv_format == "auto" else ("balanced keys",)),  # probes of images read keys
+            *(() if settings.kv.kv_dtype == "auto" else ("balanced keys",)),  # probes of images read keys
         )
         fingerprint_value = fingerprint(deciding, *details)
     packer.pack_rest()

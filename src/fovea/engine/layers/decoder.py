@@ -117,11 +117,11 @@ class Decoder(nn.Module):
             x = self.layers[index](x, step, read if index == last - 1 else None)
         return x
 
-    def balance_keys(self) -> None:
-        """Let layers balance their keys when they are packed, see `QueryKeyValue.balance`."""
+    def balance_keys(self, wanted: bool) -> None:
+        """Let layers balance their keys when they are packed, or not, see `QueryKeyValue.balance`."""
         for module in self.modules():
             if isinstance(module, QueryKeyValue):
-                module.balances = True
+                module.balances = wanted
 
     def use_stack(self, kernels: Kernels) -> None:
         """Run the layers as one call, or at least the experts of each layer, if the kernels can."""

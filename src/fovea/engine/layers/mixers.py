@@ -22,7 +22,6 @@ from fovea.kernels.codes import Format
 from fovea.kernels.pages import KV
 from fovea.kernels.torch_kernels import PLAIN
 
-
 MOST_DOUBLINGS = 8
 """Exponent of the largest factor of `QueryKeyValue.balance`."""
 
