@@ -26,6 +26,7 @@ import asyncio
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,11 @@ def measure_speed(args: argparse.Namespace) -> None:
     for context in args.contexts:
         for count in args.rows:
             subjects = {name: Subject(decoder, count, context, FORMATS.get(name)) for name in TYPES}
-            for name, subject in subjects.items():
-                _fill(subject.memory.kv[0], name)
+            for subject in subjects.values():
+                _fill(subject.memory.kv[0])
             calls = {name: subject.decode_step(count, context) for name, subject in subjects.items()}
-            times = interleaved(calls, args.repeats)
+            clock = time.process_time if args.cpu_time else time.perf_counter
+            times = interleaved(calls, args.repeats, clock=clock)
             ratio, low, high = times["auto"].over(times["int8"])
             rows[f"{count} x {context}"] = {
                 **{f"{name} ms": 1e3 * time.median for name, time in times.items()},
@@ -94,13 +96,13 @@ def measure_speed(args: argparse.Namespace) -> None:
     report(rows)
 
 
-def _fill(pool: KVPool, name: str) -> None:
-    """Fill pages with the same random numbers, so that no type reads zeros."""
+def _fill(pool: KVPool) -> None:
+    """Fill the pages of every layer with the same random numbers."""
     _, blocks, size, _, heads, dim = pool.kv.shape
     draw = torch.Generator().manual_seed(1)
-    for layer in range(pool.kv.shape[0]):
-        numbers = torch.randn(blocks * size, 2, heads, dim, generator=draw).to(torch.bfloat16)
-        store(pool.kv[layer], numbers, torch.arange(blocks * size))
+    numbers = torch.randn(blocks * size, 2, heads, dim, generator=draw).to(torch.bfloat16)
+    store(pool.kv[0], numbers, torch.arange(blocks * size))
+    pool.pages[1:] = pool.pages[:1]
 
 
 def count_requests(args: argparse.Namespace) -> None:
@@ -284,6 +286,7 @@ def main() -> None:
     speed.add_argument("--repeats", type=int, default=9)
     speed.add_argument("--threads", type=int, default=0)
     speed.add_argument("--int8-weights", action="store_true")
+    speed.add_argument("--cpu-time", action="store_true", help="processor time, for a busy machine")
     requests = command("requests", count_requests)
     requests.add_argument("--mib", type=int, default=16)
     requests.add_argument("--requests", type=int, default=96)
