@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,72 +16,27 @@ from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.native.layouts import EVEN8, NESTED4, NESTED6, ZERO32, ZERO128, packable
 from fovea.kernels.native.products import NativeProduct
 from fovea.kernels.quantize import INT4, INT8, product, quantize_rows
+from tests.support.codes import SCHEMES, codes_of, numbers
 
 pytestmark = pytest.mark.kernels
 
 BF16 = torch.bfloat16
 
 
-def numbers(*shape: int, low: float = 0.001, high: float = 0.01) -> Tensor:
-    """Random numbers that float16 holds exactly."""
-    return (low + (high - low) * torch.rand(*shape)).half().float()
-
-
-def codes_of(n: int, k: int, bits: int) -> Tensor:
-    return torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8)
-
-
-def in_groups(bits: int, group: int, zero: str) -> Callable[[int, int], Codes]:
-    """Return a maker of codes with one scale per group. zero: "minimum", "zeros", or a number."""
-
-    def make(n: int, k: int) -> Codes:
-        groups = -(-k // group)
-        codes = Codes(codes_of(n, k, bits), bits, group, numbers(n, groups))
-        if zero == "minimum":
-            return replace(codes, minimum=-numbers(n, groups, high=0.1))
-        if zero == "zeros":
-            return replace(codes, zero=torch.randint(0, 1 << bits, (n, groups), dtype=torch.uint8))
-        return replace(codes, zero=int(zero))
-
-    return make
-
-
-def nested(bits: int, group: int, zero: int = 0) -> Callable[[int, int], Codes]:
-    """Return a maker of codes whose scales are products, as in GGUF's K formats."""
-
-    def make(n: int, k: int) -> Codes:
-        groups, outer = -(-k // group), -(-k // 256)
-        scale = torch.randint(1, 64, (n, groups)).float()
-        codes = Codes(
-            codes_of(n, k, bits), bits, group, scale, zero, outer=numbers(n, outer), outer_groups=256 // group
-        )
-        if zero:
-            return replace(codes, scale=scale - 32)
-        minimum = -torch.randint(0, 64, (n, groups)).float()
-        return replace(codes, minimum=minimum, outer_minimum=numbers(n, outer))
-
-    return make
-
-
-def bf16_scales(n: int, k: int) -> Codes:
-    codes = in_groups(8, 128, "128")(n, k)
-    return replace(codes, scale=codes.scale.to(BF16).float())
-
-
-SCHEMES = {
-    "Q4_0": (in_groups(4, 32, "8"), ZERO32, 32),
-    "Q4_1": (in_groups(4, 32, "minimum"), INT4.number, 32),
-    "Q5_0": (in_groups(5, 32, "16"), EVEN8, 32),
-    "Q8_0": (in_groups(8, 32, "128"), EVEN8, 32),
-    "Q4_K": (nested(4, 32), NESTED4, 32),
-    "Q5_K": (nested(5, 32), NESTED6, 16),
-    "Q6_K": (nested(6, 16, 32), NESTED6, 16),
-    "AWQ": (in_groups(4, 128, "zeros"), ZERO128, 128),
-    "GPTQ in groups of 64": (in_groups(4, 64, "zeros"), ZERO32, 32),
-    "one scale per output": (in_groups(4, 1 << 20, "8"), ZERO128, 128),
-    "int8": (bf16_scales, INT8.number, 128),
+LAYOUTS = {
+    "Q4_0": (ZERO32, 32),
+    "Q4_1": (INT4.number, 32),
+    "Q5_0": (EVEN8, 32),
+    "Q8_0": (EVEN8, 32),
+    "Q4_K": (NESTED4, 32),
+    "Q5_K": (NESTED6, 16),
+    "Q6_K": (NESTED6, 16),
+    "AWQ": (ZERO128, 128),
+    "GPTQ in groups of 64": (ZERO32, 32),
+    "one scale per output": (ZERO128, 128),
+    "int8": (INT8.number, 128),
 }
-"""A maker of codes, the number of the layout that holds them, and values of k in one of its groups."""
+"""The number of the layout that holds the codes of a scheme, and values of k in one of its groups."""
 EVERY_SCHEME = pytest.mark.parametrize("scheme", SCHEMES)
 
 
@@ -130,7 +84,7 @@ def make(
 @EVERY_SCHEME
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 512), (1, 96), (200, 896)])
 def test_values_are_kept_to_the_last_bit(native: NativeKernels, scheme: str, n: int, k: int) -> None:
-    maker, layout, _ = SCHEMES[scheme]
+    maker, (layout, _) = SCHEMES[scheme], LAYOUTS[scheme]
     codes = maker(n, k)
     kept = packable(codes)
     assert kept is not None
@@ -142,7 +96,7 @@ def test_values_are_kept_to_the_last_bit(native: NativeKernels, scheme: str, n: 
 @EVERY_SCHEME
 @pytest.mark.parametrize("rows", [1, 2, 7, 12, 13, 40, 250])
 def test_a_product_equals_the_twins(native: NativeKernels, scheme: str, rows: int) -> None:
-    maker, _, group = SCHEMES[scheme]
+    maker, (_, group) = SCHEMES[scheme], LAYOUTS[scheme]
     codes, x, bias = maker(130, 1280), torch.randn(rows, 1280).to(BF16), torch.randn(130).to(BF16)
     theirs = (multiply(x, codes, group) + bias.float()).to(BF16)
     ours = make(native, [codes], bias)(x, None)
@@ -152,7 +106,7 @@ def test_a_product_equals_the_twins(native: NativeKernels, scheme: str, rows: in
 
 @EVERY_SCHEME
 def test_a_row_does_not_depend_on_the_other_rows(native: NativeKernels, scheme: str) -> None:
-    codes, x = SCHEMES[scheme][0](192, 1152), torch.randn(300, 1152).to(BF16)
+    codes, x = SCHEMES[scheme](192, 1152), torch.randn(300, 1152).to(BF16)
     apply = make(native, [codes], None, "silu", True)
     together = apply(x, None)
     for count in (1, 2, 5, 6, 7, 12, 13, 37, 100):
@@ -162,7 +116,7 @@ def test_a_row_does_not_depend_on_the_other_rows(native: NativeKernels, scheme: 
 @EVERY_SCHEME
 def test_a_product_is_near_that_of_the_values(native: NativeKernels, scheme: str) -> None:
     """Rows are rounded to 8 bits, which costs 1% of the result's size."""
-    codes, x = SCHEMES[scheme][0](64, 1024), torch.randn(20, 1024).to(BF16)
+    codes, x = SCHEMES[scheme](64, 1024), torch.randn(20, 1024).to(BF16)
     exact = x.float() @ codes.values().T
     ours = make(native, [codes])(x, None).float()
     assert float((ours - exact).norm() / exact.norm()) < 0.012
@@ -170,7 +124,7 @@ def test_a_product_is_near_that_of_the_values(native: NativeKernels, scheme: str
 
 def test_outputs_of_several_schemes_follow_each_other(native: NativeKernels) -> None:
     """Q4_K_M files hold values of attention in Q6_K, queries and keys in Q4_K. One product computes them."""
-    parts = [SCHEMES[name][0](n, 512) for name, n in (("Q4_K", 96), ("Q4_K", 40), ("Q6_K", 70), ("Q8_0", 64))]
+    parts = [SCHEMES[name](n, 512) for name, n in (("Q4_K", 96), ("Q4_K", 40), ("Q6_K", 70), ("Q8_0", 64))]
     bias, residual = torch.randn(270).to(BF16), torch.randn(9, 270).to(BF16)
     x = torch.randn(9, 512).to(BF16)
     whole = make(native, parts, bias, "silu")
@@ -188,23 +142,23 @@ def test_outputs_of_several_schemes_follow_each_other(native: NativeKernels) -> 
 
 
 def test_a_gated_product_of_two_schemes_is_left_to_the_caller(native: NativeKernels) -> None:
-    parts = [SCHEMES[name][0](64, 512) for name in ("Q4_K", "Q6_K")]
+    parts = [SCHEMES[name](64, 512) for name in ("Q4_K", "Q6_K")]
     assert native.coded_product(parts, None, "silu", True, BF16) is None
 
 
 def test_scales_that_would_change_are_not_packed() -> None:
-    codes = SCHEMES["Q4_0"][0](8, 64)
+    codes = SCHEMES["Q4_0"](8, 64)
     assert packable(replace(codes, scale=codes.scale * 1.0001)) is None
     assert packable(replace(codes, scale=codes.scale * 1e9)) is None
     assert packable(replace(codes, group=16, scale=numbers(8, 4))) is None
-    large = SCHEMES["Q6_K"][0](8, 256)
+    large = SCHEMES["Q6_K"](8, 256)
     assert packable(replace(large, scale=large.scale * 8)) is None
 
 
 def test_bytes_of_the_layouts(native: NativeKernels) -> None:
     bits = {"Q4_0": 4.75, "Q4_1": 5, "Q8_0": 8.5, "Q4_K": 4.625, "Q6_K": 9.125, "AWQ": 4.1875, "int8": 8.125}
     for scheme, size in bits.items():
-        assert make(native, [SCHEMES[scheme][0](640, 1024)]).nbytes == 640 * 1024 * size / 8
+        assert make(native, [SCHEMES[scheme](640, 1024)]).nbytes == 640 * 1024 * size / 8
 
 
 @EVERY_SCHEME
@@ -214,7 +168,7 @@ def test_torch_multiplies_by_the_values(
 ) -> None:
     for name in ("VALUES_AT_ONCE", "MULTIPLY_VALUES"):
         monkeypatch.setattr(f"fovea.kernels.codes.{name}", 2000)
-    parts = [SCHEMES[scheme][0](n, 768) for n in (20, 10)]
+    parts = [SCHEMES[scheme](n, 768) for n in (20, 10)]
     x, residual, bias = (
         torch.randn(2, 3, 768).to(dtype),
         torch.randn(2, 3, 15).to(dtype),

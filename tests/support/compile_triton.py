@@ -28,9 +28,11 @@ from fovea.kernels.quantize import INT4, INT8
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import experts as triton_experts
 from fovea.kernels.triton import products as triton_products
+from fovea.kernels.triton import quantized
 from fovea.kernels.triton import rows as triton_rows
 from fovea.kernels.triton import states as triton_states
 from fovea.kernels.triton.kernels import TritonKernels
+from tests.support.codes import SCHEMES
 from tests.support.states import mix, plan_of
 
 SHAPES = (
@@ -93,8 +95,8 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         kv,
         *(KVPool((1, BLOCKS, SIZE), kv_heads, dim, dtype, format).kv[0] for format in FORMATS.values()),
     ]
-    for quantized in pages[1:]:
-        triton_rows.rotate_store(qkv, heads, angle, angle, norms, 1e-6, quantized, slots)
+    for each in pages[1:]:
+        triton_rows.rotate_store(qkv, heads, angle, angle, norms, 1e-6, each, slots)
     members = torch.zeros(1, triton_decode.shared_rows(heads // kv_heads), dtype=torch.long)
     for rows, shares in ((1, None), (ROWS, PrefixGroups(slots, members, slots[:1]))):
         tables = torch.zeros(rows, TABLE, dtype=torch.long)
@@ -164,6 +166,16 @@ def launch_products(width: int, dtype: torch.dtype) -> None:
     triton_products.round_input(x)
 
 
+def launch_codes(dtype: torch.dtype) -> None:
+    """Multiply by codes of quantized checkpoints: all kinds of scales and offsets, and several schemes."""
+    for scheme in ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "AWQ", "one scale per output"):
+        product = quantized.coded_product([SCHEMES[scheme](128, 1280)], None, None, False, PROCESSORS)
+        assert product is not None
+        for rows in (1, 64):
+            product(torch.empty(rows, 1280, dtype=dtype), None)
+        triton_products.unpack(product.weights[0], 0, 128, dtype)
+
+
 def main() -> None:
     do_compile, run = JITFunction._do_compile, JITFunction.run
     launches: list[dict[str, Any]] = []
@@ -202,6 +214,7 @@ def main() -> None:
     ):
         for shape, dtype in SHAPES:
             launch_all(shape, dtype)
+        launch_codes(torch.bfloat16)
     print(json.dumps(launches))
 
 

@@ -115,12 +115,15 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
     return folder
 
 
-def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
+def load_model(
+    name: str, settings: EngineConfig, *, chat_template: str | None = None, layers: bool = True
+) -> LoadedModel:
     """Load a checkpoint.
 
     name: a folder, a hub id, or the name of the bundled model.
     settings: device, type, kernels, quantization and compilation.
     chat_template: a Jinja template that replaces the checkpoint's own.
+    layers: whether the decoder's layers are loaded. Without them it cannot compute anything.
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
     """
     folder = resolve(name, settings.model.revision)
@@ -141,6 +144,10 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
+    ignored = model.ignored
+    if not layers:
+        model.decoder.layers = torch.nn.ModuleList()
+        ignored = (*ignored, r"^decoder\.layers\.")
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
         bind_threads(kernels)
@@ -155,7 +162,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     deciding = [*model.encoder_modules(), *(probe_modules(model) if on_disk else ())]
     packer = Packer(model, kernels, recipe, later=deciding if on_disk or built else (), as_stored=as_stored)
     targets, fused = model.checkpoint_targets(), model.fused_tensors()
-    load_weights(stored, targets, model.ignored, packer, model.renames, fused)
+    load_weights(stored, targets, ignored, packer, model.renames, fused)
     fingerprint_value = ""
     if built:
         install(model, built, describe_site(model, entry.name))

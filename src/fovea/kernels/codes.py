@@ -100,6 +100,10 @@ class Codes:
         scaled = {name: tensor * factors[:, None].to(tensor.dtype) for name, tensor in tensors.items()}
         return replace(self, **scaled)  # type: ignore[arg-type]
 
+    def to(self, device: torch.device) -> Codes:
+        """Return the codes on a device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
+
     def full_scales(self) -> tuple[Tensor, Tensor | None]:
         """Return scale and minimum of each group, (n, groups) float32; the minimum is None if all are 0."""
         scale, minimum = self.scale.float(), self.minimum

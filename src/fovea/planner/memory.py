@@ -68,18 +68,6 @@ def map_bytes(maps: Maps, format: str, precision: Precision) -> int:
     return maps.count * (_weight(maps, format, precision) + bias)
 
 
-def kv_block_bytes(shape: ModelShape, precision: Precision, block_size: int) -> tuple[int, int]:
-    """Return the bytes of a KV block: of the layers without a window, and of those with one.
-
-    block_size: tokens of a block. Both kinds of blocks come from pools of their own.
-    """
-    sizes = [0.0, 0.0]
-    for layers in shape.attention:
-        size = layers.kv_bytes_per_token(precision.kv_itemsize(layers.head_dim)) * block_size
-        sizes[layers.window is not None] += size
-    return round(sizes[0]), round(sizes[1])
-
-
 def kv_bytes_per_token(shape: ModelShape, precision: Precision) -> float:
     """Return the bytes of keys and values of one token in all layers."""
     return sum(

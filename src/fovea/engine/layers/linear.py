@@ -57,7 +57,7 @@ class Linear(nn.Module):
 
         parts: weights whose rows follow each other.
         """
-        self.codes = list(parts)
+        self.codes = [part.to(self.weight.device) for part in parts]
         self.weight.data = self.weight.data.new_empty(0)
 
     def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
@@ -234,7 +234,7 @@ class Embedding(nn.Module):
 
     def keep_codes(self, parts: Sequence[Codes]) -> None:
         """Take a quantized table, which `pack` packs. The plain table is dropped."""
-        self.codes = list(parts)
+        self.codes = [part.to(self.weight.device) for part in parts]
         self.weight.data = self.weight.data.new_empty(0)
 
     def pack(self, kernels: Kernels) -> None:
