@@ -139,6 +139,7 @@ def load_model(
     if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
+    model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
     ignored = model.ignored
     if not layers:
         model.decoder.layers = torch.nn.ModuleList()
@@ -168,6 +169,7 @@ def load_model(
             results_depend_on(kernels),
             quantization,
             model.engines.digest,
+            *(() if settings.kv.kv_dtype == "auto" else ("balanced keys",)),  # probes of images read keys
         )
         fingerprint_value = fingerprint(deciding, *details)
     packer.pack_rest()

@@ -93,6 +93,13 @@ class Codes:
         """Return the codes of some rows."""
         return replace(self, **{name: tensor[rows] for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
+    def times(self, factors: Tensor) -> Codes:
+        """Return the codes of the weight with each row times its factor. factors: (n,), powers of two."""
+        names = ("scale", "minimum") if self.outer is None else ("outer", "outer_minimum")
+        tensors = {name: tensor for name, tensor in self.tensors().items() if name in names}
+        scaled = {name: tensor * factors[:, None].to(tensor.dtype) for name, tensor in tensors.items()}
+        return replace(self, **scaled)  # type: ignore[arg-type]
+
     def to(self, device: torch.device) -> Codes:
         """Return the codes on a device."""
         return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
