@@ -57,6 +57,7 @@ MEANINGS: Mapping[str, str] = {
     "image_animated": "the image is an animation",
     "image_fetch_failed": "the image cannot be downloaded or read",
     "image_not_found": "the stored image has expired or never existed",
+    "image_not_supported": "the model takes text alone",
     "image_too_large": "the image exceeds a limit on bytes, sides or pixels",
     "image_too_long": "the image's sides differ too much (`--max-aspect-ratio`)",
     "image_too_small": "a side is below `--min-side`",

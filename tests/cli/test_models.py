@@ -10,6 +10,7 @@ from fovea.engine.models.registry import ARCHITECTURES
 from fovea.engine.vision.token_rules import known_models
 from tests.cli.support import FORKED, Caller
 from tests.support.checkpoints import ARCHITECTURES as TESTED
+from tests.support.checkpoints.text import TEXT_MODELS
 from tests.support.forks import Fork
 
 WAIT_FOR_FILE = """import os, time
@@ -38,7 +39,8 @@ def test_json(fovea: Caller) -> None:
 
 
 def test_listed_architectures_are_those_compared_with_transformers() -> None:
-    assert {entry.tower or entry.model_type for entry in ARCHITECTURES} == set(TESTED)
+    tested = {*TESTED, *TEXT_MODELS}
+    assert {entry.tower or entry.model_type for entry in ARCHITECTURES} == tested
 
 
 def test_the_table_is_that_of_the_page(fovea: Caller) -> None:

@@ -53,6 +53,7 @@ FACTS: Mapping[str, tuple[str, Callable[[str | int], str]]] = {
     "context": ("context in tokens", _count_in_words),
     "kv_bytes_per_token": ("KV of a token", _size_in_words),
     "state_bytes_per_sequence": ("states of a sequence", _size_in_words),
+    "images": ("images", _count_in_words),
     "image_tokens": ("tokens of a 1024x768 image", _count_in_words),
     "videos": ("videos", _count_in_words),
 }

@@ -342,6 +342,35 @@ class ModelInfo:
     reasons: bool = False
     extra_embeddings: int = 0
 
+    def check_media(self, kind: str, param: str, prefix: str = "") -> None:
+        """Check whether prompts may contain images or videos at all.
+
+        kind: "image", "video" or "PDF file", for the message.
+        param: the path of the first one in the request.
+        prefix: the beginning of the message, for callers who do not see `param`.
+        Raises InvalidRequest, naming the part, if the model takes text alone. One that takes images, but no
+        videos, says so itself, with the models that do (`engine.request.prompt`).
+        """
+        if "image" not in self.input_modalities:
+            raise InvalidRequest(
+                f"{prefix}this is {'an' if kind == 'image' else 'a'} {kind}, and the model {self.name} takes "
+                "text alone; accepted: parts of type text",
+                param=param,
+                code="video_not_supported" if kind == "video" else "image_not_supported",
+            )
+
+
+def check_prompt_media(info: ModelInfo, prompt: Prompt) -> None:
+    """Check every image and video of a prompt. Raises InvalidRequest, see `ModelInfo.check_media`."""
+    if isinstance(prompt, TextPrompt) and prompt.images:
+        info.check_media("image", "images[0]", "images[0]: ")
+    for i, message in enumerate(prompt.messages if isinstance(prompt, ChatPrompt) else ()):
+        for j, part in enumerate(message.parts):
+            if not isinstance(part, TextPart):
+                kind = "image" if isinstance(part, ImagePart) else "video"
+                where = f"messages[{i}].content[{j}]"
+                info.check_media(kind, where, f"{where}: ")
+
 
 class AnswerBuilder:
     """Assembles the deltas of one request, in any interleaving of its choices, into a `Completion`.

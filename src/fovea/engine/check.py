@@ -35,6 +35,7 @@ from fovea.engine.models.quantized import expect_known
 from fovea.engine.models.registry import architecture_of
 from fovea.engine.models.stored import DTYPES, Shards, common_dtype, find_shards, read_entries
 from fovea.engine.models.targets import Assignment, Problem, TensorEntry, assign
+from fovea.engine.models.text import text_config
 from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.models.weights import read_head
 from fovea.engine.profile import shape_of
@@ -277,6 +278,9 @@ def check_processors(folder: Path, config: Any, report: Report) -> Processors | 
     if built is None:
         return None
     processor, videos = built
+    if not processor.capabilities.images:
+        report.facts |= {"images": False, "videos": False}
+        return built
     plan = report.attempt("images", lambda: processor.plan(WIDTH, HEIGHT, PixelBudget()))
     if plan is not None:
         report.facts["image_tokens"] = plan.tokens
@@ -347,7 +351,7 @@ def _check_template(builder: PromptBuilder, tokenizer: ChatTokenizer, report: Re
         )
         return
     image = Image("0" * 64, WIDTH, HEIGHT, bytes(WIDTH * HEIGHT * 3))
-    for count in (1, 2):
+    for count in (1, 2) if builder.processor.capabilities.images else (0,):
         images = (ImagePart(image),) * count
         builder.build(ChatPrompt((Message("user", (*images, TextPart("What is in the picture?"))),)))
 
@@ -409,7 +413,7 @@ def _check_model(
 
 def _declared_dtype(config: Any) -> torch.dtype:
     """The type that config.json names; float32 if it names none that is a float."""
-    for part in (config, config.text_config):
+    for part in (config, text_config(config)):
         dtype = getattr(part, "dtype", None)
         if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
             return dtype

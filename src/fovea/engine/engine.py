@@ -23,7 +23,15 @@ from typing import Any, Unpack
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.sampling import SamplingParams
-from fovea.core.types import AnswerBuilder, Completion, Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import (
+    AnswerBuilder,
+    Completion,
+    Delta,
+    GenerationRequest,
+    ModelInfo,
+    Prompt,
+    check_prompt_media,
+)
 from fovea.engine.assemble import assemble, engine_stats
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.intake import Visit, walk, walk_async
@@ -173,6 +181,7 @@ class Engine:
 
         Raises InvalidRequest or PromptTooLong.
         """
+        check_prompt_media(self._info, prompt)
         return self.parts.preparer.builder.outline(prompt, "", self._info.max_context)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:

@@ -32,6 +32,7 @@ from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers import fingerprint
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.engine.vision.processor.none import NoImages
 from fovea.engine.vision.processor.pixels import in_type
 from fovea.engine.vision.processor.settings import stated_type
 from fovea.engine.vision.processor.video import QwenVideos, build_videos
@@ -187,7 +188,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         extra_embeddings=model.decoder.config.extra_embeddings,
         created=int(time.time()),
         default_sampling=default_sampling(folder),
-        input_modalities=("text", "image") if videos is None else ("text", "image", "video"),
+        input_modalities=("text", *(("image",) if entry.images else ()), *(("video",) if videos else ())),
         fingerprint=fingerprint_value,
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
         reasons=tokenizer.dialect.reasoning is not None,
@@ -302,8 +303,11 @@ def count_parameters(model: VisionLanguageModel) -> int:
 def build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
     """Build the image processor, and the planner of videos if the model takes videos.
 
-    config: the checkpoint's configuration, as transformers reads it.
+    config: the checkpoint's configuration, as transformers reads it. That of a model for text alone needs no
+        further file.
     """
+    if not architecture_of(config).images:
+        return NoImages(), None
     joint = read_json(folder / "processor_config.json")
     # Newer checkpoints have the image processor's settings inside processor_config.json.
     images = read_json(folder / "preprocessor_config.json") or joint.get("image_processor")

@@ -44,7 +44,7 @@ from fovea.engine.vision.processor.base import VisualPlan
 from fovea.kernels.calibrate import PLAIN, Machine
 from fovea.kernels.codes import Format
 from fovea.kernels.native.products import fuses
-from fovea.planner.shape import AttentionLayers, CrossLayers, Maps, ModelShape, Tower
+from fovea.planner.shape import NO_TOWER, AttentionLayers, CrossLayers, Maps, ModelShape, Tower
 
 LOGIT_BYTES = 4
 CHANNELS = 3
@@ -150,14 +150,15 @@ class ModelRoofline:
             layer for part in model.encoder_modules() for layer in linears(part) if layer not in projectors
         ]
         self._model = model
-        self._patch = next(layer for layer in encoder if isinstance(layer, PatchLinear))
+        # A model for text alone has no embedding of patches.
+        self._patch = next((layer for layer in encoder if isinstance(layer, PatchLinear)), None)
         self.formats = {layer.format for layer in linears(model)}
         # Keys and values of image states are computed once with the image, not in the steps of the decoder.
         self.decoder = LinearMaps.of(
             layer for layer in linears(model.decoder.layers) if layer not in projectors
         )
         self.head = LinearMaps.of([model.head.lm_head])
-        self.embed = LinearMaps.of([self._patch])
+        self.embed = LinearMaps.of([] if self._patch is None else [self._patch])
         merged = {layer for part in model.merged_modules() for layer in linears(part)}
         self.blocks = LinearMaps.of(layer for layer in encoder if layer not in {self._patch, *merged})
         self.merged = LinearMaps.of(merged)
@@ -197,6 +198,7 @@ class ModelRoofline:
 
         encoded_bytes: size of the image's file.
         """
+        assert self._patch is not None
         shape = self._model.visual_shape(plan)
         source = CHANNELS * plan.width * plan.height
         resized = [CHANNELS * height * width for height, width in plan.sizes]
@@ -283,7 +285,7 @@ def shape_of(model: VisionLanguageModel, name: str, family: str) -> ModelShape:
         state=_state(config),
         state_operations=_state_operations(config),
         cross=_cross(config, tower),
-        tower=tower,
+        tower=tower or NO_TOWER,
         visual_token_numbers=model.visual_token_bytes // model.dtype.itemsize,
         whole_images=bool(config.whole_images),
     )
@@ -384,9 +386,9 @@ def _state_operations(config: DecoderConfig) -> int:
     return total
 
 
-def _cross(config: DecoderConfig, tower: Tower) -> CrossLayers | None:
+def _cross(config: DecoderConfig, tower: Tower | None) -> CrossLayers | None:
     cross = config.cross_attention
-    if cross is None:
+    if cross is None or tower is None:
         return None
     return CrossLayers(
         len(config.cross_layers), cross.heads, cross.kv_heads, cross.head_dim, tower.tile_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from dataclasses import field as dataclass_field
 from functools import cache
 from pathlib import Path
@@ -143,6 +143,10 @@ class Tower:
     projector_rows_per_patch: float = 1.0
 
 
+NO_TOWER = Tower(1, 1.0)
+"""The tower of a model without one. Its numbers are not read, because no request has images."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The shape of a model.
@@ -166,7 +170,8 @@ class ModelShape:
     state_operations: operations of one token in all layers with a state, beside their linear maps.
     cross: layers that read image states; None: there are none.
     tower: the vision tower.
-    visual_token_numbers: numbers of the encoder's output for one visual token, levels of DeepStack included.
+    visual_token_numbers: numbers of the encoder's output for one visual token, levels of DeepStack included;
+        0: the model takes no images.
     whole_images: tokens of an image see each other.
     """
 
@@ -186,13 +191,18 @@ class ModelShape:
     state: tuple[int, int] = (0, 0)
     state_operations: int = 0
     cross: CrossLayers | None = None
-    tower: Tower = dataclass_field(default_factory=lambda: Tower(1, 1.0))
+    tower: Tower = NO_TOWER
     visual_token_numbers: int = 0
     whole_images: bool = False
 
     def weights(self, part: str) -> int:
         """Numbers of the weights of a part's linear maps."""
         return sum(maps.weights for maps in self.maps.get(part, ()))
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether requests can have images."""
+        return self.visual_token_numbers > 0
 
     @property
     def parameters(self) -> int:
@@ -273,7 +283,7 @@ def from_json(values: Mapping[str, Any]) -> ModelShape:
             "rest": MappingProxyType(values.get("rest", {})),
             "exact": MappingProxyType(values.get("exact", {})),
             "attention": tuple(AttentionLayers(*item) for item in values.get("attention", ())),
-            "tower": Tower(**values["tower"]),
+            "tower": Tower(**values.get("tower", asdict(NO_TOWER))),
         }
     )
     state = values.get("state", (0, 0))

@@ -26,9 +26,13 @@ async def load_media(
 ) -> tuple[ImageBundle, VideoBundle]:
     """Load the images and the videos of a conversation concurrently. The first failure cancels the rest.
 
-    Raises the errors of `load_images` and of `MediaLoader.open_videos`.
+    Raises InvalidRequest before anything is fetched if the model takes text alone, and the errors of
+    `load_images` and of `MediaLoader.open_videos`.
     """
     images, videos = image_references(messages), video_references(messages)
+    for kind, references in (("image", images), ("video", videos)):
+        if references:
+            request.state.engine.info.check_media(kind, references[0].param)
     if images or videos:
         request.timeline.loading = time.perf_counter()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.core.hardware import available_memory, instruction_sets, usable_cores
@@ -72,7 +73,7 @@ def _from_folder(name: str, folder: Path, visual_tokens: int) -> PlannedModel:
     from fovea.engine.check import shape_of_folder
 
     shape = shape_of_folder(folder, name)
-    rule = None if visual_tokens else folder_rule(folder)
+    rule = folder_rule(folder) if shape.takes_images and not visual_tokens else None
     return PlannedModel(name, shape, _count(shape, rule, visual_tokens))
 
 
@@ -94,6 +95,13 @@ def _known(name: str) -> ProcessorRule | None:
 
 
 def _count(shape: ModelShape, rule: ProcessorRule | None, visual_tokens: int) -> TokenCount:
+    if not shape.takes_images:
+        if visual_tokens:
+            raise ConfigError(
+                f"{shape.name} takes text alone; --visual-tokens is for models with images",
+                param="visual_tokens",
+            )
+        return partial(_refuse_image, shape.name)
     fixed = visual_tokens or (FIXED.get(shape.family, 0) if rule is None else 0)
     if fixed:
         return lambda width, height: ImageTokens(fixed, fixed)
@@ -106,6 +114,14 @@ def _count(shape: ModelShape, rule: ProcessorRule | None, visual_tokens: int) ->
     if shape.cross is not None:
         return _states(rule, shape.cross.rows_per_tile)
     return lambda width, height: _both(rule.tokens(width, height))
+
+
+def _refuse_image(name: str, width: int, height: int) -> NoReturn:
+    raise ConfigError(
+        f"the workload has an image of {width}x{height} pixels, and {name} takes text alone; accepted: "
+        "requests without images and videos",
+        param="images",
+    )
 
 
 def _both(tokens: int) -> ImageTokens:

@@ -70,7 +70,7 @@ class MLPProjector(nn.Module):
 class VisionLanguageModel(nn.Module, ABC):
     """A vision tower and a decoder.
 
-    image_token_id: token id of the visual tokens of images in a prompt.
+    image_token_id: token id of the visual tokens of images in a prompt; None: the model takes no images.
     video_token_id: token id of the visual tokens of videos; None: the model takes no videos.
     merge: patches per side of a visual token if positions are three-dimensional (M-RoPE), else None.
     ignored: regular expressions of canonical checkpoint names (`targets.canonical`) that this model does not
@@ -93,7 +93,7 @@ class VisionLanguageModel(nn.Module, ABC):
         shape = decoder or decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
         self.decoder = Decoder(shape)
         self.head = LanguageHead(shape)
-        self.image_token_id: int = config.image_token_id
+        self.image_token_id: int | None = config.image_token_id if hasattr(config, "vision_config") else None
         self.video_token_id: int | None = None
         self.merge = merge
         self.kernels: Kernels = PLAIN
@@ -131,8 +131,8 @@ class VisionLanguageModel(nn.Module, ABC):
         """Count the rows that the encoder computes for an image of that plan."""
 
     @abstractmethod
-    def tower_shape(self) -> Tower:
-        """Return the numbers from which the rows of an image follow, for planning without an image."""
+    def tower_shape(self) -> Tower | None:
+        """Return the numbers from which the rows of an image follow; None: there is no tower."""
 
     def projector_modules(self) -> list[nn.Module]:
         """Return the modules that turn the tower's rows into rows of the decoder's width."""
@@ -144,6 +144,8 @@ class VisionLanguageModel(nn.Module, ABC):
 
     def visual(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Mask of the visual tokens among the ids of a prompt: True where encoder output is the input."""
+        if self.image_token_id is None:
+            return np.zeros(ids.shape, np.bool_)
         mask: NDArray[np.bool_] = ids == self.image_token_id
         return mask if self.video_token_id is None else mask | (ids == self.video_token_id)
 

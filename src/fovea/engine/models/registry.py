@@ -12,6 +12,8 @@ from fovea.engine.models.base import VisionLanguageModel
 
 VIDEO_CLASSES = ("qwen_vl.QwenVL",)
 """Classes whose models take videos."""
+TEXT_CLASSES = ("text_only.TextModel",)
+"""Classes whose models take text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Architecture:
     model_type: as in config.json.
     name: the name for people, as in docs/models.md.
     example: a checkpoint on the hub.
-    vision, text: short descriptions of the vision tower and the decoder.
+    vision, text: short descriptions of the vision tower and the decoder; "none": there is no tower.
     tower: model_type of vision_config that tells the architecture from others of its model_type; "": any
         other.
     """
@@ -39,6 +41,11 @@ class Architecture:
     def videos(self) -> bool:
         """Whether it takes videos."""
         return self.implementation in VIDEO_CLASSES
+
+    @property
+    def images(self) -> bool:
+        """Whether it takes images."""
+        return self.implementation not in TEXT_CLASSES
 
 
 _BY_CLASS: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -174,6 +181,13 @@ _BY_CLASS: Mapping[str, tuple[tuple[str, ...], ...]] = {
             "DeepSeek: shared experts",
         ),
     ),
+    "text_only.TextModel": (
+        ("llama", "Llama, SmolLM2", "HuggingFaceTB/SmolLM2-135M-Instruct", "none", "Llama"),
+        ("mistral", "Mistral", "mistralai/Mistral-7B-Instruct-v0.3", "none", "Mistral"),
+        ("qwen2", "Qwen2, Qwen2.5", "Qwen/Qwen2.5-0.5B-Instruct", "none", "Qwen2"),
+        ("qwen3", "Qwen3", "Qwen/Qwen3-0.6B", "none", "Qwen3"),
+        ("gemma3_text", "Gemma 3, text alone", "google/gemma-3-270m-it", "none", "Gemma 3: sliding windows"),
+    ),
 }
 """The architectures that each class implements: see the fields of `Architecture`, from the second on."""
 
@@ -200,7 +214,8 @@ def architecture(model_type: str, tower: str = "") -> Architecture:
 
 def architecture_of(config: Any) -> Architecture:
     """Return the architecture of a transformers configuration. Raises UnsupportedModel."""
-    return architecture(config.model_type, getattr(config.vision_config, "model_type", ""))
+    tower = getattr(config, "vision_config", None)
+    return architecture(config.model_type, getattr(tower, "model_type", ""))
 
 
 def video_model_names() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from fovea.core.errors import CheckpointError
 from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.files import BOUNDS, read_json, read_text
+from fovea.engine.models.text import text_config
 from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
 from fovea.engine.vision.processor.internvl import MARKER
 
@@ -192,7 +193,8 @@ def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     generation = folder / "generation_config.json"
     sources = [(generation, read_json(generation).get("eos_token_id"))]
     sources += [
-        (folder / "config.json", getattr(part, "eos_token_id", None)) for part in (config, config.text_config)
+        (folder / "config.json", getattr(part, "eos_token_id", None))
+        for part in (config, text_config(config))
     ]
     for path, source in sources:
         if source is not None:

@@ -147,6 +147,7 @@ class VisualEncoder:
             from fovea.engine.reduce.probe import run_probe
 
             # Without a question, one image token follows the image, and its attention counts.
+            assert self._model.image_token_id is not None
             words = reduction.word_ids or (self._model.image_token_id,)
             inputs = replace(inputs, probe=run_probe(self._model, (), whole, words, grid))
         return inputs

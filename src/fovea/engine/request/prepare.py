@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.measure import stage
 from fovea.core.sampling import SamplingParams
-from fovea.core.types import ChatPrompt, GenerationRequest, ModelInfo, Prompt, TextPrompt
+from fovea.core.types import (
+    ChatPrompt,
+    GenerationRequest,
+    ModelInfo,
+    Prompt,
+    TextPrompt,
+    check_prompt_media,
+)
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.job import Job, PixelSource, SequenceInputs, Sink
 from fovea.engine.request.answer import AnswerReader
@@ -109,6 +116,7 @@ class Preparer:
         Raises RequestError for a request that cannot run.
         """
         started = time.monotonic()
+        check_prompt_media(info, request.prompt)
         fits = partial(check_lengths, sampling=request.sampling, info=info, usual_tokens=request.usual_tokens)
         with stage("tokenize"):
             prompt = self.builder.outline(

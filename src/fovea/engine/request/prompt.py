@@ -32,7 +32,7 @@ class PromptBuilder:
 
     tokenizer: tokenizer and chat template.
     processor: plans images.
-    image_token_id: the id that stands for one visual token of an image.
+    image_token_id: the id that stands for one visual token of an image; None: the model takes no images.
     videos: (planner of videos, token id of a video's visual token); None: the model takes no videos.
     video_models: names of models that take videos, for the error message of one that takes none.
     detail: the rule for `detail: auto`; None: the model's own resolution.
@@ -45,7 +45,7 @@ class PromptBuilder:
         self,
         tokenizer: ChatTokenizer,
         processor: ImageProcessor,
-        image_token_id: int,
+        image_token_id: int | None,
         videos: tuple[QwenVideos, int] | None = None,
         video_models: str = "",
         detail: DetailRule | None = None,
@@ -63,7 +63,8 @@ class PromptBuilder:
             self._visual_budget.check_setting("degrade_by", self.detail.degrade_by)
         self._videos = videos[0] if videos else None
         self._clips = Clips()
-        self._tokens = (image_token_id, *((videos[1],) if videos else ()))
+        images = () if image_token_id is None else (image_token_id,)
+        self._tokens = (*images, *((videos[1],) if videos else ()))
         self._markers = tuple(tokenizer.token_text(token) for token in self._tokens)
         self._sealed_markers = tuple(map(tokenizer.seal, self._markers))
 
@@ -134,7 +135,7 @@ class PromptBuilder:
         sealed = seals and self.tokenizer.is_sealed(text)
         markers = self._sealed_markers if sealed else self._markers
         # Texts and markers in turn: every odd segment is a marker.
-        segments = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
+        segments = re.split("(" + "|".join(map(re.escape, markers)) + ")", text) if markers else [text]
         self._check_markers([markers.index(marker) for marker in segments[1::2]], images, videos, what)
         order: list[PlannedImage | PlannedVideo] = []
         next_images, next_videos = enumerate(images), iter(videos)
@@ -269,6 +270,8 @@ class PromptBuilder:
         A page has thousands of visual tokens in a row. A marker is a control token, so it has one id
         everywhere. So the tokenizer gets one marker for each run of equal markers, which saves milliseconds.
         """
+        if not markers:
+            return encode(text), []
         lengths: list[int] = []
 
         def shorten(row: re.Match[str]) -> str:

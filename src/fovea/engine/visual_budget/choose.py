@@ -62,7 +62,7 @@ class VisualBudget:
 
         Otherwise requests would be refused because of a method that they do not name.
         """
-        refusal = _refusal(self._methods, method)
+        refusal = _refusal(self._capabilities, self._methods, method)
         if refusal is not None:
             raise ConfigError(f"{setting}: {refusal}", param=setting)
 
@@ -75,7 +75,7 @@ class VisualBudget:
         resolved = resolve_preset(wish, self._methods)
         if resolved is None or resolved.budget is not None or resolved.keep == 1:
             return
-        refusal = _refusal(self._methods, resolved.method)
+        refusal = _refusal(self._capabilities, self._methods, resolved.method)
         if refusal is not None and METHODS[resolved.method].kind != "views":
             raise InvalidRequest(f"{PARAM}: {refusal}", param=f"{PARAM}.method")
 
@@ -125,7 +125,7 @@ class VisualBudget:
             keep = max(keep, regions.fewest_tokens)
         if keep >= plan.tokens:
             return None
-        refusal = _refusal(self._methods, method.name)
+        refusal = _refusal(self._capabilities, self._methods, method.name)
         if refusal is not None:
             raise InvalidRequest(f"{PARAM}: {refusal}", param=f"{PARAM}.method")
         if method.kind == "resize":
@@ -175,7 +175,7 @@ class VisualBudget:
         if least == 1 or total >= full:
             return [None] * least
         name = "views"
-        refusal = _refusal(self._methods, name)
+        refusal = _refusal(self._capabilities, self._methods, name)
         if refusal is not None:
             raise InvalidRequest(f"{PARAM}: {refusal}", param=f"{PARAM}.method")
         if total < least:
@@ -314,10 +314,12 @@ def _is_possible(method: Method, can: Capabilities) -> bool:
     return can.encoder_taps or not method.looks_into_encoder
 
 
-def _refusal(possible: tuple[str, ...], name: str) -> str | None:
+def _refusal(can: Capabilities, possible: tuple[str, ...], name: str) -> str | None:
     """Why a model's images do not support the method, for an error message; None: they support it."""
     if name in possible:
         return None
+    if not can.images:
+        return "this model takes no images, so it has no visual tokens; accepted: all tokens"
     if not possible:
         return (
             "this model writes text between the tiles or rows; tokens of such an image cannot be left out; "

@@ -29,6 +29,7 @@ async def upload(request: Request, body: ImageUpload) -> dict[str, Any]:
     """
     state = request.state
     state.check_model(body.model)
+    state.engine.info.check_media("image", "url")
     request.reserve(1, priority=0)
     scope = request.cache_scope(body.cache_salt)
     deadline = request.deadline(body.timeout)  # one for all of these steps

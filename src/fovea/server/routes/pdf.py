@@ -49,6 +49,7 @@ async def render(request: Request, pages: Pages) -> Response:
         raise InvalidRequest(
             f"the body is {shorten(kind or 'of no type')}; accepted: {MEDIA_TYPE}", param="content-type"
         )
+    state.engine.info.check_media("PDF file", "body")
     deadline, caller = request.deadline(), request.caller
     wanted = PageRange(first, end, pages.max_side, most)
     data = await request.receive_within(

@@ -37,6 +37,11 @@ FAMILIES = {
 """File of this folder for each model_type of a text configuration."""
 
 
+def text_config(config: Any) -> Any:
+    """Return the text configuration of a model. That of a model for text alone is its only one."""
+    return getattr(config, "text_config", config)
+
+
 def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
     """Return the shape of the decoder for a text configuration.
 

@@ -215,6 +215,7 @@ class Capabilities:
     The methods of reduction that a model supports follow from these
     (`visual_budget.choose.possible_methods`). A new model declares nothing else for them.
 
+    images: the model takes images at all.
     droppable: visual tokens can be left out; false if the prompt has text between them.
     encoder_taps: attention and keys inside the vision tower can be read (`reduce.taps`).
     any_size: prepares pictures of any size; None: the encoder takes fixed sizes only.
@@ -223,6 +224,7 @@ class Capabilities:
     decoder_probe: the decoder's first layers are attention, whose scores a method can read (`reduce.probe`).
     """
 
+    images: bool = True
     droppable: bool = True
     encoder_taps: bool = False
     any_size: AnySizeProcessor | None = None
