@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,14 +16,17 @@ from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidR
 from fovea.core.names import BUNDLED, bundled_model, served_name
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
+from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.config import MIB, CompileModes, EngineConfig
 from fovea.engine.files import check_bounds, check_folder, read_json
 from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
+from fovea.engine.models.gguf.checkpoint import find_gguf
+from fovea.engine.models.gguf.reader import SUFFIX
 from fovea.engine.models.quantized import open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
-from fovea.engine.models.stored import ORIGINAL_NAME, common_dtype
+from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import NOTHING, RECIPES, Head, Packer, load_weights, read_head
@@ -74,22 +77,27 @@ class LoadedModel:
 def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
     """Return a checkpoint's folder: of the bundled model, of a local path, or of a download from the hub.
 
+    Of a GGUF file it is the file.
+
     revision: branch, tag or commit on the hub; "": its main branch.
     download: whether files that are not in the local cache are downloaded.
     Raises CheckpointError if the name is none of these, or if the download fails; ConfigError for a revision
     of a folder.
     """
     path = bundled_model() if name == BUNDLED else Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == SUFFIX):
         if revision:
             raise ConfigError(
-                f"revision is {revision!r}, but {name!r} is a folder; revisions are those of hub ids "
+                f"revision is {revision!r}, but {name!r} is a {'folder' if path.is_dir() else 'file'}; "
+                "revisions are those of hub ids "
                 "(owner/name)",
                 param="revision",
             )
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise CheckpointError(f"{name!r} is neither a folder, a hub id (owner/name) nor {BUNDLED!r}")
+        raise CheckpointError(
+            f"{name!r} is neither a folder, a GGUF file (*{SUFFIX}), a hub id (owner/name) nor {BUNDLED!r}"
+        )
     from huggingface_hub import is_offline_mode, snapshot_download
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -115,6 +123,91 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
     return folder
 
 
+class Checkpoint(Protocol):
+    """The files of a model, whatever their format.
+
+    path: the folder or the file, for messages.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    def config(self) -> Any:
+        """Return the configuration as transformers reads it. Raises CheckpointError or UnsupportedModel."""
+        ...
+
+    def weights(self, config: Any) -> StoredWeights:
+        """Return the weights. Raises CheckpointError or UnsupportedModel."""
+        ...
+
+    def tokenizer(
+        self,
+        config: Any,
+        *,
+        template: str | None = None,
+        dialect: Callable[[str | None], Dialect] = detect,
+    ) -> ChatTokenizer:
+        """See `models.tokenizer.load_tokenizer`."""
+        ...
+
+    def processors(self, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
+        """See `build_processors`."""
+        ...
+
+    def default_sampling(self) -> dict[str, float | int]:
+        """Return the checkpoint's values for parameters of sampling that a request does not set."""
+        ...
+
+    def head(self, width: int) -> Head | None:
+        """See `models.weights.read_head`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A checkpoint in the files that transformers has: a `Checkpoint`."""
+
+    path: Path
+
+    def config(self) -> Any:
+        return read_config(self.path)
+
+    def weights(self, config: Any) -> StoredWeights:
+        return open_weights(self.path, config)
+
+    def tokenizer(
+        self,
+        config: Any,
+        *,
+        template: str | None = None,
+        dialect: Callable[[str | None], Dialect] = detect,
+    ) -> ChatTokenizer:
+        return load_tokenizer(self.path, config, template=template, dialect=dialect)
+
+    def processors(self, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
+        return build_processors(self.path, config)
+
+    def default_sampling(self) -> dict[str, float | int]:
+        return default_sampling(self.path)
+
+    def head(self, width: int) -> Head | None:
+        return read_head(self.path, width)
+
+
+def open_checkpoint(path: Path, mmproj: str = "") -> Checkpoint:
+    """Return the checkpoint in a folder, or in a GGUF file.
+
+    mmproj: the file with the vision tower of a GGUF file; "": see `models.gguf.checkpoint.find_gguf`.
+
+    Raises CheckpointError, UnsupportedModel or ConfigError.
+    """
+    found = find_gguf(path, mmproj)
+    if found is not None:
+        return found
+    check_folder(path)
+    return Folder(path)
+
+
 def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
     """Load a checkpoint.
 
@@ -124,10 +217,10 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
     """
     folder = resolve(name, settings.model.revision)
-    check_folder(folder)
-    config = read_config(folder)
+    checkpoint = open_checkpoint(folder, settings.model.mmproj)
+    config = checkpoint.config()
     entry = architecture_of(config)
-    stored = open_weights(folder, config)
+    stored = checkpoint.weights(config)
     entries = [entry for _, entries in stored.files for entry in entries]
     untie_own_head(config, (entry.name for entry in entries))
     device = pick_device(settings.model.device)
@@ -171,8 +264,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     compile_modules(model, modes)
     if stored.nbytes >= TRIM_BYTES:
         _trim_memory()
-    tokenizer = load_tokenizer(folder, config, template=chat_template, dialect=settings.model.dialect)
-    processor, videos = build_processors(folder, config)
+    tokenizer = checkpoint.tokenizer(config, template=chat_template, dialect=settings.model.dialect)
+    processor, videos = checkpoint.processors(config)
     values = str(dtype).removeprefix("torch.")
     processor, videos = in_type(processor, values), videos and in_type(videos, values)
     pictures.kernels()  # may compile them, for which no image should wait
@@ -187,13 +280,13 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         vocab_size=model.decoder.config.vocab_size,
         extra_embeddings=model.decoder.config.extra_embeddings,
         created=int(time.time()),
-        default_sampling=default_sampling(folder),
+        default_sampling=checkpoint.default_sampling(),
         input_modalities=("text", *(("image",) if entry.images else ()), *(("video",) if videos else ())),
         fingerprint=fingerprint_value,
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
         reasons=tokenizer.dialect.reasoning is not None,
     )
-    head = read_head(folder, model.decoder.config.hidden)
+    head = checkpoint.head(model.decoder.config.hidden)
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, head)
 
 
@@ -314,15 +407,26 @@ def build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVid
     if not isinstance(images, dict):
         raise CheckpointError(f"{folder} has no preprocessor_config.json")
     videos = read_json(folder / "video_preprocessor_config.json")
+    return processors_of(config, images, videos, joint, folder / "preprocessor_config.json")
+
+
+def processors_of(
+    config: Any, images: dict[str, Any], videos: dict[str, Any], joint: dict[str, Any], where: Path
+) -> tuple[ImageProcessor, QwenVideos | None]:
+    """Build the processors from their settings.
+
+    config: see `build_processors`.
+    images, videos, joint: contents of preprocessor_config.json, video_preprocessor_config.json and
+        processor_config.json; empty: there is no such file.
+    where: file of the settings of images, for messages.
+    """
     shapes, kind = config.to_dict(), config.model_type
     try:
         return build_processor(kind, images, shapes, joint), build_videos(kind, videos, images, shapes, joint)
     except FoveaError:
         raise
     except Exception as error:
-        raise CheckpointError(
-            f"{folder}/preprocessor_config.json: no processor can be built of its values: {reason(error)}"
-        ) from error
+        raise CheckpointError(f"{where}: no processor can be built of its values: {reason(error)}") from error
 
 
 def default_sampling(folder: Path) -> dict[str, float | int]:

@@ -307,7 +307,9 @@ def _fill(views: list[Tensor], fill: Fill, stored: StoredWeights) -> None:
     entry, fused = fill.entry, fill.fused
     target = views[0]
     if fused is not None:
-        target = torch.empty((fused.rows, *target.shape[1:]), dtype=DTYPES[entry.dtype], device="cpu")
+        # Quantized values are rounded once, to the type of the parameters.
+        dtype = target.dtype if entry.coded else DTYPES[entry.dtype]
+        target = torch.empty((fused.rows, *target.shape[1:]), dtype=dtype, device="cpu")
     stored.read(fill.file, entry, target.transpose(1, 2) if fill.transposed else target)
     if fused is not None:
         for view, (_, rows) in zip(views, fused.split(target), strict=True):

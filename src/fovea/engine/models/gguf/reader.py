@@ -30,6 +30,7 @@ MOST_METADATA = 128 << 20
 """Largest metadata and table of tensors that are read, in bytes."""
 MOST_STRINGS = 1 << 22
 """Most strings in all arrays of the metadata together. Each takes up to eight times its size in the file."""
+READ_AT_ONCE = 1 << 20
 MOST_NAME = 1 << 16
 """Longest name of a metadata entry, in bytes."""
 MOST_TENSOR_NAME = 256
@@ -145,6 +146,7 @@ class _Reader:
         self._file, self._path = file, path
         self.size = path.stat().st_size
         self._at = 0
+        self._window = memoryview(b"")
         self._strings = 0
 
     def read(self) -> tuple[dict[str, Any], tuple[StoredTensor, ...]]:
@@ -154,7 +156,9 @@ class _Reader:
         if version & 0xFFFF == 0 and version:
             raise self._fault("is in big-endian byte order; accepted: little-endian GGUF files")
         if version not in VERSIONS:
-            raise self._fault(f"has version {version} of the format; accepted: {VERSIONS[0]} and {VERSIONS[1]}")
+            raise self._fault(
+                f"has version {version} of the format; accepted: {VERSIONS[0]} and {VERSIONS[1]}"
+            )
         tensors = self._count("tensors", FEWEST_TENSOR_BYTES)
         entries = self._count("metadata entries", FEWEST_ENTRY_BYTES)
         metadata = self._entries(entries)
@@ -189,7 +193,7 @@ class _Reader:
             self._strings += length
             if self._strings > MOST_STRINGS:
                 raise self._fault(f"has more than {MOST_STRINGS} texts in its arrays, as of {key}")
-            return [self._text(key) for _ in range(length)]
+            return self._texts(key, length)
         dtype = np.dtype("u1" if kind == 7 else self._type(kind, key))
         content = self._take(dtype.itemsize * length, f"the {length} values of {key}")
         values = np.frombuffer(content, dtype)
@@ -215,7 +219,9 @@ class _Reader:
         end = 0
         for tensor in sorted(placed, key=lambda tensor: (tensor.start, tensor.nbytes)):
             if tensor.start < end:
-                raise self._fault(f"tensor {tensor.name!r} begins within another one; accepted: one after another")
+                raise self._fault(
+                    f"tensor {tensor.name!r} begins within another one; accepted: one after another"
+                )
             end = tensor.start + tensor.nbytes
             if end > self.size:
                 raise self._fault(
@@ -269,19 +275,44 @@ class _Reader:
         if length > most:
             raise self._fault(f"{what} has {length} bytes; accepted: at most {most}")
         try:
-            return self._take(length, what).decode()
+            return str(self._take(length, what), "utf-8")
         except UnicodeDecodeError as error:
             raise self._fault(f"{what} is not UTF-8 text: {error.reason}") from error
+
+    def _texts(self, key: str, count: int) -> list[str]:
+        """Read texts one after another. Vocabularies have hundreds of thousands, so the window is used directly."""
+        found: list[str] = []
+        length_at = struct.Struct("<Q").unpack_from
+        while len(found) < count:
+            window, place = self._window, 0
+            while len(found) < count and place + 8 <= len(window):
+                end = place + 8 + length_at(window, place)[0]
+                if end > len(window):
+                    break
+                try:
+                    found.append(str(window[place + 8 : end], "utf-8"))
+                except UnicodeDecodeError:
+                    break
+                place = end
+            self._window = window[place:]
+            self._at += place
+            if len(found) < count:
+                found.append(self._text(f"text {len(found)} of {key}"))
+        return found
 
     def _number(self, kind: str, what: str) -> Any:
         code, size = _CODES[kind]
         return struct.unpack(code, self._take(size, what))[0]
 
-    def _take(self, count: int, what: str) -> bytes:
+    def _take(self, count: int, what: str) -> memoryview:
+        """Return the next bytes. The file is read in windows of READ_AT_ONCE bytes."""
         self._expect(count, what)
-        content = self._file.read(count)
-        if len(content) != count:
-            raise self._fault(f"is truncated within {what}")
+        if count > len(self._window):
+            more = self._file.read(max(count - len(self._window), READ_AT_ONCE))
+            self._window = memoryview(bytes(self._window) + more)
+            if count > len(self._window):
+                raise self._fault(f"is truncated within {what}")
+        content, self._window = self._window[:count], self._window[count:]
         self._at += count
         return content
 
@@ -354,7 +385,9 @@ def _expect_different(files: Iterable[GgufFile]) -> None:
     for file in files:
         for tensor in file.tensors:
             if tensor.name in names:
-                raise CheckpointError(f"{file.path}: another file of the model has tensor {tensor.name!r}, too")
+                raise CheckpointError(
+                    f"{file.path}: another file of the model has tensor {tensor.name!r}, too"
+                )
             names.add(tensor.name)
 
 

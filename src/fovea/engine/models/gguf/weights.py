@@ -175,7 +175,10 @@ class GgufWeights:
             step = max(1, VALUES_AT_ONCE // max(1, width * part.type.values))
             for row in range(first, last, step):
                 rows = min(step, last - row)
-                yield part.type.name, self._read(source.file, part, row * row_bytes, (rows, width, part.type.nbytes))
+                yield (
+                    part.type.name,
+                    self._read(source.file, part, row * row_bytes, (rows, width, part.type.nbytes)),
+                )
 
     def _read(self, file: int, part: StoredTensor, offset: int, shape: tuple[int, ...]) -> Tensor:
         if file not in self._open:
