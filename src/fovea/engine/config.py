@@ -156,8 +156,8 @@ class ModelSettings:
     )
     mmproj: str = setting(
         "",
-        "File with the vision tower of a model in a GGUF file (mmproj-*.gguf). Empty: the only such file in the "
-        "model's folder if a folder is named, otherwise none, and the model reads text alone.",
+        "File with the vision tower of a model in a GGUF file (mmproj-*.gguf). Empty: the only such file in "
+        "the model's folder if a folder is named, otherwise none, and the model reads text alone.",
         words="a file *.gguf",
     )
     tool_format: str = setting(

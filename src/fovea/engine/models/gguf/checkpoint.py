@@ -98,8 +98,8 @@ def find_gguf(path: Path, tower: str = "") -> GgufCheckpoint | None:
 
     tower: the file of the vision tower; "": the only one of the folder, if `path` is a folder.
 
-    Raises CheckpointError if the folder holds several models, or if a file is broken. Raises ConfigError for a
-    tower of a model that is no GGUF file.
+    Raises CheckpointError if the folder holds several models, or if a file is broken. Raises ConfigError for
+    the tower of a model that is no GGUF file.
     """
     model = path if path.suffix == SUFFIX and path.is_file() else None
     found: list[Path] = []

@@ -243,6 +243,8 @@ class _Reader:
             named = OTHER_TYPES.get(kind, f"of number {kind}")
             accepted = ", ".join(block.name for block in TYPES.values())
             raise self._fault(f"tensor {name!r} has type {named}; accepted: {accepted}")
+        if count == 1 and block.values > 1:
+            raise self._fault(f"tensor {name!r} has type {block.name} and one dimension; accepted: floats")
         if min(shape) < 1 or shape[0] % block.values:
             raise self._fault(
                 f"tensor {name!r} has shape {list(shape)}; accepted for {block.name}: sizes of at least 1, the "

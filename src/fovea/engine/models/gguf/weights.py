@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fovea.core.errors import CheckpointError
-from fovea.engine.models.gguf.blocks import FLOATS, LAYOUTS, decode, values
+from fovea.core.hardware import usable_cores
+from fovea.engine.models.gguf.blocks import FLOATS, LAYOUTS, unpack, values
 from fovea.engine.models.gguf.reader import GgufFile, StoredTensor
+from fovea.engine.models.stored import DTYPES
 from fovea.engine.models.targets import TensorEntry
 from fovea.kernels.codes import Codes
 
@@ -66,7 +73,7 @@ class Source:
     @property
     def dtype(self) -> str:
         kinds = {part.type.name for part in self.parts}
-        return kinds.pop() if len(kinds) == 1 and kinds <= FLOATS.keys() else QUANTIZED_DTYPE
+        return kinds.pop() if len(kinds) == 1 and kinds <= set(FLOATS) else QUANTIZED_DTYPE
 
     def entry(self) -> TensorEntry:
         """Return the entry for `targets.assign`."""
@@ -91,6 +98,7 @@ class GgufWeights:
         for source in sources:
             self._sources[source.file][source.name] = source
         self._open: dict[int, BinaryIO] = {}
+        self._lock = threading.Lock()
 
     @property
     def files(self) -> Sequence[tuple[str, Sequence[TensorEntry]]]:
@@ -130,86 +138,107 @@ class GgufWeights:
         source = self._sources[file][entry.name]
         if not source.is_coded:
             raise CheckpointError(f"{self._files[file].path}: {entry.name} has no codes")
-        whole = _join(self._decoded(source), source.stored_shape[0])
-        return whole if source.order is None else whole.rows(source.order)
+        kind = source.parts[0].type.name
+        layout, whole = LAYOUTS[kind], {}
+        chunks = list(_chunks(source, source.parts))
+        # The first chunk tells the shapes.
+        for name, array in unpack(kind, self._read(chunks[0])).items():
+            whole[name] = np.empty((source.stored_shape[0], array.shape[1]), array.dtype)
+
+        def work(chunk: Chunk) -> None:
+            for name, array in unpack(kind, self._read(chunk)).items():
+                whole[name][chunk.row : chunk.row + chunk.rows] = array
+
+        for _ in self._pool.map(work, chunks):
+            pass
+        fields: dict[str, Any] = {name: torch.from_numpy(array) for name, array in whole.items()}
+        codes = Codes(
+            **fields, bits=layout.bits, group=layout.group, zero=layout.zero, outer_groups=layout.outer_groups
+        )
+        return codes if source.order is None else codes.rows(source.order)
 
     def close(self) -> None:
-        for source in self._open.values():
-            source.close()
+        for opened in self._open.values():
+            opened.close()
         self._open.clear()
+        if "_pool" in self.__dict__:
+            self._pool.shutdown()
+            del self._pool
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        # numpy releases the interpreter's lock, so threads unpack on all cores.
+        return ThreadPoolExecutor(len(usable_cores()), thread_name_prefix="fovea-gguf")
 
     def _fill(self, source: Source, parts: Sequence[StoredTensor], target: Tensor) -> None:
         """Fill a tensor with the values of parts, some rows at a time."""
         place = None if source.order is None else torch.argsort(source.order)
-        row = 0
-        for kind, blocks in self._blocks(source, parts):
-            some = values(kind, blocks)
-            if source.shift:
-                some = some.float() + source.shift
-            rows: slice | Tensor = slice(row, row + len(some))
-            if place is not None:
-                rows = place[rows].to(target.device)
-            target[rows] = some.view(len(some), *target.shape[1:]).to(target.device, target.dtype)
-            row += len(some)
 
-    def _decoded(self, source: Source) -> Iterator[Codes]:
-        for kind, blocks in self._blocks(source, source.parts):
-            yield decode(kind, blocks)
+        def work(chunk: Chunk) -> Tensor:
+            kind, blocks = chunk.part.type.name, self._read(chunk)
+            if kind not in FLOATS:
+                return torch.from_numpy(values(kind, blocks))
+            return torch.from_numpy(blocks.reshape(len(blocks), -1)).view(DTYPES[kind])
 
-    def _blocks(self, source: Source, parts: Sequence[StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name of the type, and blocks of rows, (rows, blocks of a row, bytes of a block) uint8.
+        chunks = list(_chunks(source, parts))
+        step = len(usable_cores())
+        for first in range(0, len(chunks), step):
+            some = chunks[first : first + step]
+            for chunk, result in zip(some, self._pool.map(work, some), strict=True):
+                shifted = result.float() + source.shift if source.shift else result
+                rows: slice | Tensor = slice(chunk.row, chunk.row + chunk.rows)
+                rows = rows if place is None else place[rows].to(target.device)
+                target[rows] = shifted.view(chunk.rows, *target.shape[1:]).to(target.device, target.dtype)
 
-        A row has all values of the last dimension of a matrix, and all values but the first dimension's else.
-        """
-        for part in parts:
-            width = prod(part.shape[1:]) // part.type.values if len(part.shape) > 1 else 1
-            row_bytes = width * part.type.nbytes
-            count = part.shape[0]
-            if len(part.shape) == 1:
-                # The values of a vector that is quantized fill whole blocks. Floats are rows of one value.
-                count = part.shape[0] // part.type.values
-            first, last = 0, count
-            if source.rows is not None:
-                chosen = range(count)[source.rows]
-                first, last = chosen.start, chosen.stop
-            step = max(1, VALUES_AT_ONCE // max(1, width * part.type.values))
-            for row in range(first, last, step):
-                rows = min(step, last - row)
-                yield (
-                    part.type.name,
-                    self._read(source.file, part, row * row_bytes, (rows, width, part.type.nbytes)),
-                )
-
-    def _read(self, file: int, part: StoredTensor, offset: int, shape: tuple[int, ...]) -> Tensor:
-        if file not in self._open:
-            self._open[file] = self._files[file].path.open("rb")
-        source = self._open[file]
-        source.seek(part.start + offset)
-        buffer = np.empty(shape, np.uint8)
-        if source.readinto(buffer.reshape(-1).data) != buffer.size:  # type: ignore[attr-defined]
-            raise CheckpointError(f"{self._files[file].path}: {part.name} is truncated")
-        return torch.from_numpy(buffer)
+    def _read(self, chunk: Chunk) -> NDArray[np.uint8]:
+        """Return blocks of rows: (rows, blocks of a row, bytes of a block). Threads may call it together."""
+        with self._lock:
+            if chunk.file not in self._open:
+                self._open[chunk.file] = self._files[chunk.file].path.open("rb")
+            source = self._open[chunk.file]
+        buffer = np.empty((chunk.rows, chunk.blocks, chunk.part.type.nbytes), np.uint8)
+        left, place = memoryview(buffer.reshape(-1).data), chunk.start
+        while left:
+            count = os.preadv(source.fileno(), [left], place)
+            if not count:
+                raise CheckpointError(f"{self._files[chunk.file].path}: {chunk.part.name} is truncated")
+            left, place = left[count:], place + count
+        return buffer
 
 
-def _join(parts: Iterator[Codes], rows: int) -> Codes:
-    """Join codes of successive rows. Only one part exists beside the result.
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of a tensor that are read together.
 
-    rows: number of rows of all parts.
+    file: number of the file.
+    part: the tensor.
+    start: offset of the first row in the file.
+    row: number of the first row in the tensor of the model.
+    rows: number of rows.
+    blocks: blocks of a row.
     """
-    first = next(parts)
-    names = ("codes", "scale", "minimum", "outer", "outer_minimum")
-    fields: dict[str, Any] = {}
-    for name in names:
-        tensor = getattr(first, name)
-        fields[name] = None if tensor is None else torch.empty(rows, tensor.shape[1], dtype=tensor.dtype)
-    row, part = 0, first
-    while part is not None:
-        for name, whole in fields.items():
-            if whole is not None:
-                whole[row : row + part.shape[0]] = getattr(part, name)
-        row += part.shape[0]
-        part = next(parts, None)  # type: ignore[assignment]
-    return replace(first, **fields)
+
+    file: int
+    part: StoredTensor
+    start: int
+    row: int
+    rows: int
+    blocks: int
+
+
+def _chunks(source: Source, parts: Sequence[StoredTensor]) -> Iterator[Chunk]:
+    """Cut parts into chunks of about VALUES_AT_ONCE values. A row has all values of the first dimension."""
+    row = 0
+    for part in parts:
+        width = prod(part.shape[1:])
+        blocks = width // part.type.values
+        chosen = range(part.shape[0])[source.rows or slice(None)]
+        step = max(1, VALUES_AT_ONCE // max(1, width))
+        for first in range(chosen.start, chosen.stop, step):
+            rows = min(step, chosen.stop - first)
+            start = part.start + first * blocks * part.type.nbytes
+            yield Chunk(source.file, part, start, row, rows, blocks)
+            row += rows
 
 
 def mapping_of(files: Sequence[GgufFile]) -> Mapping[str, tuple[int, StoredTensor]]:
