@@ -127,10 +127,14 @@ class Checkpoint(Protocol):
     """The files of a model, whatever their format.
 
     path: the folder or the file, for messages.
+    images_need: see `ModelInfo`.
     """
 
     @property
     def path(self) -> Path: ...
+
+    @property
+    def images_need(self) -> str: ...
 
     def config(self) -> Any:
         """Return the configuration as transformers reads it. Raises CheckpointError or UnsupportedModel."""
@@ -168,6 +172,7 @@ class Folder:
     """A checkpoint in the files that transformers has: a `Checkpoint`."""
 
     path: Path
+    images_need: str = ""
 
     def config(self) -> Any:
         return read_config(self.path)
@@ -282,6 +287,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         created=int(time.time()),
         default_sampling=checkpoint.default_sampling(),
         input_modalities=("text", *(("image",) if entry.images else ()), *(("video",) if videos else ())),
+        images_need=checkpoint.images_need,
         fingerprint=fingerprint_value,
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
         reasons=tokenizer.dialect.reasoning is not None,

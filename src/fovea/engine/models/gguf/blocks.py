@@ -105,7 +105,9 @@ def _flat(array: Bytes, axes: int) -> Bytes:
 
 def _fifth_bits(blocks: Bytes, start: int) -> Bytes:
     """Return the 32 bits from a byte on, (rows, blocks, 32), each 0 or 16."""
-    return _flat(_bits(blocks[..., start : start + 4], 1).swapaxes(-1, -2), 2) << 4
+    bits = _flat(_bits(blocks[..., start : start + 4], 1).swapaxes(-1, -2), 2)
+    bits <<= 4
+    return bits
 
 
 def _q4_0(blocks: Bytes) -> Fields:

@@ -39,6 +39,9 @@ class GgufCheckpoint:
         self.path = path
         self._files = open_split(model)
         self._tower = None if tower is None else GgufFile(tower)
+        self.images_need = (
+            "" if tower else "start with --mmproj FILE, the GGUF file of the model's vision tower"
+        )
 
     @cached_property
     def _content(self) -> dict[str, Any]:

@@ -43,15 +43,11 @@ class Metadata:
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number that is finite. default: see `integer`."""
-        value = default if self.get(name) is None else self.get(name)
+        value: Any = default if self.get(name) is None else self.get(name)
         if type(value) not in (int, float) or not np.isfinite(value):
             self.refuse(name, "a finite number")
-        # Floats of 32 bits become the shortest decimal number that they stand for: 1e-5, not 9.99999974e-06.
-        return (
-            float(np.format_float_positional(np.float32(value), unique=True))
-            if type(value) is float
-            else value
-        )
+        # A float of 32 bits becomes the shortest decimal number that it stands for: 1e-5, not 9.99999974e-06.
+        return float(np.format_float_positional(np.float32(value))) if type(value) is float else float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.get(name)

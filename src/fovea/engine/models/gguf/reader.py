@@ -1,9 +1,9 @@
 """Reads the header of a GGUF file: its metadata, and the names, types, shapes and places of its tensors.
 
-Layout (versions 2 and 3, little endian): the magic "GGUF", the version, the numbers of tensors and of metadata
-entries, the entries, the table of tensors, padding up to `general.alignment`, and the data. Anybody may have
-made a file, so every count, length, offset and type is checked against the file's size before memory is taken
-for what it announces.
+Layout (versions 2 and 3, little endian): the magic "GGUF", the version, the numbers of tensors and of
+metadata entries, the entries, the table of tensors, padding up to `general.alignment`, and the data. Anybody
+may have made a file, so every count, length, offset and type is checked against the file's size before memory
+is taken for what it announces.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fovea.engine.files import check_file
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+"""Versions of the format that are read. Version 1 was in use for weeks in 2023."""
 MOST_METADATA = 128 << 20
 """Largest metadata and table of tensors that are read, in bytes."""
 MOST_STRINGS = 1 << 22
@@ -47,7 +48,8 @@ FEWEST_TENSOR_BYTES = 32
 """Size of the smallest entry of the table of tensors: the length of its name, one dimension, type, offset."""
 _SPLIT = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.gguf$", re.ASCII | re.DOTALL)
 _SCALARS: Mapping[int, str] = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8",
+    12: "<f8",
 }  # fmt: skip
 """numpy types by the numbers of metadata types."""
 _STRING, _ARRAY = 8, 9
@@ -90,8 +92,9 @@ TYPES: Mapping[int, BlockType] = {
 }
 """The types that are read, by their numbers."""
 OTHER_TYPES: Mapping[int, str] = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
+    22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
+    39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 """Names of types that are not read, for messages."""
 
@@ -247,8 +250,8 @@ class _Reader:
             raise self._fault(f"tensor {name!r} has type {block.name} and one dimension; accepted: floats")
         if min(shape) < 1 or shape[0] % block.values:
             raise self._fault(
-                f"tensor {name!r} has shape {list(shape)}; accepted for {block.name}: sizes of at least 1, the "
-                f"first a multiple of {block.values}"
+                f"tensor {name!r} has shape {list(shape)}; accepted for {block.name}: sizes of at least 1, "
+                f"the first a multiple of {block.values}"
             )
         if prod(shape) // block.values * block.nbytes > self.size:
             raise self._fault(
@@ -282,7 +285,7 @@ class _Reader:
             raise self._fault(f"{what} is not UTF-8 text: {error.reason}") from error
 
     def _texts(self, key: str, count: int) -> list[str]:
-        """Read texts one after another. Vocabularies have hundreds of thousands, so the window is used directly."""
+        """Read texts one after another. There may be hundreds of thousands, so this is a tight loop."""
         found: list[str] = []
         length_at = struct.Struct("<Q").unpack_from
         while len(found) < count:
@@ -377,8 +380,8 @@ def _expect_split(file: GgufFile, number: int, count: int) -> None:
     found = file.metadata.get("split.no", 0), file.metadata.get("split.count", 1) or 1
     if found != (number, count) and (count > 1 or "split.count" in file.metadata):
         raise CheckpointError(
-            f"{file.path}: split.no and split.count are {str(found)[:100]}; accepted for a file of this name: "
-            f"{(number, count)}"
+            f"{file.path}: split.no and split.count are {str(found)[:100]}; accepted for a file of this "
+            f"name: {(number, count)}"
         )
 
 
@@ -391,6 +394,13 @@ def _expect_different(files: Iterable[GgufFile]) -> None:
                     f"{file.path}: another file of the model has tensor {tensor.name!r}, too"
                 )
             names.add(tensor.name)
+
+
+def holds_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, or a folder with such files and without config.json."""
+    if path.suffix == SUFFIX and path.is_file():
+        return True
+    return path.is_dir() and not (path / "config.json").exists() and any(path.glob(f"*{SUFFIX}"))
 
 
 def is_first(path: Path) -> bool:

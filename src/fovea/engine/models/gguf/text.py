@@ -26,8 +26,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3_CONTEXT, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0
 """The numbers of Llama 3's RoPE beside its factor. All published models have these."""
 GEMMA3_PATTERN, GEMMA3_LOCAL_BASE, GEMMA3_LARGEST = 6, 10_000.0, 62
-"""Gemma 3: every sixth layer has no window; base of the others' RoPE; number of layers of the 27 B model, whose
-queries are scaled by their width instead of the size of a head."""
+"""Gemma 3: every sixth layer has no window; base of the others' RoPE; number of layers of the 27 B model,
+whose queries are scaled by their width instead of the size of a head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ _EXPERTS = re.compile(r"^ffn_(gate|up|down)_exps$", re.ASCII)
 
 
 def architecture_of(file: GgufFile) -> str:
-    """Return general.architecture of a text model. Raises UnsupportedModel, which names the supported ones."""
+    """Return general.architecture of a text model. Raises UnsupportedModel, naming those that are."""
     name = Metadata(file).text("general.architecture")
     if name == "clip":
         raise CheckpointError(
@@ -169,8 +169,8 @@ def text_sources(files: list[GgufFile], config: Mapping[str, Any]) -> Iterator[S
         if family.paired and part in ("attn_q", "attn_k"):
             if size % 2 or tensor.shape[0] % size:
                 raise CheckpointError(
-                    f"{files[number].path}: tensor {name!r} has {tensor.shape[0]} rows; accepted: a multiple of "
-                    f"the size of a head, {size}, which is even"
+                    f"{files[number].path}: tensor {name!r} has {tensor.shape[0]} rows; accepted: a multiple "
+                    f"of the size of a head, {size}, which is even"
                 )
             source = Source(source.name, source.parts, number, order=_halves(tensor.shape[0], size))
         if family.centered and part.endswith("norm") and kind == "weight":
@@ -215,35 +215,40 @@ def _tensor(
 def _rope(
     entries: Metadata, files: list[GgufFile], tensors: Mapping[str, tuple[int, StoredTensor]], size: int
 ) -> dict[str, Any]:
-    """Return the parameters of RoPE in the form of transformers. Raises CheckpointError or UnsupportedModel."""
+    """Return the parameters of RoPE in the form of transformers.
+
+    size: numbers of a head.
+
+    Raises CheckpointError or UnsupportedModel.
+    """
     base = entries.number("rope.freq_base", 10_000.0)
-    kind = entries.text("rope.scaling.type", "none")
-    factor = entries.number("rope.scaling.factor", entries.number("rope.scale_linear", 1.0))
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
-    if kind == "yarn":
-        parameters |= {
-            "rope_type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": entries.integer("rope.scaling.original_context_length"),
-        }
-        for theirs, ours in _YARN.items():
-            if theirs in entries:
-                parameters[ours] = entries.number(theirs)
-        if entries.number("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):
-            entries.refuse("rope.scaling.yarn_ext_factor", "1")
-    elif kind == "linear" or (kind == "none" and "rope.scale_linear" in entries):
-        if factor != 1:
-            parameters |= {"rope_type": "linear", "factor": factor}
-    elif kind != "none":
-        entries.refuse("rope.scaling.type", "none, linear, yarn")
+    parameters = {"rope_type": "default", "rope_theta": base, **_scaling(entries)}
     if ROPE_FACTORS in tensors:
         if parameters["rope_type"] != "default":
             entries.refuse("rope.scaling.type", f"none beside the tensor {ROPE_FACTORS}")
         parameters |= _llama3(files[0], _read_floats(files, *tensors[ROPE_FACTORS]), base, size)
-    sections = entries.get("rope.dimension_sections")
-    if sections is not None:
+    if "rope.dimension_sections" in entries:
         parameters["mrope_section"] = entries.numbers("rope.dimension_sections")[:3]
     return parameters
+
+
+def _scaling(entries: Metadata) -> dict[str, Any]:
+    """Return the parameters by which positions are scaled; empty: they are not."""
+    kind = entries.text("rope.scaling.type", "linear")
+    # A factor of 0 says that there is none.
+    factor = entries.number("rope.scaling.factor", entries.number("rope.scale_linear", 1.0)) or 1.0
+    if kind == "yarn":
+        if entries.number("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):
+            entries.refuse("rope.scaling.yarn_ext_factor", "1")
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": entries.integer("rope.scaling.original_context_length"),
+            **{ours: entries.number(theirs) for theirs, ours in _YARN.items() if theirs in entries},
+        }
+    if kind not in ("none", "linear"):
+        entries.refuse("rope.scaling.type", "none, linear, yarn")
+    return {} if factor == 1 or kind == "none" else {"rope_type": "linear", "factor": factor}
 
 
 _YARN = {
@@ -269,8 +274,8 @@ def _llama3(file: GgufFile, factors: Tensor, base: float, size: int) -> dict[str
     expected = 1 / ((1 - smooth) / max(factor, 1e-6) + smooth)
     if factors.shape != expected.shape or not torch.allclose(factors.double(), expected, rtol=1e-4):
         raise UnsupportedModel(
-            f"{file.path}: tensor {ROPE_FACTORS!r} does not have the divisors of Llama 3's RoPE with an original "
-            f"context of {LLAMA3_CONTEXT} tokens; supported: these"
+            f"{file.path}: tensor {ROPE_FACTORS!r} does not have the divisors of Llama 3's RoPE with an "
+            f"original context of {LLAMA3_CONTEXT} tokens; supported: these"
         )
     return {
         "rope_type": "llama3",

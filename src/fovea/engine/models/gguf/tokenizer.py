@@ -24,7 +24,7 @@ ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<EOT>", "<end_of_utterance>", "<eos>", "</s>",
 )  # fmt: skip
-"""Special tokens that end an answer in every vocabulary that has them, beside those that the metadata names."""
+"""Special tokens that end an answer wherever they exist, beside those that the metadata names."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = (
@@ -130,7 +130,8 @@ def build_tokenizer(file: GgufFile) -> Any:
     build = BUILDERS.get(model)
     if build is None:
         raise UnsupportedModel(
-            f"{file.path}: tokenizer.ggml.model {model[:50]!r} is not supported; supported: {', '.join(BUILDERS)}"
+            f"{file.path}: tokenizer.ggml.model {model[:50]!r} is not supported; supported: "
+            f"{', '.join(BUILDERS)}"
         )
     backend, starts = build(entries, vocabulary)
     backend.add_special_tokens(

@@ -27,7 +27,7 @@ from fovea.kernels.codes import Codes
 VALUES_AT_ONCE = 1 << 19
 """Number of values that are decoded together. Their copies stay in the processor's cache."""
 QUANTIZED_DTYPE = "BF16"
-"""Type in which the values of quantized tensors are computed. They are rounded once, to the parameter's type."""
+"""Type that quantized tensors are said to have. Their values are rounded once, to the parameter's type."""
 
 
 @dataclass(frozen=True, slots=True)
