@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest
+from fovea.core.errors import CheckpointError, ConfigError, FoveaError
 from fovea.core.names import BUNDLED, bundled_model, served_name
-from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.config import MIB, CompileModes, EngineConfig
@@ -26,6 +25,7 @@ from fovea.engine.models.gguf.checkpoint import find_gguf
 from fovea.engine.models.gguf.reader import SUFFIX
 from fovea.engine.models.quantized import open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
+from fovea.engine.models.side_files import build_processors, default_sampling
 from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
@@ -33,12 +33,10 @@ from fovea.engine.models.weights import NOTHING, RECIPES, Head, Packer, load_wei
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers import fingerprint
-from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
-from fovea.engine.vision.processor.none import NoImages
 from fovea.engine.vision.processor.pixels import in_type
 from fovea.engine.vision.processor.settings import stated_type
-from fovea.engine.vision.processor.video import QwenVideos, build_videos
+from fovea.engine.vision.processor.video import QwenVideos
 from fovea.kernels.choose import bind_threads, choose, results_depend_on
 from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
@@ -397,57 +395,3 @@ def _trim_memory() -> None:
 def count_parameters(model: VisionLanguageModel) -> int:
     """Number of the parameters that a checkpoint holds."""
     return sum(tensor.numel() for _, tensor in model.checkpoint_targets())
-
-
-def build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
-    """Build the image processor, and the planner of videos if the model takes videos.
-
-    config: the checkpoint's configuration, as transformers reads it. That of a model for text alone needs no
-        further file.
-    """
-    if not architecture_of(config).images:
-        return NoImages(), None
-    joint = read_json(folder / "processor_config.json")
-    # Newer checkpoints have the image processor's settings inside processor_config.json.
-    images = read_json(folder / "preprocessor_config.json") or joint.get("image_processor")
-    if not isinstance(images, dict):
-        raise CheckpointError(f"{folder} has no preprocessor_config.json")
-    videos = read_json(folder / "video_preprocessor_config.json")
-    return processors_of(config, images, videos, joint, folder / "preprocessor_config.json")
-
-
-def processors_of(
-    config: Any, images: dict[str, Any], videos: dict[str, Any], joint: dict[str, Any], where: Path
-) -> tuple[ImageProcessor, QwenVideos | None]:
-    """Build the processors from their settings.
-
-    config: see `build_processors`.
-    images, videos, joint: contents of preprocessor_config.json, video_preprocessor_config.json and
-        processor_config.json; empty: there is no such file.
-    where: file of the settings of images, for messages.
-    """
-    shapes, kind = config.to_dict(), config.model_type
-    try:
-        return build_processor(kind, images, shapes, joint), build_videos(kind, videos, images, shapes, joint)
-    except FoveaError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{where}: no processor can be built of its values: {reason(error)}") from error
-
-
-def default_sampling(folder: Path) -> dict[str, float | int]:
-    """Return the sampling defaults of generation_config.json, for parameters that a request does not set."""
-    config = read_json(folder / "generation_config.json")
-    if not config or "do_sample" not in config:
-        return {}
-    if not config["do_sample"]:
-        return {"temperature": 0.0}
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    values = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
-    if values.get("top_k", 0) < 0:
-        values["top_k"] = 0
-    try:
-        SamplingParams(**values)
-    except InvalidRequest as error:
-        raise CheckpointError(f"{folder}/generation_config.json: {error}") from error
-    return values

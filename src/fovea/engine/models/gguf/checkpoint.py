@@ -13,8 +13,10 @@ from fovea.engine.files import check_bounds, check_file
 from fovea.engine.models.gguf.metadata import Metadata
 from fovea.engine.models.gguf.reader import SUFFIX, GgufFile, is_first, open_split
 from fovea.engine.models.gguf.text import text_config, text_only, text_sources
-from fovea.engine.models.gguf.tokenizer import build_tokenizer, chat_template, end_ids
+from fovea.engine.models.gguf.tokenizer import build_tokenizer, chat_template, end_ids, read_vocabulary
+from fovea.engine.models.gguf.towers import Tower
 from fovea.engine.models.gguf.weights import GgufWeights
+from fovea.engine.models.side_files import processors_of
 from fovea.engine.models.tokenizer import make_tokenizer, reason
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor.base import ImageProcessor
@@ -38,22 +40,27 @@ class GgufCheckpoint:
     def __init__(self, path: Path, model: Path, tower: Path | None = None) -> None:
         self.path = path
         self._files = open_split(model)
-        self._tower = None if tower is None else GgufFile(tower)
-        self.images_need = (
-            "" if tower else "start with --mmproj FILE, the GGUF file of the model's vision tower"
-        )
+        self._tower_file = None if tower is None else GgufFile(tower)
+        self.images_need = "" if tower else "start with --mmproj FILE, the file of the model's vision tower"
 
     @cached_property
-    def _content(self) -> dict[str, Any]:
-        """The configuration as config.json has it."""
-        text = text_config(self._files)
-        return text_only(self._files[0], text)
+    def _text(self) -> dict[str, Any]:
+        return text_config(self._files)
+
+    @cached_property
+    def _tower(self) -> Tower | None:
+        if self._tower_file is None:
+            return None
+        vocabulary = read_vocabulary(self._files[0])
+        ids = {token: number for number, token in enumerate(vocabulary.tokens)}
+        return Tower(self._tower_file, self._text, ids)
 
     def config(self) -> Any:
         """Return the configuration as transformers reads it. Raises CheckpointError or UnsupportedModel."""
         from transformers import CONFIG_MAPPING
 
-        content = self._content
+        tower = self._tower
+        content = text_only(self._files[0], self._text) if tower is None else tower.config()
         check_bounds(content, self._files[0].path)
         try:
             return CONFIG_MAPPING[content["model_type"]].from_dict(content)
@@ -62,7 +69,11 @@ class GgufCheckpoint:
 
     def weights(self, config: Any) -> GgufWeights:
         """Return the tensors. config: see `config`; its values are in the files, too."""
-        return GgufWeights(self._files, text_sources(self._files, text_config(self._files)))
+        files, sources = list(self._files), list(text_sources(self._files, self._text))
+        if self._tower is not None:
+            sources += self._tower.sources(len(files))
+            files.append(self._tower.file)
+        return GgufWeights(files, sources)
 
     def tokenizer(
         self,
@@ -85,7 +96,10 @@ class GgufCheckpoint:
 
     def processors(self, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
         """Return the processors of images and videos. config: see `config`."""
-        return NoImages(), None
+        if self._tower is None:
+            return NoImages(), None
+        model = self._tower.model
+        return processors_of(config, model.images, model.videos, model.joint, self._tower.file.path)
 
     def head(self, width: int) -> None:
         """Return None: a GGUF file has no relevance head."""

@@ -172,13 +172,13 @@ def text_sources(files: list[GgufFile], config: Mapping[str, Any]) -> Iterator[S
                     f"{files[number].path}: tensor {name!r} has {tensor.shape[0]} rows; accepted: a multiple "
                     f"of the size of a head, {size}, which is even"
                 )
-            source = Source(source.name, source.parts, number, order=_halves(tensor.shape[0], size))
+            source = Source(source.name, source.parts, number, order=halves(tensor.shape[0], size))
         if family.centered and part.endswith("norm") and kind == "weight":
             source = _centered(source)
         yield source
 
 
-def _halves(rows: int, size: int) -> Tensor:
+def halves(rows: int, size: int) -> Tensor:
     """Return for each row of queries or keys the row of the file that it is.
 
     In the files, numbers i and i + size / 2 of a head, which rotate together, are neighbours.
