@@ -1,4 +1,4 @@
-"""Reads the files of a checkpoint that are beside its weights: settings of image processors, and of sampling."""
+"""Reads the settings of a checkpoint beside its weights: those of image processors, and of sampling."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ class Metadata:
         value: Any = default if self.get(name) is None else self.get(name)
         if type(value) not in (int, float) or not np.isfinite(value):
             self.refuse(name, "a finite number")
-        # A float of 32 bits becomes the shortest decimal number that it stands for: 1e-5, not 9.99999974e-06.
-        return float(np.format_float_positional(np.float32(value))) if type(value) is float else float(value)
+        return shortest(value) if type(value) is float else float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.get(name)
@@ -72,16 +71,28 @@ class Metadata:
     def numbers(
         self, name: str, count: int | None = None, default: Sequence[float] | None = None
     ) -> list[Any]:
-        """Return an array of numbers, or booleans. count: length that it must have."""
+        """Return an array of numbers, or booleans.
+
+        count: length that it must have.
+        default: value of an array that is missing; None: it must be there.
+        """
         value = self.get(name)
         if value is None and default is not None:
             return list(default)
         if not isinstance(value, np.ndarray) or (count is not None and len(value) != count):
             self.refuse(name, "an array of numbers" if count is None else f"an array of {count} numbers")
-        return value.tolist()  # type: ignore[no-any-return]
+        return [shortest(number) if isinstance(number, float) else number for number in value.tolist()]
 
     def refuse(self, name: str, accepted: str) -> NoReturn:
         """Raise CheckpointError for an entry."""
         value = self.get(name)
         found = "is missing" if value is None else f"is {str(value)[:100]}"
         raise CheckpointError(f"{self._file.path}: {self._prefix}{name} {found}; accepted: {accepted}")
+
+
+def shortest(number: float) -> float:
+    """Return the number of a file as it was before it was rounded to 32 bits: 1e-5, not 9.99999974e-06.
+
+    Of all decimal numbers that are rounded to the same one, it is the shortest.
+    """
+    return float(np.format_float_scientific(np.float32(number)))

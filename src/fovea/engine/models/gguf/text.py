@@ -162,6 +162,9 @@ def text_sources(files: list[GgufFile], config: Mapping[str, Any]) -> Iterator[S
             continue
         layer, part, kind = match.groups()
         prefix = f"model.layers.{int(layer)}"
+        if part == "ffn_gate_up_exps":
+            yield Source(f"{prefix}.mlp.experts.gate_up_proj", (tensor,), number)
+            continue
         if experts := _EXPERTS.match(part):
             yield from _experts(files[number], tensor, number, f"{prefix}.mlp.experts", experts[1])
             continue

@@ -1,8 +1,8 @@
 """Vision towers in GGUF files ("mmproj"): configurations, image processors and names of tensors.
 
-A tower is known by clip.projector_type. Each kind is an entry of PROJECTORS: a function that turns the metadata
-into the configuration of transformers and the settings of the image processor, and the names that its tensors
-have in transformers. Facts about the files are those of llama.cpp's converters and of its loader.
+A tower is known by clip.projector_type. Each kind is an entry of PROJECTORS: a function that turns the
+metadata into the configuration of transformers and the settings of the image processor, and the names that
+its tensors have in transformers. Facts about the files are those of llama.cpp's converters and of its loader.
 """
 
 from __future__ import annotations
@@ -187,11 +187,10 @@ class Tower:
             return projector.names[name]
         match = _BLOCK.match(name)
         if match is not None:
-            number, part, kind = match.groups()
+            number, part, kind = match.groups(default="")
             part = self._straight(part)
-            if part in projector.blocks:
-                return f"{projector.block}.{int(number)}.{projector.blocks[part]}{kind or ''}"
-            return name
+            ours = projector.blocks.get(part + kind) or projector.blocks.get(part, "") + kind
+            return name if ours == kind else f"{projector.block}.{int(number)}.{ours}"
         match = _DEEPSTACK.match(name)
         if match is not None and projector.deepstack:
             number, part, kind = match.groups()
@@ -611,6 +610,8 @@ PROJECTORS: Mapping[str, Projector] = {
             "attn_out": "attention.projection_layer",
             "attn_q_norm": "attention.q_norm",
             "attn_k_norm": "attention.k_norm",
+            "ls1.weight": "lambda_1",
+            "ls2.weight": "lambda_2",
             "ffn_up": "mlp.fc1",
             "ffn_down": "mlp.fc2",
         },
