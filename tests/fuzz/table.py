@@ -20,6 +20,7 @@ NAMES = (
     "config_file",
     "gateway",
     "answer_format",
+    "gguf",
 )
 
 

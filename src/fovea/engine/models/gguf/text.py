@@ -23,8 +23,8 @@ from fovea.engine.models.gguf.weights import Source, mapping_of
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor with a divisor for each rotary frequency, as Llama 3 has them."""
-LLAMA3_CONTEXT, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0
-"""The numbers of Llama 3's RoPE beside its factor. All published models have these."""
+LLAMA3_CONTEXT, LLAMA3_HIGH = 8192, 4.0
+"""Original context, and turns in it from which frequencies are not divided, of all published Llama 3 models."""
 GEMMA3_PATTERN, GEMMA3_LOCAL_BASE, GEMMA3_LARGEST = 6, 10_000.0, 62
 """Gemma 3: every sixth layer has no window; base of the others' RoPE; number of layers of the 27 B model,
 whose queries are scaled by their width instead of the size of a head."""
@@ -263,30 +263,44 @@ _YARN = {
 """Further parameters of YaRN, and their names in transformers."""
 
 
-def _llama3(file: GgufFile, factors: Tensor, base: float, size: int) -> dict[str, Any]:
+def _llama3(file: GgufFile, divisors: Tensor, base: float, size: int) -> dict[str, Any]:
     """Return the parameters of Llama 3's RoPE that give these divisors of the frequencies.
 
-    factors: (size / 2,).
+    The inverse of a divisor is a straight line of the number of turns within the original context, between
+    1 / factor and 1. Two points of the line tell its parameters, up to a common factor of them, which
+    changes nothing. If fewer are on the line, those of the published models are tried.
 
-    Raises UnsupportedModel if none do.
+    divisors: (size / 2,).
+
+    Raises UnsupportedModel if no parameters give them.
     """
-    factor = float(factors.max()) if len(factors) else 0.0
-    frequencies = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-    turns = LLAMA3_CONTEXT * frequencies / (2 * torch.pi)
-    smooth = ((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)).clamp(0, 1)
-    expected = 1 / ((1 - smooth) / max(factor, 1e-6) + smooth)
-    if factors.shape != expected.shape or not torch.allclose(factors.double(), expected, rtol=1e-4):
-        raise UnsupportedModel(
-            f"{file.path}: tensor {ROPE_FACTORS!r} does not have the divisors of Llama 3's RoPE with an "
-            f"original context of {LLAMA3_CONTEXT} tokens; supported: these"
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": round(factor, 4),
-        "low_freq_factor": LLAMA3_LOW,
-        "high_freq_factor": LLAMA3_HIGH,
-        "original_max_position_embeddings": LLAMA3_CONTEXT,
-    }
+    count, factor = len(divisors), float(divisors.max()) if len(divisors) else 0.0
+    choices = [(float(LLAMA3_CONTEXT), LLAMA3_HIGH)]
+    frequencies = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float64) / size) / (2 * torch.pi)
+    if count == len(frequencies) and factor > 1:
+        smooth = (1 / divisors.double() - 1 / factor) / (1 - 1 / factor)
+        inner = torch.nonzero((smooth > 1e-4) & (smooth < 1 - 1e-4)).flatten().tolist()
+        if len(inner) > 1:
+            first, last = inner[0], inner[-1]
+            slope = float((smooth[first] - smooth[last]) / (frequencies[first] - frequencies[last]))
+            start = slope * float(frequencies[first]) - float(smooth[first])
+            if start > 0:
+                choices.append((slope / start, 1 + 1 / start))
+        for context, high in choices:
+            line = ((context * frequencies - 1) / (high - 1)).clamp(0, 1)
+            expected = 1 / ((1 - line) / factor + line)
+            if torch.allclose(divisors.double(), expected, rtol=1e-4):
+                return {
+                    "rope_type": "llama3",
+                    "factor": round(factor, 4),
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": round(high, 4),
+                    "original_max_position_embeddings": round(context),
+                }
+    raise UnsupportedModel(
+        f"{file.path}: the {count} divisors of frequencies in tensor {ROPE_FACTORS!r} are not those of Llama "
+        f"3's RoPE; supported: these, {size // 2} of them"
+    )
 
 
 def _read_floats(files: list[GgufFile], number: int, tensor: StoredTensor) -> Tensor:

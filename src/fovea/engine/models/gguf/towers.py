@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fovea.core.errors import CheckpointError, UnsupportedModel
 from fovea.engine.models.gguf.metadata import Metadata
 from fovea.engine.models.gguf.reader import GgufFile, StoredTensor
 from fovea.engine.models.gguf.text import halves
 from fovea.engine.models.gguf.weights import Source
+from fovea.engine.vision.processor.pixels import CLIP_MEAN, CLIP_STD
 
 QWEN_PIXELS = (56 * 56, 28 * 28 * 16384)
 """Least and most pixels of a picture for Qwen2-VL and Qwen2.5-VL, as published."""
@@ -30,6 +33,8 @@ IDEFICS_TILES = 4
 """Tiles along the longest edge of a picture for Idefics3 and SmolVLM, unless the metadata says otherwise."""
 BICUBIC, BILINEAR, LANCZOS = 3, 2, 1
 """Numbers of filters in the settings of image processors."""
+_PUBLISHED = {np.float32(number): number for number in (*CLIP_MEAN, *CLIP_STD)}
+"""The pixel statistics of CLIP, which have more digits than a float of 32 bits, by such floats."""
 IGNORED = ("v.token_embd.img_break", "v.image_newline", "v.view_seperator")
 """Embeddings that are in the text model, too, or that the supported models do not use."""
 
@@ -145,7 +150,10 @@ class Tower:
 
     def norm(self) -> dict[str, Any]:
         """Return mean and standard deviation of the pixels, as settings of an image processor."""
-        return {name: self.entries.numbers(name, 3) for name in ("image_mean", "image_std")}
+        return {
+            name: [_PUBLISHED.get(np.float32(number), number) for number in self.entries.numbers(name, 3)]
+            for name in ("image_mean", "image_std")
+        }
 
     def activation(self) -> str:
         """Return the activation of the tower's blocks, by its name in transformers."""
@@ -640,7 +648,9 @@ PROJECTORS: Mapping[str, Projector] = {
             **_SIGLIP_NAMES,
             "v.class_embd": "vision_tower.embeddings.class_embedding",
             "v.pre_ln": "vision_tower.pre_layrnorm",
+            # Converters number the two maps by their place among the activations, or one after the other.
             "mm.0": "multi_modal_projector.linear_1",
+            "mm.1": "multi_modal_projector.linear_1",
             "mm.2": "multi_modal_projector.linear_2",
         },
     ),
