@@ -95,8 +95,14 @@ def write_tower(folder: Path, path: Path, architecture: str, encode: Encode = pl
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 64)
     heads = config["vision_config"].get("num_attention_heads")
     deep = config["vision_config"].get("deepstack_visual_indexes", [])
+    if architecture == "llava":
+        # The model does not use the last block, so files do not have it.
+        last = config["vision_config"]["num_hidden_layers"] - 1
+        unused = (f".layers.{last}.", "post_layernorm")
     for name, values in _tensors(folder).items():
         if not any(part in name for part in ("vision", "visual", "projector", "connector")):
+            continue
+        if architecture == "llava" and any(part in name for part in unused):
             continue
         for found, part in _tower_parts(_usual(name, architecture), values, names, deep):
             if architecture in ("pixtral", "mistral3") and (".attn_q." in found or ".attn_k." in found):

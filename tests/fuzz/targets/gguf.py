@@ -21,7 +21,8 @@ from tests.fuzz.refusals import note, refusals
 LONGEST = 8192
 WORDS = (
     b"GGUF", b"general.architecture", b"general.alignment", b"llama", b"gemma3", b"clip",
-    b"llama.block_count", b"llama.embedding_length", b"llama.attention.head_count", b"llama.context_length", b"split.count",
+    b"llama.block_count", b"llama.embedding_length", b"llama.attention.head_count", b"split.count",
+    b"llama.context_length",
     b"tokenizer.ggml.model", b"tokenizer.ggml.tokens", b"tokenizer.ggml.merges", b"tokenizer.ggml.scores",
     b"tokenizer.ggml.token_type", b"token_embd.weight", b"blk.0.attn_q.weight", b"rope_freqs.weight",
     b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"\xff" * 8, b"\0" * 8, b"\x08\0\0\0", b"\x09\0\0\0", b"\x0c\0\0\0",

@@ -266,7 +266,7 @@ class _Reader:
 
     def _count(self, what: str, fewest: int) -> int:
         """Read a number of things of which each takes at least `fewest` bytes of the file."""
-        count = self._number("<u8", f"the number of {what}")
+        count: int = self._number("<u8", f"the number of {what}")
         self._expect(count * fewest, f"{count} {what}")
         return count
 

@@ -24,7 +24,7 @@ from fovea.engine.models.gguf.weights import Source, mapping_of
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor with a divisor for each rotary frequency, as Llama 3 has them."""
 LLAMA3_CONTEXT, LLAMA3_HIGH = 8192, 4.0
-"""Original context, and turns in it from which frequencies are not divided, of all published Llama 3 models."""
+"""Original context of all published Llama 3 models, and turns in it from which on nothing is divided."""
 GEMMA3_PATTERN, GEMMA3_LOCAL_BASE, GEMMA3_LARGEST = 6, 10_000.0, 62
 """Gemma 3: every sixth layer has no window; base of the others' RoPE; number of layers of the 27 B model,
 whose queries are scaled by their width instead of the size of a head."""
