@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from checkpoint import write_checkpoint
+from fovea.core.markdown import markdown_table
 from fovea.core.media import Image, PixelBudget, content_identity
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
@@ -141,10 +142,8 @@ def measure(candidates: list[Candidate], size: int, repeats: int) -> None:
 
 def report(dtype: str, candidates: list[Candidate], sizes: list[int]) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    print(
-        f"\n| {dtype} | " + " | ".join(f"{size}x{size} | longest slice | difference" for size in sizes) + " |"
-    )
-    print("|---" * (1 + 3 * len(sizes)) + "|")
+    head = [dtype, *(title for size in sizes for title in (f"{size}x{size}", "longest slice", "difference"))]
+    rows = []
     for candidate in candidates:
         cells, result = [], {}
         for size in sizes:
@@ -160,8 +159,9 @@ def report(dtype: str, candidates: list[Candidate], sizes: list[int]) -> dict[st
                 "longest_slice_ms": longest,
                 "difference": candidate.difference[size],
             }
-        print(f"| {candidate.name} | " + " | ".join(cells) + " |")
+        rows.append([candidate.name, *cells])
         results[candidate.name] = result
+    print(f"\n{markdown_table(head, rows)}")
     return results
 
 

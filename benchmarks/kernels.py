@@ -26,11 +26,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fovea.kernels.codes import Codes
 from fovea.kernels.native import products
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import chosen
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.quantize import INT4, INT8, Levels, quantize
+from fovea.kernels.quantize import INT4, INT8, quantize
 from fovea.kernels.torch_kernels import TorchKernels
 from peak import peaks
 
@@ -77,12 +78,12 @@ def kernels(weight: Tensor) -> list[Kernel]:
         Kernel(
             "fovea int4",
             lambda: ours(native.quantized_product(weight, None, None, False, INT4)),
-            count * (0.5 + 2 / 64),
+            count * (0.5 + 4 / 32),
             "int8",
         ),
         Kernel("fovea bf16, not packed", lambda: ours(unpacked(native, weight)), 2.0 * count, "float"),
         Kernel("torch float32 (oneDNN)", lambda: wide(onednn, weight), 4.0 * count),
-        Kernel("torch int4 (int4pack)", lambda: torch_int4(weight), count * (0.5 + 4 / 64)),
+        Kernel("torch int4 (int4pack)", lambda: torch_int4(weight), count * (0.5 + 4 / 32)),
     ]
     if onednn.product(weight, None, None, False) is not None:
         packed = Kernel(
@@ -127,17 +128,19 @@ def torch_int8(weight: Tensor) -> Call:
     return call
 
 
-@functools.cache  # quantizing takes a second, and all copies have the same weight
-def int4_levels(weight: Tensor) -> Levels:
+@functools.cache  # quantizing takes seconds, and all copies have the same weight
+def int4_codes(weight: Tensor) -> Codes:
     return quantize(weight, INT4)
 
 
 def torch_int4(weight: Tensor) -> Call:
-    levels = int4_levels(weight)
-    codes = (levels.values.flatten(1)[:, : weight.shape[1]].int() // 16 + 8).clamp(0, 15).to(torch.int32)
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-    scale = levels.scale.T.contiguous().to(torch.bfloat16)
-    both = torch.stack((scale, torch.zeros_like(scale)), dim=-1).contiguous()
+    codes = int4_codes(weight)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.codes.int(), 1)
+    scale, minimum = codes.full_scales()
+    assert minimum is not None
+    # torch's values are scale * (code - 8) + zero.
+    pair = scale.T.contiguous(), (minimum + 8 * scale).T.contiguous()
+    both = torch.stack(pair, dim=-1).to(torch.bfloat16)
     return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, INT4.group, both)
 
 

@@ -79,9 +79,7 @@ it, waits tell little. "Memory" is the sum of the resident sizes of the server's
 and at its peak. "held" counts connections that the server kept open to the end of the attack, "closed" those
 that it ended without an answer, "refused" those that it did not accept.
 
-| attack | what the attacker does |
-|---|---|
-{chr(10).join(f"| {result.name} | {result.story} |" for result in results)}
+{markdown_table(("attack", "what the attacker does"), [(each.name, each.story) for each in results])}
 """
     if before is not None:
         text += _earlier(json.loads(before.read_text()))
@@ -91,19 +89,17 @@ that it ended without an answer, "refused" those that it did not accept.
 
 def _earlier(run: dict[str, Any]) -> str:
     """The section about an earlier run."""
-    lines = [
-        f"\n## Before\n\nThe same attacks at {run['commit']}, on the same machine, with other work on it:\n",
-        "| attack | errors | text worst, ms | image worst, ms | memory, MiB | verdict |",
-        "|---|---|---|---|---|---|",
-    ]
+    head = ("attack", "errors", "text worst, ms", "image worst, ms", "memory, MiB", "verdict")
+    rows = []
     for row in run["results"]:
         logs = row["innocents"]
         errors = sum(sum(log["failures"].values()) for log in logs.values()) if logs else ""
         worst = [f"{1000 * logs[kind]['worst_s']:.0f}" if logs else "" for kind in ("text", "image")]
         memory = f"{row['baseline_mib']:.0f} -> {row['peak_mib']:.0f}" if row["peak_mib"] else ""
         verdict = row["verdict"].split(":")[0]
-        lines.append(f"| {row['name']} | {errors} | {worst[0]} | {worst[1]} | {memory} | {verdict} |")
-    return "\n".join(lines) + "\n"
+        rows.append((row["name"], str(errors), *worst, memory, verdict))
+    story = f"The same attacks at {run['commit']}, on the same machine, with other work on it:"
+    return f"\n## Before\n\n{story}\n\n{markdown_table(head, rows)}\n"
 
 
 def commit() -> str:

@@ -18,6 +18,8 @@ from instructions import ALL, AMX, AVX2
 from rows import MEMORY_FACTOR, ROWS, Figure, Row, best_peer, figures, verdicts
 from sampling import BEYOND, MATRIX, OTHER, VECTOR
 
+from fovea.core.markdown import markdown_table
+
 TITLES = {
     ALL: "Fovea beside other engines on one machine",
     AVX2: "Fovea beside other engines on a machine with AVX2 and without AVX-512",
@@ -82,8 +84,8 @@ def _table(results: Mapping[str, Any], precision: str) -> Iterator[str]:
     if part.get("commit", results["machine"]["commit"]) != results["machine"]["commit"]:
         yield f"Measured on {part['date']} at commit {part['commit']}."
         yield ""
-    yield "| | " + " | ".join(engines[name]["title"] for name in running) + " | Fovea / best peer | target |"
-    yield "|---|" + "---|" * (len(running) + 2)
+    head = ("", *(engines[name]["title"] for name in running), "Fovea / best peer", "target")
+    rows = []
     limit = _memory_limit(results, engines)
     for row in ROWS:
         values = figures(row, engines)
@@ -92,11 +94,8 @@ def _table(results: Mapping[str, Any], precision: str) -> Iterator[str]:
         cells = [_cell(values.get(name), engines[name], row) for name in running]
         judged = verdicts(row, precision, values, limit, results.get("instructions", ALL))
         targets = "; ".join(f"{v.words}: {WORDS[v.met]}" for v in judged)
-        yield (
-            f"| {row.title}, {row.unit} | "
-            + " | ".join([*cells, _ratio(row, values, engines), targets])
-            + " |"
-        )
+        rows.append((f"{row.title}, {row.unit}", *cells, _ratio(row, values, engines), targets))
+    yield markdown_table(head, rows)
     yield ""
     for engine in engines.values():
         yield f"- {engine['title']}: {_about(engine)}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fovea.core.markdown import markdown_table
 from tests.chaos.checker import Violation
 from tests.chaos.faults import Log
 from tests.chaos.levels import Level
@@ -87,19 +88,19 @@ class Report:
             injected = f"{self.log.counts[kind]:,}" if kind in self.log.counts else ""
             counts = [f"{tally.verdicts[each]:,}" for each in VERDICTS]
             rows.append([kind, injected, f"{tally.requests:,}", *counts])
-        return table(["fault", "injected", "requests", *VERDICTS], rows)
+        return markdown_table(["fault", "injected", "requests", *VERDICTS], rows)
 
     def _media(self) -> str:
         names = sorted({key.rpartition(" ")[0] for key in self.load.media})
         rows = [[name, *(f"{self.load.media[f'{name} {each}']:,}" for each in VERDICTS)] for name in names]
-        return table(["fault of the media host", *VERDICTS], rows) if rows else ""
+        return markdown_table(["fault of the media host", *VERDICTS], rows) if rows else ""
 
     def _recoveries(self) -> str:
         rows = [
             [kind, str(len(times)), f"{sorted(times)[len(times) // 2]:.1f}", f"{max(times):.1f}"]
             for kind, times in sorted(self.log.recoveries.items())
         ]
-        return table(["fault", "times", "median recovery in s", "longest"], rows) if rows else ""
+        return markdown_table(["fault", "times", "median recovery in s", "longest"], rows) if rows else ""
 
     def _levels(self) -> str:
         rows = []
@@ -108,7 +109,7 @@ class Report:
             again = "" if new.born == old.born else "started again"
             memory = [f"{old.resident_mib:.0f}", f"{new.resident_mib:.0f}"]
             rows.append([name, *memory, str(old.descriptors), str(new.descriptors), again])
-        return table(
+        return markdown_table(
             ["program", "MiB after warm-up", "MiB at the end", "descriptors", "at the end", ""], rows
         )
 
@@ -130,12 +131,6 @@ class Report:
             examples = [each for each in self.violations if each.rule == rule][:EXAMPLES]
             lines += [f"  - `{each.marker}` {each.detail}" for each in examples]
         return "\n".join(lines)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def write_page(page: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from fovea import Engine
 from fovea.cli.evaluate import markdown
+from fovea.core.types import TokenPrompt
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS
 from fovea.evaluation.score import Row, wilson
@@ -267,3 +269,40 @@ def test_conversations_continue_with_the_models_own_answers(evaluate: Any, tiny:
     assert len(case.exchanges) > 1
     assert row["completion_tokens"] == 4 * len(case.exchanges)
     assert row["image_tokens"] % len(case.exchanges) == 0
+
+
+def test_perplexity_is_that_of_the_log_probabilities_of_pieces(
+    fovea: Caller, tiny: Path, engine: Engine, tmp_path: Path
+) -> None:
+    text = "the blue square is left of the red circle. " * 4
+    (tmp_path / "text.txt").write_text(text)
+    found = fovea("eval", tiny, "--perplexity", tmp_path / "text.txt", "--window", 20, "--json").json
+    ids = engine.tokenizer.encode_plain(text)
+    nats = []
+    for first in range(0, len(ids), 20):
+        prompt = TokenPrompt(tuple(ids[first : first + 20]))
+        scored = engine.generate(prompt, max_tokens=1, prompt_logprobs=0).prompt_logprobs
+        nats += [-entry.logprob for entry in scored if entry is not None and entry.logprob is not None]
+    assert found["tokens"] == len(nats)
+    assert found["perplexity"] == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / len(text), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--window", 5), "--window is for --perplexity"),
+        (("--perplexity", "missing.txt"), "missing.txt cannot be read: No such file or directory"),
+        (("--perplexity", "one.txt", "--kinds", "colour"), "--kinds is for questions, not for --perplexity"),
+        (("--perplexity", "one.txt", "--window", 1), "--window is 1; accepted: 2 to"),
+        (("--perplexity", "one.txt"), "one.txt has 1 tokens, of which none can be predicted"),
+    ],
+)
+def test_perplexity_of_what_cannot_be_scored(
+    fovea: Caller, tiny: Path, words: tuple[Any, ...], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("a")
+    outcome = fovea("eval", tiny, *words)
+    assert outcome.code != 0
+    assert message in outcome.err

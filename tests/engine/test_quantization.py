@@ -24,8 +24,9 @@ from fovea.engine.models.weights import RECIPES, load_weights
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED
 from fovea.evaluation.score import Result, report
+from fovea.kernels.codes import CodedProduct
 from fovea.kernels.native.products import NativeProduct
-from fovea.kernels.quantize import TorchQuantizedProduct, quantize
+from fovea.kernels.quantize import quantize
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.engines import ask, picture
 from tests.support.programs import need_kernels
@@ -60,7 +61,7 @@ def round_weights(model: torch.nn.Module, quantization: str) -> None:
         format = RECIPES[quantization].format_of(path, layer)
         if format is not None and layer.weight.numel():
             maps = layer.weight.data if isinstance(layer, ExpertLinear) else [layer.weight.data]
-            rounded = [quantize(weight, format).dequantize().to(weight.dtype) for weight in maps]
+            rounded = [quantize(weight, format).values(weight.dtype) for weight in maps]
             layer.weight.data = torch.stack(rounded).view(layer.weight.shape)
 
 
@@ -109,8 +110,9 @@ def test_which_layers_are_quantized(architecture: str, tmp_path: Path) -> None:
     for path, layer in linears(model):
         product = layer.product
         bits = None
-        if isinstance(product, TorchQuantizedProduct):
-            bits = 4 if product.values.dtype is torch.uint8 else 8
+        if isinstance(product, CodedProduct):
+            assert layer.format is not None
+            bits = layer.format.bits
             assert layer.weight.numel() == 0, f"{path}: the plain weight is still held"
         part = path.split(".")[0]
         part = "patches" if isinstance(layer, PatchLinear) else part if part in kinds else "encoder"

@@ -22,22 +22,14 @@ from fovea.engine.step.executor import StepResult
 from fovea.kernels import flash, reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Pieces, PrefixGroups
+from fovea.kernels.float8 import FP8, Fp8Product, multiply, multiply_on_cuda, round_padded, round_rows
 from fovea.kernels.pieces import cut
-from fovea.kernels.quantize import (
-    FP8,
-    INT4,
-    INT8,
-    Format,
-    Fp8Product,
-    multiply,
-    multiply_on_cuda,
-    round_padded,
-    round_rows,
-)
+from fovea.kernels.quantize import INT4, INT8, Format
 from fovea.kernels.spans import Spans, attend_each
 from fovea.kernels.torch_kernels import PLAIN
 from tests.support import fake_flashinfer, gpu
 from tests.support.checkpoints import parts, write
+from tests.support.codes import SCHEMES
 from tests.support.engines import all_at_once, ask, picture
 from tests.support.states import Shape, mix, plan_of
 
@@ -393,6 +385,26 @@ def test_products_with_packed_weights(format: Format, rows: int) -> None:
     assert gpu.relative_error(gated(x, None), finish(exact, "silu", True, None)) < 0.01
 
 
+@pytest.mark.parametrize("scheme", gpu.either(list(SCHEMES), ["Q4_K", "AWQ"]))
+@pytest.mark.parametrize("rows", gpu.either([1, 32, 64, 300], [3]))
+def test_products_of_codes(scheme: str, rows: int) -> None:
+    """Products of quantized checkpoints, several schemes in one product, too. A graph records each."""
+    torch.manual_seed(0)
+    (n, k), dtype = gpu.either((3422, 1280), (70, 160)), PACKED_TYPE
+    with torch.device(DEVICE):
+        parts = [SCHEMES[name](n, k) for name in (scheme, "Q4_1")]
+        x, bias = torch.randn(rows, k).to(dtype), torch.randn(2 * n).to(dtype)
+    values = torch.cat([part.values() for part in parts])
+    exact = x.float() @ values.T + bias.float()
+    for few, theirs in ((parts[:1], exact[:, :n]), (parts, exact)):
+        product = kernels().coded_product(few, bias[: len(few) * n], None, False, dtype)
+        assert type(product).__name__ == "TritonQuantizedProduct", "the trial of Triton's products failed"
+        assert gpu.relative_error(product(x, None), theirs) < 0.005
+        assert torch.equal(product.rows(torch.arange(n, device=DEVICE)), values[:n])
+        if not gpu.REHEARSAL:
+            _graph_seconds(partial(product, x, None))
+
+
 @pytest.mark.parametrize(
     ("format", "dtype"),
     [
@@ -462,6 +474,8 @@ def test_quantized_products_are_recorded_and_timed() -> None:
     makers = {"bf16": lambda w: kernels().product(w, None, None, False)}
     for format in (FP8, INT8, INT4):
         makers[format.name] = partial(_quantized, kernels(), format)
+    for scheme in ("AWQ", "Q4_K", "Q6_K", "Q8_0"):
+        makers[scheme] = partial(_coded, kernels(), scheme)
     seconds: dict[tuple[int, str], float] = {}
     for name, make in makers.items():
         products = [make(weight) for weight in weights]
@@ -482,6 +496,12 @@ def test_quantized_products_are_recorded_and_timed() -> None:
 
 def _quantized(kernels: Any, format: Format, weight: torch.Tensor) -> Any:
     return kernels.quantized_product(weight, None, None, False, format)
+
+
+def _coded(kernels: Any, scheme: str, weight: torch.Tensor) -> Any:
+    with torch.device(DEVICE):
+        codes = SCHEMES[scheme](*weight.shape)
+    return kernels.coded_product([codes], None, None, False, weight.dtype)
 
 
 def _graph_seconds(call: Callable[[], object]) -> float:

@@ -11,7 +11,7 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
-from fovea.kernels.quantize import (
+from fovea.kernels.float8 import (
     FLOAT8,
     FLOAT8_MAX,
     FP8,

@@ -18,10 +18,10 @@ from fovea.kernels.quantize import (
     INT4,
     INT8,
     Format,
-    TorchQuantizedProduct,
     product,
     quantize,
     quantize_rows,
+    quantized_product,
 )
 from fovea.kernels.torch_kernels import TorchKernels
 from tests.support.thorough import examples
@@ -69,7 +69,14 @@ def test_quantized_weights_equal_the_twins(
     torch.manual_seed(0)
     weight = odd_weight(kind, n, k)
     ours = weight_rows(lib, QuantizedWeight(lib, weight, None, format, gated=False), torch.arange(n))
-    torch.testing.assert_close(ours, quantize(weight, format).dequantize().to(BF16), atol=0, rtol=0)
+    theirs = quantize(weight, format).values(BF16)
+    if format is INT8 or kind != "outliers":
+        torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+        return
+    # Sums over values of so different sizes depend on their order, so another of two close ranges may be taken.
+    assert share_of_unequal(ours, theirs) < 0.05
+    errors = [float((values.float() - weight.float()).norm()) for values in (ours, theirs)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.01)
 
 
 @EVERY_FORMAT
@@ -144,10 +151,11 @@ def test_a_large_value_costs_only_its_group(native: NativeKernels, format: Forma
     """Decoders have a few huge activations. With one scale per row they would round all others to zero."""
     torch.manual_seed(0)
     weight, x = weights(64, 1024, 0.02), torch.randn(4, 1024).to(BF16)
-    weight[:, 3] = 0.0
-    before = native.quantized_product(weight, None, None, False, format)(x, None).float()
+    x[:, 3] = 0.0
+    apply = native.quantized_product(weight, None, None, False, format)
+    before = apply(x, None).float()
     x[:, 3] = 3000.0
-    after = native.quantized_product(weight, None, None, False, format)(x, None).float()
+    after = apply(x, None).float() - 3000.0 * apply.rows(torch.arange(64)).float()[:, 3]
     share = format.group / 1024
     assert float((after - before).norm()) <= 2 * share**0.5 * float(before.norm())
 
@@ -167,28 +175,28 @@ def test_nan_and_infinity_stay_visible(native: NativeKernels, format: Format) ->
 
 
 def test_rounding_error_of_normally_distributed_weights(lib: ctypes.CDLL) -> None:
-    """int4's levels and scales reduce the error of sixteen even steps by a fifth."""
+    """int4's ranges reduce the error of fifteen steps around zero by a fifth."""
     torch.manual_seed(0)
     weight = weights(256, 1024)
 
     def error(values: Tensor) -> float:
         return float((values.float() - weight.float()).norm() / weight.float().norm())
 
-    errors = {f.name: error(quantize(weight, f).dequantize()) for f in FORMATS.values()}
+    errors = {f.name: error(quantize(weight, f).values()) for f in FORMATS.values()}
     groups = weight.float().view(256, -1, INT4.group)
     step = groups.abs().amax(-1, keepdim=True) / 7
     even = error(((groups / step).round() * step).view(256, -1))
     assert errors["int8"] < 0.007
-    assert errors["int4"] < 0.083
+    assert errors["int4"] < 0.071
     assert errors["int4"] < 0.8 * even
 
 
 @EVERY_FORMAT
 def test_bytes_of_a_weight(lib: ctypes.CDLL, format: Format) -> None:
     packed = QuantizedWeight(lib, weights(640, 1024), None, format, gated=False)
-    assert packed.nbytes == 640 * 1024 * (format.bits + 16 / format.group) / 8
-    plain = TorchQuantizedProduct(weights(640, 1024), None, None, False, format)
-    assert plain.values.nbytes + plain.scale.nbytes == packed.nbytes
+    scales = {"int8": 16 / 128, "int4": 32 / 32}
+    assert packed.nbytes == 640 * 1024 * (format.bits + scales[format.name]) / 8
+    assert quantized_product(weights(640, 1024), None, None, False, format).nbytes == packed.nbytes
 
 
 @EVERY_FORMAT
@@ -196,12 +204,12 @@ def test_bytes_of_a_weight(lib: ctypes.CDLL, format: Format) -> None:
 def test_torch_multiplies_by_the_dequantized_weight(
     format: Format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("QUANTIZE_WEIGHTS", "MULTIPLY_WEIGHTS"):
-        monkeypatch.setattr(f"fovea.kernels.quantize.{name}", 1000)
+    monkeypatch.setattr("fovea.kernels.quantize.QUANTIZE_WEIGHTS", 1000)
+    monkeypatch.setattr("fovea.kernels.codes.MULTIPLY_VALUES", 1000)
     torch.manual_seed(0)
     weight, bias = torch.randn(30, 70).to(dtype), torch.randn(30).to(dtype)
     x, residual = torch.randn(2, 3, 70).to(dtype), torch.randn(2, 3, 15).to(dtype)
-    plain = quantize(weight, format).dequantize()
+    plain = quantize(weight, format).values()
     theirs = finish(
         torch.nn.functional.linear(x.float(), plain, bias.float()), "silu", True, residual.float()
     )

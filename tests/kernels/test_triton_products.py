@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,10 +21,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # see tests/conftest.py
 
 from triton.runtime import interpreter
 
-from fovea.kernels import quantize
+from fovea.kernels import float8
 from fovea.kernels.activation import finish
-from fovea.kernels.codes import Format
-from fovea.kernels.quantize import FLOAT8, FP8, INT4, INT8, Fp8Product, TorchQuantizedProduct
+from fovea.kernels.codes import CodedProduct, Codes, Format
+from fovea.kernels.float8 import FLOAT8, FP8, Fp8Product
+from fovea.kernels.quantize import INT4, INT8
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.triton import products, quantized
 from fovea.kernels.triton.kernels import TritonKernels
@@ -32,6 +34,7 @@ from fovea.kernels.triton.quantized import (
     TritonGroupedProduct,
     TritonQuantizedProduct,
 )
+from tests.support.codes import SCHEMES, in_groups
 from tests.support.host_reads import no_host_reads
 from tests.support.thorough import others_slow
 
@@ -105,14 +108,79 @@ def test_large_weights_are_unpacked_in_parts(format: Format, monkeypatch: pytest
 
 
 @LEVELS
-def test_the_table_is_read_by_row_and_takes_the_same_memory(format: Format) -> None:
-    (weight,) = drawn(ODD)
+def test_the_table_is_read_by_row_and_takes_the_bits_of_its_format(format: Format) -> None:
+    """int8 has 16 bits for 128 scales. int4 has 32 for scale and minimum of 32."""
+    (weight,) = drawn(EVEN)
     ours = KERNELS.quantized_product(weight, None, None, False, format)
-    theirs = TorchQuantizedProduct(weight, None, None, False, format)
+    theirs = PLAIN.quantized_product(weight, None, None, False, format)
     ids = torch.tensor([[3, 0, 69], [3, 1, 2]])
-    torch.testing.assert_close(ours.rows(ids), theirs.rows(ids), atol=0, rtol=0)
+    assert torch.equal(ours.rows(ids), theirs.rows(ids))
     assert isinstance(ours, TritonQuantizedProduct)
-    assert ours.nbytes == theirs.nbytes
+    assert ours.nbytes * 8 == weight.numel() * {INT8: 8 + 16 / 128, INT4: 4 + 32 / 32}[format]
+
+
+def codes_of(scheme: str, n: int, k: int) -> Codes:
+    torch.manual_seed(0)
+    return SCHEMES[scheme](n, k)
+
+
+BITS = {
+    "Q4_0": 4.5, "Q4_1": 5, "Q8_0": 8.5, "Q4_K": 6, "Q5_K": 10, "Q6_K": 10, "AWQ": 4.25,
+    "GPTQ in groups of 64": 4.5, "one scale per output": 4.0625, "int8": 8.125,
+}  # fmt: skip
+"""Bits of a weight of 256 columns with its scales."""
+
+
+@pytest.mark.parametrize("scheme", others_slow(list(BITS), ["Q6_K", "AWQ"]))
+def test_codes_are_multiplied_without_rounding_them_again(scheme: str) -> None:
+    """Q4_K and Q6_K have scales that only float32 holds."""
+    for n, k in (ODD, (40, 256)):
+        codes = codes_of(scheme, n, k)
+        values, (bias, x, residual) = codes.values(), drawn((n,), (70, k), (70, n))
+        product = KERNELS.coded_product([codes], bias, None, False, torch.float32)
+        assert isinstance(product, TritonQuantizedProduct)
+        assert torch.equal(product.rows(torch.arange(n)), values)
+        for rows in (3, 70):
+            theirs = x[:rows] @ values.T + bias + residual[:rows]
+            with no_host_reads():
+                ours = product(x[:rows], residual[:rows])
+            assert error(ours, theirs) < 2e-6
+    assert product.nbytes * 8 == n * k * BITS[scheme]
+
+
+@pytest.mark.parametrize("rows", [3, 131])
+def test_weights_of_several_schemes_are_joined(rows: int) -> None:
+    """Two neighbours of one scheme are one weight. A gate needs all outputs."""
+    parts = [codes_of(name, n, 256) for name, n in (("AWQ", 40), ("AWQ", 24), ("Q4_1", 48), ("int8", 16))]
+    plain, (bias, x, residual) = (
+        torch.cat([part.values() for part in parts]),
+        drawn((128,), (rows, 256), (rows, 64)),
+    )
+    product = KERNELS.coded_product(parts, bias, "silu", True, torch.float32)
+    assert isinstance(product, TritonQuantizedProduct)
+    assert [weight.n for weight in product.weights] == [64, 48, 16]
+    theirs = finish(x @ plain.T + bias, "silu", True, residual)
+    with no_host_reads():
+        ours = product(x, residual)
+    assert error(ours, theirs) < 2e-6
+    ids = torch.tensor([[127, 0], [63, 64]])
+    assert torch.equal(product.rows(ids), plain[ids])
+
+
+def test_codes_that_no_layout_holds_are_left_to_the_caller() -> None:
+    odd = in_groups(4, 24, "8")(8, 48)
+    both = replace(in_groups(4, 32, "minimum")(8, 64), zero=3)
+    for codes in (odd, both):
+        assert KERNELS.coded_product([codes], None, None, False, torch.float32) is None
+    wide = in_groups(4, 48, "zeros")(8, 96)
+    assert KERNELS.coded_product([wide], None, None, False, torch.float32) is not None
+
+
+def test_codes_whose_trial_fails_are_multiplied_by_torch(caplog: pytest.LogCaptureFixture) -> None:
+    """The interpreter multiplies bfloat16 wrongly, as a broken compiler could."""
+    product = TritonKernels(CPU).coded_product([codes_of("AWQ", 8, 256)], None, None, False, torch.bfloat16)
+    assert isinstance(product, CodedProduct)
+    assert "products with codes of 4 bits in groups of 128 and rows of torch.bfloat16: torch's" in caplog.text
 
 
 def test_splits_of_k_fill_the_gpu_and_stay_few_for_many_rows() -> None:
@@ -179,7 +247,7 @@ def test_a_type_for_which_the_trial_fails_is_multiplied_by_torch(caplog: pytest.
     with caplog.at_level("INFO"):
         for _ in range(2):
             assert isinstance(
-                kernels.quantized_product(weight.bfloat16(), None, None, False, INT4), TorchQuantizedProduct
+                kernels.quantized_product(weight.bfloat16(), None, None, False, INT4), CodedProduct
             )
             assert isinstance(
                 kernels.quantized_product(weight, None, None, False, INT4), TritonQuantizedProduct
@@ -218,14 +286,14 @@ def test_rows_are_rounded_to_8_bit_floats_as_by_the_twin(width: int, dtype: torc
     (x,) = drawn((4, width), dtype=dtype)
     x[1], x[2] = x[1] * 1e4, 0
     values, scale = products.round_input(x)
-    theirs, their_scale = quantize.round_padded(x)
+    theirs, their_scale = float8.round_padded(x)
     assert (values.shape, values.dtype, values.is_contiguous()) == (theirs.shape, FLOAT8, True)
     torch.testing.assert_close(scale, their_scale)
     assert not values[2].float().any()
     # The interpreter loses the carry where a number is rounded up to a power of two.
     same = (values.float() == theirs.float()).float().mean()
     assert float(same) > 0.95
-    assert float(values[1].float().abs().max()) == quantize.FLOAT8_MAX
+    assert float(values[1].float().abs().max()) == float8.FLOAT8_MAX
 
 
 class Launches(TorchDispatchMode):
@@ -263,7 +331,7 @@ def test_launches_of_a_product_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(plain, Fp8Product)
     assert isinstance(ours, TritonFp8Product)
     for product in (plain, ours.rounding):
-        monkeypatch.setattr(product, "_multiply", quantize.multiply_on_cuda)
+        monkeypatch.setattr(product, "_multiply", float8.multiply_on_cuda)
     found = []
     for call in (lambda: plain(x, None), lambda: ours(x, None), lambda: ours(x[:3], None)):
         with Launches(monkeypatch) as launches:
@@ -299,14 +367,10 @@ def test_few_rows_are_not_rounded_to_8_bit_floats(
 def test_launches_of_a_product_of_levels(
     format: Format, rows: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's product takes 5 operations for int8 and 10 for int4. Most of them write the whole weight."""
-    (n, k), found = EVEN, []
+    """The first one takes k in splits, the second one adds them, the bias and the residual."""
+    (n, k) = EVEN
     weight, bias, x, residual = drawn((n, k), (n,), (rows, k), (rows, n))
-    for kernels in (PLAIN, KERNELS):
-        product = kernels.quantized_product(weight, bias, None, False, format)
-        with Launches(monkeypatch) as launches:
-            product(x, residual)
-        found.append(launches.names)
-        monkeypatch.undo()
-    assert len(found[1]) == count + (rows > quantized.FUSED_ROWS), found[1]
-    assert len(found[0]) == {INT8: 5, INT4: 10}[format], found[0]
+    product = KERNELS.quantized_product(weight, bias, None, False, format)
+    with Launches(monkeypatch) as launches:
+        product(x, residual)
+    assert len(launches.names) == count + (rows > quantized.FUSED_ROWS), launches.names

@@ -25,10 +25,10 @@ from fovea.engine.models import base
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.weights import RECIPES as ENGINE_RECIPES
 from fovea.engine.vision.token_rules import folder_rule
+from fovea.kernels.float8 import Fp8Product
 from fovea.kernels.native.products import PACKED_TILE, PLAIN_TILE, NativeProduct, PackedWeight
-from fovea.kernels.quantize import Fp8Product
 from fovea.planner import memory
-from fovea.planner.memory import kv_block_bytes, map_bytes, output_bytes, state_bytes, weight_bytes
+from fovea.planner.memory import kv_bytes_per_token, map_bytes, output_bytes, state_bytes, weight_bytes
 from fovea.planner.precision import RECIPES, Precision, recipe
 from fovea.planner.shape import Maps, ModelShape
 from tests.support.checkpoints import ARCHITECTURES
@@ -108,7 +108,7 @@ def test_caches_take_the_bytes_that_were_planned(
     blocks = (3, 5)[: len(groups)]
     pools = DecoderMemory.allocate(model.decoder.config, blocks, 16, 2, torch.float32, torch.device("cpu"))
     sizes = [kv.nbytes // count for kv, count in zip(pools.kv, blocks, strict=True)]
-    assert kv_block_bytes(shape, precision, 16) == (*sizes, 0)[:2]
+    assert 16 * kv_bytes_per_token(shape, precision) == sum(sizes)
     assert state_bytes(shape, precision) == pools.state_nbytes
     image = picture(0, 150, 100)
     plan = loaded.processor.plan(image.width, image.height, PixelBudget())
@@ -196,4 +196,4 @@ def test_a_small_tied_table_is_packed_once_more() -> None:
     assert weight_bytes(shape, Precision())["head"] == 1024
     assert weight_bytes(shape, Precision(storage="onednn"))["head"] == 2048
     assert weight_bytes(shape, Precision(storage="panels"))["head"] == 1024 + 64 * 16 * 3 // 2
-    assert weight_bytes(shape, recipe("int8"))["head"] == 32 * 130
+    assert weight_bytes(shape, recipe("int8"))["head"] == 32 * 18

@@ -18,6 +18,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
+from fovea.core.markdown import markdown_table
 from fovea.kernels.attention import Heads
 from fovea.kernels.pieces import cut
 from fovea.kernels.triton import decode as triton_decode
@@ -75,10 +76,11 @@ def figures(lengths: list[int]) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    print("| contexts | largest | busiest, 1 at once | busiest, 3 at once |\n|---|---|---|---|")
-    for name, lengths in CASES.items():
-        cells = [f"{before:.2f}, now {after:.2f}" for before, after in figures(lengths)]
-        print(f"| {name} | {' | '.join(cells)} |")
+    rows = [
+        (name, *(f"{before:.2f}, now {after:.2f}" for before, after in figures(lengths)))
+        for name, lengths in CASES.items()
+    ]
+    print(markdown_table(("contexts", "largest", "busiest, 1 at once", "busiest, 3 at once"), rows))
 
 
 if __name__ == "__main__":

@@ -22,13 +22,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from fovea.kernels.attention import Decodes, Heads, Pieces, PrefixGroups
-from fovea.kernels.quantize import FP8, INT4, INT8
+from fovea.kernels.float8 import FP8
+from fovea.kernels.quantize import INT4, INT8
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import experts as triton_experts
 from fovea.kernels.triton import products as triton_products
+from fovea.kernels.triton import quantized
 from fovea.kernels.triton import rows as triton_rows
 from fovea.kernels.triton import states as triton_states
 from fovea.kernels.triton.kernels import TritonKernels
+from tests.support.codes import SCHEMES
 from tests.support.states import mix, plan_of
 
 SHAPES = (
@@ -149,6 +152,16 @@ def launch_products(width: int, dtype: torch.dtype) -> None:
     triton_products.round_input(x)
 
 
+def launch_codes(dtype: torch.dtype) -> None:
+    """Multiply by codes of quantized checkpoints: all kinds of scales and offsets, and several schemes."""
+    for scheme in ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "AWQ", "one scale per output"):
+        product = quantized.coded_product([SCHEMES[scheme](128, 1280)], None, None, False, PROCESSORS)
+        assert product is not None
+        for rows in (1, 64):
+            product(torch.empty(rows, 1280, dtype=dtype), None)
+        triton_products.unpack(product.weights[0], 0, 128, dtype)
+
+
 def main() -> None:
     do_compile, run = JITFunction._do_compile, JITFunction.run
     launches: list[dict[str, Any]] = []
@@ -187,6 +200,7 @@ def main() -> None:
     ):
         for shape, dtype in SHAPES:
             launch_all(shape, dtype)
+        launch_codes(torch.bfloat16)
     print(json.dumps(launches))
 
 

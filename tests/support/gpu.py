@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fovea import Engine
-from fovea.kernels.quantize import HOPPER
+from fovea.kernels.float8 import HOPPER
 
 T = TypeVar("T")
 REHEARSAL = os.environ.get("FOVEA_GPU_REHEARSAL") == "1"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from fovea.core.markdown import markdown_table
 from tests.support import forks
 from tests.support.programs import MISSING
 
@@ -62,9 +63,9 @@ class Summary:
             folders["/".join(parts[:3] if parts[1:2] == ["engine"] and len(parts) > 3 else parts[:2])].append(
                 seconds
             )
-        yield "| tests | number | processor time, s |"
-        yield "|---|---|---|"
-        for folder, all_of_it in sorted(folders.items(), key=lambda each: -sum(each[1])):
-            yield f"| `{folder}` | {len(all_of_it):,} | {sum(all_of_it):.0f} |"
-        total = sum(map(sum, folders.values()))
-        yield f"| all | {sum(map(len, folders.values())):,} | {total:.0f} |"
+        rows = [
+            (f"`{folder}`", f"{len(all_of_it):,}", f"{sum(all_of_it):.0f}")
+            for folder, all_of_it in sorted(folders.items(), key=lambda each: -sum(each[1]))
+        ]
+        total = ("all", f"{sum(map(len, folders.values())):,}", f"{sum(map(sum, folders.values())):.0f}")
+        yield markdown_table(("tests", "number", "processor time, s"), [*rows, total])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fovea.api.cutter import Cut
@@ -28,6 +29,19 @@ _SOURCE_PATH = re.compile(r"messages\[\d+\]\.content\[\d+\](\.content\[\d+\])?\.
 """Path of an image in Anthropic's form: base64 without the beginning of a data: URL."""
 _WHOLE = re.compile(rb"(?:[^\\]++|\\u.{4}|\\[^u])*+", re.DOTALL)
 _IS_DATA = re.compile(rb"(?:\s|\\[tnrf])*data:", re.IGNORECASE)
+
+
+@contextmanager
+def json_errors() -> Iterator[None]:
+    """Turn errors of parsing and decoding a body into InvalidRequest, for the server and the gateway."""
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json") from None
+    except ValueError:  # a number that Python does not convert
+        raise InvalidRequest("the body holds a number that cannot be read", code="invalid_json") from None
 
 
 def restore(cut: Cut, on_drop: Callable[[int], None] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""fovea eval [MODEL]: the accuracy of a model, per kind of question."""
+"""fovea eval [MODEL]: the accuracy of a model, per kind of question, or its perplexity on a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fovea.cli.common import (
     SINGLE_USER,
@@ -26,13 +26,21 @@ from fovea.cli.common import (
 from fovea.cli.questions import CaseRunner, check_data, progress, requested_kinds
 from fovea.cli.sweep import add_sweep_options, check_no_sweep
 from fovea.cli.sweep import run as run_sweep
+from fovea.core.errors import InvalidRequest
 from fovea.core.markdown import markdown_table
 from fovea.core.media import PixelBudget, VisualTokens
+from fovea.core.types import AnswerBuilder, PromptLogprobs, TokenPrompt
 from fovea.evaluation.datasets import MOTION, Case, read_jsonl, scene_cases
+from fovea.evaluation.perplexity import Perplexity, pieces
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, TASK_KINDS
 from fovea.evaluation.score import Result, Row, report
 
+if TYPE_CHECKING:
+    from fovea import Engine
+
 MAX_ANSWER = 96
+WINDOW = 1024
+"""Tokens of a piece of a text, if --window is not given."""
 
 
 def register(commands: Any) -> None:
@@ -47,6 +55,17 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--data", type=Path, metavar="FILE.jsonl", help="your own images, questions and answers"
+    )
+    parser.add_argument(
+        "--perplexity", type=Path, metavar="FILE.txt", help="print the perplexity on a text instead"
+    )
+    parser.add_argument(
+        "--window",
+        type=count,
+        default=None,
+        metavar="N",
+        help=f"with --perplexity: tokens of the pieces into which the text is cut (default: {WINDOW}, or the "
+        "model's context)",
     )
     parser.add_argument(
         "--count", type=count, default=50, metavar="N", help="generated scenes per kind (default: 50)"
@@ -95,6 +114,10 @@ def run(args: argparse.Namespace) -> int:
     if args.sweep:
         return run_sweep(args)
     check_no_sweep(args)
+    if args.perplexity is not None:
+        return run_perplexity(args)
+    if args.window is not None:
+        raise InvalidRequest("--window is for --perplexity", param="window")
     file, budget = config_file(args), pixel_budget(args, visual_tokens(args))
     cases = _cases(args)
     with load_engine(args, file, **SINGLE_USER) as engine:
@@ -123,6 +146,75 @@ def run(args: argparse.Namespace) -> int:
     else:
         _table(rows)
     return 1 if runner.failures else 0
+
+
+def run_perplexity(args: argparse.Namespace) -> int:
+    """Print the perplexity of a model on a text."""
+    for name in ("data", "kinds", "video", "wrong"):
+        if getattr(args, name):
+            raise InvalidRequest(f"--{name} is for questions, not for --perplexity", param=name)
+    file, text = config_file(args), _read_text(args.perplexity)
+    with load_engine(args, file, **SINGLE_USER) as engine:
+        window = args.window or min(WINDOW, engine.info.max_context - 1)
+        if not 2 <= window < engine.info.max_context:
+            raise InvalidRequest(
+                f"--window is {window}; accepted: 2 to {engine.info.max_context - 1}, which is the model's "
+                "context without the token that follows a piece",
+                param="window",
+            )
+        ids, start = engine.tokenizer.encode_plain(text), engine.tokenizer.start_ids
+        parts = [TokenPrompt(piece) for piece in pieces(ids, start, window)]
+        if not parts:
+            raise InvalidRequest(
+                f"{args.perplexity} has {len(ids)} tokens, of which none can be predicted", param="perplexity"
+            )
+        info = engine.info
+        scored = asyncio.run(run_and_close(engine, _score_all(engine, parts, args.concurrency)))
+    found = Perplexity.of(scored, len(text.encode()))
+    facts = {
+        "model": info.name, "text": str(args.perplexity), "window": window, "tokens": found.tokens,
+        "dtype": info.dtype, "quantization": info.quantization, "perplexity": found.perplexity,
+        "nats_per_token": found.nats / found.tokens, "bits_per_byte": found.bits_per_byte,
+    }  # fmt: skip
+    if args.json:
+        print(json.dumps(facts))
+    elif args.markdown:
+        print(markdown_table(tuple(facts), [[_rounded(value) for value in facts.values()]]))
+    else:
+        for name, value in facts.items():
+            print(f"{name.replace('_', ' '):16}{_rounded(value)}")
+    return 0
+
+
+def _rounded(value: str | int | float) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", param="perplexity") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 (byte {error.start})", param="perplexity") from error
+
+
+async def _score_all(
+    engine: Engine, prompts: Sequence[TokenPrompt], concurrency: int
+) -> list[PromptLogprobs]:
+    """Return the log-probabilities of the tokens of every prompt, in order. Raises FoveaError."""
+    slots = asyncio.Semaphore(concurrency)
+    with progress("scoring", len(prompts)) as advance:
+
+        async def score(prompt: TokenPrompt) -> PromptLogprobs:
+            async with slots:
+                answer = AnswerBuilder(1)
+                async for delta in engine.stream(prompt, max_tokens=1, temperature=0.0, prompt_logprobs=0):
+                    answer.add(delta)
+            advance()
+            return answer.build().prompt_logprobs
+
+        return list(await asyncio.gather(*map(score, prompts)))
 
 
 def _wish(visual: VisualTokens) -> dict[str, Any]:

@@ -258,10 +258,6 @@ class Video:
     source: FrameSource = field(repr=False, compare=False)
     preselected: bool = False
 
-    @property
-    def duration_s(self) -> float:
-        return self.frames / self.fps
-
 
 @dataclass(frozen=True, slots=True)
 class VideoBudget:

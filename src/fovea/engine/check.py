@@ -10,12 +10,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from fovea.core.errors import CheckpointError, FoveaError
+from fovea.core.errors import CheckpointError, FoveaError, UnsupportedModel
 from fovea.core.media import Image, PixelBudget
 from fovea.core.names import served_name
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
@@ -32,9 +33,17 @@ from fovea.engine.load import (
 )
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.gguf.checkpoint import GgufCheckpoint, find_gguf
-from fovea.engine.models.quantized import expect_known
+from fovea.engine.models.quantized import find_family
 from fovea.engine.models.registry import architecture_of
-from fovea.engine.models.stored import DTYPES, Shards, common_dtype, find_shards, read_entries
+from fovea.engine.models.stored import (
+    DTYPES,
+    STORED_TYPES,
+    SafetensorsWeights,
+    Shards,
+    common_dtype,
+    find_shards,
+    read_entries,
+)
 from fovea.engine.models.targets import Assignment, Problem, TensorEntry, assign
 from fovea.engine.models.text import text_config
 from fovea.engine.models.weights import read_head
@@ -267,6 +276,44 @@ def _report_missing(folder: Path, shards: Shards, report: Report) -> None:
         report.add_error(PART, f"{folder}: {len(shards.missing)} of {count} shards are missing: {names}")
 
 
+def group_quantized(folder: Path, stored: StoredTensors, report: Report) -> StoredTensors:
+    """Make one entry of all tensors of each quantized weight, and report tensors that do not fit each other.
+
+    Tensors of a few numbers are read, no weights. Raises CheckpointError or UnsupportedModel for a way to
+    quantize that is not known.
+    """
+    family = find_family(folder)
+    if family is None:
+        return stored
+    from fovea.engine.models.quantized.base import regroup
+
+    readers: dict[int, SafetensorsWeights] = {}
+
+    def read(file: int, entry: TensorEntry) -> torch.Tensor:
+        if file not in readers:
+            readers[file] = SafetensorsWeights([folder / stored.files[file][0]])
+        tensor = torch.empty(entry.shape or (), dtype=STORED_TYPES[entry.dtype])
+        readers[file].read(0, entry, tensor)
+        return tensor
+
+    try:
+        grouped = regroup(stored.files, family, read)
+    finally:
+        for reader in readers.values():
+            reader.close()
+    for message in group_problems(grouped.problems)[:MOST_GROUPS]:
+        report.add_error(PART, message)
+    kept = [weight for weight in grouped.weights.values() if weight.coded]
+    report.facts |= {
+        "quantization": family.title,
+        "quantized_weights": len(grouped.weights),
+        "kept_weights": len(kept),
+        "kept_bytes": sum(weight.nbytes for weight in kept),
+        "kept_parameters": sum(prod(weight.shape) for weight in kept),
+    }
+    return StoredTensors(grouped.files, stored.whole)
+
+
 def check_tensors(stored: StoredTensors, model: VisionLanguageModel, report: Report) -> Assignment:
     """Compare the stored tensors with those of the model, and report what does not fit."""
     targets = {name: tuple(tensor.shape) for name, tensor in model.checkpoint_targets()}
@@ -424,18 +471,22 @@ def _check_files(folder: Path, report: Report) -> list[Path]:
 def _check_model(
     folder: Path, config: Any, stored: StoredTensors | None, report: Report
 ) -> VisionLanguageModel | None:
+    known_way = True
+    if (raw := stored) is not None:
+        grouped = report.attempt("config", lambda: group_quantized(folder, raw, report))
+        known_way, stored = grouped is not None, grouped or raw
     entries = [] if stored is None else list(stored.entries)
     known = [entry for entry in entries if entry.shape is not None]
     dtype = common_dtype(known) if known else _declared_dtype(config)
-    quantized = bool(getattr(config, "quantization_config", None))
-    report.attempt("config", lambda: expect_known(folder, config))
     untie_own_head(config, (entry.name for entry in entries))
     model = report.attempt("config", lambda: build_model(folder, config, torch.device("meta"), dtype))
     if model is None:
         return None
     _state_model(config, model, dtype, report)
-    if quantized:
-        report.skip("weights", "the names of tensors: the checkpoint is quantized")
+    if not known_way:
+        report.skip(
+            "weights", "the names of tensors: the way in which the checkpoint is quantized is not known"
+        )
     elif stored is not None:
         assignment = check_tensors(stored, model, report)
         report.facts["unused_tensors"] = len(assignment.ignored)
@@ -519,11 +570,15 @@ def shape_of_config(folder: Path, config: Any, name: str) -> ModelShape:
 
 
 def _stored_names(folder: Path) -> Iterator[str]:
-    """Names of the tensors of those files that are there, and of the index."""
+    """Names of the weights of those files that are there, and of the index."""
     try:
         shards = find_shards(folder)
+        family = find_family(folder)
+    except UnsupportedModel:
+        family = None
     except CheckpointError:
         return
-    yield from shards.index
+    names = [*shards.index]
     for path in shards.files:
-        yield from (entry.name for entry in read_entries(path)[0])
+        names += [entry.name for entry in read_entries(path)[0]]
+    yield from names if family is None else (family.split(name)[0] for name in names)

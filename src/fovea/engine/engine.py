@@ -288,10 +288,13 @@ class Engine:
         Raises InvalidRequest for a request that can never have room, Overloaded for one that has none now,
         Unavailable while the engine shuts down.
         """
-        if self._draining:
-            raise Unavailable("the server is shutting down")
+        self._refuse_while_draining()
         self.parts.admission.check(choices, reserved)
 
     def _visit(self, request: GenerationRequest, sink: Sink) -> Visit:
-        self.check_room(request.sampling.n)
-        return self.parts.intake.visit(request, sink)
+        self._refuse_while_draining()
+        return Visit(self.parts.intake, request, sink)
+
+    def _refuse_while_draining(self) -> None:
+        if self._draining:
+            raise Unavailable("the server is shutting down")

@@ -71,10 +71,6 @@ class Intake:
         self.shares = shares
         self.grammars = grammars
 
-    def visit(self, request: GenerationRequest, sink: Sink) -> Visit:
-        """Admit a request. Raises Overloaded at once when the limit of requests in flight is reached."""
-        return Visit(self, request, sink)
-
 
 class Visit:
     """One request on its way through the engine.
@@ -86,6 +82,7 @@ class Visit:
     """
 
     def __init__(self, intake: Intake, request: GenerationRequest, sink: Sink) -> None:
+        """Admit the request. Raises the errors of `Admission.enter`."""
         self.request = request
         self.arrival = time.monotonic()
         self._intake = intake

@@ -23,7 +23,7 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
 from fovea.engine.models.gguf.checkpoint import find_gguf
 from fovea.engine.models.gguf.reader import SUFFIX
-from fovea.engine.models.quantized import open_weights
+from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.side_files import build_processors, default_sampling
 from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype
@@ -38,11 +38,11 @@ from fovea.engine.vision.processor.pixels import in_type
 from fovea.engine.vision.processor.settings import stated_type
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.kernels.choose import bind_threads, choose, results_depend_on
+from fovea.kernels.float8 import check_fp8
 from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.quantize import check_fp8
 
 log = logging.getLogger("fovea.engine")
 DEQUANTIZE = "dequantize"
@@ -211,12 +211,15 @@ def open_checkpoint(path: Path, mmproj: str = "") -> Checkpoint:
     return Folder(path)
 
 
-def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
+def load_model(
+    name: str, settings: EngineConfig, *, chat_template: str | None = None, layers: bool = True
+) -> LoadedModel:
     """Load a checkpoint.
 
     name: a folder, a hub id, or the name of the bundled model.
     settings: device, type, kernels, quantization and compilation.
     chat_template: a Jinja template that replaces the checkpoint's own.
+    layers: whether the decoder's layers are loaded. Without them it cannot compute anything.
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
     """
     folder = resolve(name, settings.model.revision)
@@ -232,9 +235,14 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     quantization = NOTHING if settings.model.quantization == DEQUANTIZE else settings.model.quantization
     if as_stored:
         quantization = stored.quantization or NOTHING
+        log_notes(folder, stored)
     if quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
+    ignored = model.ignored
+    if not layers:
+        model.decoder.layers = torch.nn.ModuleList()
+        ignored = (*ignored, r"^decoder\.layers\.")
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
         bind_threads(kernels)
@@ -249,7 +257,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     deciding = [*model.encoder_modules(), *(probe_modules(model) if on_disk else ())]
     packer = Packer(model, kernels, recipe, later=deciding if on_disk or built else (), as_stored=as_stored)
     targets, fused = model.checkpoint_targets(), model.fused_tensors()
-    load_weights(stored, targets, model.ignored, packer, model.renames, fused)
+    load_weights(stored, targets, ignored, packer, model.renames, fused)
     fingerprint_value = ""
     if built:
         install(model, built, describe_site(model, entry.name))

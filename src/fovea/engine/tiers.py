@@ -15,7 +15,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +30,7 @@ from fovea.engine.cache.embeddings import CacheShares, owner_of_key
 from fovea.engine.cache.host import HostStore, WriteQueue
 from fovea.engine.config import MIB, OutputSettings
 from fovea.engine.vision.encoding import VisualFeatures
+from fovea.kernels.codes import Codes
 
 STAGING_BYTES = 16 << 20
 """Size of the pinned buffer."""
@@ -397,16 +398,27 @@ class DiskTier:
 def fingerprint(encoder: list[nn.Module], *details: str) -> str:
     """Digest of everything that decides the outputs of an encoder.
 
-    encoder: its modules; all of their weights are read, as they were loaded.
+    encoder: its modules; all of their weights are read, as they were loaded, and codes of weights that wait
+        to be packed.
     details: whatever else decides the outputs. Fovea's version is always added.
     """
     digest = hashlib.blake2b(__version__.encode(), digest_size=20)
     for module in encoder:
-        for name, tensor in sorted(module.state_dict().items()):
+        for name, tensor in (*sorted(module.state_dict().items()), *_codes(module)):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     digest.update("\x00".join(details).encode())
     return digest.hexdigest()
+
+
+def _codes(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of all codes in a module, each with a name that has the codes' other details."""
+    for path, layer in module.named_modules():
+        parts: Sequence[Codes] = getattr(layer, "codes", ())
+        for number, part in enumerate(parts):
+            zero = "" if isinstance(part.zero, Tensor) else part.zero
+            for name, tensor in part.tensors().items():
+                yield f"{path} {number} {name} {part.bits} {part.group} {part.outer_groups} {zero}", tensor
 
 
 def _array(name: str, tensor: Tensor) -> Array:

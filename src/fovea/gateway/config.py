@@ -22,14 +22,13 @@ All other keys of the file are settings (`settings.py`).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fovea.core.config_files import tables
+from fovea.core.config_files import check_keys, tables
 from fovea.core.errors import ConfigError
 from fovea.gateway.settings import POLICIES
 
@@ -221,11 +220,7 @@ def _each(values: Mapping[str, Any], table: str, read: Callable[[dict[str, Any]]
 def _read(cls: type[T], entry: Mapping[str, Any]) -> T:
     """Return a dataclass from a table. Raises ConfigError for unknown, missing and wrong fields."""
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    for name in entry:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(known)}"
-            raise ConfigError(f"unknown key {name!r}; {hint}", param=name)
+    check_keys("", entry, known)
     for name, field in known.items():
         if field.default is MISSING and name not in entry:
             raise ConfigError(f"{name} is missing", param=name)

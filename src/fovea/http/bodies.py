@@ -15,7 +15,6 @@ from typing import Any
 
 from fovea.api.cutter import Cutter
 from fovea.core.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from fovea.http.refusals import ClientGone
 
 FREE = 64 * 1024
 """Bytes of every body that are not counted, so that small bodies always pass. Connections are limited."""
@@ -184,14 +183,12 @@ def check_body_headers(encoding: str, content_type: str, length: str, largest: i
 async def receive_body(receive: Receive, memory: BodyMemory, budget: BodyBudget) -> Cutter:
     """Cut a body while it arrives.
 
-    memory: counts its bytes.
+    receive: `Exchange.receive`. memory: counts its bytes.
     Raises PayloadTooLarge, InvalidRequest, Overloaded, and ClientGone if the client disconnects.
     """
     cutter = Cutter()
     while True:
         message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
         data = message.get("body", b"")
         if cutter.size + len(data) > budget.largest:
             raise PayloadTooLarge(

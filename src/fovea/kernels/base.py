@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Heads
@@ -183,13 +184,19 @@ class Kernels(Protocol):
         ...
 
     def coded_product(
-        self, parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool
+        self,
+        parts: Sequence[Codes],
+        bias: Tensor | None,
+        activation: str | None,
+        gated: bool,
+        dtype: torch.dtype,
     ) -> TableProduct | None:
         """Return a product with a weight that is quantized already, without rounding it again.
 
         None: the kernels have none, so the caller uses the weight's values.
 
         parts: weights whose rows follow each other; their schemes may differ.
+        dtype: type of the rows that will be multiplied.
         The other arguments are those of `product`.
         """
         ...

@@ -47,11 +47,11 @@ class Codes:
     codes: (n, k) uint8, each below 2**bits.
     bits: bits of a code, from 2 to 8.
     group: values of k that share a scale.
-    scale: (n, groups) float32.
+    scale: (n, groups), any type of float or whole numbers.
     zero: the code that stands for zero: one number for all groups, or (n, groups) uint8.
     minimum: (n, groups) float32; None: 0.
     outer, outer_minimum: GGUF's K formats store scales as products. Then `scale` and `minimum` are whole
-        numbers, and outer (n, groups / outer_groups) float32 multiplies the scales of `outer_groups`
+        numbers, and outer (n, groups / outer_groups) multiplies the scales of `outer_groups`
         consecutive groups; outer_minimum multiplies their minima. None: scale and minimum are complete.
     outer_groups: number of consecutive groups that share a number in `outer`.
     """
@@ -78,7 +78,7 @@ class Codes:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors().values())
+        return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the values, (n, k). They are computed in float32 and rounded once."""
@@ -91,18 +91,25 @@ class Codes:
 
     def rows(self, rows: slice | Tensor) -> Codes:
         """Return the codes of some rows."""
-        return replace(self, **{name: tensor[rows] for name, tensor in self._tensors().items()})  # type: ignore[arg-type]
+        return replace(self, **{name: tensor[rows] for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
+
+    def to(self, device: torch.device) -> Codes:
+        """Return the codes on a device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
     def full_scales(self) -> tuple[Tensor, Tensor | None]:
         """Return scale and minimum of each group, (n, groups) float32; the minimum is None if all are 0."""
-        scale, minimum = self.scale, self.minimum
+        scale, minimum = self.scale.float(), self.minimum
         if self.outer is not None:
-            scale = scale * self._spread(self.outer)
-        if minimum is not None and self.outer_minimum is not None:
-            minimum = minimum * self._spread(self.outer_minimum)
+            scale = scale * self._spread(self.outer.float())
+        if minimum is not None:
+            minimum = minimum.float()
+            if self.outer_minimum is not None:
+                minimum = minimum * self._spread(self.outer_minimum.float())
         return scale, minimum
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by the names of their fields."""
         names = ("codes", "scale", "zero", "minimum", "outer", "outer_minimum")
         return {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
 
@@ -116,7 +123,35 @@ class Codes:
         return values if minimum is None else values + self._wide(minimum)
 
     def _wide(self, groups: Tensor) -> Tensor:
-        return groups.repeat_interleave(self.group, dim=1)[:, : self.codes.shape[1]]
+        k = self.codes.shape[1]
+        return groups.repeat_interleave(min(self.group, k), dim=1)[:, :k]
+
+
+def join(parts: Sequence[Codes]) -> Codes:
+    """Return the rows of several weights of one scheme as one weight."""
+    first = parts[0]
+    names = first.tensors()
+    tensors = {name: torch.cat([part.tensors()[name] for part in parts]) for name in names}
+    return replace(first, **tensors)  # type: ignore[arg-type]
+
+
+def exactly(numbers: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return numbers in another type; None: some would change."""
+    if dtype is torch.int8 and not bool((numbers.abs() <= 127).all()):
+        return None
+    converted = numbers.to(dtype)
+    return converted if torch.equal(converted.float(), numbers.float()) else None
+
+
+def _in_small_types(codes: Codes) -> Codes:
+    """Return codes whose scales take as few bytes as they can without a change."""
+    small: dict[str, Tensor] = {}
+    for name, tensor in codes.tensors().items():
+        if tensor.is_floating_point():
+            types = (*([torch.int8] if codes.outer is not None else []), torch.float16, torch.bfloat16)
+            found = (exactly(tensor, dtype) for dtype in types)
+            small[name] = next((each for each in found if each is not None), tensor)
+    return replace(codes, **small)  # type: ignore[arg-type]
 
 
 class CodedProduct:
@@ -133,11 +168,7 @@ class CodedProduct:
         self, parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool
     ) -> None:
         self._k = parts[0].shape[1]
-        self._paired = [part.bits <= 4 and self._k % 2 == 0 for part in parts]
-        self._parts = [
-            replace(part, codes=part.codes[:, ::2] | part.codes[:, 1::2] << 4) if paired else part
-            for part, paired in zip(parts, self._paired, strict=True)
-        ]
+        self._parts = [_in_pairs(part) for part in map(_in_small_types, parts)]
         self._bias, self._activation, self._gated = bias, activation, gated
 
     @property
@@ -168,6 +199,15 @@ class CodedProduct:
 
     def _values(self, part: int, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         some = self._parts[part].rows(rows)
-        if self._paired[part]:
-            some = replace(some, codes=torch.stack((some.codes & 15, some.codes >> 4), dim=-1).flatten(-2))
+        if some.bits <= 4:
+            pairs = torch.stack((some.codes & 15, some.codes >> 4), dim=-1)
+            some = replace(some, codes=pairs.flatten(-2)[:, : self._k])
         return some.values(dtype)
+
+
+def _in_pairs(codes: Codes) -> Codes:
+    """Return codes of which two are in a byte, if they have at most 4 bits."""
+    if codes.bits > 4:
+        return codes
+    even = functional.pad(codes.codes, (0, codes.shape[1] % 2))
+    return replace(codes, codes=even[:, ::2] | even[:, 1::2] << 4)

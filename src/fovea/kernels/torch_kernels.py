@@ -16,9 +16,10 @@ from fovea.kernels.activation import ACTIVATIONS, finish
 from fovea.kernels.attention import Heads, attend, store
 from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.codes import CodedProduct, Codes, Format
+from fovea.kernels.float8 import FP8, Fp8Product
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.pieces import Cutting
-from fovea.kernels.quantize import FP8, Fp8Product, TorchQuantizedProduct
+from fovea.kernels.quantize import quantized_product
 from fovea.kernels.spans import attend_each
 from fovea.kernels.states import Decodes, StatePlan, StateRun
 
@@ -241,10 +242,15 @@ class TorchKernels:
     ) -> TableProduct:
         if format is FP8:
             return Fp8Product(weight, bias, activation, gated)
-        return TorchQuantizedProduct(weight, bias, activation, gated, format)
+        return quantized_product(weight, bias, activation, gated, format)
 
     def coded_product(
-        self, parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool
+        self,
+        parts: Sequence[Codes],
+        bias: Tensor | None,
+        activation: str | None,
+        gated: bool,
+        dtype: torch.dtype,
     ) -> TableProduct | None:
         return CodedProduct(parts, bias, activation, gated)
 

@@ -4,8 +4,9 @@ n and k are the outputs and the inputs of a weight.
 
     plain weight (n, k)          n k itemsize
     panels of bfloat16           ceil(n / 64) k / 2 tiles of 4 times 48 bytes: 64 outputs, 12 bits per number
-    int8, int4, plain            n groups (group bits / 8 + 2): a bfloat16 scale per group, k padded to groups
-    int8, int4, panels           the same with n padded to panels of 64
+    int8, plain                  n (k + 2 groups): a 16-bit scale per group of 128
+    int4, plain                  n (k / 2 + 4 groups): a 16-bit scale and a minimum per group of 32
+    int8, int4, panels           the same with n padded to panels of 64 and k to groups
     fp8                          both sides padded to 16; a float32 scale per row
     awq, gptq                    4 bits in groups of 128, with a float16 scale and a 4-bit zero point each
     bias                         n itemsize; panels have a float32 copy, padded to panels
@@ -26,8 +27,8 @@ PANEL = 64
 """Outputs of a panel."""
 PANEL_PAIR_BYTES = 192
 """Bytes of a packed panel for two columns of k: four tiles of 48."""
-GROUPS = {"int8": (128, 8), "int4": (64, 4)}
-"""Numbers of k that share a scale, and bits of a number."""
+GROUPS = {"int8": (128, 8, 2), "int4": (32, 4, 4)}
+"""Numbers of k that share a scale, bits of a number, and bytes of a group's scale and minimum."""
 FOREIGN_GROUP = 128
 FP8_STEP = 16
 SCALE_BYTES, ROW_SCALE_BYTES = 2, 4
@@ -67,18 +68,6 @@ def map_bytes(maps: Maps, format: str, precision: Precision) -> int:
     return maps.count * (_weight(maps, format, precision) + bias)
 
 
-def kv_block_bytes(shape: ModelShape, precision: Precision, block_size: int) -> tuple[int, int]:
-    """Return the bytes of a KV block: of the layers without a window, and of those with one.
-
-    block_size: tokens of a block. Both kinds of blocks come from pools of their own.
-    """
-    sizes = [0.0, 0.0]
-    for layers in shape.attention:
-        size = layers.kv_bytes_per_token(precision.kv_itemsize(layers.head_dim)) * block_size
-        sizes[layers.window is not None] += size
-    return round(sizes[0]), round(sizes[1])
-
-
 def kv_bytes_per_token(shape: ModelShape, precision: Precision) -> float:
     """Return the bytes of keys and values of one token in all layers."""
     return sum(
@@ -114,9 +103,9 @@ def _weight(maps: Maps, format: str, precision: Precision) -> int:
         return rows * (columns + ROW_SCALE_BYTES)
     panels = _in_panels(maps, format, precision)
     if format in GROUPS:
-        group, bits = GROUPS[format]
-        rows = PANEL * _panels(maps) if panels else n
-        return rows * -(-k // group) * (group * bits // 8 + SCALE_BYTES)
+        group, bits, scale = GROUPS[format]
+        rows, groups = PANEL * _panels(maps) if panels else n, -(-k // group)
+        return rows * (-(-(groups * group if panels else k) * bits // 8) + groups * scale)
     return _panels(maps) * (k // 2) * PANEL_PAIR_BYTES if panels else n * k * FLOATS[format]
 
 

@@ -12,7 +12,7 @@ FLOATS = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED = ("int8", "int4", "fp8", "awq", "gptq")
 """Formats of quantized weights.
 
-int8, int4, fp8: those of Fovea's setting `quantization` (`kernels.quantize`, `kernels.fp8`).
+int8, int4, fp8: those of Fovea's setting `quantization` (`kernels.quantize`, `kernels.float8`).
 awq, gptq: 4 bits in groups of 128, of checkpoints for other engines. Fovea does not load them.
 """
 STORAGES = ("plain", "onednn", "panels")

@@ -176,15 +176,6 @@ class Layout:
             [token_places(view.region, view.shape)[list(view.token_indices)] for view in self.views]
         )
 
-    def native_cells(self) -> Mask:
-        """Whether each cell of the full grid is shown at native resolution, (rows, columns)."""
-        shown = np.zeros(self.grid, bool)
-        for view in self.views:
-            if view.native:
-                rows, columns = token_places(view.region, view.shape)[list(view.token_indices)].T
-                shown[rows, columns] = True
-        return shown
-
 
 def whole(rows: int, columns: int) -> Region:
     """The region that is all of a grid."""

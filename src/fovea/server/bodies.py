@@ -7,7 +7,6 @@ runs during a call of Python's parser.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fovea.api.content import ChatMessage
-from fovea.api.cut_texts import restore
+from fovea.api.cut_texts import json_errors, restore
 from fovea.api.cutter import Cutter
 from fovea.api.explain import explained, fields_of
 from fovea.api.schema import ChatRequest, TokenizeRequest
@@ -65,14 +64,8 @@ def _validated(
 
     on_drop: called when an image or video of it was read.
     """
-    try:
+    with json_errors():
         value = restore(cutter.finish(), on_drop)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
-    except UnicodeDecodeError:
-        raise InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json") from None
-    except ValueError:  # of a number that Python does not convert
-        raise InvalidRequest("the body holds a number that cannot be read", code="invalid_json") from None
     check_count(value)
     model = _model_of(value, models)
     if issubclass(model, ChatRequest | TokenizeRequest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fovea.core.config_files import parse_toml
 from fovea.core.errors import ConfigError
-from fovea.gateway.usage.prices import Consumption, parse_prices, read_prices
+from fovea.gateway.usage.prices import Consumption, PriceTable, prices_of, read_prices
 
 TABLE = """
 currency = "EUR"
@@ -32,6 +34,10 @@ visual_input = 0.333333
 cached_share = 0.25
 """
 COUNTS = st.integers(0, 10**7)
+
+
+def parse_prices(text: str) -> PriceTable:
+    return prices_of(parse_toml(text, "the table", parse_float=Decimal))
 
 
 def test_the_cost_of_a_request() -> None:

@@ -52,8 +52,8 @@ def limited(engine: Engine, files: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def client_of(server: Server, name: str) -> Client:
-    client: Client = server.app.state.access._clients[name]
-    return client
+    found: Client = next(client for client in server.app.state.access.clients if client.name == name)
+    return found
 
 
 def ask(server: Server, name: str, body: Json | None = None, path: str = CHAT) -> httpx.Response:

@@ -42,7 +42,7 @@ def memory(subject: Subject) -> Verdict:
         return not_applicable("the number of parameters is not known: see model/checkpoint")
     if subject.kernels().gpus:
         return _gpu_memory(subject, facts)
-    weights = parameters * _bytes_per_weight(subject, facts)
+    weights = _bytes_of_weights(subject, facts)
     free = subject.machine.free_memory()
     kv_mib = int(subject.setting("kv_cache_mib"))
     kv = kv_mib * MIB if kv_mib else min(MOST_KV, (free - weights) / 4)
@@ -70,8 +70,8 @@ def _gpu_memory(subject: Subject, facts: CheckpointFacts) -> Verdict:
     stored = facts.figures.get("weight_bytes")
     if not first.isdigit() or not isinstance(stored, int):
         return not_applicable("the free memory of the GPU, or the size of the weights, is not known")
-    lossy = BYTES.get(str(subject.setting("quantization")))
-    weights = stored if lossy is None else int(facts.figures["parameters"]) * lossy
+    lossy = str(subject.setting("quantization")) in BYTES or "quantization" in facts.figures
+    weights = _bytes_of_weights(subject, facts) if lossy else stored
     free = int(first) * MIB
     figure = f"weights {size(weights)}; {size(free)} free on the GPU"
     if weights > free:
@@ -99,6 +99,16 @@ def revision(subject: Subject) -> Verdict:
 def _facts(subject: Subject) -> CheckpointFacts:
     assert subject.checkpoint is not None
     return subject.checkpoint()
+
+
+def _bytes_of_weights(subject: Subject, facts: CheckpointFacts) -> float:
+    """Return the bytes of all weights in memory. Weights that are quantized already may keep their codes."""
+    parameters = int(facts.figures["parameters"])
+    if str(subject.setting("quantization")) != "none":
+        return parameters * _bytes_per_weight(subject, facts)
+    kept = int(facts.figures.get("kept_parameters", 0))
+    codes = int(facts.figures.get("kept_bytes", 0))
+    return codes + (parameters - kept) * _bytes_per_weight(subject, facts)
 
 
 def _bytes_per_weight(subject: Subject, facts: CheckpointFacts) -> float:

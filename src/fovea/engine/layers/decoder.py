@@ -29,7 +29,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size + config.extra_embeddings, config.hidden)
-        self.layers = nn.ModuleList(_layer(config, n) for n in range(len(config.layers)))
+        self.layers = nn.ModuleList(build_layer(config, n) for n in range(len(config.layers)))
         self.norm = RMSNorm(config.hidden, config.eps, centered=config.centered_norms)
         self.rotary = nn.ModuleList(RotaryAngles(rotary) for rotary in config.rotaries)
         self.per_layer = (
@@ -166,7 +166,8 @@ class Decoder(nn.Module):
         )
 
 
-def _layer(config: DecoderConfig, number: int) -> nn.Module:
+def build_layer(config: DecoderConfig, number: int) -> nn.Module:
+    """Return layer `number` of a decoder, with uninitialised weights."""
     shape = config.layers[number]
     if not isinstance(shape.mixer, CrossAttention):
         return Layer(config, shape, number)

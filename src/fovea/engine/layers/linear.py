@@ -57,7 +57,7 @@ class Linear(nn.Module):
 
         parts: weights whose rows follow each other.
         """
-        self.codes = list(parts)
+        self.codes = [part.to(self.weight.device) for part in parts]
         self.weight.data = self.weight.data.new_empty(0)
 
     def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
@@ -73,7 +73,7 @@ class Linear(nn.Module):
         details = bias, self.activation, self.gated
         if self.codes:
             parts, self.codes = self.codes, []
-            self.product = kernels.coded_product(parts, *details)
+            self.product = kernels.coded_product(parts, *details, self.weight.dtype)
             if self.product is None or keep:
                 self.weight.data = plain_weight(parts, self.weight)
             if self.product is not None:
@@ -234,7 +234,7 @@ class Embedding(nn.Module):
 
     def keep_codes(self, parts: Sequence[Codes]) -> None:
         """Take a quantized table, which `pack` packs. The plain table is dropped."""
-        self.codes = list(parts)
+        self.codes = [part.to(self.weight.device) for part in parts]
         self.weight.data = self.weight.data.new_empty(0)
 
     def pack(self, kernels: Kernels) -> None:
@@ -242,7 +242,7 @@ class Embedding(nn.Module):
         parts, self.codes = self.codes, []
         if not parts:
             return
-        self.quantized = kernels.coded_product(parts, None, None, gated=False)
+        self.quantized = kernels.coded_product(parts, None, None, False, self.weight.dtype)
         self.format = parts[0].format
         if self.quantized is None:
             self.weight.data = plain_weight(parts, self.weight)

@@ -31,6 +31,7 @@ STORED_TYPES = DTYPES | {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 """Types of the tensors of a safetensors file that can be read."""
 OLD_HEAD = "relevance.safetensors"

@@ -51,7 +51,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight$", re.ASCII)
 _LONGEST_NAME = 300
 Shape = tuple[int, ...]
-Kind = Literal["unknown", "missing", "repeated", "dtype", "shape"]
+Kind = Literal["unknown", "missing", "repeated", "dtype", "shape", "quantized"]
 
 
 def assign(
@@ -215,7 +215,8 @@ class Problem:
     """A tensor that cannot be loaded, or is missing.
 
     kind: "unknown": the model has no such tensor. "repeated": another tensor has filled the same storage.
-        "dtype", "shape": it is of a wrong type or shape. "missing": no file has it.
+        "dtype", "shape": it is of a wrong type or shape. "missing": no file has it. "quantized": tensors of a
+        quantized weight do not fit each other.
     name: as in the file; the canonical name of a missing tensor.
     text: the words after the name in a message.
     file: name of the file; "" for a missing tensor.

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from fovea.core.errors import CheckpointError
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.stored import DTYPES, OLD_HEAD, StoredWeights
+from fovea.engine.models.stored import OLD_HEAD, StoredWeights
 from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, FusedTensor, Piece, assign
 from fovea.kernels.base import Kernels
 from fovea.kernels.codes import Codes, Format
-from fovea.kernels.quantize import FP8, INT4, INT8
+from fovea.kernels.float8 import FP8
+from fovea.kernels.quantize import INT4, INT8
 
 Head = dict[str, NDArray[np.float32]]
 PATH = Path("fovea") / "relevance.safetensors"
@@ -307,9 +308,7 @@ def _fill(views: list[Tensor], fill: Fill, stored: StoredWeights) -> None:
     entry, fused = fill.entry, fill.fused
     target = views[0]
     if fused is not None:
-        # Quantized values are rounded once, to the type of the parameters.
-        dtype = target.dtype if entry.coded else DTYPES[entry.dtype]
-        target = torch.empty((fused.rows, *target.shape[1:]), dtype=dtype, device="cpu")
+        target = torch.empty((fused.rows, *target.shape[1:]), dtype=target.dtype, device="cpu")
     stored.read(fill.file, entry, target.transpose(1, 2) if fill.transposed else target)
     if fused is not None:
         for view, (_, rows) in zip(views, fused.split(target), strict=True):

@@ -113,13 +113,16 @@ class RemoteEngine:
         return "stopped" if self._gone or self._draining else self._status
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
+        self._require_running()
+        self._admission.check(choices, reserved)
+
+    def _require_running(self) -> None:
         if self.status != "ready":
             raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
-        self._admission.check(choices, reserved)
 
     async def stream(self, request: GenerationRequest, /) -> AsyncIterator[Delta]:
         """Yield the deltas of a request. A reader that is late gets the text of several at once."""
-        self.check_room(request.sampling.n)
+        self._require_running()
         self._loop = asyncio.get_running_loop()
         number, box = next(self._numbers), Box(self._admission.enter(request.sampling.n))
         self._boxes[number] = box

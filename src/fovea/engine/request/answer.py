@@ -57,7 +57,7 @@ class AnswerState:
         self._image = prepared.image_tokens
         self._thinking = prepared.thinking
         self._ids = tuple(prepared.ids) if return_ids else ()
-        self._visual = {at for span in prepared.spans for at in range(span.start, span.end)}
+        self._spans = prepared.spans
         self._open = len(readers)
         self._completion = 0
         self._cached = 0
@@ -117,7 +117,8 @@ class AnswerState:
             return ()
         if self._offsets:
             scored = {at: replace(entry, offset=self._offsets[at]) for at, entry in scored.items()}
-        return tuple(None if at in self._visual else scored.get(at) for at in range(self._prompt))
+        visual = {at for span in self._spans for at in range(span.start, span.end)}
+        return tuple(None if at in visual else scored.get(at) for at in range(self._prompt))
 
     def _image_use(self, image: PlannedImage) -> ImageUse:
         realization = None if image.reduction is None else self._find_realization(image.key)

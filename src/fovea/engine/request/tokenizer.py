@@ -112,6 +112,13 @@ class ChatTokenizer:
             number for number, token in self._tokenizer.added_tokens_decoder.items() if token.special
         )
 
+    @cached_property
+    def start_ids(self) -> tuple[int, ...]:
+        """Return the ids with which the tokenizer begins every text, such as that of `<bos>`."""
+        probe = self.encode_plain("a")
+        ids: list[int] = self._tokenizer.encode("a", add_special_tokens=True)
+        return tuple(ids[: ids.index(probe[0])])
+
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens around it."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)

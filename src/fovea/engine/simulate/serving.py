@@ -104,7 +104,7 @@ class SimulatedEngine:
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Yield the deltas of a request. An answer has max_tokens tokens, or about 64 without a limit."""
-        self.check_room(request.sampling.n)
+        self._require_running()
         form = request.sampling.format
         if form is not None:
             raise InvalidRequest(
@@ -139,9 +139,12 @@ class SimulatedEngine:
                 self.loop.cancel(unfinished)
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
+        self._require_running()
+        self.admission.check(choices, reserved)
+
+    def _require_running(self) -> None:
         if self.status != "ready":
             raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
-        self.admission.check(choices, reserved)
 
     async def detokenize(self, ids: Seq[int]) -> str:
         return await asyncio.to_thread(detokenize, self.tokenizer, ids)

@@ -12,12 +12,12 @@ import logging
 import os
 import re
 import ssl
-import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fovea.core.config_files import parse_toml
 from fovea.core.errors import ConfigError, NotFound
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import BackendConfig, DiscoverConfig, ModelConfig, api_key, read_tables
@@ -256,7 +256,7 @@ async def _file(path: Path, rest: Any) -> Sequence[BackendConfig]:
     """Read [[backend]] tables of a TOML file, or a URL per line. Empty lines and # are left out."""
     text = await asyncio.to_thread(path.read_text, encoding="utf-8")
     if _TABLE.search(text):
-        values = tomllib.loads(text).get("backend", [])
+        values = parse_toml(text, str(path)).get("backend", [])
         return read_tables({"backend": [{**rest, **entry} for entry in values]}, path.parent).backends
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return read_tables({"backend": [{**rest, "url": line} for line in lines if line]}).backends

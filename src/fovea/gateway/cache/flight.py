@@ -48,11 +48,6 @@ class Seat:
         self._flights = flights
         self._group: _Group | None = None
 
-    @property
-    def followers(self) -> int:
-        """Number of requests that wait for this leader."""
-        return len(self._group.waiting) if self.leads and self._group is not None else 0
-
     async def wait(self, deadline_s: float) -> Entry | None:
         """Wait for the leader's answer, for at most so many seconds.
 

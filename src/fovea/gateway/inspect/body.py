@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.api.cut_texts import decode, unescape
+from fovea.api.cut_texts import decode, json_errors, unescape
 from fovea.api.cutter import Cutter
 from fovea.api.messages_request import Base64Source, image_type
 from fovea.api.unknown import HEAD_BYTES
@@ -45,15 +45,9 @@ class Body:
     def parse(cls, cutter: Cutter) -> Body:
         """Parse a body that has arrived completely. Raises InvalidRequest if it is not a JSON object."""
         cut = cutter.finish()
-        try:
+        with json_errors():
             # Named here, because `json.loads` would guess UTF-16, in which the cutter's limits do not hold.
             value = _READER.decode(cut.skeleton.decode("utf-8-sig"))
-        except json.JSONDecodeError as error:
-            raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
-        except UnicodeDecodeError:
-            raise InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json") from None
-        except ValueError:  # a number that Python does not convert
-            raise InvalidRequest("the body holds a number that cannot be read", code="invalid_json") from None
         if not isinstance(value, dict):
             raise InvalidRequest("the body must be a JSON object", code="invalid_json")
         body = cls(value, cut.strings, cutter.size)

@@ -25,16 +25,15 @@ tokens in the proportion of the prompt (visual ones rounded down).
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fovea.core.config_files import errors_in, nearest, read_toml
 from fovea.core.errors import ConfigError
 
 BYTES_PER_TOKEN = 4
@@ -46,7 +45,6 @@ _TEXTS = frozenset(
 MOST = 1 << 40
 """A larger number of tokens is taken for none: no account could hold it."""
 DEFAULT = "default"
-LARGEST_FILE = 1024 * 1024
 MOST_DECIMALS = 6
 """Most decimals of a price or share."""
 MILLION = 10**6
@@ -267,27 +265,16 @@ class PriceTable:
 
 def read_prices(path: Path) -> PriceTable:
     """Read a price table. Raises ConfigError if the file cannot be read, or if it is wrong."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise ConfigError(f"price file {path} cannot be read: {error.strerror}", param="prices") from error
-    if len(data) > LARGEST_FILE:
-        raise ConfigError(f"price file {path} is larger than {LARGEST_FILE:,} bytes", param="prices")
-    try:
-        return parse_prices(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"price file {path} is not UTF-8 text", param="prices") from error
-    except ConfigError as error:
-        raise ConfigError(f"price file {path}: {error.message}", param="prices") from error
+    values = read_toml(path, "price file", param="prices", parse_float=Decimal)
+    with errors_in(f"price file {path}"):
+        return prices_of(values)
 
 
-def parse_prices(text: str) -> PriceTable:
-    """Read a price table from text. Raises ConfigError, which names the table and the wrong value."""
-    try:
-        values = tomllib.loads(text, parse_float=Decimal)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"it is not TOML: {error}", param="prices") from error
+def prices_of(values: dict[str, Any]) -> PriceTable:
+    """Return the price table of parsed TOML. Raises ConfigError, which names the table and the wrong value.
+
+    values: with fractions as Decimal. Its currency is taken out.
+    """
     currency = values.pop("currency", "USD")
     if not isinstance(currency, str) or not _CURRENCY.fullmatch(currency):
         raise ConfigError(f"currency is {currency!r}; accepted: three letters, as EUR", param="prices")
@@ -307,10 +294,9 @@ def _table(name: str, table: Any) -> Values:
         )
     for key in table:
         if key not in (*_PRICES, *_SHARES):
-            near = difflib.get_close_matches(key, (*_PRICES, *_SHARES), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join((*_PRICES, *_SHARES))}"
+            hint = nearest(key, (*_PRICES, *_SHARES))
             dots = " (a model's name with a dot needs quotes)" if isinstance(table[key], dict) else ""
-            raise ConfigError(f"[{name}]: unknown key {key!r}{hint}{dots}", param="prices")
+            raise ConfigError(f"[{name}]: unknown key {key!r}; {hint}{dots}", param="prices")
     if "cached_input" in table and "cached_share" in table:
         raise ConfigError(
             f"[{name}] has cached_input and cached_share; accepted: cached_input or cached_share",

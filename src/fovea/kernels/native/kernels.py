@@ -13,7 +13,15 @@ from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.codes import Codes, Format
 from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
-from fovea.kernels.native.products import NativeExperts, NativeProduct, PackedWeight, QuantizedWeight, fuses
+from fovea.kernels.native.layouts import packable
+from fovea.kernels.native.products import (
+    CodedWeight,
+    NativeExperts,
+    NativeProduct,
+    PackedWeight,
+    QuantizedWeight,
+    fuses,
+)
 from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.spans import Spans
@@ -29,6 +37,7 @@ SIGNATURES = {
     "fovea_exponents": [_P, _L, _P],
     "fovea_pack": [_P, _L, _P, _L, _P, _P, _P, _P, _P, _I],
     "fovea_quantize": [_P, _L, _P, _L, _L, _P, _I],
+    "fovea_pack_codes": [_P, _L, _P, _L, _L, _P, _P, _I],
     "fovea_rows": [_P, _P, _L, _P],
     "fovea_product": [_P, _P, _L, _L, _I, _P, _P, _I],
     "fovea_experts": [_P, _P, _L, _P, _P, _P, _I],
@@ -99,9 +108,22 @@ class NativeKernels:
         )
 
     def coded_product(
-        self, parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool
+        self,
+        parts: Sequence[Codes],
+        bias: Tensor | None,
+        activation: str | None,
+        gated: bool,
+        dtype: torch.dtype,
     ) -> TableProduct | None:
-        return self._torch.coded_product(parts, bias, activation, gated)
+        if dtype is not BF16:
+            return self._torch.coded_product(parts, bias, activation, gated, dtype)
+        packed = [packable(part) for part in parts]
+        known = [part for part in packed if part is not None]
+        fused = gated and fuses(activation, gated)
+        if len(known) < len(packed) or (fused and len({part.layout for part in known}) > 1):
+            return None
+        weight = CodedWeight(self.library, known, bias, gated=fused)
+        return NativeProduct(self.library, weight, activation, gated)
 
     def grouped_product(
         self, weights: Tensor, activation: str | None, gated: bool, format: Format | None

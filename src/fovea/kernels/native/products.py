@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -15,14 +16,15 @@ from torch import Tensor
 from fovea.kernels.activation import finish
 from fovea.kernels.codes import Format
 from fovea.kernels.native.border import ANY, BF16, I64, address, check_numbers
+from fovea.kernels.native.layouts import BLOCK_BYTES, Packable, join_packable
 
 PANEL, LANES, CODES = 64, 16, 15
 """Outputs of a panel, outputs of a tile, exponents that have a code."""
 PACKED_TILE, PLAIN_TILE = 48, 64  # bytes
 MAX_EXCEPTIONS = 0.002
 """Largest share of values without a code in a packed weight. A weight with more is stored in plain tiles."""
-PACKED_FORMAT, SCALE_BYTES = 0, 2
-"""Number of the format of `PackedWeight`; bytes of a group's scale."""
+PACKED_FORMAT = 0
+"""Number of the format of `PackedWeight`."""
 
 
 class WeightStruct(ctypes.Structure):
@@ -30,7 +32,16 @@ class WeightStruct(ctypes.Structure):
 
     _fields_ = [
         ("data", c_void_p), ("table", c_void_p), ("starts", c_void_p), ("exceptions", c_void_p),
-        ("bias", c_void_p), ("n", c_int64), ("k", c_int64), ("format", c_int64),
+        ("bias", c_void_p), ("n", c_int64), ("k", c_int64), ("format", c_int64), ("next", c_void_p),
+    ]  # fmt: skip
+
+
+class ScalesStruct(ctypes.Structure):
+    """The scales of codes as C++ reads them. The fields have the order of `Scales` in cpu/quantize.cpp."""
+
+    _fields_ = [
+        ("scale", c_void_p), ("offset", c_void_p), ("outer", c_void_p), ("outer_offset", c_void_p),
+        ("groups", c_int64),
     ]  # fmt: skip
 
 
@@ -108,7 +119,7 @@ class PackedWeight:
 
 
 class QuantizedWeight:
-    """A bf16 weight (n, k) in 8 or 4 bits, in the layout of `cpu/levels.h`.
+    """A bf16 weight (n, k) that is rounded to 8 or 4 bits, in a layout of `cpu/levels.h`.
 
     Raises ValueError if the weight is not bf16.
 
@@ -124,18 +135,14 @@ class QuantizedWeight:
         self.n, self.k = weight.shape
         weight = weight.contiguous()
         order = panel_order(self.n, gated=gated)
-        panels, groups = len(order) // PANEL, -(-self.k // format.group)
-        size = panels * groups * PANEL * (format.group * format.bits // 8 + SCALE_BYTES)
-        self.data = torch.empty(size, dtype=torch.uint8)
+        panels = len(order) // PANEL
+        self.data = _room(panels, self.k, format.number)
         library.fovea_quantize(
             weight.data_ptr(), self.k, order.data_ptr(), panels, format.number, self.data.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
         self.bias = _panel_bias(bias, order)
-        biases = None if self.bias is None else self.bias.data_ptr()
-        self.struct = WeightStruct(
-            self.data.data_ptr(), bias=biases, n=self.n, k=self.k, format=format.number
-        )
+        self.struct = _struct(self.data, self.bias, self.n, self.k, format.number)
         self.address = ctypes.addressof(self.struct)
 
     @property
@@ -143,7 +150,60 @@ class QuantizedWeight:
         return self.data.nbytes
 
 
-NativeWeight = PackedWeight | QuantizedWeight
+class CodedWeight:
+    """A weight whose codes are kept as they are, in layouts of `cpu/levels.h`.
+
+    parts: weights whose rows follow each other. Each run of equal layouts is a structure of its own in C++;
+        the structures are linked.
+    gated: as in `PackedWeight`. Then all parts have one layout.
+    bias, address: as in `PackedWeight`.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, parts: Sequence[Packable], bias: Tensor | None, *, gated: bool
+    ) -> None:
+        self.n, self.k = sum(len(part.codes) for part in parts), parts[0].codes.shape[1]
+        self._kept: list[tuple[WeightStruct, Tensor, Tensor | None]] = []
+        first = 0
+        for layout, run in groupby(parts, lambda part: part.layout):
+            whole = join_packable(list(run))
+            count = len(whole.codes)
+            order = panel_order(count, gated=gated)
+            panels = len(order) // PANEL
+            data = _room(panels, self.k, layout)
+            tensors = whole.scale, whole.offset, whole.outer, whole.outer_offset
+            scales = ScalesStruct(*map(_address, tensors), whole.scale.shape[1])
+            library.fovea_pack_codes(
+                whole.codes.data_ptr(), self.k, order.data_ptr(), panels, layout, ctypes.addressof(scales),
+                data.data_ptr(), torch.get_num_threads(),
+            )  # fmt: skip
+            padded = None if bias is None else _panel_bias(bias[first : first + count], order)
+            self._kept.append((_struct(data, padded, count, self.k, layout), data, padded))
+            first += count
+        for (struct, *_), (following, *_) in pairwise(self._kept):
+            struct.next = ctypes.addressof(following)
+        self.address = ctypes.addressof(self._kept[0][0])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(data.nbytes for _, data, _ in self._kept)
+
+
+NativeWeight = PackedWeight | QuantizedWeight | CodedWeight
+
+
+def _room(panels: int, k: int, layout: int) -> Tensor:
+    """Return memory for the panels of a quantized weight."""
+    values, size = BLOCK_BYTES[layout]
+    return torch.empty(panels * -(-k // values) * size, dtype=torch.uint8)
+
+
+def _struct(data: Tensor, bias: Tensor | None, n: int, k: int, layout: int) -> WeightStruct:
+    return WeightStruct(data.data_ptr(), bias=_address(bias), n=n, k=k, format=layout)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def weight_rows(library: ctypes.CDLL, weight: NativeWeight, ids: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from fovea.kernels.triton import quantized
 from fovea.kernels.triton import rotate as triton_rotate
 from fovea.kernels.triton import rows as triton_rows
 from fovea.kernels.triton import states as triton_states
+from fovea.kernels.triton.products import ROW_GROUP, Weight
 
 log = logging.getLogger("fovea.kernels")
 MAX_TRIAL_ERROR = 0.2
@@ -73,7 +75,7 @@ class TritonKernels:
         self.attend_groups = plain.attend_groups
         self.attend_spans = load_spans(device)
         self._chunks = chunks
-        self._trials: dict[tuple[Format | None, torch.dtype, bool], bool] = {}
+        self._trials: dict[Hashable, bool] = {}
         self._processors = CPU_PROCESSORS
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -103,9 +105,17 @@ class TritonKernels:
         return quantized.quantized_product(weight, bias, activation, gated, format, self._processors)
 
     def coded_product(
-        self, parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool
+        self,
+        parts: Sequence[Codes],
+        bias: Tensor | None,
+        activation: str | None,
+        gated: bool,
+        dtype: torch.dtype,
     ) -> TableProduct | None:
-        return self._torch.coded_product(parts, bias, activation, gated)
+        product = quantized.coded_product(parts, bias, activation, gated, self._processors)
+        if product is not None and not all(self._multiplies_codes(each, dtype) for each in product.weights):
+            return self._torch.coded_product(parts, bias, activation, gated, dtype)
+        return product
 
     def grouped_product(
         self, weights: Tensor, activation: str | None, gated: bool, format: Format | None
@@ -119,11 +129,21 @@ class TritonKernels:
 
         weight: (n, k), or those of experts, (experts, n, k).
         """
-        key = format, weight.dtype, weight.dim() == 3
+        dtype, grouped = weight.dtype, weight.dim() == 3
+        name = f"{'experts' if grouped else 'products'} with {format.name if format else 'plain'} weights"
+        trial = partial(quantized.trial_error, format, dtype, weight.device, grouped, self._processors)
+        return self._works((format, dtype, grouped), f"{name} and rows of {dtype}", trial)
+
+    def _multiplies_codes(self, weight: Weight, dtype: torch.dtype) -> bool:
+        """Whether Triton's products with codes of a scheme work here. The first call tries them."""
+        groups = "one group per output" if weight.group == ROW_GROUP else f"groups of {weight.group}"
+        name = f"products with codes of {weight.bits} bits in {groups} and rows of {dtype}"
+        trial = partial(quantized.coded_trial_error, weight, dtype, self._processors)
+        return self._works((weight.scheme, dtype), name, trial)
+
+    def _works(self, key: Hashable, name: str, trial: Callable[[], float]) -> bool:
         if key not in self._trials:
-            kind = "experts" if key[2] else "products"
-            name = f"{kind} with {format.name if format else 'plain'} weights and rows of {weight.dtype}"
-            problem = _trial(*key, weight.device, self._processors)
+            problem = _problem(trial)
             self._trials[key] = not problem
             if problem:
                 log.warning("%s: torch's, which are slower; Triton's %s", name, problem)
@@ -232,12 +252,10 @@ class TritonStack:
         return x if delta is None else x + delta
 
 
-def _trial(
-    format: Format | None, dtype: torch.dtype, grouped: bool, device: torch.device, processors: int
-) -> str:
-    """Return why Triton's products of a format cannot be used; an empty string if they can."""
+def _problem(trial: Callable[[], float]) -> str:
+    """Return why products cannot be used whose errors a trial returns; an empty string if they can."""
     try:
-        error = quantized.trial_error(format, dtype, device, grouped, processors)
+        error = trial()
     except Exception as problem:  # noqa: BLE001 - the compiler and the driver may raise any exception
         first_line = (str(problem).splitlines() or [""])[0]
         return f"failed: {type(problem).__name__}: {first_line}"

@@ -8,31 +8,34 @@ Rows of experts are sorted by expert. Only the device knows how many rows each e
 many programs as there could be tiles, and each finds its expert by the numbers of rows; the last ones may
 find none. Nothing is read on the host, and launches can be replayed from a graph.
 
-The weights of int8 and int4 lie in the order group, output, byte. So a tile is one run of bytes in memory. A
-byte of int4 has a level of the first half of its group, and one of the second half, so that both multiply
-runs of columns of the rows.
+Codes are packed in one of two ways. Both lie in the order step, output, byte, so that a tile is one run of
+bytes in memory.
+
+- Levels: 8-bit codes whose groups have 128 values or more and no minimum, less their common zero, are small
+  numbers with a sign. Every type of rows holds them exactly. A product of a group is multiplied by its scale,
+  one multiplication for 128 weights.
+- Words: every other scheme. A word of 32 bits has eight codes of 4 bits, or four of 8 bits, each of another
+  run of 16 columns. The values are computed in float32, before they are rounded to the type of the rows and
+  multiplied. With small groups that takes less than scaling the sums of each group: scale and minimum would
+  take two operations for each sum, and the minimum also the sum of the row's group, which has to be moved
+  between threads. Only shifts of words are needed to place a code, no extraction of bytes.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from fovea.kernels.codes import Format
-from fovea.kernels.quantize import (
-    FLOAT8,
-    FLOAT8_MAX,
-    FP8,
-    INT4_LEVELS,
-    MIN_SCALE,
-    STEP,
-    TorchQuantizedProduct,
-    round_rows,
-)
+from fovea.kernels.codes import Codes, Format, join
+from fovea.kernels.float8 import FLOAT8, FLOAT8_MAX, FP8, MIN_SCALE, STEP, round_rows
+from fovea.kernels.quantize import QUANTIZE_WEIGHTS_ON_GPU, quantize
 from fovea.kernels.triton.rows import ACTIVATIONS, activate, next_power
 
 PLAIN_STEP = 64
@@ -48,61 +51,156 @@ SUM_TILE = 1024
 """Numbers of a row that one program adds over the splits."""
 
 
+LEVELS_STEP = 128
+"""Columns of levels that a program multiplies at a time."""
+WORDS = 16
+"""Words of an output in a step, and columns that a dot product of values multiplies: its least number."""
+ROW_GROUP = 1 << 30
+"""The group of a weight with one scale per output."""
+NO_OFFSET, ZEROS, MINIMA = 0, 1, 2
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """The weight of one product, or those of several experts, (n, k) each.
 
-    values: int8 and int4: (experts, groups, n, bytes of a group); else (experts, n, k), float8 or plain.
-    scale: int8 and int4: (experts, groups, n) bfloat16; fp8: (experts, n) float32; plain: None.
-    table: int4: the 16 levels in the type of the rows; else None.
-    bits: bits of a level; 0: the values are floating-point numbers.
-    width: columns that a program multiplies at a time: a group, if there are groups.
+    values: words (experts, steps, n, WORDS) int32, levels (experts, steps, n, LEVELS_STEP) int8; else
+        (experts, n, k), float8 or plain.
+    scale: of codes (experts, groups, n): float numbers, or pairs of a scale and an offset, of float16 in an
+        int32 or of float32 in an int64; fp8: (experts, n) float32; plain: None.
+    bits: bits of a code, 4 or 8; 0: the values are floating-point numbers.
+    width: columns that a program multiplies at a time.
+    group: columns that share a scale; 0 without codes.
+    offset: NO_OFFSET, or what is in pairs with scales: ZEROS or MINIMA.
+    zero: the code that stands for zero in words, unless they have offsets.
     """
 
     values: Tensor
     scale: Tensor | None
-    table: Tensor | None
     bits: int
     width: int
     n: int
     k: int
+    group: int = 0
+    offset: int = NO_OFFSET
+    zero: int = 0
 
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
+    @property
+    def words(self) -> bool:
+        return self.values.dtype is torch.int32
+
+    @property
+    def scheme(self) -> tuple[object, ...]:
+        """What decides which variants of the kernels multiply with this weight."""
+        kind = None if self.scale is None else self.scale.dtype
+        return self.bits, self.words, self.group, self.offset, self.zero, kind
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows of codes as values: (len(ids), k) float32, exactly those of `Codes`."""
+        assert self.scale is not None
+        values, scale = self.values[0][:, ids], self.scale[0][:, ids]
+        offset: Tensor | None = None
+        if self.offset != NO_OFFSET:
+            pair = torch.float16 if scale.dtype is torch.int32 else torch.float32
+            scale, offset = scale.view(pair).unflatten(-1, (-1, 2)).float().unbind(-1)
+        if self.words:
+            shifts = torch.arange(0, 32, self.bits, device=values.device, dtype=torch.int32)
+            values = (values[..., None, :] >> shifts[:, None] & (1 << self.bits) - 1).flatten(-2) - self.zero
+        wide = values.transpose(0, 1).flatten(1)[:, : self.k].float()
+        zero = 0 if offset is None or self.offset == MINIMA else self._wide(offset)
+        wide = (wide - zero) * self._wide(scale.float())
+        return wide if offset is None or self.offset == ZEROS else wide + self._wide(offset)
+
+    def _wide(self, groups: Tensor) -> Tensor:
+        """Repeat numbers (groups, rows) for each column: (rows, k)."""
+        return groups.T.repeat_interleave(min(self.group, self.k), dim=1)[:, : self.k]
+
 
 def pack(weights: Tensor, format: Format | None) -> Weight:
     """Pack weights (experts, n, k) in a format; None: they stay as they are, without a copy."""
-    experts, n, k = weights.shape
+    _, n, k = weights.shape
     if format is None:
-        return Weight(weights.contiguous(), None, None, 0, PLAIN_STEP, n, k)
+        return Weight(weights.contiguous(), None, 0, PLAIN_STEP, n, k)
     if format is FP8:
         rounded = [round_rows(weight) for weight in weights]
         values, scale = (torch.stack([pair[part] for pair in rounded]) for part in (0, 1))
         return of_float8(values, scale[..., 0])
-    groups, device = -(-k // format.group), weights.device
-    kind = torch.int8 if format.bits == 8 else torch.uint8
-    shape = experts, groups, n
-    values = torch.empty(*shape, format.group * format.bits // 8, dtype=kind, device=device)
-    scale = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    for expert, weight in enumerate(weights):
-        plain = TorchQuantizedProduct(weight, None, None, False, format)
-        levels = plain.values if format.bits == 8 else _pack_halves(plain.values)
-        values[expert], scale[expert] = levels.transpose(0, 1), plain.scale.T
-    table = torch.tensor(INT4_LEVELS, dtype=weights.dtype, device=device) if format.bits == 4 else None
-    return Weight(values, scale, table, format.bits, format.group, n, k)
+    return pack_codes([quantized_codes(weight, format) for weight in weights])
 
 
 def of_float8(values: Tensor, scale: Tensor) -> Weight:
     """Return weights in 8-bit floats. values: (experts, n, k), contiguous. scale: (experts, n)."""
-    return Weight(values, scale.contiguous(), None, 0, PLAIN_STEP, values.shape[1], values.shape[2])
+    return Weight(values, scale.contiguous(), 0, PLAIN_STEP, values.shape[1], values.shape[2])
 
 
-def _pack_halves(values: Tensor) -> Tensor:
-    """Pack codes of int4 in another order: the first half of a group in the low halves of its bytes."""
-    first, last = torch.stack((values & 15, values >> 4), dim=-1).flatten(-2).chunk(2, dim=-1)
-    return first | last << 4
+def quantized_codes(weight: Tensor, format: Format) -> Codes:
+    """Quantize a weight (n, k) to INT8 or INT4, some rows at a time."""
+    step = max(1, QUANTIZE_WEIGHTS_ON_GPU // weight.shape[1])
+    return join([quantize(weight[first : first + step], format) for first in range(0, len(weight), step)])
+
+
+def packs(codes: Codes) -> bool:
+    """Whether codes can be packed. A dot product multiplies 16 columns, which must share a scale."""
+    if codes.minimum is not None and (isinstance(codes.zero, Tensor) or codes.zero != 0):
+        return False
+    return codes.scale.shape[1] == 1 or codes.group % WORDS == 0
+
+
+def pack_codes(experts: Sequence[Codes]) -> Weight:
+    """Pack the codes of experts, or of one weight; all of one scheme, for which `packs` is true."""
+    first, (n, k) = experts[0], experts[0].shape
+    group = ROW_GROUP if first.scale.shape[1] == 1 else first.group
+    plain = first.minimum is None and isinstance(first.zero, int)
+    levels = (
+        plain and first.bits > 4 and (1 << first.bits) - 128 <= first.zero <= 128 and group % LEVELS_STEP == 0
+    )
+    bits = 4 if first.bits <= 4 else 8
+    width = LEVELS_STEP if levels else 32 // bits * WORDS
+    steps = -(-k // width)
+    groups = -(-steps * width // group)  # of whole steps
+    values, scales, offsets = [], [], []
+    for codes in experts:
+        padded = functional.pad(codes.codes, (0, steps * width - k)).view(n, steps, width).transpose(0, 1)
+        if levels:
+            values.append((padded - codes.zero).view(torch.int8))  # wraps around, as it should
+        else:
+            values.append(_words(padded, bits))
+        scale, minimum = codes.full_scales()
+        offset = codes.zero.float() if isinstance(codes.zero, Tensor) else minimum
+        scales.append(_by_group(scale, groups))
+        if offset is not None:
+            offsets.append(_by_group(offset, groups))
+    kinds = [torch.bfloat16, torch.float16] if plain else [torch.float16]
+    kind = next((each for each in kinds if all(map(_fits(each), scales + offsets))), torch.float32)
+    scale = torch.stack(scales).to(kind)
+    if offsets:
+        pairs = torch.stack((scale, torch.stack(offsets).to(kind)), dim=-1)
+        scale = pairs.view(torch.int32 if kind is torch.float16 else torch.int64)[..., 0]
+    placed = NO_OFFSET if plain else ZEROS if first.minimum is None else MINIMA
+    zero = first.zero if isinstance(first.zero, int) and not levels else 0
+    return Weight(torch.stack(values), scale, bits, width, n, k, group, placed, zero)
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes (steps, n, width) into words (steps, n, WORDS). Run r has the bits from r * bits on."""
+    runs = codes.unflatten(-1, (32 // bits, WORDS)).unbind(-2)
+    words = torch.zeros(runs[0].shape, dtype=torch.int32, device=codes.device)
+    for number, run in enumerate(runs):
+        words |= run.int() << number * bits
+    return words
+
+
+def _by_group(numbers: Tensor, groups: int) -> Tensor:
+    """Return numbers (n, groups) in the order of groups, with zeros for groups behind the last column."""
+    return functional.pad(numbers, (0, groups - numbers.shape[1])).T
+
+
+def _fits(kind: torch.dtype) -> Callable[[Tensor], bool]:
+    return lambda numbers: torch.equal(numbers.to(kind).float(), numbers)
 
 
 @triton.jit
@@ -120,13 +218,91 @@ def _store_columns(out, row, real, first, k, numbers, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _multiply(
-    x, values, scale, table, bias, residual, out, counts, rows, n, k, steps, experts, weight_size, scale_size,
-    BITS: tl.constexpr, ROW_SCALE: tl.constexpr, EXPERTS: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    BYTES: tl.constexpr, STAGES: tl.constexpr,
+def _factors(scale, at, real, ZERO: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr):
+    """Load factor and shift of groups: value = (2**BITS + code) * factor + shift.
+
+    A pair is one number of 32 or 64 bits, which Triton loads some steps ahead. It does not do that with
+    numbers of 16 bits.
+    """
+    number = tl.load(scale + at, mask=real, other=0)
+    if OFFSET == 0:
+        factor = number.to(tl.float32)
+        shift = -ZERO * factor
+    else:
+        if scale.dtype.element_ty == tl.int64:
+            factor = number.to(tl.int32).to(tl.float32, bitcast=True)
+            shift = (number >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        else:
+            factor = number.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            shift = (number >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        if OFFSET == 1:
+            shift = -shift * factor
+    return factor, shift - (1 << BITS) * factor
+
+
+@triton.jit
+def _run(words, factor, shift, RUN: tl.constexpr, BITS: tl.constexpr):
+    """Return the values of run RUN of 16 columns of words, (N, WORDS) float32.
+
+    The code becomes the first bits behind the point of a float32 between 2**BITS and twice that, which is
+    then exactly 2**BITS + code. Conversions of integers have half the rate of this.
+    """
+    up: tl.constexpr = 23 - BITS - RUN * BITS
+    code = words << up if up >= 0 else words >> -up
+    number = code & (((1 << BITS) - 1) << (23 - BITS)) | (127 + BITS) << 23
+    return number.to(tl.float32, bitcast=True) * factor[:, None] + shift[:, None]
+
+
+@triton.jit
+def _add_step(
+    total, x, values, scale, row, real_m, column, j, real_n, step, n, k,
+    BITS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, OFFSET: tl.constexpr, ZERO: tl.constexpr,
+    K: tl.constexpr, WORDS: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile (M, N) of one split. EXPERTS: power of two of at least the experts; 0: one weight."""
+    """Add the products of one step to a tile."""
+    if BITS == 0:
+        weight = _columns(values + column * k, j, real_n, step * K, k, K).to(x.dtype.element_ty)
+        part = _columns(x, row, real_m, step * K, k, K)
+        total += tl.dot(part, tl.trans(weight), input_precision="ieee")
+    elif WORDS == 0:
+        at = (column + step * n + j)[:, None] * K + tl.arange(0, K)[None, :]
+        levels = tl.load(values + at, mask=real_n[:, None], other=0)
+        group = step * K // GROUP * n + column + j
+        factor = tl.load(scale + group, mask=real_n, other=0.0).to(tl.float32)
+        part = _columns(x, row, real_m, step * K, k, K)
+        sums = tl.dot(part, tl.trans(levels.to(x.dtype.element_ty)), input_precision="ieee")
+        total += sums * factor[None, :]
+    else:
+        at = (column + step * n + j)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
+        words = tl.load(values + at, mask=real_n[:, None], other=0)
+        for run in tl.static_range(32 // BITS):
+            begin = step * K + run * WORDS
+            if run * WORDS % UNIT == 0:
+                group = begin // GROUP * n + column + j
+                factor, shift = _factors(scale, group, real_n, ZERO, OFFSET, BITS)
+            weight = _run(words, factor, shift, run, BITS).to(x.dtype.element_ty)
+            part = _columns(x, row, real_m, begin, k, WORDS)
+            if TURN:
+                total = tl.dot(weight, tl.trans(part), total, input_precision="ieee")
+            else:
+                total = tl.dot(part, tl.trans(weight), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _multiply(
+    x, values, scale, bias, residual, out, counts, rows, n, k, steps, experts, weight_size, scale_size,
+    BITS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, OFFSET: tl.constexpr, ZERO: tl.constexpr,
+    ROW_SCALE: tl.constexpr, EXPERTS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, TURN: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile (M, N) of one split. EXPERTS: power of two of at least the experts; 0: one weight.
+
+    WORDS: words of an output in a step; 0: the weight is not in words. UNIT: columns of a step that share a
+    scale. TURN: compute the tile (N, M): a Hopper GPU then keeps values in registers, and not rows of x. With
+    64 rows it would otherwise move values through shared memory, with 33 barriers in a step.
+    """
     tile, split = tl.program_id(0), tl.program_id(2)
     first, last = tile * M, rows
     if EXPERTS > 0:
@@ -147,28 +323,15 @@ def _multiply(
     real_m, real_n = row < last, column + j < n
     row = row.to(tl.int64)
     span = tl.cdiv(steps, tl.num_programs(2))
-    total = tl.zeros((M, N), tl.float32)
-    # With its number of stages given, Triton also loads packed int4 ahead, whose levels are a second load.
+    total = tl.zeros((N, M) if TURN else (M, N), tl.float32)
+    # With its number of stages given, Triton also loads small numbers ahead.
     for step in tl.range(split * span, tl.minimum(split * span + span, steps), num_stages=STAGES):
-        if BITS == 0:
-            weight = _columns(values + column * k, j, real_n, step * K, k, K).to(x.dtype.element_ty)
-            part = _columns(x, row, real_m, step * K, k, K)
-            total += tl.dot(part, tl.trans(weight), input_precision="ieee")
-        else:
-            group = column + step * n + j
-            at = group[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-            packed = tl.load(values + at, mask=real_n[:, None], other=0)
-            factor = tl.load(scale + group, mask=real_n, other=0.0).to(tl.float32)
-            # Levels are exact in every type, so only sums are rounded.
-            part = _columns(x, row, real_m, step * K, k, BYTES)
-            if BITS == 8:
-                sums = tl.dot(part, tl.trans(packed.to(x.dtype.element_ty)), input_precision="ieee")
-            else:
-                low, high = tl.load(table + (packed & 15)), tl.load(table + (packed >> 4))
-                sums = tl.dot(part, tl.trans(low), input_precision="ieee")
-                part = _columns(x, row, real_m, step * K + BYTES, k, BYTES)
-                sums = tl.dot(part, tl.trans(high), sums, input_precision="ieee")
-            total += sums * factor[None, :]
+        total = _add_step(
+            total, x, values, scale, row, real_m, column, j, real_n, step, n, k,
+            BITS, GROUP, UNIT, OFFSET, ZERO, K, WORDS, TURN,
+        )  # fmt: skip
+    if TURN:
+        total = tl.trans(total)
     if ROW_SCALE:
         total *= tl.load(scale + column + j, mask=real_n, other=0.0)[None, :]
     if BIAS:
@@ -183,31 +346,38 @@ def _multiply(
 
 @triton.jit
 def _row_sums(
-    x, values, scale, table, column, real, n, k, steps,
-    BITS: tl.constexpr, ROW_SCALE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BYTES: tl.constexpr,
+    x, values, scale, column, real, n, k, steps,
+    BITS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, OFFSET: tl.constexpr, ZERO: tl.constexpr,
+    ROW_SCALE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """Multiply one row by some columns of a weight: sums (N,) float32. column: (N,), their numbers."""
-    total = tl.zeros((N, BYTES), tl.float32)
+    total = tl.zeros((N, WORDS if WORDS > 0 else K), tl.float32)
     for step in range(steps):
         if BITS == 0:
-            at = step * K + tl.arange(0, BYTES)
+            at = step * K + tl.arange(0, K)
             mask = real[:, None] & (at < k)[None, :]
             weight = tl.load(values + column[:, None] * k + at[None, :], mask=mask, other=0.0)
             weight = weight.to(x.dtype.element_ty).to(tl.float32)
             total += weight * tl.load(x + at, mask=at < k, other=0.0).to(tl.float32)[None, :]
-        else:
-            group = step * n + column
-            at = step * K + tl.arange(0, BYTES)
-            place = group[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-            packed = tl.load(values + place, mask=real[:, None], other=0)
+        elif WORDS == 0:
+            at = step * K + tl.arange(0, K)
+            place = (step * n + column)[:, None] * K + tl.arange(0, K)[None, :]
+            levels = tl.load(values + place, mask=real[:, None], other=0).to(tl.float32)
+            group = step * K // GROUP * n + column
             factor = tl.load(scale + group, mask=real, other=0.0).to(tl.float32)[:, None]
             part = tl.load(x + at, mask=at < k, other=0.0).to(tl.float32)[None, :]
-            if BITS == 8:
-                total += packed.to(tl.float32) * part * factor
-            else:
-                low = tl.load(table + (packed & 15)).to(tl.float32) * part
-                part = tl.load(x + at + BYTES, mask=at + BYTES < k, other=0.0).to(tl.float32)[None, :]
-                total += (low + tl.load(table + (packed >> 4)).to(tl.float32) * part) * factor
+            total += levels * part * factor
+        else:
+            place = (step * n + column)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
+            words = tl.load(values + place, mask=real[:, None], other=0)
+            for run in tl.static_range(32 // BITS):
+                begin = step * K + run * WORDS
+                if run * WORDS % UNIT == 0:
+                    group = begin // GROUP * n + column
+                    factor, shift = _factors(scale, group, real, ZERO, OFFSET, BITS)
+                at = begin + tl.arange(0, WORDS)
+                part = tl.load(x + at, mask=at < k, other=0.0).to(tl.float32)[None, :]
+                total += _run(words, factor, shift, run, BITS) * part
     sums = tl.sum(total, axis=1)
     if ROW_SCALE:
         sums *= tl.load(scale + column, mask=real, other=0.0)
@@ -216,9 +386,9 @@ def _row_sums(
 
 @triton.jit
 def _chosen(
-    x, values, scale, table, chosen, out, places, n, k, steps, weight_size, scale_size, width,
-    BITS: tl.constexpr, ROW_SCALE: tl.constexpr, KIND: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    BYTES: tl.constexpr,
+    x, values, scale, chosen, out, places, n, k, steps, weight_size, scale_size, width,
+    BITS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, OFFSET: tl.constexpr, ZERO: tl.constexpr,
+    ROW_SCALE: tl.constexpr, KIND: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one row and one of its experts. KIND: a gated activation; -1: none."""
     pair = tl.program_id(0).to(tl.int64)
@@ -228,11 +398,14 @@ def _chosen(
     scale += expert * scale_size
     column = tl.program_id(1).to(tl.int64) * N + tl.arange(0, N)
     real = column < width
-    sums = _row_sums(x, values, scale, table, column, real, n, k, steps, BITS, ROW_SCALE, N, K, BYTES)
+    sums = _row_sums(
+        x, values, scale, column, real, n, k, steps, BITS, GROUP, UNIT, OFFSET, ZERO, ROW_SCALE, N, K, WORDS
+    )
     if KIND >= 0:
         up = _row_sums(
-            x, values, scale, table, column + width, real, n, k, steps, BITS, ROW_SCALE, N, K, BYTES
-        )
+            x, values, scale, column + width, real, n, k, steps,
+            BITS, GROUP, UNIT, OFFSET, ZERO, ROW_SCALE, N, K, WORDS,
+        )  # fmt: skip
         sums = activate(sums.to(x.dtype.element_ty).to(tl.float32), KIND)
         sums = sums.to(x.dtype.element_ty).to(tl.float32) * up.to(x.dtype.element_ty).to(tl.float32)
     tl.store(out + pair * width + column, sums.to(out.dtype.element_ty), mask=real)
@@ -259,23 +432,30 @@ def _add_splits(
 
 @triton.jit
 def _unpack(
-    values, scale, table, out, n, k, first, last,
-    BITS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BYTES: tl.constexpr,
+    values, scale, out, n, k, first, last,
+    BITS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, OFFSET: tl.constexpr, ZERO: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Turn a group of N outputs into plain numbers. out: (last - first, k)."""
-    group, row = tl.program_id(0), tl.program_id(1) * N + tl.arange(0, N)
+    """Turn a step of N outputs into plain numbers. out: (last - first, k)."""
+    step, row = tl.program_id(0), tl.program_id(1) * N + tl.arange(0, N)
     real = first + row < last
-    start = group.to(tl.int64) * n + first + row
-    at = start[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-    packed = tl.load(values + at, mask=real[:, None], other=0)
-    factor = tl.load(scale + start, mask=real, other=0.0).to(tl.float32)[:, None]
-    row = row.to(tl.int64)
-    if BITS == 8:
-        _store_columns(out, row, real, group * K, k, packed.to(tl.float32) * factor, BYTES)
+    column, row = first + row, row.to(tl.int64)
+    start = step.to(tl.int64) * n + column
+    if WORDS == 0:
+        at = start[:, None] * K + tl.arange(0, K)[None, :]
+        levels = tl.load(values + at, mask=real[:, None], other=0).to(tl.float32)
+        group = step * K // GROUP * n + column
+        factor = tl.load(scale + group, mask=real, other=0.0).to(tl.float32)[:, None]
+        _store_columns(out, row, real, step * K, k, levels * factor, K)
     else:
-        low, high = tl.load(table + (packed & 15)), tl.load(table + (packed >> 4))
-        _store_columns(out, row, real, group * K, k, low.to(tl.float32) * factor, BYTES)
-        _store_columns(out, row, real, group * K + BYTES, k, high.to(tl.float32) * factor, BYTES)
+        at = start[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
+        words = tl.load(values + at, mask=real[:, None], other=0)
+        for run in tl.static_range(32 // BITS):
+            begin = step * K + run * WORDS
+            if run * WORDS % UNIT == 0:
+                group = begin // GROUP * n + column
+                factor, shift = _factors(scale, group, real, ZERO, OFFSET, BITS)
+            _store_columns(out, row, real, begin, k, _run(words, factor, shift, run, BITS), WORDS)
 
 
 @triton.jit
@@ -306,22 +486,19 @@ def multiply(
     experts = len(weight.values)
     used = 1 if counts is None else min(rows, experts)  # experts that may have rows
     m = min(64, max(16, next_power(-(-rows // used))))
-    side = 128 if m > 32 and weight.bits != 8 else 64  # so that older GPUs have enough shared memory
+    side = 128 if m > 32 and not weight.bits else 64  # so that older GPUs have enough shared memory
     tiles, columns = -(-rows // m) + used - 1, -(-n // side)
     steps = -(-weight.k // weight.width)
     count = splits(tiles * columns, m, steps, processors) if counts is None else 1
     target = out if count == 1 else x.new_empty((count, rows, n), dtype=torch.float32)
-    scale, table = (x if part is None else part for part in (weight.scale, weight.table))
     added = (None, None) if count > 1 else (bias, residual)
     _multiply[(tiles, columns, count)](
-        x, weight.values, scale, table, *(x if part is None else part for part in added), target,
-        x if counts is None else counts, rows, n, weight.k, steps, experts,
-        weight.values[0].numel(), 0 if weight.scale is None else weight.scale[0].numel(),
-        BITS=weight.bits, ROW_SCALE=weight.scale is not None and not weight.bits,
-        EXPERTS=0 if counts is None else next_power(experts), BIAS=added[0] is not None,
-        RESIDUAL=added[1] is not None, M=m, N=side, K=weight.width,
-        BYTES=weight.values.shape[-1] if weight.bits else 0,
-        STAGES=3 if m > 32 else 6 if weight.bits == 4 else 4, num_warps=8 if m > 32 else 4,
+        x, weight.values, x if weight.scale is None else weight.scale,
+        *(x if part is None else part for part in added), target,
+        x if counts is None else counts, rows, n, weight.k, steps, experts, *_sizes(weight),
+        **_scheme(weight), EXPERTS=0 if counts is None else next_power(experts), BIAS=added[0] is not None,
+        RESIDUAL=added[1] is not None, M=m, N=side, K=weight.width, TURN=weight.words and m > 32,
+        STAGES=3 if m > 32 else 4, num_warps=8 if m > 32 and not weight.words else 4,
     )  # fmt: skip
     if count > 1:
         _add_splits[(rows, -(-n // SUM_TILE))](
@@ -343,16 +520,31 @@ def multiply_chosen(x: Tensor, weight: Weight, chosen: Tensor, activation: str |
     x, (rows, places) = x.contiguous(), chosen.shape
     width = weight.n if activation is None else weight.n // 2
     out = x.new_empty((rows * places, width))
-    scale, table = (x if part is None else part for part in (weight.scale, weight.table))
     step = weight.width if weight.bits else CHOSEN_STEP
     _chosen[(rows * places, -(-width // CHOSEN_TILE))](
-        x, weight.values, scale, table, chosen, out, places, weight.n, weight.k, -(-weight.k // step),
-        weight.values[0].numel(), 0 if weight.scale is None else weight.scale[0].numel(), width,
-        BITS=weight.bits, ROW_SCALE=weight.scale is not None and not weight.bits,
+        x, weight.values, x if weight.scale is None else weight.scale, chosen, out, places, weight.n,
+        weight.k, -(-weight.k // step), *_sizes(weight), width, **_scheme(weight),
         KIND=-1 if activation is None else ACTIVATIONS[activation], N=CHOSEN_TILE, K=step,
-        BYTES=weight.values.shape[-1] if weight.bits else step,
     )  # fmt: skip
     return out
+
+
+def _sizes(weight: Weight) -> tuple[int, int]:
+    """Return how many numbers the values and the scales of one expert have."""
+    return weight.values[0].numel(), 0 if weight.scale is None else weight.scale[0].numel()
+
+
+def _scheme(weight: Weight) -> dict[str, object]:
+    """Return the constants of the kernels that depend on how a weight is packed."""
+    return {
+        "BITS": weight.bits,
+        "GROUP": weight.group,
+        "UNIT": math.gcd(weight.group, weight.width),
+        "OFFSET": weight.offset,
+        "ZERO": weight.zero,
+        "ROW_SCALE": weight.scale is not None and not weight.bits,
+        "WORDS": WORDS if weight.words else 0,
+    }
 
 
 def splits(tiles: int, m: int, steps: int, processors: int) -> int:
@@ -367,21 +559,21 @@ def splits(tiles: int, m: int, steps: int, processors: int) -> int:
 
 
 def unpack(weight: Weight, first: int, last: int, dtype: torch.dtype) -> Tensor:
-    """Return the outputs first..last-1 of a weight in int8 or int4 as plain numbers, (last - first, k)."""
+    """Return the outputs first..last-1 of a weight of codes as plain numbers, (last - first, k)."""
     assert weight.scale is not None
     out = torch.empty((last - first, weight.k), dtype=dtype, device=weight.values.device)
-    table = out if weight.table is None else weight.table
+    scheme = _scheme(weight)
+    del scheme["ROW_SCALE"]
     _unpack[(weight.values.shape[1], -(-(last - first) // 64))](
-        weight.values, weight.scale, table, out, weight.n, weight.k, first, last,
-        BITS=weight.bits, N=64, K=weight.width, BYTES=weight.values.shape[-1],
-    )  # fmt: skip
+        weight.values, weight.scale, out, weight.n, weight.k, first, last, **scheme, N=64, K=weight.width
+    )
     return out
 
 
 def round_input(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round rows (n, k) to float8_e4m3fn, padded with zeros to a multiple of STEP. One launch.
 
-    Returns them and their scales, (n, 1) float32. Its twin is `quantize.round_padded`.
+    Returns them and their scales, (n, 1) float32. Its twin is `float8.round_padded`.
     """
     x = x.contiguous()
     (rows, width), device = x.shape, x.device

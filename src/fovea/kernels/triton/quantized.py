@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fovea.kernels.base import TableProduct
-from fovea.kernels.codes import Format
-from fovea.kernels.quantize import FP8, Fp8Product
+from fovea.kernels.codes import Codes, Format, join
+from fovea.kernels.float8 import FP8, Fp8Product
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.triton.products import (
+    ROW_GROUP,
     Weight,
     multiply,
     multiply_chosen,
     of_float8,
     pack,
+    pack_codes,
+    packs,
     round_input,
     unpack,
 )
@@ -35,48 +42,63 @@ More rows would too often read the weight of the same expert.
 """
 PLAIN_WEIGHTS = 1 << 27
 """Number of weights that are turned into plain numbers together, for many rows."""
+TRIAL_ROWS = 1, 20, 64, FUSED_ROWS + 1
+"""Numbers of rows in trials: every size of tiles, since each needs another amount of on-chip memory."""
+TRIAL_OUTPUTS = 136
 
 
 class TritonQuantizedProduct:
-    """A product with a weight in int8 or int4. It is a `kernels.base.TableProduct`."""
+    """A product with weights of codes, one after the other. It is a `kernels.base.TableProduct`."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format,
+        self, weights: Sequence[Weight], bias: Tensor | None, activation: str | None, gated: bool,
         processors: int,
     ) -> None:  # fmt: skip
-        self.weight, self._bias = pack(weight[None], format), bias
+        sizes = [weight.n for weight in weights]
+        self.weights = list(weights)
+        self._biases = [None] * len(sizes) if bias is None else list(torch.split(bias, sizes))
+        self._k = weights[0].k
         self._activation, self._gated, self._processors = activation, gated, processors
 
     @property
     def nbytes(self) -> int:
-        return self.weight.nbytes
+        return sum(weight.nbytes for weight in self.weights)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        rows = x.reshape(-1, self.weight.k)
-        details = self._activation, self._gated, residual
-        if len(rows) <= FUSED_ROWS:
-            return _multiply_few(x, self.weight, self._bias, *details, self._processors)
-        return finish(self._multiply_plain(rows).view(*x.shape[:-1], self.weight.n), *details)
-
-    def _multiply_plain(self, x: Tensor) -> Tensor:
-        n, k = self.weight.n, self.weight.k
-        step = -(-n // -(-n * k // PLAIN_WEIGHTS))
-        parts = []
-        for first in range(0, n, step):
-            last = min(n, first + step)
-            bias = None if self._bias is None else self._bias[first:last]
-            parts.append(functional.linear(x, unpack(self.weight, first, last, x.dtype), bias))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        rows, details = x.reshape(-1, self._k), (self._activation, self._gated, residual)
+        few = len(rows) <= FUSED_ROWS
+        if few and len(self.weights) == 1:
+            return _multiply_few(x, self.weights[0], self._biases[0], *details, self._processors)
+        parts: list[Tensor] = []
+        for weight, bias in zip(self.weights, self._biases, strict=True):
+            if few:
+                parts.append(multiply(rows, weight, bias, None, None, self._processors))
+            else:
+                parts += _multiply_plain(rows, weight, bias)
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return finish(y.view(*x.shape[:-1], y.shape[-1]), *details)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows of the weight, dequantized: (*ids, k) float32."""
-        weight, places = self.weight, ids.flatten()
-        assert weight.scale is not None
-        values = weight.values[0][:, places]
-        if weight.table is not None:
-            values = weight.table[torch.cat((values & 15, values >> 4), dim=-1).int()]
-        wide = values.float() * weight.scale[0][:, places].float()[..., None]
-        return wide.transpose(0, 1).flatten(1)[:, : weight.k].view(*ids.shape, weight.k)
+        """Return rows of the weight: (*ids, k) float32, exactly the values of the codes."""
+        flat, first, out = ids.flatten(), 0, None
+        for weight in self.weights:
+            mine = (flat >= first) & (flat < first + weight.n)
+            found = weight.rows((flat - first).clamp(0, weight.n - 1))
+            out = found if out is None else torch.where(mine[:, None], found, out)
+            first += weight.n
+        assert out is not None
+        return out.view(*ids.shape, self._k)
+
+
+def _multiply_plain(x: Tensor, weight: Weight, bias: Tensor | None) -> list[Tensor]:
+    """Multiply many rows by a weight, some outputs at a time. Returns the parts of the result."""
+    n, parts = weight.n, []
+    step = -(-n // -(-n * weight.k // PLAIN_WEIGHTS))
+    for first in range(0, n, step):
+        last = min(n, first + step)
+        some = None if bias is None else bias[first:last]
+        parts.append(functional.linear(x, unpack(weight, first, last, x.dtype), some))
+    return parts
 
 
 def _multiply_few(
@@ -158,7 +180,48 @@ def quantized_product(
     """Return the product of a format, see `kernels.base.Kernels.quantized_product`."""
     if format is FP8:
         return TritonFp8Product(weight, bias, activation, gated, processors)
-    return TritonQuantizedProduct(weight, bias, activation, gated, format, processors)
+    return TritonQuantizedProduct([pack(weight[None], format)], bias, activation, gated, processors)
+
+
+def coded_product(
+    parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool, processors: int
+) -> TritonQuantizedProduct | None:
+    """Return a product with codes; None: some cannot be packed.
+
+    Neighbours of one scheme are one weight, so that they take one launch.
+    """
+    if not all(map(packs, parts)):
+        return None
+    joined = [join(list(some)) for _, some in groupby(map(_complete, parts), _scheme)]
+    weights = [pack_codes([each]) for each in joined]
+    return TritonQuantizedProduct(weights, bias, activation, gated, processors)
+
+
+def _complete(codes: Codes) -> Codes:
+    """Return codes whose scales are complete. One scale per row has one number for its group."""
+    scale, minimum = codes.full_scales()
+    group = ROW_GROUP if scale.shape[1] == 1 else codes.group
+    return replace(codes, group=group, scale=scale, minimum=minimum, outer=None, outer_minimum=None)
+
+
+def _scheme(codes: Codes) -> tuple[object, ...]:
+    zero = codes.zero if isinstance(codes.zero, int) else None
+    return codes.bits, codes.group, zero, codes.minimum is None
+
+
+@torch.inference_mode()
+def coded_trial_error(weight: Weight, dtype: torch.dtype, processors: int) -> float:
+    """Return the largest relative error of products with a weight against plain torch. It may be NaN.
+
+    A part of the outputs is compared.
+    """
+    draw, device = torch.Generator().manual_seed(0), weight.values.device
+    product = TritonQuantizedProduct([weight], None, None, False, processors)
+    x = torch.randn(TRIAL_ROWS[-1], weight.k, generator=draw).to(device, dtype)
+    ids = torch.arange(0, weight.n, -(-weight.n // TRIAL_OUTPUTS), device=device)
+    plain = product.rows(ids)
+    pairs = [(product(x[:rows], None)[:, ids], x[:rows].float() @ plain.T) for rows in TRIAL_ROWS]
+    return _largest_error(pairs)
 
 
 @torch.inference_mode()
@@ -167,13 +230,11 @@ def trial_error(
 ) -> float:
     """Return the largest relative error of products with random weights against plain torch. It may be NaN.
 
-    Every size of tiles is tried, since each needs another amount of the GPU's memory on the chip.
-
     format: None: plain weights. grouped: multiply the rows of three experts.
     """
-    draw, (n, k) = torch.Generator().manual_seed(0), (136, 264)
+    draw, (n, k) = torch.Generator().manual_seed(0), (TRIAL_OUTPUTS, 264)
     weights, x = (
-        torch.randn(*shape, generator=draw).to(device, dtype) for shape in ((3, n, k), (FUSED_ROWS + 1, k))
+        torch.randn(*shape, generator=draw).to(device, dtype) for shape in ((3, n, k), (TRIAL_ROWS[-1], k))
     )
     if format is None:
         plain = weights.float()
@@ -194,6 +255,10 @@ def trial_error(
         pairs.append((ours, torch.einsum("tk,tpnk->tpn", wide[:3], plain[chosen]).flatten(0, 1)))
     elif format is not None:
         product = quantized_product(weights[0], None, None, False, format, processors)
-        pairs = [(product(x[:rows], None), wide[:rows] @ plain[0].T) for rows in (1, 20, 64, len(x))]
+        pairs = [(product(x[:rows], None), wide[:rows] @ plain[0].T) for rows in TRIAL_ROWS]
+    return _largest_error(pairs)
+
+
+def _largest_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     errors = [(ours.float() - theirs).norm() / theirs.norm() for ours, theirs in pairs]
     return float(torch.stack(errors).max())  # unlike Python's max, it does not pass over a NaN

@@ -64,7 +64,8 @@ void multiply_sorted(Room& room, const Weight* const* weights, const bf16* x, in
                      int threads) {
     const int64_t count = static_cast<int64_t>(room.used.size());
     for (int64_t i = 0; i < count; ++i) room.ranges[i].weight = weights[room.used[i]];
-    multiply(room.ranges.data(), count, x, room.ranges[0].weight->k, rows, kind, nullptr, out, threads);
+    multiply(room.ranges.data(), count, x, room.ranges[0].weight->k, rows, kind, nullptr, out,
+             width_of(*room.ranges[0].weight, kind), threads);
 }
 
 }  // namespace

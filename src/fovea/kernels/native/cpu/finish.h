@@ -65,6 +65,7 @@ struct Call {
     int kind;
     const bf16* residual;
     bf16* out;
+    int64_t ldo;  // values from row to row of out and residual
     // x for tiles of bf16, `input_stride` values apart, if the weight is not quantized. With AMX: only the rows of this call,
     // in blocks of 16 as the registers load them, with `input_stride` values per block.
     const Input* inputs;
@@ -81,7 +82,7 @@ inline void finish_rows(const Call& call, int64_t panel, int64_t start, int64_t 
     const float* bias = call.weight.bias ? call.weight.bias + panel * PANEL : nullptr;
     const int64_t width = call.width(), step = call.step();
     for (int64_t r = 0; r < rows; ++r) {
-        const int64_t at = (start + r) * width + panel * step;
+        const int64_t at = (start + r) * call.ldo + panel * step;
         finish_row(c + r * PANEL, bias, call.kind, call.residual ? call.residual + at : nullptr, call.out + at,
                    std::min(step, width - panel * step));
     }

@@ -1,6 +1,8 @@
 // The functions that each format of weights provides for a product.
 #pragma once
 
+#include <vector>
+
 #include "finish.h"
 
 namespace fovea {
@@ -13,10 +15,12 @@ void quantized_panels(const Call& call, int64_t first, int64_t last, int64_t sta
 void bf16_rows(const Weight& w, const int64_t* ids, int64_t count, bf16* out);
 void quantized_rows(const Weight& w, const int64_t* ids, int64_t count, bf16* out);
 
-// Values of k in a group of a quantized format.
-int64_t group_size(int64_t format);
-
-// Quantizes one row of x (k values) into row `row` of `rows`, whose groups have `group` values.
-void quantize_row(const bf16* x, int64_t k, int64_t group, int64_t row, const LevelRows& rows);
+// The rows of x for products with a quantized format: `count` rows of k values in `room`, which grows. Threads share the work.
+struct LevelRoom {
+    std::vector<uint8_t> levels;
+    std::vector<float> scale;
+    std::vector<int32_t> sum;
+};
+LevelRows quantize_rows(const bf16* x, int64_t ldx, int64_t count, int64_t k, int64_t format, LevelRoom& room, int threads);
 
 }  // namespace fovea

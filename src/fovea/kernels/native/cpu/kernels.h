@@ -20,6 +20,7 @@ struct Weight {
     const Exception* exceptions;
     const float* bias;  // panels * 64, or null
     int64_t n, k, format;
+    const Weight* next;  // the weight of the outputs that follow; null: there are none
 };
 
 // Groups of rows whose contexts begin with the same blocks. members (count, width): the rows of each group, padded
@@ -36,7 +37,8 @@ struct Mixture {
     int64_t activation;                          // the gated `Activation` between both weights
 };
 
-enum Format : int64_t { BF16, INT8, INT4 };
+// Formats of weights. The quantized ones are described in levels.h; products.py has the same numbers.
+enum Format : int64_t { BF16, INT8, INT4, ZERO32, ZERO128, EVEN8, NESTED4, NESTED6 };
 
 enum Activation : int { NONE, SILU_GATED, GELU_TANH_GATED, GELU_GATED, GELU_TANH, GELU, QUICK_GELU, SILU };
 

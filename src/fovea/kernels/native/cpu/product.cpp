@@ -21,18 +21,9 @@ constexpr int64_t MOST_ROWS = 320, LARGE = 1 << 20;
 
 // Memory for the rows of x as the kernels multiply them. It belongs to the calling thread.
 struct Buffer {
-    std::vector<Level> levels;
-    std::vector<float> scale;
-    std::vector<int32_t> start;
+    LevelRoom levels;
     std::vector<Input> inputs;
     std::vector<int64_t> blocks;  // the first block of each range
-
-    LevelRows rows(int64_t count, int64_t k, int64_t group) {
-        const int64_t groups = (k + group - 1) / group;
-        // Matrix registers load 16 rows, also where fewer are left.
-        const int64_t loaded = count + (FOVEA_AMX ? MATRIX_ROWS - 1 : 0);
-        return {grown(levels, loaded * groups * group), grown(scale, count * groups), grown(start, count * groups), groups};
-    }
 };
 
 #if FOVEA_AMX
@@ -48,7 +39,7 @@ inline void to_blocks(const bf16* row, int64_t k, bf16* to) {
 }  // namespace
 
 void multiply(const RowRange* ranges, int64_t count, const bf16* x, int64_t ldx, int64_t rows, int kind,
-              const bf16* residual, bf16* out, int threads) {
+              const bf16* residual, bf16* out, int64_t ldo, int threads) {
     thread_local Buffer buffer;
     const Weight& w = *ranges->weight;  // all weights have its shape and format
     const bool quantized = w.format != BF16;
@@ -57,9 +48,7 @@ void multiply(const RowRange* ranges, int64_t count, const bf16* x, int64_t ldx,
     LevelRows levels{};
     const int64_t* first_blocks = nullptr;
     if (quantized) {
-        const int64_t group = group_size(w.format);
-        levels = buffer.rows(rows, w.k, group);
-        each_row(threads, rows, w.k, [&](int64_t row) { quantize_row(x + row * ldx, w.k, group, row, levels); });
+        levels = quantize_rows(x, ldx, rows, w.k, w.format, buffer.levels, threads);
 #if FOVEA_AMX
     } else {
         // Blocks of 16 rows, which begin again with each range.
@@ -96,7 +85,7 @@ void multiply(const RowRange* ranges, int64_t count, const bf16* x, int64_t ldx,
         const RowRange& range = ranges[task / groups];
         const int64_t first = task % groups * group;
         const Input* in = first_blocks ? inputs + first_blocks[task / groups] * input_stride : inputs;
-        const Call call{*range.weight, x, ldx, kind, residual, out, in, input_stride, levels};
+        const Call call{*range.weight, x, ldx, kind, residual, out, ldo, in, input_stride, levels};
         multiply_panels(call, first, std::min(panels, first + group), range.start, range.rows);
     });
 }
@@ -108,24 +97,35 @@ using namespace fovea;
 extern "C" {
 
 // out (rows, n) = activation(x (rows, k) W^T + bias) [+ residual (rows, n)]. ldx: values between rows of x.
-// kind: an `Activation`. A gated activation halves the n of out and residual.
+// kind: an `Activation`. A gated activation halves the n of out and residual. The outputs of weights that are joined by
+// `next` follow each other; such weights have no gated activation.
 void fovea_product(const Weight* w, const bf16* x, int64_t ldx, int64_t rows, int kind, const bf16* residual,
                    bf16* out, int threads) {
-    // If there are few panels and many rows, cut the rows, so that every thread has work.
-    const int64_t panels = (w->n + PANEL - 1) / PANEL;
-    int64_t cuts = 1;
-    if (rows > 192) cuts = std::max<int64_t>(1, std::min<int64_t>(4 * threads / panels, rows / 96));
-    if (FOVEA_AMX) cuts = std::max(cuts, (rows + MOST_ROWS - 1) / MOST_ROWS);
-    const int64_t size = ((rows + cuts - 1) / cuts + ROWS - 1) / ROWS * ROWS;
-    thread_local std::vector<RowRange> ranges;
-    ranges.clear();
-    for (int64_t start = 0; start < rows; start += size) ranges.push_back({w, start, std::min(size, rows - start)});
-    if (rows > 0) multiply(ranges.data(), static_cast<int64_t>(ranges.size()), x, ldx, rows, kind, residual, out, threads);
+    if (rows <= 0) return;
+    int64_t ldo = 0;
+    for (const Weight* part = w; part; part = part->next) ldo += width_of(*part, kind);
+    for (; w; out += w->n, residual = residual ? residual + w->n : nullptr, w = w->next) {
+        // If there are few panels and many rows, cut the rows, so that every thread has work.
+        const int64_t panels = (w->n + PANEL - 1) / PANEL;
+        int64_t cuts = 1;
+        if (rows > 192) cuts = std::max<int64_t>(1, std::min<int64_t>(4 * threads / panels, rows / 96));
+        if (FOVEA_AMX) cuts = std::max(cuts, (rows + MOST_ROWS - 1) / MOST_ROWS);
+        const int64_t size = ((rows + cuts - 1) / cuts + ROWS - 1) / ROWS * ROWS;
+        thread_local std::vector<RowRange> ranges;
+        ranges.clear();
+        for (int64_t start = 0; start < rows; start += size) ranges.push_back({w, start, std::min(size, rows - start)});
+        multiply(ranges.data(), static_cast<int64_t>(ranges.size()), x, ldx, rows, kind, residual, out, ldo, threads);
+    }
 }
 
 // out[i] = row ids[i] of a weight that is not gated; out (count, k) bf16. Quantized weights are dequantized.
 void fovea_rows(const Weight* w, const int64_t* ids, int64_t count, bf16* out) {
-    (w->format == BF16 ? bf16_rows : quantized_rows)(*w, ids, count, out);
+    for (int64_t i = 0; i < count; ++i, out += w->k) {
+        const Weight* part = w;
+        int64_t row = ids[i];
+        for (; row >= part->n && part->next; part = part->next) row -= part->n;
+        (part->format == BF16 ? bf16_rows : quantized_rows)(*part, &row, 1, out);
+    }
 }
 
 }  // extern "C"
