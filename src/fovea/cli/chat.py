@@ -108,6 +108,7 @@ class _Chat:
 
     def add_image(self, path: str) -> None:
         try:
+            self._engine.info.check_media("image", path, f"{path}: ")
             image = to_image(path)
         except FoveaError as error:
             print(f"fovea: {error.message}", file=sys.stderr)

@@ -13,7 +13,7 @@ import secrets
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,6 +73,8 @@ def load_test(settings: DoctorSettings, sla: Sla | None) -> LoadTest:
 
 
 def _measure(server: Server, name: str, shape: Shape, traffic: Traffic, sla: Sla | None) -> WorkloadResult:
+    if not server.takes_images:
+        traffic = replace(traffic, text=1.0)
     session = Session(
         target=Target(server.url, api_key=server.api_key or None),
         names=(name,),

@@ -23,7 +23,7 @@ from fovea.cli.common import (
     run_and_close,
     visual_tokens,
 )
-from fovea.cli.questions import CaseRunner, check_data, progress, requested_kinds
+from fovea.cli.questions import CaseRunner, check_data, check_images, progress, requested_kinds
 from fovea.cli.sweep import add_sweep_options, check_no_sweep
 from fovea.cli.sweep import run as run_sweep
 from fovea.core.errors import InvalidRequest
@@ -121,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
     file, budget = config_file(args), pixel_budget(args, visual_tokens(args))
     cases = _cases(args)
     with load_engine(args, file, **SINGLE_USER) as engine:
+        check_images(engine.info, cases)
         runner = CaseRunner(engine, args.max_tokens)
         name = engine.info.name
         results = asyncio.run(run_and_close(engine, _run_all(runner, cases, budget, args.concurrency)))

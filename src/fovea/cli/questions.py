@@ -23,6 +23,7 @@ from fovea.core.types import (
     Completion,
     ImagePart,
     Message,
+    ModelInfo,
     Part,
     StageTimings,
     TemplateInputs,
@@ -116,6 +117,17 @@ def check_data(args: argparse.Namespace) -> None:
         raise InvalidRequest("--kinds is for generated scenes; a file of --data has its own", param="kinds")
     if args.video:
         raise InvalidRequest("--video is for generated scenes; a file of --data has images", param="video")
+
+
+def check_images(info: ModelInfo, cases: Sequence[Case]) -> None:
+    """Raise InvalidRequest if a case has an image or a video, and the model takes text alone."""
+    case = next((case for case in cases if case.images), None)
+    if case is not None and "image" not in info.input_modalities:
+        raise InvalidRequest(
+            f"case {case.id} has an image, and the model {info.name} takes text alone; accepted: --data with "
+            "questions without images, or --perplexity FILE",
+            param="data",
+        )
 
 
 def requested_kinds(args: argparse.Namespace, default: Sequence[str]) -> tuple[str, ...]:

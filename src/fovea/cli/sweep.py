@@ -25,7 +25,14 @@ from fovea.cli.common import (
     pixel_budget,
     run_and_close,
 )
-from fovea.cli.questions import SAME_FOR_ALL, CaseRunner, SweepRun, check_data, requested_kinds
+from fovea.cli.questions import (
+    SAME_FOR_ALL,
+    CaseRunner,
+    SweepRun,
+    check_data,
+    check_images,
+    requested_kinds,
+)
 from fovea.core.errors import InvalidRequest
 from fovea.core.markdown import markdown_table
 from fovea.engine.visual_budget.methods import METHODS, find_method
@@ -237,6 +244,7 @@ def run(args: argparse.Namespace) -> int:
         check_plot(args.plot)
         check_writable(args.plot)
     with load_engine(args, file, **SINGLE_USER, **SAME_FOR_ALL) as engine:
+        check_images(engine.info, cases.timed)
         name, runner = engine.info.name, CaseRunner(engine, args.max_tokens)
         sweep_run = SweepRun(engine, runner, chosen, budget, concurrency=args.concurrency)
         work = sweep_run.run(cases.cases, cases.total, cases.timed, cases.timed_on)

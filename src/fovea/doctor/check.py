@@ -65,6 +65,8 @@ def not_applicable(reason: str) -> Verdict:
     return Verdict(Status.NOT_APPLICABLE, reason=reason)
 
 
+TEXT_ALONE = "the model takes text alone"
+"""The reason of checks of images that are not made."""
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 MIB, GIB = 1 << 20, 1 << 30
 

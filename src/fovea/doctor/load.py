@@ -95,7 +95,7 @@ class Streams:
         try:
             answer: Answer | NoAnswer = self.server.ask(
                 f"Count up from {number}, and do not stop.",
-                [data_url(png(224, 224, (number, 120, 60)))],
+                [data_url(png(224, 224, (number, 120, 60)))] if self.server.takes_images else [],
                 stream=True, max_tokens=LONG_TOKENS, ignore_eos=True, on_data=on_data, patience=IN_TIME_S,
             )  # fmt: skip
         except NoAnswer as error:

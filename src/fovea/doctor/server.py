@@ -154,6 +154,12 @@ class Server:
         return self._card
 
     @property
+    def takes_images(self) -> bool:
+        """Whether the model takes images. Servers that do not tell what it takes are taken to accept them."""
+        modalities = self.card().get("input_modalities")
+        return not isinstance(modalities, list) or "image" in modalities
+
+    @property
     def is_fovea(self) -> bool:
         """Whether /v1/models says that the server is Fovea."""
         return self.card().get("owned_by") == "fovea"

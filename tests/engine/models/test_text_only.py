@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import transformers as hf
 from PIL import Image
 
 from fovea import Engine
+from fovea.cli.main import main
 from fovea.cli.plan.inputs import find_model
 from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.types import Message, TextPart
 from fovea.engine.check import check_checkpoint
+from fovea.engine.load import load_tokenizer, read_config
 from fovea.engine.models.registry import ARCHITECTURES
 from fovea.engine.request.inputs import to_prompt
 from tests.support.checkpoints.text import TEXT_MODELS, write_text
@@ -97,3 +101,51 @@ def test_a_plan_has_no_encoder_and_refuses_images(llama: Path, engine: Engine) -
         model.count(640, 360)
     with pytest.raises(ConfigError, match="takes text alone; --visual-tokens is for models with images"):
         find_model(str(llama), visual_tokens=64)
+
+
+def test_generated_scenes_are_refused_before_any_is_asked_and_own_questions_work(
+    llama: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["eval", str(llama), "--count", "1", "--threads", "1"]) == 2
+    assert "has an image, and the model" in capsys.readouterr().err
+    (tmp_path / "own.jsonl").write_text('{"question": "hi", "answer": "hi"}')
+    words = ["eval", str(llama), "--data", str(tmp_path / "own.jsonl"), "--max-tokens", "2", "--json"]
+    assert main([*words, "--threads", "1"]) == 0
+    assert '"failed": 0' in capsys.readouterr().out
+
+
+def test_ask_and_chat_name_the_file_that_is_an_image(
+    llama: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat goes on without it: an image that stayed would be refused with every later message."""
+    picture = tmp_path / "page.png"
+    PICTURE.save(picture)
+    options = ["--model", str(llama), "--max-tokens", "2", "--threads", "1", "--temperature", "0"]
+    assert main(["ask", *options, str(picture), "what is it?"]) == 2
+    assert f"fovea: {picture}: this is an image, and the model llama" in capsys.readouterr().err
+    lines = iter([f"/image {picture}", "hello", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(lines))
+    assert main(["chat", *options]) == 0
+    written = capsys.readouterr()
+    assert f"fovea: {picture}: this is an image, and the model llama" in written.err
+    assert written.err.count("takes text alone") == 1
+    assert written.out.strip()
+
+
+@pytest.mark.slow  # it measures the machine, which takes seconds
+def test_a_profile_has_no_image_unless_one_is_named(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["profile", str(llama), "--tokens", "2", "--repeats", "1", "--requests", "0", "--threads", "1"]
+    assert main(words) == 0
+    assert "prefill" in capsys.readouterr().out
+
+
+def test_a_template_that_takes_text_is_loaded_without_a_warning(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such templates fail when they are tried with a list of parts. SmolLM2's is one of them."""
+    shutil.copytree(llama, tmp_path / "copy")
+    template = "{% for m in messages %}{{ '<|im_start|>' + m['content'] }}{% endfor %}"
+    (tmp_path / "copy/chat_template.jinja").write_text(template)
+    tokenizer = load_tokenizer(tmp_path / "copy", read_config(llama))
+    assert tokenizer.render((Message("user", (TextPart("a"), TextPart("b"))),)) == "<|im_start|>ab"
+    assert not caplog.records

@@ -20,7 +20,11 @@ class ProfileSettings:
 
     image: Path | None = setting(None, "Image file of all requests; none: a generated image.")
     side: int | None = setting(
-        None, "Width and height of the generated image in pixels. 0: no image. none: 448.", low=0, high=8192
+        None,
+        "Width and height of the generated image in pixels. 0: no image. none: 448, or no image for a model "
+        "that takes text alone.",
+        low=0,
+        high=8192,
     )
     text: str = setting("Describe the picture.", "The question.")
     tokens: int = setting(32, "Tokens of every answer.", low=2, high=10**5)

@@ -132,6 +132,9 @@ class Profiler:
         model = engine.runner.model
         if model.device.type == "cuda":
             self._recorder.before_end = _synchronize_stages(model.device)
+        generated = self._requests.image is None and self._requests.side is None
+        if generated and "image" not in engine.info.input_modalities:
+            self._file = b""
         outline = engine.outline(to_prompt(self._requests.text, [self._file] if self._file else []))
         roofline = ModelRoofline(model)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 
-from fovea.doctor.check import Check, Verdict, failed, not_applicable, passed, warned
+from fovea.doctor.check import TEXT_ALONE, Check, Verdict, failed, not_applicable, passed, warned
 from fovea.doctor.pictures import data_url, png
 from fovea.doctor.server import Answer, answer_text, usage
 from fovea.doctor.subject import Subject
@@ -32,6 +32,8 @@ def text(subject: Subject) -> Verdict:
 
 def image(subject: Subject) -> Verdict:
     """Is a question about an image answered, and are its visual tokens counted?"""
+    if not subject.server.takes_images:
+        return not_applicable(TEXT_ALONE)
     answer = subject.server.ask("Which colour is this?", [_new_picture()])
     if answer.status != 200 or answer_text(answer) is None:
         return _refused(answer)
@@ -70,6 +72,8 @@ def stream(subject: Subject) -> Verdict:
 def image_cache(subject: Subject) -> Verdict:
     """Does a second question about an image use what the first one computed?"""
     url, server = _new_picture(), subject.server
+    if not server.takes_images:
+        return not_applicable(TEXT_ALONE)
     first = server.ask("Which colour is this picture?", [url])
     second = server.ask("Which colour is this picture, and why?", [url])
     if first.status != 200 or second.status != 200:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from fovea.doctor.check import Check, Verdict, failed, not_applicable, passed, warned
+from fovea.doctor.check import TEXT_ALONE, Check, Verdict, failed, not_applicable, passed, warned
 from fovea.doctor.machine import is_loopback
 from fovea.doctor.pictures import ImageHosts
 from fovea.doctor.server import Answer, NoAnswer, Server
@@ -64,6 +64,8 @@ def metrics(subject: Subject) -> Verdict:
 def private_images(subject: Subject) -> Verdict:
     """Does the server refuse to fetch an image from a private address?"""
     server = subject.server
+    if not server.takes_images:
+        return not_applicable(TEXT_ALONE)
     with ImageHosts() as hosts:
         answers = [server.ask("What is this?", [f"{hosts.url}/good"])]
         hits = hosts.hits.total()
@@ -79,6 +81,8 @@ def private_images(subject: Subject) -> Verdict:
 
 def files(subject: Subject) -> Verdict:
     """Does the server refuse to read its own files for a client?"""
+    if not subject.server.takes_images:
+        return not_applicable(TEXT_ALONE)
     answer = subject.server.ask("What is this?", [FILE])
     if subject.settings is not None and subject.setting("file_root") is not None:
         return warned(

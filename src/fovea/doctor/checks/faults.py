@@ -10,7 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fovea.doctor.check import Check, Need, Verdict, failed, not_applicable, passed, plural, warned
+from fovea.doctor.check import (
+    TEXT_ALONE,
+    Check,
+    Need,
+    Verdict,
+    failed,
+    not_applicable,
+    passed,
+    plural,
+    warned,
+)
 from fovea.doctor.load import IN_TIME_S, Streams, ask_together, tokens_per_word
 from fovea.doctor.machine import is_loopback
 from fovea.doctor.pictures import FAULTS, ImageHosts, bomb, data_url, png
@@ -24,6 +34,11 @@ MOST_CROWD = 1 << 16
 QUESTION = "Which colour is this picture?"
 PICTURE = data_url(png(224, 224, (200, 40, 40)))
 REFUSALS = (400, 408, 413, 422, 429)
+
+
+def _pictures(server: Server) -> list[str]:
+    """The images of a question; none for a model that takes text alone."""
+    return [PICTURE] if server.takes_images else []
 
 
 def drain(subject: Subject) -> Verdict:
@@ -56,6 +71,8 @@ def prompt_too_long(subject: Subject) -> Verdict:
 def image_too_large(subject: Subject) -> Verdict:
     """Is an image of billions of pixels refused before they are decoded?"""
     server = _server(subject)
+    if not server.takes_images:
+        return not_applicable(TEXT_ALONE)
     return _refusal(server, lambda: server.ask(QUESTION, [data_url(bomb())]), "an image")
 
 
@@ -91,7 +108,7 @@ def timeout(subject: Subject) -> Verdict:
     if not server.is_fovea:
         return not_applicable("OpenAI's API has no timeout in requests")
     begun = subject.clock()
-    answer = server.ask(QUESTION, [PICTURE], max_tokens=512, ignore_eos=True, timeout=0.1)
+    answer = server.ask(QUESTION, _pictures(server), max_tokens=512, ignore_eos=True, timeout=0.1)
     figure = f"status {answer.status} after {subject.clock() - begun:.1f} s, with a timeout of 0.1 s"
     if answer.status != 408:
         return failed(figure, "the request went on for a client that had given up", "report it")
@@ -103,6 +120,8 @@ def timeout(subject: Subject) -> Verdict:
 def image_hosts(subject: Subject) -> Verdict:
     """Are images of slow and failing hosts answered with an error, in time?"""
     server = _server(subject)
+    if not server.takes_images:
+        return not_applicable(TEXT_ALONE)
     if not is_loopback(urlsplit(server.url).hostname or ""):
         return not_applicable("the server runs on another machine, which cannot reach hosts of this one")
     with ImageHosts() as hosts:
@@ -135,13 +154,14 @@ def kill_and_restart(subject: Subject) -> Verdict:
     """After SIGKILL under load, does the server start again on its caches, with the same answers?"""
     assert subject.launcher is not None
     launcher = subject.launcher
-    before = answer_text(launcher.disturbed().ask(QUESTION, [PICTURE]))
+    server = launcher.disturbed()
+    before = answer_text(server.ask(QUESTION, _pictures(server)))
     streams = Streams(launcher.disturbed())
     running = streams.begin()
     launcher.kill()
     streams.end()
     server = launcher.disturbed()
-    after = answer_text(server.ask(QUESTION, [PICTURE]))
+    after = answer_text(server.ask(QUESTION, _pictures(server)))
     figure = f"ready again after {launcher.ready_seconds:.1f} s"
     if before is None or after is None:
         return failed(figure, "a question about an image is not answered", "read the server's log")
@@ -156,14 +176,15 @@ def damaged_entry(subject: Subject) -> Verdict:
     """Is a damaged file of the disk cache noticed, and the answer the same?"""
     assert subject.launcher is not None
     launcher = subject.launcher
-    before = answer_text(launcher.disturbed().ask(QUESTION, [PICTURE]))
+    server = launcher.disturbed()
+    before = answer_text(server.ask(QUESTION, _pictures(server)))
     if not _until(subject, lambda: bool(_entries(launcher.cache_folder))):
         return not_applicable("this model's encoder outputs are not kept on disk")
     launcher.terminate()
     launcher.wait()
     damaged = [_damage(path) for path in _entries(launcher.cache_folder)]
     server = launcher.disturbed()
-    after = answer_text(server.ask(QUESTION, [PICTURE]))
+    after = answer_text(server.ask(QUESTION, _pictures(server)))
     noticed = int(server.metrics().get("fovea:embed_disk_corrupt_total", 0))
     figure = f"{plural(len(damaged), 'damaged file')}, {noticed} noticed"
     if after is None or before != after:

@@ -143,8 +143,16 @@ class ChatTemplate:
         tokens = self._controls.pattern.findall(text)
         return [token for token in tokens if not self._controls.answer_words.fullmatch(token)]
 
-    def _apply(self, messages: list[dict[str, Any]], arguments: dict[str, Any] | None = None) -> str:
-        """Run the template. Only messages of its author (`raise_exception`) are passed on to clients."""
+    def _apply(
+        self,
+        messages: list[dict[str, Any]],
+        arguments: dict[str, Any] | None = None,
+        level: int = logging.WARNING,
+    ) -> str:
+        """Run the template. Only messages of its author (`raise_exception`) are passed on to clients.
+
+        level: the level at which the cause of another failure is logged.
+        """
         from jinja2 import TemplateError, TemplateSyntaxError
 
         try:
@@ -160,7 +168,7 @@ class ChatTemplate:
             if type(error) is TemplateError:  # subclasses are errors of Jinja itself
                 reason = f"the chat template refuses these messages: {str(error)[:LONGEST_REASON]}"
             else:
-                log.warning("the chat template failed: %s: %.300s", type(error).__name__, error)
+                log.log(level, "the chat template failed: %s: %.300s", type(error).__name__, error)
                 reason = "the chat template of this model cannot write these messages; accepted: messages of "
                 reason += "the roles and contents that the template expects (the server's log has the cause)"
             raise InvalidRequest(reason, param="messages") from error
@@ -241,7 +249,8 @@ class ChatTemplate:
             return True
         probe = "fovea-probe-7f3a"
         try:
-            text = self._apply([{"role": "user", "content": [{"type": "text", "text": probe}]}])
+            message = {"role": "user", "content": [{"type": "text", "text": probe}]}
+            text = self._apply([message], level=logging.DEBUG)  # many templates for text alone fail here
         except TemplateSyntaxError as error:
             raise CheckpointError(
                 f"the chat template is not Jinja: line {error.lineno}: {str(error.message)[:LONGEST_REASON]}"

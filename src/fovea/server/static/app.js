@@ -43,6 +43,7 @@ class App {
     this.thread = new Thread(find("#scroll"), find("#thread"), this.viewer, this.urls, actions);
     this.attachments = new Attachments(find("#attachments"), this.client,
       (name, pages) => choosePages(find("#pdf-dialog"), name, pages), (text) => this.tell(text));
+    this.models.onChange = () => this.showModel();
     this.composer = new Composer(find("#composer"), this.attachments, {
       send: (text, items, editing) => this.send(text, items, editing),
       stop: () => this.stop(), tell: (text) => this.tell(text),
@@ -102,6 +103,13 @@ class App {
     showConversations(find("#conversations"), records, this.conversation.id,
       { remove: (id, title) => this.remove(id, title) });
     find("#no-history").hidden = records.length > 0;
+  }
+
+  // A model for text alone has no buttons for images, and the page does not ask for any.
+  showModel() {
+    const { name, takesImages } = this.models;
+    document.body.classList.toggle("text-only", !takesImages);
+    this.attachments.refusal = takesImages ? "" : `The model ${name} takes text alone.`;
   }
 
   showOptions() {

@@ -15,10 +15,15 @@ export class Attachments {
     this.items = [];
     this.views = new Map(); // by item: its element, which stays while others come and go
     this.onChange = () => {};
+    this.refusal = ""; // why no file can be attached now
   }
 
   // Add files one after the other, in their order. A file that cannot be used is reported and left out.
   async addFiles(files) {
+    if (this.refusal) {
+      this.tell(this.refusal);
+      return;
+    }
     for (const file of files) {
       try {
         await this.addFile(file);

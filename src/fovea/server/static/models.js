@@ -8,6 +8,14 @@ export class Models {
   // select: shows the names. status: shows whether the server is ready. tell(text): shows a message.
   constructor(client, select, status, tell) {
     Object.assign(this, { client, select, status, tell });
+    this.cards = new Map();
+    this.onChange = () => {};
+    select.addEventListener("change", () => this.onChange());
+  }
+
+  // Whether the chosen model takes images. One that does not tell is asked all the same.
+  get takesImages() {
+    return this.cards.get(this.name)?.input_modalities?.includes("image") ?? true;
   }
 
   get name() {
@@ -18,7 +26,9 @@ export class Models {
   async load() {
     try {
       const models = await this.client.models();
+      this.cards = new Map(models.map((card) => [card.id, card]));
       this.select.replaceChildren(...models.map(({ id }) => el("option", { value: id, text: id })));
+      this.onChange();
       await this.watch();
     } catch (error) {
       this.showStatus("danger", error.status === 401 ? "Key needed" : "Not reachable");
