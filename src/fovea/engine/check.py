@@ -128,7 +128,16 @@ def _check_gguf(checkpoint: GgufCheckpoint, report: Report) -> None:
     stored = None if weights is None else StoredTensors(tuple(weights.files))
     if stored is not None and weights is not None:
         _state_files(checkpoint.path, stored, report)
-        report.facts |= {"quantization": weights.quantization} if weights.quantization else {}
+        if weights.quantization:
+            entries = list(stored.entries)
+            kept = [entry for entry in entries if entry.coded]
+            report.facts |= {
+                "quantization": weights.quantization,
+                "quantized_weights": weights.quantized,
+                "kept_weights": len(kept),
+                "kept_bytes": sum(entry.stop - entry.start for entry in kept),
+                "kept_parameters": sum(prod(entry.shape or ()) for entry in kept),
+            }
     model = report.attempt("model", lambda: _check_model(checkpoint.path, config, stored, report))
     _check_use(checkpoint, config, model, report)
 

@@ -119,6 +119,15 @@ class GgufWeights:
         return " ".join(("gguf", *names)).lower() if names else ""
 
     @property
+    def quantized(self) -> int:
+        """Number of the model's tensors whose values are quantized."""
+        return sum(
+            any(part.type.name not in FLOATS for part in source.parts)
+            for sources in self._sources
+            for source in sources.values()
+        )
+
+    @property
     def nbytes(self) -> int:
         return sum(file.nbytes for file in self._files)
 
