@@ -21,6 +21,7 @@ NAMES = (
     "config_file",
     "gateway",
     "answer_format",
+    "gguf",
 )
 
 

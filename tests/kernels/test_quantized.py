@@ -73,7 +73,7 @@ def test_quantized_weights_equal_the_twins(
     if format is INT8 or kind != "outliers":
         torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
         return
-    # Sums over values of so different sizes depend on their order, so another of two close ranges may be taken.
+    # Sums over such values depend on their order, so another of two close ranges may be taken.
     assert share_of_unequal(ours, theirs) < 0.05
     errors = [float((values.float() - weight.float()).norm()) for values in (ours, theirs)]
     assert errors[0] == pytest.approx(errors[1], rel=0.01)

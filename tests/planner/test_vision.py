@@ -18,7 +18,8 @@ from tools import known_shapes
 
 from fovea.core.errors import InvalidImage
 from fovea.core.media import PixelBudget
-from fovea.engine.load import build_model, build_processors, read_config
+from fovea.engine.load import build_model, read_config
+from fovea.engine.models.side_files import build_processors
 from fovea.planner.roofline import encoder_work
 from fovea.planner.shape import ModelShape, Tower, find
 from tests.support import published

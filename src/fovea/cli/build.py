@@ -81,12 +81,19 @@ def run(args: argparse.Namespace) -> int:
 def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[Manifest, Path]:
     from fovea.engine.load import load_model, resolve
     from fovea.engine.models.compile import ENGINES_FOLDER, describe_site
+    from fovea.engine.models.gguf.reader import holds_gguf
     from fovea.engine.vision.built.engines import Builder
     from fovea.engine.vision.built.formats import format_named
     from fovea.kernels.choose import set_threads
 
     set_threads(config.model.threads)
-    folder = args.out.expanduser() if args.out else resolve(name, config.model.revision) / ENGINES_FOLDER
+    path = resolve(name, config.model.revision)
+    if holds_gguf(path):
+        raise UnsupportedModel(
+            f"{path} is in GGUF files, and encoders are built from plain weights; accepted: a folder with "
+            "safetensors"
+        )
+    folder = args.out.expanduser() if args.out else path / ENGINES_FOLDER
     loaded = load_model(name, config)
     model = loaded.model
     format_named(args.format).check(model.device)

@@ -63,6 +63,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--revision", metavar="NAME", help="branch, tag or commit of a hub id in the local cache"
     )
+    parser.add_argument("--mmproj", metavar="FILE", help="the vision tower of a model in a GGUF file")
     for name, paths in (("api", "/v1"), ("admin", "/admin"), ("metrics", "/metrics")):
         parser.add_argument(
             f"--{name}-key", action="append", metavar="KEY",

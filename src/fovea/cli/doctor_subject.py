@@ -157,8 +157,9 @@ def wired(args: argparse.Namespace) -> Iterator[Subject]:
 
 
 def _live(args: argparse.Namespace, web: HttpWeb) -> Server:
-    if args.revision:
-        raise ConfigError("--revision is for a MODEL, not for a URL", param="revision")
+    for name in ("revision", "mmproj"):
+        if getattr(args, name):
+            raise ConfigError(f"--{name} is for a MODEL, not for a URL", param=name)
     keys = {name: next(iter(keys_of(name, args, {})), "") for name in ROLES}
     return Server(_url("url", args.target), web, **keys)
 
@@ -172,8 +173,9 @@ def _own(args: argparse.Namespace, common: dict[str, Any], doctor: DoctorSetting
     engine, settings = read.engine, read.flat
     env, sent = _environment(args, settings)
     command = [sys.executable, "-m", "fovea.cli.main", "serve", model, *OWN_FLAGS]
-    if args.revision:
-        command += ["--revision", args.revision]
+    for name in ("revision", "mmproj"):
+        if getattr(args, name):
+            command += [f"--{name}", getattr(args, name)]
     launcher = ProcessLauncher(
         command,
         env,
@@ -189,7 +191,9 @@ def _own(args: argparse.Namespace, common: dict[str, Any], doctor: DoctorSetting
             name=model,
             kernels=functools.cache(lambda: kernel_facts(engine.model.device)),
             settings=settings,
-            checkpoint=functools.cache(lambda: checkpoint_facts(model, engine.model.revision)),
+            checkpoint=functools.cache(
+                lambda: checkpoint_facts(model, engine.model.revision, engine.model.mmproj)
+            ),
             built=lambda: built_facts(model, engine),
             launcher=launcher,
         )
@@ -278,16 +282,16 @@ def kernel_facts(device: str) -> KernelFacts:
     )
 
 
-def checkpoint_facts(model: str, revision: str) -> CheckpointFacts:
+def checkpoint_facts(model: str, revision: str, mmproj: str = "") -> CheckpointFacts:
     """Return the report of a checkpoint. Raises CheckpointError if there is none in the local cache."""
     from fovea.engine.check import check_checkpoint
 
-    report = check_checkpoint(model, revision)
+    report = check_checkpoint(model, revision, mmproj)
     lines = {
         name: [f"{item.part}: {item.message}" for item in getattr(report, name)]
         for name in ("errors", "warnings", "unchecked")
     }
-    is_folder = model == DEFAULT_MODEL or Path(model).expanduser().is_dir()
+    is_folder = model == DEFAULT_MODEL or Path(model).expanduser().exists()
     return CheckpointFacts(model, is_folder, **lines, figures=report.facts)
 
 

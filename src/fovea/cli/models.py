@@ -206,8 +206,8 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--check",
         metavar="MODEL",
-        help="say whether a folder, or a hub id in the local cache, would load, and what is missing; "
-        "no weight is read and nothing is downloaded; exit code 1: it would not load",
+        help="say whether a folder, a GGUF file, or a hub id in the local cache would load, and what is "
+        "missing; no weight is read and nothing is downloaded; exit code 1: it would not load",
     )
     parser.add_argument(
         "--tokens",
@@ -224,6 +224,9 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--revision", default="", metavar="NAME", help="with --check: branch, tag or commit of a hub id"
     )
+    parser.add_argument(
+        "--mmproj", default="", metavar="FILE", help="with --check: the vision tower of a GGUF file"
+    )
     parser.set_defaults(run=run)
 
 
@@ -234,8 +237,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.model[0]!r} needs --tokens or --check before it", param="model")
     if args.check is not None:
         return check(args)
-    if args.revision:
-        raise ConfigError("--revision is for --check", param="revision")
+    for name in ("revision", "mmproj"):
+        if getattr(args, name):
+            raise ConfigError(f"--{name} is for --check", param=name)
     if args.tokens is not None:
         return tokens(args)
     from fovea.engine.models.registry import ARCHITECTURES
@@ -273,7 +277,7 @@ def check(args: argparse.Namespace) -> int:
         raise ConfigError("--markdown is for the list of models; --check prints a table or --json")
     from fovea.engine.check import check_checkpoint
 
-    report = check_checkpoint(args.check, args.revision)
+    report = check_checkpoint(args.check, args.revision, args.mmproj)
     if args.json:
         import json
 

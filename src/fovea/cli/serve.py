@@ -37,7 +37,8 @@ OnReady = Callable[[str], None]
 log = logging.getLogger("fovea.serve")
 FIRST = (
     "api_key", "admin_key", "metrics_key", "log_level", "simulate", "host", "port", "served_model_name",
-    "config", "dtype", "quantization", "device", "threads", "kernels", "revision", "kv_cache_mib",
+    "config", "dtype", "quantization", "device", "threads", "kernels", "revision", "mmproj",
+    "kv_cache_mib",
     "max_context", "embed_cache_mib", "embed_disk_dir", "embed_disk_mib", "target_itl_ms",
     "target_ttft_ms", "max_running", "max_queue", "detail_policy", "visual_tokens", "drain_seconds",
     "request_timeout", "tls_cert", "tls_key", "trusted_proxies", "keys_file", "cors_origins",
@@ -267,7 +268,7 @@ def keys_in_words(settings: ServerSettings) -> str:
 
 
 def _check_folder(model: str, revision: str) -> None:
-    """Refuse a name that is neither a folder nor a possible hub id, and a revision of a folder.
+    """Refuse a name that is no folder, no GGUF file and no possible hub id, and a revision of a folder.
 
     The port is not open yet. Nothing is downloaded here. Raises CheckpointError and ConfigError.
     """

@@ -25,8 +25,13 @@ def bundled_model() -> Path:
 
 
 def served_name(name: str) -> str:
-    """Return the name for clients: a folder's last part; a hub id and the bundled model as they are."""
+    """Return the name for clients: a folder's last part; a hub id and the bundled model as they are.
+
+    Of a GGUF file it is the file's name without its ending, and without the number of a part.
+    """
     path = Path(name).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
     return path.resolve().name if name != BUNDLED and path.is_dir() else name
 
 

@@ -323,6 +323,7 @@ class ModelInfo:
     tool_format: how the model writes tool calls, by the names of `fovea.dialects`; "": it makes none.
     reasons: whether its answers may begin with reasoning.
     extra_embeddings: embeddings after those of the vocabulary. Only prompts can hold their ids.
+    images_need: what an operator must do for a model without images to take them; "": nothing helps.
     """
 
     name: str
@@ -342,6 +343,7 @@ class ModelInfo:
     tool_format: str = ""
     reasons: bool = False
     extra_embeddings: int = 0
+    images_need: str = ""
 
     def check_media(self, kind: str, param: str, prefix: str = "") -> None:
         """Check whether prompts may contain images or videos at all.
@@ -353,9 +355,10 @@ class ModelInfo:
         videos, says so itself, with the models that do (`engine.request.prompt`).
         """
         if "image" not in self.input_modalities:
+            remedy = f", or {self.images_need}" if self.images_need else ""
             raise InvalidRequest(
                 f"{prefix}this is {'an' if kind == 'image' else 'a'} {kind}, and the model {self.name} takes "
-                "text alone; accepted: parts of type text",
+                f"text alone; accepted: parts of type text{remedy}",
                 param=param,
                 code="video_not_supported" if kind == "video" else "image_not_supported",
             )

@@ -23,15 +23,16 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.files import WEIGHTS, folder_problems, read_json
 from fovea.engine.layers.config import Experts, LayerConfig
 from fovea.engine.load import (
+    Checkpoint,
+    Folder,
     build_model,
-    build_processors,
     count_parameters,
-    default_sampling,
     read_config,
     resolve,
     untie_own_head,
 )
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.gguf.checkpoint import GgufCheckpoint, find_gguf
 from fovea.engine.models.quantized import find_family
 from fovea.engine.models.registry import architecture_of
 from fovea.engine.models.stored import (
@@ -45,7 +46,6 @@ from fovea.engine.models.stored import (
 )
 from fovea.engine.models.targets import Assignment, Problem, TensorEntry, assign
 from fovea.engine.models.text import text_config
-from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.models.weights import read_head
 from fovea.engine.profile import shape_of
 from fovea.engine.request.prompt import PromptBuilder
@@ -77,16 +77,25 @@ CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "added
 """Files that the configuration is read from. Original InternVL checkpoints need the ids of tokens."""
 
 
-def check_checkpoint(name: str, revision: str = "") -> Report:
+def check_checkpoint(name: str, revision: str = "", mmproj: str = "") -> Report:
     """Say whether a checkpoint would load, and what is missing. No weight is read, and nothing is downloaded.
 
     name: a folder, the bundled model, or a hub id whose files are in the local cache.
     revision: see `load.resolve`.
+    mmproj: see `load.open_checkpoint`.
 
     Raises CheckpointError or ConfigError if there is no such folder. Everything else is in the report.
     """
     folder = resolve(name, revision, download=False)
     report = Report(name, folder)
+    try:
+        gguf = find_gguf(folder, mmproj)
+    except CheckpointError as error:
+        report.add_error("files", error.message)
+        return report
+    if gguf is not None:
+        _check_gguf(gguf, report)
+        return report
     refused = _check_files(folder, report)
     config = None
     if not any(path.name in CONFIG_FILES for path in refused):
@@ -105,10 +114,41 @@ def check_checkpoint(name: str, revision: str = "") -> Report:
     if unsafe := [path.name for path in refused if path.suffix != WEIGHTS]:
         report.skip("prompt", f"images and prompt: {', '.join(unsafe[:3])} must not be opened")
         return report
-    report.attempt("generation", lambda: default_sampling(folder))
-    processors = check_processors(folder, config, report)
-    check_prompt(folder, config, model, processors, report)
+    _check_use(Folder(folder), config, model, report)
     return report
+
+
+def _check_gguf(checkpoint: GgufCheckpoint, report: Report) -> None:
+    """Check a model in GGUF files. Their headers are read already."""
+    config = report.attempt("config", checkpoint.config)
+    if config is None:
+        report.skip("model", "tensors, images and prompt: the metadata is faulty")
+        return
+    weights = report.attempt("weights", lambda: checkpoint.weights(config))
+    stored = None if weights is None else StoredTensors(tuple(weights.files))
+    if stored is not None and weights is not None:
+        _state_files(checkpoint.path, stored, report)
+        if weights.quantization:
+            entries = list(stored.entries)
+            kept = [entry for entry in entries if entry.coded]
+            report.facts |= {
+                "quantization": weights.quantization,
+                "quantized_weights": weights.quantized,
+                "kept_weights": len(kept),
+                "kept_bytes": sum(entry.stop - entry.start for entry in kept),
+                "kept_parameters": sum(prod(entry.shape or ()) for entry in kept),
+            }
+    model = report.attempt("model", lambda: _check_model(checkpoint.path, config, stored, report))
+    _check_use(checkpoint, config, model, report)
+
+
+def _check_use(
+    checkpoint: Checkpoint, config: Any, model: VisionLanguageModel | None, report: Report
+) -> None:
+    """Check everything that requests need beside the model."""
+    report.attempt("generation", checkpoint.default_sampling)
+    processors = check_processors(checkpoint, config, report)
+    check_prompt(checkpoint, config, model, processors, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +359,9 @@ def _describe(kind: str, pattern: str, text: str, group: Sequence[Problem]) -> s
     return f"{len(group)} tensors {pattern[:300]!r}{span} {what}"
 
 
-def check_processors(folder: Path, config: Any, report: Report) -> Processors | None:
+def check_processors(checkpoint: Checkpoint, config: Any, report: Report) -> Processors | None:
     """Build the processors of images and videos, and plan an image."""
-    built = report.attempt("images", lambda: build_processors(folder, config))
+    built = report.attempt("images", lambda: checkpoint.processors(config))
     if built is None:
         return None
     processor, videos = built
@@ -336,7 +376,7 @@ def check_processors(folder: Path, config: Any, report: Report) -> Processors | 
 
 
 def check_prompt(
-    folder: Path,
+    checkpoint: Checkpoint,
     config: Any,
     model: VisionLanguageModel | None,
     processors: Processors | None,
@@ -348,10 +388,10 @@ def check_prompt(
     """
 
     def work() -> None:
-        tokenizer = load_tokenizer(folder, config)
+        tokenizer = checkpoint.tokenizer(config)
         if model is None:
             return
-        _check_ids(folder, tokenizer, model, report)
+        _check_ids(checkpoint.path, tokenizer, model, report)
         if processors is not None:
             _check_template(_builder(tokenizer, model, *processors), tokenizer, report)
 
@@ -513,12 +553,14 @@ def _experts(layers: Iterable[LayerConfig]) -> str:
 def shape_of_folder(folder: Path, name: str = "") -> ModelShape:
     """Return the shape of a checkpoint's model in seconds. The folder needs config.json; weights may lack.
 
+    folder: the folder, or a GGUF file.
     name: name of the shape; "": the folder's.
 
     Raises CheckpointError or UnsupportedModel.
     """
-    config = read_config(folder)
-    untie_own_head(config, _stored_names(folder))
+    gguf = find_gguf(folder)
+    config = read_config(folder) if gguf is None else gguf.config()
+    untie_own_head(config, _stored_names(folder) if gguf is None else ())
     return shape_of_config(folder, config, name or served_name(str(folder)))
 
 

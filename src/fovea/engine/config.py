@@ -155,6 +155,12 @@ class ModelSettings:
         check=_revision,
         words="a branch, tag or commit",
     )
+    mmproj: str = setting(
+        "",
+        "File with the vision tower of a model in a GGUF file (mmproj-*.gguf). Empty: the only such file in "
+        "the model's folder if a folder is named, otherwise none, and the model reads text alone.",
+        words="a file *.gguf",
+    )
     tool_format: str = setting(
         "auto",
         "How the model writes tool calls, see docs/tools.md. auto: as its chat template tells. none: "
@@ -486,6 +492,7 @@ class EngineOptions(TypedDict, total=False):
     compile: str
     encoder_engines: str
     revision: str
+    mmproj: str
     tool_format: str
     reasoning: str
     special_tokens_in_text: bool

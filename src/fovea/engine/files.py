@@ -54,7 +54,7 @@ def folder_problems(folder: Path) -> Iterator[tuple[Path, CheckpointError]]:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
     for path in sorted(files):
         try:
-            _check_file(path, root)
+            check_file(path, root)
         except CheckpointError as error:
             yield path, error
 
@@ -111,7 +111,8 @@ def is_too_deep(content: bytes) -> bool:
     return b"[]" in brackets
 
 
-def _check_file(path: Path, root: Path) -> None:
+def check_file(path: Path, root: Path) -> None:
+    """Check one file of a checkpoint. root: the folder, without links. Raises CheckpointError."""
     try:
         target = path.resolve(strict=True)
         status = target.stat()

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest
+from fovea.core.errors import CheckpointError, ConfigError, FoveaError
 from fovea.core.names import BUNDLED, bundled_model, served_name
-from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
+from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.config import MIB, CompileModes, EngineConfig
 from fovea.engine.files import check_bounds, check_folder, read_json
 from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
+from fovea.engine.models.gguf.checkpoint import find_gguf
+from fovea.engine.models.gguf.reader import SUFFIX
 from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
+from fovea.engine.models.side_files import build_processors, default_sampling
 from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype, trim_memory
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
@@ -29,12 +32,10 @@ from fovea.engine.models.weights import NOTHING, RECIPES, Head, Packer, load_wei
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers import fingerprint
-from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
-from fovea.engine.vision.processor.none import NoImages
 from fovea.engine.vision.processor.pixels import in_type
 from fovea.engine.vision.processor.settings import stated_type
-from fovea.engine.vision.processor.video import QwenVideos, build_videos
+from fovea.engine.vision.processor.video import QwenVideos
 from fovea.kernels.choose import bind_threads, choose, results_depend_on
 from fovea.kernels.float8 import check_fp8
 from fovea.kernels.native import pictures
@@ -73,22 +74,27 @@ class LoadedModel:
 def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
     """Return a checkpoint's folder: of the bundled model, of a local path, or of a download from the hub.
 
+    Of a GGUF file it is the file.
+
     revision: branch, tag or commit on the hub; "": its main branch.
     download: whether files that are not in the local cache are downloaded.
     Raises CheckpointError if the name is none of these, or if the download fails; ConfigError for a revision
     of a folder.
     """
     path = bundled_model() if name == BUNDLED else Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == SUFFIX):
         if revision:
             raise ConfigError(
-                f"revision is {revision!r}, but {name!r} is a folder; revisions are those of hub ids "
+                f"revision is {revision!r}, but {name!r} is a {'folder' if path.is_dir() else 'file'}; "
+                "revisions are those of hub ids "
                 "(owner/name)",
                 param="revision",
             )
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise CheckpointError(f"{name!r} is neither a folder, a hub id (owner/name) nor {BUNDLED!r}")
+        raise CheckpointError(
+            f"{name!r} is neither a folder, a GGUF file (*{SUFFIX}), a hub id (owner/name) nor {BUNDLED!r}"
+        )
     from huggingface_hub import is_offline_mode, snapshot_download
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -114,6 +120,96 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
     return folder
 
 
+class Checkpoint(Protocol):
+    """The files of a model, whatever their format.
+
+    path: the folder or the file, for messages.
+    images_need: see `ModelInfo`.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def images_need(self) -> str: ...
+
+    def config(self) -> Any:
+        """Return the configuration as transformers reads it. Raises CheckpointError or UnsupportedModel."""
+        ...
+
+    def weights(self, config: Any) -> StoredWeights:
+        """Return the weights. Raises CheckpointError or UnsupportedModel."""
+        ...
+
+    def tokenizer(
+        self,
+        config: Any,
+        *,
+        template: str | None = None,
+        dialect: Callable[[str | None], Dialect] = detect,
+    ) -> ChatTokenizer:
+        """See `models.tokenizer.load_tokenizer`."""
+        ...
+
+    def processors(self, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
+        """See `build_processors`."""
+        ...
+
+    def default_sampling(self) -> dict[str, float | int]:
+        """Return the checkpoint's values for parameters of sampling that a request does not set."""
+        ...
+
+    def head(self, width: int) -> Head | None:
+        """See `models.weights.read_head`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A checkpoint in the files that transformers has: a `Checkpoint`."""
+
+    path: Path
+    images_need: str = ""
+
+    def config(self) -> Any:
+        return read_config(self.path)
+
+    def weights(self, config: Any) -> StoredWeights:
+        return open_weights(self.path, config)
+
+    def tokenizer(
+        self,
+        config: Any,
+        *,
+        template: str | None = None,
+        dialect: Callable[[str | None], Dialect] = detect,
+    ) -> ChatTokenizer:
+        return load_tokenizer(self.path, config, template=template, dialect=dialect)
+
+    def processors(self, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
+        return build_processors(self.path, config)
+
+    def default_sampling(self) -> dict[str, float | int]:
+        return default_sampling(self.path)
+
+    def head(self, width: int) -> Head | None:
+        return read_head(self.path, width)
+
+
+def open_checkpoint(path: Path, mmproj: str = "") -> Checkpoint:
+    """Return the checkpoint in a folder, or in a GGUF file.
+
+    mmproj: the file with the vision tower of a GGUF file; "": see `models.gguf.checkpoint.find_gguf`.
+
+    Raises CheckpointError, UnsupportedModel or ConfigError.
+    """
+    found = find_gguf(path, mmproj)
+    if found is not None:
+        return found
+    check_folder(path)
+    return Folder(path)
+
+
 def load_model(
     name: str, settings: EngineConfig, *, chat_template: str | None = None, layers: bool = True
 ) -> LoadedModel:
@@ -126,10 +222,10 @@ def load_model(
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
     """
     folder = resolve(name, settings.model.revision)
-    check_folder(folder)
-    config = read_config(folder)
+    checkpoint = open_checkpoint(folder, settings.model.mmproj)
+    config = checkpoint.config()
     entry = architecture_of(config)
-    stored = open_weights(folder, config)
+    stored = checkpoint.weights(config)
     entries = [entry for _, entries in stored.files for entry in entries]
     untie_own_head(config, (entry.name for entry in entries))
     device = pick_device(settings.model.device)
@@ -140,10 +236,7 @@ def load_model(
         check_fp8(device, dtype)
     model = build_model(folder, config, device, dtype)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
-    ignored = model.ignored
-    if not layers:
-        model.decoder.layers = torch.nn.ModuleList()
-        ignored = (*ignored, r"^decoder\.layers\.")
+    ignored = model.ignored if layers else _without_layers(model)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
         bind_threads(kernels)
@@ -177,8 +270,8 @@ def load_model(
     compile_modules(model, modes)
     if stored.nbytes >= TRIM_BYTES:
         trim_memory()
-    tokenizer = load_tokenizer(folder, config, template=chat_template, dialect=settings.model.dialect)
-    processor, videos = build_processors(folder, config)
+    tokenizer = checkpoint.tokenizer(config, template=chat_template, dialect=settings.model.dialect)
+    processor, videos = checkpoint.processors(config)
     values = str(dtype).removeprefix("torch.")
     processor, videos = in_type(processor, values), videos and in_type(videos, values)
     pictures.kernels()  # may compile them, for which no image should wait
@@ -193,14 +286,21 @@ def load_model(
         vocab_size=model.decoder.config.vocab_size,
         extra_embeddings=model.decoder.config.extra_embeddings,
         created=int(time.time()),
-        default_sampling=default_sampling(folder),
+        default_sampling=checkpoint.default_sampling(),
         input_modalities=("text", *(("image",) if entry.images else ()), *(("video",) if videos else ())),
+        images_need=checkpoint.images_need,
         fingerprint=fingerprint_value,
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
         reasons=tokenizer.dialect.reasoning is not None,
     )
-    head = read_head(folder, model.decoder.config.hidden)
+    head = checkpoint.head(model.decoder.config.hidden)
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, head)
+
+
+def _without_layers(model: VisionLanguageModel) -> tuple[str, ...]:
+    """Take the layers from a decoder. Returns which tensors of the checkpoint are not loaded then."""
+    model.decoder.layers = torch.nn.ModuleList()
+    return (*model.ignored, r"^decoder\.layers\.")
 
 
 def _quantization(setting: str, folder: Path, stored: StoredWeights) -> str:
@@ -305,46 +405,3 @@ def build_model(folder: Path, config: Any, device: torch.device, dtype: torch.dt
 def count_parameters(model: VisionLanguageModel) -> int:
     """Number of the parameters that a checkpoint holds."""
     return sum(tensor.numel() for _, tensor in model.checkpoint_targets())
-
-
-def build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
-    """Build the image processor, and the planner of videos if the model takes videos.
-
-    config: the checkpoint's configuration, as transformers reads it. That of a model for text alone needs no
-        further file.
-    """
-    if not architecture_of(config).images:
-        return NoImages(), None
-    joint = read_json(folder / "processor_config.json")
-    # Newer checkpoints have the image processor's settings inside processor_config.json.
-    images = read_json(folder / "preprocessor_config.json") or joint.get("image_processor")
-    if not isinstance(images, dict):
-        raise CheckpointError(f"{folder} has no preprocessor_config.json")
-    videos = read_json(folder / "video_preprocessor_config.json")
-    shapes, kind = config.to_dict(), config.model_type
-    try:
-        return build_processor(kind, images, shapes, joint), build_videos(kind, videos, images, shapes, joint)
-    except FoveaError:
-        raise
-    except Exception as error:
-        raise CheckpointError(
-            f"{folder}/preprocessor_config.json: no processor can be built of its values: {reason(error)}"
-        ) from error
-
-
-def default_sampling(folder: Path) -> dict[str, float | int]:
-    """Return the sampling defaults of generation_config.json, for parameters that a request does not set."""
-    config = read_json(folder / "generation_config.json")
-    if not config or "do_sample" not in config:
-        return {}
-    if not config["do_sample"]:
-        return {"temperature": 0.0}
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    values = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
-    if values.get("top_k", 0) < 0:
-        values["top_k"] = 0
-    try:
-        SamplingParams(**values)
-    except InvalidRequest as error:
-        raise CheckpointError(f"{folder}/generation_config.json: {error}") from error
-    return values

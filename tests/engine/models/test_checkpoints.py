@@ -357,7 +357,7 @@ def test_mistrals_own_file_beside_that_of_transformers_is_not_read(tmp_path: Pat
 
 def test_generation_defaults(tmp_path: Path) -> None:
     """Some checkpoints write top_k -1 for "off". It was not converted, so every request failed with 400."""
-    from fovea.engine.load import default_sampling
+    from fovea.engine.models.side_files import default_sampling
 
     path = tmp_path / "generation_config.json"
     path.write_text('{"do_sample": true, "top_k": -1, "temperature": 0.7, "top_p": 0.8}')

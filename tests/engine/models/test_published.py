@@ -20,8 +20,9 @@ import torch
 
 from fovea.core.media import PixelBudget
 from fovea.engine.layers.config import Attention
-from fovea.engine.load import build_model, build_processors, default_sampling, read_config, untie_own_head
+from fovea.engine.load import build_model, read_config, untie_own_head
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.side_files import build_processors, default_sampling
 from fovea.engine.models.targets import Assignment, assign
 from tests.support import published
 

@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from fovea.core.names import bundled_model
-from fovea.engine.load import build_processors, default_sampling, read_config
+from fovea.engine.load import read_config
+from fovea.engine.models.side_files import build_processors, default_sampling
 from fovea.engine.models.stored import common_dtype, read_header, shard_files
 from fovea.engine.models.weights import read_head
 from tests.fuzz.refusals import note, refusals

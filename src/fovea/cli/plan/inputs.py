@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.core.hardware import available_memory, instruction_sets, usable_cores
 from fovea.core.names import BUNDLED, bundled_model
+from fovea.engine.models.gguf.reader import holds_gguf
 from fovea.engine.vision.token_rules import ProcessorRule, folder_rule, known_rule
 from fovea.planner.hardware import Hardware
 from fovea.planner.shape import ModelShape, find, known_models
@@ -43,13 +44,14 @@ class PlannedModel:
 def find_model(name: str, visual_tokens: int = 0) -> PlannedModel:
     """Return the model that a name or a folder means.
 
-    name: a folder with config.json and the settings of the image processor; a hub id of a known model, or of
-        one in the local cache of the hub; "fovea-tiny".
+    name: a folder with config.json and the settings of the image processor; a GGUF file, or a folder with
+        one and its vision tower; a hub id of a known model, or of one in the local cache of the hub;
+        "fovea-tiny".
     visual_tokens: tokens of every image, for models whose processor is not known; 0: by the model's rule.
     Raises ConfigError for an unknown name, CheckpointError or UnsupportedModel for a folder.
     """
     folder = Path(name).expanduser()
-    if name != BUNDLED and (folder / "config.json").is_file():
+    if name != BUNDLED and ((folder / "config.json").is_file() or holds_gguf(folder)):
         return _from_folder(name, folder, visual_tokens)
     shape_or_none = find(name)
     if shape_or_none is None and (cached := _downloaded(name)) is not None:
@@ -73,8 +75,18 @@ def _from_folder(name: str, folder: Path, visual_tokens: int) -> PlannedModel:
     from fovea.engine.check import shape_of_folder
 
     shape = shape_of_folder(folder, name)
-    rule = folder_rule(folder) if shape.takes_images and not visual_tokens else None
+    rule = _rule(folder, name) if shape.takes_images and not visual_tokens else None
     return PlannedModel(name, shape, _count(shape, rule, visual_tokens))
+
+
+def _rule(folder: Path, name: str) -> ProcessorRule:
+    """Return how many tokens the checkpoint in a folder, or in a GGUF file, makes of an image."""
+    if not holds_gguf(folder):
+        return folder_rule(folder)
+    from fovea.engine.load import open_checkpoint
+
+    checkpoint = open_checkpoint(folder)
+    return ProcessorRule(name, checkpoint.processors(checkpoint.config())[0])
 
 
 def _downloaded(name: str) -> Path | None:

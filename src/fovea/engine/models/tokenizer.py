@@ -66,6 +66,28 @@ def load_tokenizer(
     except BaseException as error:  # a panic of the library's Rust code is not an Exception
         raise CheckpointError(f"{folder} has no usable tokenizer: {reason(error)}") from error
     _check_ids(folder, tokenizer)
+    return make_tokenizer(
+        tokenizer, config, chat_template, _eos_ids(folder, config, tokenizer), dialect=dialect
+    )
+
+
+def make_tokenizer(
+    tokenizer: Any,
+    config: Any,
+    chat_template: str | None,
+    eos_ids: frozenset[int],
+    *,
+    dialect: Callable[[str | None], Dialect] = detect,
+) -> ChatTokenizer:
+    """Return a tokenizer with its chat template, which some families need to be changed.
+
+    tokenizer: a transformers tokenizer.
+    config, dialect: see `load_tokenizer`.
+    chat_template: Jinja source; None: there is none.
+    eos_ids: ids that end an answer.
+
+    Raises CheckpointError if the template is not Jinja.
+    """
     tower = getattr(getattr(config, "vision_config", None), "model_type", "")
     if chat_template is None and config.model_type == "llava" and tower != "pixtral":
         chat_template = LLAVA_TEMPLATE
@@ -85,7 +107,7 @@ def load_tokenizer(
     return ChatTokenizer(
         tokenizer,
         chat_template,
-        eos_ids=_eos_ids(folder, config, tokenizer),
+        eos_ids=eos_ids,
         marker_ids=markers,
         dialect=dialect(chat_template),
         image_text=image_text,

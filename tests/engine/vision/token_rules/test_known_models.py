@@ -13,7 +13,8 @@ from tools import known_models as tool
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import DETAILS, PixelBudget
-from fovea.engine.load import build_processors, read_config
+from fovea.engine.load import read_config
+from fovea.engine.models.side_files import build_processors
 from fovea.engine.vision.processor.base import ImageProcessor
 from fovea.engine.vision.token_rules import all_settings, known_models, known_rule
 from tests.support import published

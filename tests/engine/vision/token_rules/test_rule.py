@@ -13,7 +13,8 @@ import pytest
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.media import PixelBudget
 from fovea.core.names import bundled_model
-from fovea.engine.load import build_processors, read_config
+from fovea.engine.load import read_config
+from fovea.engine.models.side_files import build_processors
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.token_rules import ProcessorRule, folder_rule, known_rule, rule_for
 from tests.support import published
