@@ -2,6 +2,7 @@
 
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py bytes
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py speed [--rows 1 4 8] [--int8-weights]
+    PYTHONPATH=src:. python3 benchmarks/kv_quantization.py attention
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py requests
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py biases
     PYTHONPATH=src:. python3 benchmarks/kv_quantization.py pictures [--count 200]
@@ -11,6 +12,7 @@
 bytes: of a token, for heads of 64 to 256 numbers.
 speed: milliseconds of a decode step of a random decoder of 0.5 B (the sizes of Qwen2.5-0.5B), both types by
     turns, on Fovea's C++ kernels.
+attention: nanoseconds of processor time per token and KV head of the attention of one row, on one thread.
 requests: how many requests the engine runs at a time with a pool of some MiB.
 biases: scores of keys with biases as large as those of Qwen2, for several ways to round them.
 pictures: accuracy of the bundled model by kind of question, which takes long.
@@ -40,6 +42,7 @@ from fovea.cli.common import SINGLE_USER
 from fovea.core.types import TokenPrompt
 from fovea.engine.layers.config import Attention, Dense
 from fovea.evaluation.perplexity import Perplexity, pieces
+from fovea.kernels.attention import AttentionPlan, Decodes
 from fovea.kernels.pages import FORMATS, INT8, KVPool, round_heads, store, token_bytes
 from fovea.kernels.quantize import INT8 as INT8_WEIGHTS
 
@@ -103,6 +106,35 @@ def _fill(pool: KVPool) -> None:
     numbers = torch.randn(blocks * size, 2, heads, dim, generator=draw).to(torch.bfloat16)
     store(pool.kv[0], numbers, torch.arange(blocks * size))
     pool.pages[1:] = pool.pages[:1]
+
+
+def measure_attention(args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    kernels, rows = native_kernels(), {}
+    for heads, kv_heads, dim in ((14, 2, 64), (28, 4, 128), (9, 3, 64)):
+        for context in (512, 8192):
+            blocks = context // 16
+            table = torch.randperm(blocks, generator=torch.Generator().manual_seed(0))[None]
+            decodes = Decodes(0, table, torch.tensor([context]), context, None)
+            plan = AttentionPlan(torch.tensor([0]), (decodes,), ())
+            query = torch.randn(1, heads, dim).to(torch.bfloat16)
+            # So many layers that their pages do not stay in the processor's cache.
+            layers = max(1, (64 << 20) // (context * token_bytes(kv_heads, dim, 2, None)))
+            best = {}
+            for name in TYPES:
+                pool = KVPool((layers, blocks, 16), kv_heads, dim, torch.bfloat16, FORMATS.get(name))
+                _fill(pool)
+                times = []
+                for number in range(8 * layers):
+                    started = time.thread_time()
+                    kernels.attend(query, pool.kv[number % layers], plan, dim**-0.5)
+                    times.append(time.thread_time() - started)
+                best[name] = 1e9 * min(times) / (context * kv_heads)
+            row = f"{heads} heads, {kv_heads} of KV, {dim} numbers, {context} tokens"
+            rows[row] = {name: f"{value:.0f} ns" for name, value in best.items()} | {
+                "faster": best["auto"] / best["int8"]
+            }
+    report(rows)
 
 
 def count_requests(args: argparse.Namespace) -> None:
@@ -287,6 +319,7 @@ def main() -> None:
     speed.add_argument("--threads", type=int, default=0)
     speed.add_argument("--int8-weights", action="store_true")
     speed.add_argument("--cpu-time", action="store_true", help="processor time, for a busy machine")
+    command("attention", measure_attention)
     requests = command("requests", count_requests)
     requests.add_argument("--mib", type=int, default=16)
     requests.add_argument("--requests", type=int, default=96)

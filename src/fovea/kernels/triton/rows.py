@@ -250,11 +250,11 @@ def _rotate_store(
         if STORES:
             # Keys before values: they have this order both in the row and in a slot.
             slot = tl.load(slots + row)
-            block, place = slot // block_size, (slot % block_size) * 2 * kv_heads + head - heads
-            if MOST:
+            block, target = slot // block_size, (slot % block_size) * 2 * kv_heads + head - heads
+            if MOST > 0.0:
                 own = own.to(qkv.dtype.element_ty).to(tl.float32)
-                own = _levels(own, inside, scales + block * (page // 2) + place, MOST, WHOLE)
-            tl.store(kv + block * page + place * dim + at, own.to(kv.dtype.element_ty), mask=inside)
+                own = _levels(own, inside, scales + block * (page // 2) + target, MOST, WHOLE)
+            tl.store(kv + block * page + target * dim + at, own.to(kv.dtype.element_ty), mask=inside)
 
 
 @triton.jit
