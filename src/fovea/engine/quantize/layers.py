@@ -104,7 +104,7 @@ class LayerRun:
         config = model.decoder.config
         self.layer, self.number, self.samples = layer, number, samples
         memory = DecoderMemory.allocate(
-            config, tuple(BLOCKS for _ in config.kv_groups), BLOCK_SIZE, 2, torch.float32, torch.device("cpu")
+            config, tuple(BLOCKS for _ in config.kv_groups), BLOCK_SIZE, BLOCKS, torch.float32, torch.device("cpu")
         )
         # All layers use the memory of the first one, so the others never take any.
         places = tuple((place[0], 0) if isinstance(place, tuple) else place for place in memory.places)

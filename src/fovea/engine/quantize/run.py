@@ -116,6 +116,7 @@ class Quantizer:
                 self._save(number + 1)
             self._advance()
         self._rest()
+        self._source.stored.close()
         self._finish()
         self._advance()
         return self.lines
@@ -156,6 +157,7 @@ class Quantizer:
         values = dict(checkpoint_targets(layer, prefix + "."))
         for fill in self._source.fills_of(prefix):
             tensors |= self._stored(fill, values, rounded)
+        self._source.stored.close()
         self._write(f"layer-{number:05}.safetensors", tensors)
         for sample in self._samples:
             sample.x = run.forward(sample)
@@ -201,8 +203,9 @@ class Quantizer:
     def _rest(self) -> None:
         """Write everything outside of the decoder's layers. Its maps are rounded to the nearest."""
         model = self._source.model
-        maps = {
-            name: path
+        projector = {layer for module in model.projector_modules() for layer in module.modules()}
+        parts = {
+            name: "head" if path.startswith("head.") else "projector" if layer in projector else "tower"
             for path, layer in model.named_modules()
             if isinstance(layer, Linear) and not isinstance(layer, PatchLinear)
             for name in model.checkpoint_names(path, layer)
@@ -213,14 +216,8 @@ class Quantizer:
             if target.startswith("decoder.layers."):
                 continue
             tensor = self._source.read(fill)
-            is_map = target in maps and target.endswith(".weight") and tensor.ndim == 2
-            part = (
-                "head"
-                if target.startswith("lm_head.")
-                else "projector"
-                if target.startswith("projector.")
-                else "tower"
-            )
+            is_map = target in parts and target.endswith(".weight") and tensor.ndim == 2
+            part = parts.get(target, "")
             scheme = self._wish.scheme_of(part, target, tensor.shape[1]) if is_map else None
             if is_map:
                 self._schemes[entry.name.removesuffix(".weight")] = scheme
