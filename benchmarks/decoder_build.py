@@ -25,6 +25,7 @@ from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.codes import Format
 from fovea.kernels.native.build import library
 from fovea.kernels.native.kernels import SIGNATURES, NativeKernels
+from fovea.kernels.pages import KVFormat
 from fovea.kernels.states import StateRun, state_plan
 
 BLOCK = 16
@@ -116,12 +117,12 @@ def build(config: DecoderConfig, kernels: NativeKernels, format: Format | None =
 class Subject:
     """A decoder that is measured, with memory for `rows` sequences of up to `tokens` tokens."""
 
-    def __init__(self, decoder: Decoder, rows: int, tokens: int) -> None:
+    def __init__(self, decoder: Decoder, rows: int, tokens: int, kv_format: KVFormat | None = None) -> None:
         self.decoder, self.rows = decoder, rows
         self.hidden = decoder.config.hidden
         self.blocks = -(-tokens // BLOCK)
         self.memory = DecoderMemory.allocate(
-            decoder.config, (rows * self.blocks,), BLOCK, rows, torch.bfloat16, CPU
+            decoder.config, (rows * self.blocks,), BLOCK, rows, torch.bfloat16, CPU, kv_format
         )
 
     def decode_plan(self, rows: int, context: int) -> DecoderPlan:
@@ -212,19 +213,25 @@ class Times:
 
 
 @torch.inference_mode()
-def interleaved(calls: dict[str, Callable[[], None]], repeats: int, each: int = 1) -> dict[str, Times]:
+def interleaved(
+    calls: dict[str, Callable[[], None]],
+    repeats: int,
+    each: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Times]:
     """Time calls in turns, so that other processes on the machine disturb all of them alike.
 
     each: a sample is the mean of so many calls in a row. The first sample of each call is left out.
+    clock: `time.process_time` adds up the processor time of all threads, for machines that are too busy.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
         for name, call in calls.items():
-            started = time.perf_counter()
+            started = clock()
             for _ in range(each):
                 call()
             if repeat:
-                samples[name].append((time.perf_counter() - started) / each)
+                samples[name].append((clock() - started) / each)
     return {name: Times(values) for name, values in samples.items()}
 
 

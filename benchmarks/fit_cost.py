@@ -108,7 +108,7 @@ def main() -> None:
         with recorded_steps(engine.loop, engine.runner.model) as observer:
             asyncio.run(drive(engine, args.rounds, args.largest))
         model, info = engine.runner.model, engine.info
-        kv_bytes = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize)
+        kv_bytes = engine.runner.block_bytes // engine.runner.block_size
     steps = [s for n, s in enumerate(observer.steps) if n % 4]
     images = [s for n, s in enumerate(observer.images) if n % 4]
     seconds = {**fit_steps(steps), **fit_images(images), "between_s": statistics.median(observer.between)}

@@ -99,14 +99,16 @@ def test_a_copy_differs_only_in_the_changed_settings() -> None:
 
 def model(kv_bytes: int, positions: int = 1024) -> Any:
     decoder = SimpleNamespace(
-        kv_bytes_per_token=lambda itemsize: kv_bytes,
+        kv_bytes_per_token=lambda itemsize, format: kv_bytes,
         max_positions=positions,
         stateful=False,
         window=None,
         state_bytes=lambda itemsize: 0,
     )
     return SimpleNamespace(
-        decoder=SimpleNamespace(config=decoder), dtype=torch.float32, device=torch.device("cpu")
+        decoder=SimpleNamespace(config=decoder),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
     )
 
 

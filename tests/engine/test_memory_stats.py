@@ -45,12 +45,12 @@ def test_a_model_with_states_and_one_with_windows_report_their_memory(
         stats = machine.stats()
         kv, windows = machine.runner.memory.kv
         assert set(stats) <= FIGURES
-        assert stats["window_blocks_total"] == len(windows[0])
+        assert stats["window_blocks_total"] == windows.pages.shape[1]
         assert stats["window_blocks_used"] == 0
         assert stats["window_blocks_returned"] > 0
         assert "state_slots_total" not in stats
         caches = cache_figures(stats)
-        assert caches["kv"]["capacity_bytes"] == kv.nbytes
-        assert caches["kv_windows"]["capacity_bytes"] == windows.nbytes
-        assert 0 < caches["kv_windows"]["bytes"] <= windows.nbytes
+        assert caches["kv"]["capacity_bytes"] == kv.pages.nbytes
+        assert caches["kv_windows"]["capacity_bytes"] == windows.pages.nbytes
+        assert 0 < caches["kv_windows"]["bytes"] <= windows.pages.nbytes
         assert "states" not in caches

@@ -97,7 +97,7 @@ def test_rows_that_are_read_do_not_depend_on_the_others(native: Engine, at_once:
         decoder._stack = stack if at_once else None
         for read in (None, [rows - 1], [3, 4, 17], []):
             memory = DecoderMemory.allocate(decoder.config, (2,), 16, 0, x.dtype, x.device)
-            (kv,) = memory.kv
+            kv = memory.kv[0].pages
             chosen = None if read is None else torch.tensor(read, dtype=torch.int64)
             with torch.inference_mode():
                 hidden = decoder(x, slots.expand(3, -1), memory, DecoderPlan((plan,)), read=chosen)

@@ -33,8 +33,10 @@ BASE: dict[str, Any] = {
 COLD: dict[str, Any] = {"prefix_cache": False, "embed_cache_mib": 0, "max_running": 1}
 AMX = ("bundled amx", "gemma3 amx", "bundled int8 amx", "mllama amx", "gemma4 amx")
 """Models that are computed by the kernels for AMX, with its operations as plain functions."""
-MODELS = ("bundled", "bundled int8", "bundled int4", *FAMILIES, *AMX)
-DEFAULT = ("bundled", "bundled int8", "gemma3", "mllama", *AMX[:2])
+KV = ("bundled kv", "gemma3 kv", "bundled kv amx", "gemma3 kv amx")
+"""Models whose keys and values are int8."""
+MODELS = ("bundled", "bundled int8", "bundled int4", *FAMILIES, *AMX, *KV)
+DEFAULT = ("bundled", "bundled int8", "gemma3", "mllama", *AMX[:2], KV[0])
 """The models of the default run, without those that test_native_families has."""
 WORDS = "what the can above this of shape square red circle left blue how many are there"
 TOKENS = 12
@@ -68,12 +70,13 @@ def test_any_cut_of_a_prompt_gives_the_same_bits(
         monkeypatch.setattr(build, "chosen", amx_twin)
     need_kernels()
     name, quantization = [*chosen.removesuffix(" amx").split(), "none"][:2]
+    types = {"kv_dtype": "int8"} if quantization == "kv" else {"quantization": quantization}
     folder = str(FOLDER) if name == "bundled" else str(checkpoint(name))
-    model = load_model(folder, EngineConfig.of(**BASE, quantization=quantization))
+    model = load_model(folder, EngineConfig.of(**BASE, **types))
 
     @contextmanager
     def engine(**settings: Any) -> Iterator[Engine]:
-        with Engine(model, EngineConfig.of(**{**BASE, "quantization": quantization, **settings})) as machine:
+        with Engine(model, EngineConfig.of(**{**BASE, **types, **settings})) as machine:
             yield machine
             assert_idle(machine)
 

@@ -16,6 +16,7 @@ NAMES = (
     "video",
     "tokenizer",
     "checkpoint",
+    "quantized",
     "events",
     "config_file",
     "gateway",

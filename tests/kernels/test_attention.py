@@ -13,7 +13,8 @@ from fovea.engine.layers.config import KVGroup
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
-from fovea.kernels.attention import Heads, attend, store
+from fovea.kernels.attention import Heads, attend
+from fovea.kernels.pages import store
 from fovea.kernels.torch_kernels import PLAIN
 from tests.support.thorough import examples
 

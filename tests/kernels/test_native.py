@@ -22,10 +22,12 @@ from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, PrefixGroups
 from fovea.kernels.choose import choose
 from fovea.kernels.native import build
+from fovea.kernels.native.border import pages_struct
 from fovea.kernels.native.instruction_sets import InstructionSet, chosen, has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.native.products import ACTIVATIONS, PackedWeight, weight_rows
 from fovea.kernels.torch_kernels import TorchKernels
+from tests.support.pages import KINDS, numbers, stored
 from tests.support.programs import need_compiler
 from tests.support.thorough import examples
 
@@ -210,15 +212,16 @@ def test_rotation_in_place_does_not_change_the_other_heads(native: NativeKernels
     block=st.sampled_from([1, 3, 16]),
     heads=st.sampled_from([(4, 4), (14, 2), (6, 1), (20, 1), (9, 3)]),
     dim=st.sampled_from([32, 64, 96, 128]),
+    kind=st.sampled_from(KINDS),
 )
 def test_attention_over_pages(
-    lib: ctypes.CDLL, lengths: list[int], block: int, heads: tuple[int, int], dim: int
+    lib: ctypes.CDLL, lengths: list[int], block: int, heads: tuple[int, int], dim: int, kind: str
 ) -> None:
     torch.manual_seed(sum(lengths))
     query_heads, kv_heads = heads
     width = -(-max(lengths) // block)
     blocks = width * len(lengths) + 2
-    kv = torch.randn(blocks, block, 2, kv_heads, dim).to(BF16)
+    kv = stored(torch.randn(blocks, block, 2, kv_heads, dim).to(BF16), kind)
     tables = torch.randperm(blocks)[: width * len(lengths)].view(len(lengths), width)
     # As in a step, the queries are part of rows that hold keys and values, too.
     query = torch.randn(len(lengths), query_heads + 2 * kv_heads, dim).to(BF16)[:, :query_heads]
@@ -227,7 +230,7 @@ def test_attention_over_pages(
     ours = NativeKernels(lib).attend(query, kv, plan, dim**-0.5)
     for row, length in enumerate(lengths):
         theirs = reference.paged_attention(
-            query[row : row + 1].float(), kv.float(), tables[row].tolist(), length - 1, dim**-0.5
+            query[row : row + 1].float(), numbers(kv), tables[row].tolist(), length - 1, dim**-0.5
         )
         torch.testing.assert_close(ours[row : row + 1].float(), theirs, atol=0.02, rtol=0.02)
 
@@ -240,6 +243,7 @@ def test_attention_over_pages(
     block=st.sampled_from([1, 3, 16]),
     heads=st.sampled_from([(4, 4), (14, 2), (6, 1), (20, 1), (9, 3)]),
     dim=st.sampled_from([32, 96, 128]),
+    kind=st.sampled_from(KINDS),
     seed=st.integers(0, 99),
 )
 def test_reading_shared_blocks_once_changes_no_bit(
@@ -250,6 +254,7 @@ def test_reading_shared_blocks_once_changes_no_bit(
     block: int,
     heads: tuple[int, int],
     dim: int,
+    kind: str,
     seed: int,
 ) -> None:
     generator = torch.manual_seed(seed)
@@ -264,7 +269,7 @@ def test_reading_shared_blocks_once_changes_no_bit(
         tables[family, :shared] = tables[family[0], :shared].clone()
         members[number, :count] = family
         begin += count
-    kv = torch.randn(len(blocks), block, 2, kv_heads, dim).to(BF16)
+    kv = stored(torch.randn(len(blocks), block, 2, kv_heads, dim).to(BF16), kind)
     query = torch.randn(rows, query_heads, dim).to(BF16)
     starts = torch.full((rows,), shared * block)
     all_groups = PrefixGroups(starts, members, torch.full((len(families),), shared * block))
@@ -342,15 +347,16 @@ def test_a_complete_build_is_used_again_and_a_truncated_one_is_not(
     block=st.sampled_from([1, 3, 16]),
     heads=st.sampled_from([(4, 4), (6, 2)]),
     dim=st.sampled_from([32, 64, 96, 128]),
+    kind=st.sampled_from(KINDS),
 )
 def test_attention_of_chunks(
-    lib: ctypes.CDLL, spans: list[tuple[int, int]], block: int, heads: tuple[int, int], dim: int
+    lib: ctypes.CDLL, spans: list[tuple[int, int]], block: int, heads: tuple[int, int], dim: int, kind: str
 ) -> None:
     torch.manual_seed(sum(map(sum, spans)))
     query_heads, kv_heads = heads
     needed = [-(-(first + count) // block) for first, count in spans]
-    kv = torch.randn(sum(needed) + 2, block, 2, kv_heads, dim).to(BF16)
-    order = torch.randperm(len(kv))
+    kv = stored(torch.randn(sum(needed) + 2, block, 2, kv_heads, dim).to(BF16), kind)
+    order = torch.randperm(kv.shape[0])
     rows = sum(count for _, count in spans)
     query = torch.randn(rows, query_heads + 2 * kv_heads, dim).to(BF16)[:, :query_heads]
     chunks, tables, row = [], order.split([*needed, 2])[:-1], 0
@@ -362,7 +368,7 @@ def test_attention_of_chunks(
     for chunk in chunks:
         own_rows = slice(chunk.row, chunk.row + chunk.count)
         theirs = reference.paged_attention(
-            query[own_rows].float(), kv.float(), chunk.table.tolist(), chunk.first, dim**-0.5
+            query[own_rows].float(), numbers(kv), chunk.table.tolist(), chunk.first, dim**-0.5
         )
         torch.testing.assert_close(ours[own_rows].float(), theirs, atol=0.03, rtol=0.03)
 
@@ -400,6 +406,7 @@ def test_attention_within_groups(native: NativeKernels, runs: list[tuple[int, in
     heads=st.sampled_from([(4, 4), (6, 2), (20, 1)]),
     dim=st.sampled_from([32, 64, 96]),
     block=st.sampled_from([4, 16]),
+    kind=st.sampled_from(KINDS),
 )
 def test_a_row_of_attention_has_one_order_of_additions(
     lib: ctypes.CDLL,
@@ -409,6 +416,7 @@ def test_a_row_of_attention_has_one_order_of_additions(
     heads: tuple[int, int],
     dim: int,
     block: int,
+    kind: str,
 ) -> None:
     """A row has the same bits in any chunk and as a decode.
 
@@ -416,9 +424,9 @@ def test_a_row_of_attention_has_one_order_of_additions(
     it was computed alone, behind cached tokens or at the end of a step.
     """
     torch.manual_seed(length)
-    kv = torch.randn(-(-length // block), block, 2, heads[1], dim).to(BF16)
+    kv = stored(torch.randn(-(-length // block), block, 2, heads[1], dim).to(BF16), kind)
     query = 3 * torch.randn(length, heads[0], dim).to(BF16)
-    table = torch.randperm(len(kv))
+    table = torch.randperm(kv.shape[0])
     ends = torch.arange(length) + 1
     firsts = torch.zeros_like(ends) if window is None else (ends - window).clamp(min=0)
 
@@ -482,11 +490,12 @@ def test_memory_of_a_long_context_is_freed(lib: ctypes.CDLL) -> None:
     kv = torch.randn(1, block, 2, 1, dim).to(BF16)
     table = torch.zeros(longest // block, dtype=torch.int64)
     query, out = torch.randn(1, 1, dim).to(BF16), torch.empty(1, 1, dim, dtype=BF16)
+    pages = ctypes.byref(pages_struct(kv, 1, dim))
 
     def attend(keys: int) -> list[int]:
         """Run one attention, and return the memory by the system's account and by the C library's, in MiB."""
         lib.fovea_chunk_attention(
-            query.data_ptr(), dim, 1, keys - 1, 1, 1, dim, kv.data_ptr(), block, table.data_ptr(), None,
+            query.data_ptr(), dim, 1, keys - 1, 1, 1, dim, pages, table.data_ptr(), None,
             dim**-0.5, out.data_ptr(), 1,
         )  # fmt: skip
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -107,7 +107,7 @@ def test_caches_take_the_bytes_that_were_planned(
     groups = model.decoder.config.kv_groups
     blocks = (3, 5)[: len(groups)]
     pools = DecoderMemory.allocate(model.decoder.config, blocks, 16, 2, torch.float32, torch.device("cpu"))
-    sizes = [kv.nbytes // count for kv, count in zip(pools.kv, blocks, strict=True)]
+    sizes = [kv.pages.nbytes // count for kv, count in zip(pools.kv, blocks, strict=True)]
     assert 16 * kv_bytes_per_token(shape, precision) == sum(sizes)
     assert state_bytes(shape, precision) == pools.state_nbytes
     image = picture(0, 150, 100)

@@ -85,12 +85,22 @@ class Decoder:
         return load_model(str(self.folder), EngineConfig.of(dtype="float32", device="cpu"))
 
     @cached_property
+    def native(self) -> LoadedModel:
+        """The weights in bfloat16 on the C++ kernels, which add in one order, whatever is computed beside."""
+        config = EngineConfig.of(dtype="bfloat16", device="cpu", kernels="native")
+        return load_model(str(self.folder), config)
+
+    @cached_property
     def reference(self) -> Reference:
         return Reference(self.folder)
 
     def engine(self, **settings: Any) -> Engine:
         config = {"dtype": "float32", "device": "cpu", "kv_cache_mib": 1024, **settings}
         return Engine(self.loaded, EngineConfig.of(**config))
+
+    def native_engine(self, **settings: Any) -> Engine:
+        config = {"dtype": "bfloat16", "device": "cpu", "kernels": "native", "kv_cache_mib": 512, **settings}
+        return Engine(self.native, EngineConfig.of(**config))
 
     @cached_property
     def text(self) -> tuple[int, ...]:

@@ -21,8 +21,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from fovea.kernels.attention import Decodes, Heads, Pieces, PrefixGroups
+from fovea.kernels.attention import Chunk, Decodes, Heads, Pieces, PrefixGroups
 from fovea.kernels.float8 import FP8
+from fovea.kernels.pages import FORMATS, KVPool
 from fovea.kernels.quantize import INT4, INT8
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import experts as triton_experts
@@ -90,6 +91,12 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     keys = qkv[:, : heads + kv_heads]
     triton_rows.rotate_store(keys, heads, angle, angle, norms, 1e-6, kv, slots, value_norm=norms[0])
     query = triton_rows.rotate_store(qkv, heads, angle, angle, norms, 1e-6, kv, slots)
+    pages = [
+        kv,
+        *(KVPool((1, BLOCKS, SIZE), kv_heads, dim, dtype, format).kv[0] for format in FORMATS.values()),
+    ]
+    for each in pages[1:]:
+        triton_rows.rotate_store(qkv, heads, angle, angle, norms, 1e-6, each, slots)
     members = torch.zeros(1, triton_decode.shared_rows(heads // kv_heads), dtype=torch.long)
     for rows, shares in ((1, None), (ROWS, PrefixGroups(slots, members, slots[:1]))):
         tables = torch.zeros(rows, TABLE, dtype=torch.long)
@@ -102,7 +109,14 @@ def launch_all(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         pieces = Pieces.of(arrays, rule, rule.room(rows, LONGEST, shared=groups > 0))
         decodes = Decodes(0, tables, slots[:rows], LONGEST, None, shares, None, pieces)
         out = torch.empty_like(query[:rows])
-        triton_decode.decode(query[:rows], kv, decodes, dim**-0.5, PROCESSORS, out)
+        for each in pages:
+            triton_decode.decode(query[:rows], each, decodes, dim**-0.5, PROCESSORS, out)
+    for each in pages:
+        chunks = (
+            Chunk(0, ROWS, 0, tables[0]),
+            Chunk(0, ROWS, 0, tables[0], torch.zeros(ROWS, 2, dtype=torch.long)),
+        )
+        triton_decode.prefill(query, each, chunks, dim**-0.5, torch.empty_like(query))
     launch_products(width, dtype)
     launch_states(dim, dtype)
     launch_experts(dtype)

@@ -22,7 +22,7 @@ GROUP = 16
 """Columns of a group: rows of tiny decoders have 64 and 112 values."""
 BLOCK = (32, 48)
 """Rows and columns of a block; rows of 64 and 112 values end within one."""
-LAYERS = re.compile(r"(self_attn|attention|mlp|feed_forward|experts)\.(\w+\.)*\w+\.weight$")
+LAYERS = re.compile(r"(self_attn|attention|mlp|feed_forward|experts)\.(\w+\.)*(?!gate\.)\w+\.weight$")
 """Names of the weights that are quantized: maps of the decoder's layers."""
 Tensors = dict[str, Tensor]
 Made = tuple[Tensors, Tensor]
@@ -247,27 +247,35 @@ def fp4(*, nvidia: bool) -> Scheme:
     return Scheme(config, make, False, "compressed-tensors fp4")
 
 
-def awq() -> Scheme:
+def awq(group: int = GROUP) -> Scheme:
     def make(weight: Tensor) -> Made:
-        index = columns(weight.shape[1], GROUP)
+        index = columns(weight.shape[1], weight.shape[1] if group == -1 else group)
         codes, scale, zero, values = even(weight, 4, index, symmetric=False, dtype=torch.float16)
         order = (0, 2, 4, 6, 1, 3, 5, 7)
         words = {".qweight": pack(codes.t(), 4, order), ".qzeros": pack(zero.t(), 4, order)}
         return {**words, ".scales": scale.t()}, values
 
     config = {
-        "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm",
+        "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm",
         "modules_to_not_convert": ["visual"],
     }  # fmt: skip
     return Scheme(config, make, True, "awq")
 
 
-def gptq(bits: int = 4, *, symmetric: bool = True, second: bool = False, act_order: bool = False) -> Scheme:
+def gptq(
+    bits: int = 4,
+    *,
+    group: int = GROUP,
+    symmetric: bool = True,
+    second: bool = False,
+    act_order: bool = False,
+) -> Scheme:
     """GPTQ. second: version 2, whose zero points are stored as they are."""
 
     def make(weight: Tensor) -> Made:
         k = weight.shape[1]
-        index = shuffled(k, GROUP) if act_order else columns(k, GROUP)
+        size = k if group == -1 else group
+        index = shuffled(k, size) if act_order else columns(k, size)
         codes, scale, zero, values = even(weight, bits, index, symmetric=symmetric, dtype=torch.float16)
         zeros = zero if second else (zero - 1) & ((1 << bits) - 1)
         return {
@@ -275,7 +283,7 @@ def gptq(bits: int = 4, *, symmetric: bool = True, second: bool = False, act_ord
             ".g_idx": index.int(),
         }, values  # fmt: skip
 
-    config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": act_order}
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order}
     config |= {"sym": symmetric, "checkpoint_format": "gptq_v2" if second else "gptq"}
     return Scheme(config, make, not act_order, "gptq")
 
@@ -283,7 +291,8 @@ def gptq(bits: int = 4, *, symmetric: bool = True, second: bool = False, act_ord
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+    1.0,
 )  # fmt: skip
 FP4 = (0, 0.0052083333, 0.66666667, 1, 0.33333333, 0.5, 0.16666667, 0.25)
 
@@ -341,7 +350,11 @@ def llm_int8() -> Scheme:
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [*BLOCK]}
 ROWS = compressed(floats(8, "channel"), "float-quantized", floats(8, "token", dynamic=True))
 WHOLE = compressed(floats(8, "tensor"), "float-quantized", floats(8, "tensor", dynamic=False))
-SQUARES = compressed(floats(8, "block", block_structure=[*BLOCK]), "float-quantized", floats(8, "group"))
+SQUARES = compressed(
+    floats(8, "block", block_structure=[*BLOCK]),
+    "float-quantized",
+    floats(8, "group", group_size=128, dynamic=True),
+)
 CT_FP8 = "compressed-tensors fp8"
 SCHEMES: dict[str, Scheme] = {
     "w4a16": packed(4, "group"),
@@ -360,7 +373,9 @@ SCHEMES: dict[str, Scheme] = {
     "mxfp4": fp4(nvidia=False),
     "nvfp4": fp4(nvidia=True),
     "awq": awq(),
+    "awq-rows": awq(-1),
     "gptq": gptq(),
+    "gptq-rows": gptq(group=-1, symmetric=False),
     "gptq-asymmetric": gptq(symmetric=False),
     "gptq-v2": gptq(symmetric=False, second=True),
     "gptq-8": gptq(8),

@@ -316,7 +316,7 @@ class ModelInfo:
     max_context: tokens of prompt and answer together.
     created: Unix time in seconds when the model was loaded.
     default_sampling: sampling parameters that the checkpoint recommends.
-    quantization: as EngineConfig names it.
+    quantization, kv_dtype: as EngineConfig names them.
     max_running: most answers that are computed at a time; 0: unknown.
     input_modalities: what prompts may contain.
     fingerprint: names the weights and what changes the encoder's results; "": there are none.
@@ -336,6 +336,7 @@ class ModelInfo:
     created: int
     default_sampling: dict[str, float | int] = field(default_factory=dict)
     quantization: str = "none"
+    kv_dtype: str = "auto"
     max_running: int = 0
     input_modalities: tuple[str, ...] = ("text", "image")
     fingerprint: str = ""

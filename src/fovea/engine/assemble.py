@@ -22,10 +22,12 @@ from fovea.engine.execute.device_memory import device_memory
 from fovea.engine.execute.memory_profile import MemoryParts, measure
 from fovea.engine.execute.pool_sizes import (
     PoolSizes,
+    block_bytes,
     decode_padding,
     host_slots,
     most_new_tokens,
     pool_bytes,
+    pool_format,
     pool_sizes,
     state_slots,
 )
@@ -110,7 +112,10 @@ def assemble(
     blocks = sizes.blocks
     rows = blocks * config.kv.block_size
     info = replace(
-        loaded.info, max_context=_context(config, loaded.info, rows), max_running=config.schedule.max_running
+        loaded.info,
+        max_context=_context(config, loaded.info, rows),
+        max_running=config.schedule.max_running,
+        kv_dtype=config.kv.kv_dtype,
     )
     if decoder.cross_layers:
         _warn_if_few_images_fit(config, loaded)
@@ -156,6 +161,7 @@ def assemble(
         else padding.fit((sizes.blocks, sizes.window), info.max_context, states),
         encoder_graphs=config.model.decode_graphs == "auto" and model.device.type == "cuda",
         encode=encoder.slices,
+        kv_format=pool_format(config, model),
     )
     stepper = Stepper(scheduler, runner)
     loop = EngineLoop(stepper, tokenizer)
@@ -216,8 +222,9 @@ def _measure(
         _sampler(loaded, config),
         block_size=config.kv.block_size,
         encode=encoder.slices,
+        kv_format=pool_format(config, model),
     )
-    block = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize) * config.kv.block_size
+    block = block_bytes(config, model)
     copies = STAGING_BUFFERS * staging_blocks(block, host_blocks) * block
     return measure(memory, make, config, loaded.processor, context, padding, copies)
 
@@ -272,7 +279,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
 def _block_bytes(memory: DecoderMemory) -> dict[str, float]:
     """Bytes of one block of each pool. The first KV group has no window, a second one has."""
     names = ("kv_block_bytes", "window_block_bytes")
-    return {name: kv[:, 0].nbytes for name, kv in zip(names, memory.kv, strict=False)}
+    return {name: pool.block_bytes for name, pool in zip(names, memory.kv, strict=False)}
 
 
 def _warn_if_few_images_fit(config: EngineConfig, loaded: LoadedModel) -> None:

@@ -60,6 +60,7 @@ class CompileModes:
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8", "dequantize")
+KV_DTYPES = ("auto", "int8", "fp8")
 KERNELS = ("auto", "native", "onednn", "torch", "triton", "flashinfer")
 DECODE_GRAPHS = ("auto", "off", "padded")
 
@@ -212,6 +213,13 @@ class KVSettings:
     )
     kv_blocks: int = setting(
         0, "The KV pool in blocks instead of MiB. 0: by kv_cache_mib. For tests.", low=0, high=1 << 30
+    )
+    kv_dtype: str = setting(
+        "auto",
+        "Type of keys and values in the pool. auto is the model's own. int8 and fp8 (e4m3) store them in "
+        "half of the bytes of bf16, with a scale for each head of each token; lossy, see docs/kv.md. fp8 is "
+        "for GPUs, and for the kernels torch.",
+        choices=KV_DTYPES,
     )
     kv_host_mib: int = setting(
         0,
@@ -491,6 +499,7 @@ class EngineOptions(TypedDict, total=False):
     block_size: int
     kv_cache_mib: int
     kv_blocks: int
+    kv_dtype: str
     kv_host_mib: int
     state_cache_mib: int
     state_spacing: int

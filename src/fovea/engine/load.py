@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -26,7 +25,7 @@ from fovea.engine.models.gguf.reader import SUFFIX
 from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.side_files import build_processors, default_sampling
-from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype
+from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype, trim_memory
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import NOTHING, RECIPES, Head, Packer, load_weights, read_head
@@ -222,8 +221,7 @@ def load_model(
     layers: whether the decoder's layers are loaded. Without them it cannot compute anything.
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
     """
-    folder = resolve(name, settings.model.revision)
-    checkpoint = open_checkpoint(folder, settings.model.mmproj)
+    checkpoint = open_checkpoint(resolve(name, settings.model.revision), settings.model.mmproj)
     config = checkpoint.config()
     entry = architecture_of(config)
     stored = checkpoint.weights(config)
@@ -231,14 +229,12 @@ def load_model(
     untie_own_head(config, (entry.name for entry in entries))
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
-    as_stored = settings.model.quantization == "none"
-    quantization = NOTHING if settings.model.quantization == DEQUANTIZE else settings.model.quantization
-    if as_stored:
-        quantization = stored.quantization or NOTHING
-        log_notes(folder, stored)
-    if quantization == "fp8":
+    as_stored = settings.model.quantization == NOTHING
+    quantization = _quantization(settings.model.quantization, folder, stored)
+    if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
-    model = build_model(folder, config, device, dtype)
+    model = build_model(checkpoint.path, config, device, dtype)
+    model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
     ignored = model.ignored
     if not layers:
         model.decoder.layers = torch.nn.ModuleList()
@@ -250,7 +246,7 @@ def load_model(
     check_compile(modes, kernels, quantization)
     parameters = count_parameters(model)
     recipe = RECIPES[NOTHING if as_stored else quantization]
-    built = find_engines(settings.model.encoder_engines, folder, model, quantization)
+    built = find_engines(settings.model.encoder_engines, checkpoint.path, model, quantization)
     # The fingerprint is that of plain weights. It is computed only for a cache on disk: a large encoder takes
     # a second.
     on_disk = bool(settings.outputs.embed_disk_dir)
@@ -268,13 +264,14 @@ def load_model(
             results_depend_on(kernels),
             quantization,
             model.engines.digest,
+            *(() if settings.kv.kv_dtype == "auto" else ("balanced keys",)),  # probes of images read keys
         )
         fingerprint_value = fingerprint(deciding, *details)
     packer.pack_rest()
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
     if stored.nbytes >= TRIM_BYTES:
-        _trim_memory()
+        trim_memory()
     tokenizer = checkpoint.tokenizer(config, template=chat_template, dialect=settings.model.dialect)
     processor, videos = checkpoint.processors(config)
     values = str(dtype).removeprefix("torch.")
@@ -300,6 +297,14 @@ def load_model(
     )
     head = checkpoint.head(model.decoder.config.hidden)
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, head)
+
+
+def _quantization(setting: str, folder: Path, stored: StoredWeights) -> str:
+    """Return how the model's weights are quantized, for users."""
+    if setting == NOTHING:
+        log_notes(checkpoint.path, stored)
+        return stored.quantization or NOTHING
+    return NOTHING if setting == DEQUANTIZE else setting
 
 
 def read_config(folder: Path) -> Any:
@@ -391,13 +396,6 @@ def build_model(folder: Path, config: Any, device: torch.device, dtype: torch.dt
         ) from error
     finally:
         torch.set_default_dtype(before)
-
-
-def _trim_memory() -> None:
-    """Return memory that loading has freed to the operating system (glibc malloc_trim)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def count_parameters(model: VisionLanguageModel) -> int:

@@ -143,7 +143,8 @@ class ModelRoofline:
         patches; `merged` are the blocks after a merge of rows inside the tower.
     """
 
-    def __init__(self, model: VisionLanguageModel) -> None:
+    def __init__(self, model: VisionLanguageModel, kv_token_bytes: int = 0) -> None:
+        """kv_token_bytes: bytes of keys and values of a token in all layers; 0: in the model's type."""
         config = model.decoder.config
         projectors = {layer for part in model.projector_modules() for layer in linears(part)}
         encoder = [
@@ -163,7 +164,7 @@ class ModelRoofline:
         self.blocks = LinearMaps.of(layer for layer in encoder if layer not in {self._patch, *merged})
         self.merged = LinearMaps.of(merged)
         self.projector = LinearMaps.of(projectors)
-        self._kv_bytes = config.kv_bytes_per_token(model.dtype.itemsize)
+        self._kv_bytes = kv_token_bytes or config.kv_bytes_per_token(model.dtype.itemsize)
         self._per_pair = 4.0 * sum(
             len(group.layers) * group.heads.query * group.heads.dim for group in config.kv_groups
         )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fovea.kernels.pages import KV, gather
 from fovea.kernels.pieces import Cutting
 
 
@@ -135,7 +136,7 @@ class AttentionPlan:
     chunks: tuple[Chunk, ...]
 
 
-ChunkAttention = Callable[[Tensor, Tensor, tuple[Chunk, ...], float, Tensor], None]
+ChunkAttention = Callable[[Tensor, KV, tuple[Chunk, ...], float, Tensor], None]
 """Computes the attention of chunks and writes their rows of `out`.
 
 Arguments: query (T, H, D), kv (blocks, block_size, 2, Hkv, D), chunks, scale, out (T, H, D). The rows of the
@@ -144,12 +145,7 @@ of chunks.
 """
 
 
-def store(kv: Tensor, keys_values: Tensor, slots: Tensor) -> None:
-    """Write rows (T, 2, Hkv, D) into kv (blocks, block_size, 2, Hkv, D)."""
-    kv.flatten(0, 1).index_copy_(0, slots, keys_values)
-
-
-def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def attend(query: Tensor, kv: KV, plan: AttentionPlan, scale: float) -> Tensor:
     """Return the attention (T, H, D) of query (T, H, D) over kv, as planned.
 
     kv: (blocks, block_size, 2, Hkv, D).
@@ -162,10 +158,11 @@ def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tens
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _decode(query: Tensor, kv: Tensor, group: Decodes, scale: float) -> Tensor:
+def _decode(query: Tensor, kv: KV, group: Decodes, scale: float) -> Tensor:
     batch, heads, dim = query.shape
     kv_heads = kv.shape[3]
-    context = kv.index_select(0, group.tables.flatten()).view(batch, -1, 2, kv_heads, dim)[:, : group.length]
+    context = gather(kv, group.tables.flatten(), query.dtype)
+    context = context.view(batch, -1, 2, kv_heads, dim)[:, : group.length]
     out = functional.scaled_dot_product_attention(
         query.view(batch, kv_heads, heads // kv_heads, dim),
         context[:, :, 0].transpose(1, 2),
@@ -176,12 +173,12 @@ def _decode(query: Tensor, kv: Tensor, group: Decodes, scale: float) -> Tensor:
     return out.reshape(batch, heads, dim)
 
 
-def prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
+def prefill(query: Tensor, kv: KV, chunk: Chunk, scale: float) -> Tensor:
     """Return the attention (count, H, D) of a chunk's query (count, H, D) over its sequence's blocks."""
     count, heads, _ = query.shape
     kv_heads = kv.shape[3]
     length = chunk.first + count
-    context = kv.index_select(0, chunk.table).flatten(0, 1)[:length]
+    context = gather(kv, chunk.table, query.dtype).flatten(0, 1)[:length]
     keys, values = (
         context[:, side].transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0)[None] for side in (0, 1)
     )
@@ -203,7 +200,7 @@ def prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def prefill_each(query: Tensor, kv: Tensor, chunks: tuple[Chunk, ...], scale: float, out: Tensor) -> None:
+def prefill_each(query: Tensor, kv: KV, chunks: tuple[Chunk, ...], scale: float, out: Tensor) -> None:
     """Compute one chunk after the other with `prefill`. This is a `ChunkAttention`."""
     for chunk in chunks:
         rows = slice(chunk.row, chunk.row + chunk.count)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.codes import Codes, Format
+from fovea.kernels.pages import KV, KVFormat
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
@@ -30,7 +31,7 @@ Arguments: x, and the residual (..., out) or None.
 A gated activation is applied to the first half of the outputs, which then scales the second half; so `out` is
 half the rows of W.
 """
-Stack = Callable[[Tensor, int, int, Tensor, Tensor, Tensor, AttentionPlan, Tensor | None], Tensor]
+Stack = Callable[[Tensor, int, int, Tensor, Tensor, KV, AttentionPlan, Tensor | None], Tensor]
 """Computes layers first..last-1 on x (T, hidden) and returns the result, (T, hidden), or
 (rows, hidden) for chosen rows. x is not changed.
 
@@ -130,6 +131,11 @@ class Kernels(Protocol):
 
     @property
     def least_shared_rows(self) -> int: ...
+
+    @property
+    def kv_formats(self) -> tuple[KVFormat, ...]:
+        """The formats of keys and values in 8 bits that `rotate_store` writes and `attend` reads."""
+        ...
 
     @property
     def plain(self) -> bool:
@@ -346,7 +352,7 @@ class Kernels(Protocol):
         sin: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         eps: float,
-        kv: Tensor | None,
+        kv: KV | None,
         slots: Tensor | None,
         *,
         centered: bool = False,
@@ -361,16 +367,17 @@ class Kernels(Protocol):
         norms: weights (D,) of the norms of queries and keys; None: no norms.
         eps: constant of the norms.
         centered: the kind of these norms, see `rms_norm`.
-        kv: (blocks, block_size, 2, Hkv, D), contiguous; None: there are only queries, and nothing is stored.
+        kv: (blocks, block_size, 2, Hkv, D), in the type of qkv and contiguous, or in 8 bits; None: there are
+            only queries, and nothing is stored.
         slots: (T,) int64, slot of each token's keys and values: block * block_size + offset. None without kv.
         value_norm: weight (D,) of the norm of values, which is not centered; None: they have none.
         """
         ...
 
-    def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    def attend(self, query: Tensor, kv: KV, plan: AttentionPlan, scale: float) -> Tensor:
         """Return the attention (T, H, D) of query (T, H, D) over kv, as planned.
 
-        kv: (blocks, block_size, 2, Hkv, D).
+        kv: (blocks, block_size, 2, Hkv, D), see `pages.KV`.
         """
         ...
 

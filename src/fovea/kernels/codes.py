@@ -93,6 +93,13 @@ class Codes:
         """Return the codes of some rows."""
         return replace(self, **{name: tensor[rows] for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
+    def times(self, factors: Tensor) -> Codes:
+        """Return the codes of the weight with each row times its factor. factors: (n,), powers of two."""
+        names = ("scale", "minimum") if self.outer is None else ("outer", "outer_minimum")
+        tensors = {name: tensor for name, tensor in self.tensors().items() if name in names}
+        scaled = {name: tensor * factors[:, None].to(tensor.dtype) for name, tensor in tensors.items()}
+        return replace(self, **scaled)  # type: ignore[arg-type]
+
     def to(self, device: torch.device) -> Codes:
         """Return the codes on a device."""
         return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
@@ -118,13 +125,23 @@ class Codes:
 
     def _values(self) -> Tensor:
         scale, minimum = self.full_scales()
-        zero = self.zero if isinstance(self.zero, int) else self._wide(self.zero.float())
-        values = (self.codes.float() - zero) * self._wide(scale)
-        return values if minimum is None else values + self._wide(minimum)
+        n, k = self.shape
+        # Groups that end with the row are an axis of their own, so that nothing is repeated.
+        size = min(self.group, k)
+        whole = k % size == 0
+        values = self.codes.float().view(n, -1, size if whole else 1)
 
-    def _wide(self, groups: Tensor) -> Tensor:
-        k = self.codes.shape[1]
-        return groups.repeat_interleave(min(self.group, k), dim=1)[:, :k]
+        def wide(groups: Tensor) -> Tensor:
+            return (groups if whole else groups.repeat_interleave(size, dim=1)[:, :k])[:, :, None]
+
+        if not isinstance(self.zero, int):
+            values.sub_(wide(self.zero.float()))
+        elif self.zero:
+            values.sub_(self.zero)
+        values.mul_(wide(scale))
+        if minimum is not None:
+            values.add_(wide(minimum))
+        return values.view(n, k)
 
 
 def join(parts: Sequence[Codes]) -> Codes:

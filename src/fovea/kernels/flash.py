@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fovea.core.errors import ConfigError
 from fovea.kernels.attention import Chunk, Heads, prefill_each
+from fovea.kernels.pages import KV
 
 HEAD_DIMS = (64, 128, 256)
 """Sizes of heads that FlashInfer's kernels for Hopper have, and its own tests run."""
@@ -44,9 +45,8 @@ class FlashInfer:
         self._planned_chunks: tuple[Chunk, ...] | None = None
         self._copy_event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def __call__(
-        self, query: Tensor, kv: Tensor, chunks: tuple[Chunk, ...], scale: float, out: Tensor
-    ) -> None:
+    def __call__(self, query: Tensor, kv: KV, chunks: tuple[Chunk, ...], scale: float, out: Tensor) -> None:
+        assert isinstance(kv, Tensor), "Triton's kernel computes prompts over pages in 8 bits"
         if chunks is not self._planned_chunks:
             self._plan(query, kv, chunks, scale)
         first = chunks[0].row

@@ -13,11 +13,14 @@ from torch.nn import functional
 
 from fovea.kernels import NO_SLOT, reference
 from fovea.kernels.activation import ACTIVATIONS, finish
-from fovea.kernels.attention import Heads, attend, store
+from fovea.kernels.attention import Heads, attend
 from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.codes import CodedProduct, Codes, Format
 from fovea.kernels.float8 import FP8, Fp8Product
 from fovea.kernels.native.instruction_sets import has_bf16_units
+from fovea.kernels.pages import FP8 as KV_FP8
+from fovea.kernels.pages import INT8 as KV_INT8
+from fovea.kernels.pages import KV, store
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.quantize import quantized_product
 from fovea.kernels.spans import attend_each
@@ -199,6 +202,7 @@ class TorchKernels:
     """Implements all of `kernels.base.Kernels`, on every device and in every float type."""
 
     least_shared_rows = 4
+    kv_formats = KV_INT8, KV_FP8
     attend = staticmethod(attend)
     attend_spans = staticmethod(attend_each)
     spans_in_one_launch = False
@@ -291,7 +295,7 @@ class TorchKernels:
 
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
-        eps: float, kv: Tensor | None, slots: Tensor | None, *, centered: bool = False,
+        eps: float, kv: KV | None, slots: Tensor | None, *, centered: bool = False,
         value_norm: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         if kv is None or slots is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fovea.core.errors import ConfigError
@@ -31,10 +32,12 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
             "on one; accepted: --devices 1, or another engine behind `fovea gateway` (see the advice)",
             param="devices",
         )
-    if choice.precision not in RECIPES:
+    weights = replace(setup.precision, kv="", dtype="bfloat16", storage="plain")
+    quantization = next((name for name, known in RECIPES.items() if known == weights), None)
+    if quantization is None:
         raise ConfigError(
             f"the plan has the precision {choice.precision!r}, and `fovea serve` has no setting for it; "
-            f"accepted: {', '.join(RECIPES)}",
+            f"accepted: {', '.join(RECIPES)}, and kv=int8 or kv=fp8 beside them",
             param="precision",
         )
     states = option.max_running * state_bytes(setup.shape, setup.precision)
@@ -42,13 +45,15 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "model": setup.shape.name,
         "device": "cuda" if setup.hardware.kind == "gpu" else "cpu",
-        "quantization": choice.precision,
+        "quantization": quantization,
         "kv_cache_mib": max(1, (memory.kv - states) // MIB),
         "embed_cache_mib": max(1, memory.encoder_cache // MIB),
         "max_running": option.max_running,
         "max_context": min(setup.shape.max_positions, 1 << math.ceil(math.log2(2 * context))),
         "policy": "dual",
     }
+    if setup.precision.kv in ("int8", "fp8"):
+        settings["kv_dtype"] = setup.precision.kv
     if states:
         settings["state_cache_mib"] = max(1, math.ceil(states / MIB))
     if workload.itl_ms:

@@ -13,7 +13,7 @@ QUANTIZED = ("int8", "int4", "fp8", "awq", "gptq")
 """Formats of quantized weights.
 
 int8, int4, fp8: those of Fovea's setting `quantization` (`kernels.quantize`, `kernels.float8`).
-awq, gptq: 4 bits in groups of 128, of checkpoints for other engines. Fovea does not load them.
+awq, gptq: 4 bits in groups of 128, of checkpoints that are quantized already. Fovea keeps their codes.
 """
 STORAGES = ("plain", "onednn", "panels")
 """Layouts of weights.
@@ -24,11 +24,9 @@ panels: that of Fovea's C++ kernels, for bfloat16 on a CPU. A bfloat16 weight ta
     bytes.
 """
 KV_TYPES = (*FLOATS, "int8", "fp8")
-"""Types of keys and values. Fovea stores them in the model's type; int8 and fp8 are for other engines."""
-KV_SCALE_BYTES = 4
-"""Bytes of a float32 scale in an int8 cache. Each head of each token has one for its key and one for its
-value.
-"""
+"""Types of keys and values. int8 and fp8 are those of Fovea's setting `kv_dtype`."""
+KV_SCALE_BYTES = 2
+"""Bytes of a scale in 8 bits. Each head of each token has one for its key and one for its value."""
 DECODER_PARTS = ("decoder", "experts", "cross")
 
 
@@ -79,12 +77,10 @@ class Precision:
     def kv_itemsize(self, head_dim: int) -> float:
         """Return the bytes of a number of a key or a value, its share of a scale included.
 
-        head_dim: numbers of a head; an int8 cache has a scale for each head of each token.
+        head_dim: numbers of a head; in 8 bits each head of each token has a scale.
         """
         kind = self.kv or self.dtype
-        if kind == "int8":
-            return 1 + KV_SCALE_BYTES / head_dim
-        return 1.0 if kind == "fp8" else float(FLOATS[kind])
+        return float(FLOATS[kind]) if kind in FLOATS else 1 + KV_SCALE_BYTES / head_dim
 
 
 RECIPES = {

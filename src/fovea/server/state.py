@@ -112,7 +112,10 @@ class ServerState:
     def system_fingerprint(self) -> str:
         """A name of what answers depend on beside the request: weights, precision, device, version."""
         info = self.engine.info
-        parts = (__version__, info.architecture, info.fingerprint, info.dtype, info.quantization, info.device)
+        parts = (
+            __version__, info.architecture, info.fingerprint, info.dtype, info.quantization, info.kv_dtype,
+            info.device,
+        )  # fmt: skip
         return f"fp_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 
     def stats(self) -> Mapping[str, float]:

@@ -149,12 +149,12 @@ def test_no_weight_is_read(folder: Path) -> None:
     assert messages(folder) == []
 
 
-def test_quantized_checkpoints_are_refused_by_name(folder: Path) -> None:
+def test_unknown_ways_to_quantize_are_refused_by_name(folder: Path) -> None:
     """Their tensors have other names; a list of these would hide the reason."""
-    edit_json("config.json", lambda c: c.update(quantization_config={"quant_method": "awq"}))(folder)
+    edit_json("config.json", lambda c: c.update(quantization_config={"quant_method": "hqq"}))(folder)
     report = check_checkpoint(str(folder))
     (error,) = report.errors
-    assert "is quantized (awq); unquantized safetensors are supported" in error.message
+    assert "is quantized by 'hqq'; accepted: awq, bitsandbytes, compressed-tensors" in error.message
     assert [finding.part for finding in report.unchecked] == ["weights"]
 
 

@@ -16,17 +16,18 @@ from torch import Tensor
 from fovea.engine.execute import block_moves
 from fovea.engine.execute.block_moves import BlockMoves, batches
 from fovea.engine.kv.manager import Move
+from fovea.kernels.pages import INT8, KVFormat, KVPool
 from tests.support.late_streams import LateStream, LateStreams
 from tests.support.thorough import examples
 
 LAYERS, BLOCKS, SIZE, SLOTS = 3, 6, 4, 4
-BLOCK_BYTES = LAYERS * SIZE * 2 * 4
 
 
-def pool(seed: int) -> Tensor:
-    return torch.randint(
-        1 << 30, (LAYERS, BLOCKS, SIZE, 2, 1, 1), generator=torch.Generator().manual_seed(seed)
-    ).int()
+def pool(seed: int, format: KVFormat | None = None, blocks: int = BLOCKS) -> KVPool:
+    """Pages of two heads of two numbers, filled at random."""
+    made = KVPool((LAYERS, blocks, SIZE), 2, 2, torch.float32, format)
+    made.pages.random_(generator=torch.Generator().manual_seed(seed))
+    return made
 
 
 KINDS = ("save", "load", "copy")
@@ -49,15 +50,16 @@ MOVES = st.builds(
     steps=st.lists(st.lists(MOVES, max_size=7), min_size=1, max_size=5),
     staged=st.integers(1, 3),
     seed=st.integers(0, 1 << 16),
+    format=st.sampled_from([None, INT8]),
 )
 def test_moves_by_streams_equal_moves_one_after_the_other(
-    steps: list[list[Move]], staged: int, seed: int
+    steps: list[list[Move]], staged: int, seed: int, format: KVFormat | None
 ) -> None:
     """Each step overwrites blocks after its moves, as a step of the engine does.
 
     staged: blocks of a staging buffer. seed: chooses what runs first.
     """
-    expected, found = run(steps, staged, seed)
+    expected, found = run(steps, staged, seed, format=format)
     assert torch.equal(found, expected)
 
 
@@ -66,13 +68,14 @@ def run(
     staged: int,
     seed: int,
     make: Callable[[Callable[[int], int]], LateStreams] = LateStreams,
+    format: KVFormat | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the contents of pool and host memory after plain moves, and after moves by streams."""
     rng = random.Random(seed)
-    kv, other = pool(1), pool(1)
+    kv, other = pool(1, format), pool(1, format)
     plain = BlockMoves((kv,), SLOTS)
     streams = make(rng.randrange)
-    with mock.patch.object(block_moves, "STAGING_BYTES", staged * BLOCK_BYTES):
+    with mock.patch.object(block_moves, "STAGING_BYTES", staged * kv.block_bytes):
         fast = BlockMoves((other,), SLOTS, streams)
     assert plain.host is not None
     assert fast.host is not None
@@ -81,13 +84,15 @@ def run(
     for number, moves in enumerate(steps):
         block = rng.randrange(BLOCKS)
         plain.run(moves)
-        kv[:, block] = number
+        kv.pages[:, block] = number
         with streams:
             fast.run(moves)
-            other[:, block].fill_(number)
+            other.pages[:, block].fill_(number)
         streams.run(rng.randrange(12))
     streams.run()
-    return torch.cat((kv.flatten(), plain.host.flatten())), torch.cat((other.flatten(), fast.host.flatten()))
+    pairs = (kv, plain.host), (other, fast.host)
+    first, second = (torch.cat((own.pages.flatten(), host.flatten())) for own, host in pairs)
+    return first, second
 
 
 SAVES = [Move("save", block, block, SIZE) for block in range(4)]
@@ -127,7 +132,7 @@ def test_without_its_events_a_stream_makes_mistakes(careless: int) -> None:
 
 def test_a_step_copies_neighbouring_slots_at_once() -> None:
     """Sixteen blocks took sixteen copies of strided memory. Now one operation gathers, and one copies."""
-    kv = torch.zeros((LAYERS, 32, SIZE, 2, 1, 1))
+    kv = pool(0, blocks=32)
     streams = LateStreams(lambda count: 0)
     moves = BlockMoves((kv,), 32, streams)
     with streams:
@@ -146,3 +151,21 @@ def test_moves_stay_in_one_batch_unless_their_order_matters() -> None:
     assert len(list(batches([load, save]))) == 2, "the slot is loaded before it gets other contents"
     assert len(list(batches([copy, Move("save", 3, 1, SIZE)]))) == 2, "the copy is saved"
     assert len(list(batches([load, Move("copy", 1, 4, 2)]))) == 2, "the loaded rows are copied"
+
+
+@pytest.mark.parametrize("format", [None, INT8], ids=["float32", "int8"])
+def test_a_part_of_a_block_brings_its_numbers_and_their_scales(format: KVFormat | None) -> None:
+    """The tokens after the part stay as they were."""
+    kv = pool(3, format)
+    before = [part.clone() for part in kv.parts(kv.pages)]
+    moves = BlockMoves((kv,), 2)
+    moves.run([Move("copy", 0, 1, 3), Move("save", 2, 1, SIZE), Move("load", 1, 4, 2)])
+    for part, old in zip(kv.parts(kv.pages), before, strict=True):
+        for target, source, rows in ((1, 0, 3), (4, 2, 2)):
+            assert same(part[:, target, :rows], old[:, source, :rows])
+            assert same(part[:, target, rows:], old[:, target, rows:])
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether the bits are equal, those of numbers that are NaN included."""
+    return torch.equal(*(each.contiguous().view(torch.uint8) for each in (one, other)))

@@ -107,7 +107,7 @@ def entry(**fields: Any) -> bytes:
 
 
 EMBED = "model.language_model.embed_tokens.weight"
-QUANTIZED = {"quantization_config": {"quant_method": "fp8"}}
+QUANTIZED = {"quantization_config": {"quant_method": "hqq"}}
 
 DAMAGES: dict[str, tuple[Damage, type[ModelError], str]] = {
     "missing shard": (missing_shard, CheckpointError, r"1 of 3 shards are missing: \['model-00002-of-00003"),
@@ -144,7 +144,8 @@ DAMAGES: dict[str, tuple[Damage, type[ModelError], str]] = {
     "integers": (
         edit_weights(lambda t: t.update({EMBED: torch.zeros(384, 64, dtype=torch.int8)})), CheckpointError,
         "embed_tokens.weight has type I8; accepted: F64, F32, F16, BF16"),
-    "quantized": (edit_json("config.json", lambda c: c.update(QUANTIZED)), UnsupportedModel, "is quantized"),
+    "quantized": (edit_json("config.json", lambda c: c.update(QUANTIZED)), UnsupportedModel,
+        "is quantized by 'hqq'; accepted: awq, bitsandbytes, compressed-tensors"),
     "unknown model_type": (
         edit_json("config.json", lambda c: c.update(model_type="mystery_vl")), UnsupportedModel,
         "model_type 'mystery_vl' is not supported; supported: qwen3_5"),

@@ -231,7 +231,7 @@ REFUSALS: dict[str, tuple[Edit, type[ModelError], str]] = {
         "norm_type 'batch_norm'"),
     "a layer that is not there": (config(lambda c: c.update(select_layer=-9)), UnsupportedModel,
         "vision_feature_layer -9 with 3 layers"),
-    "quantized": (config(lambda c: c.update(quantization_config={"quant_method": "awq"})), UnsupportedModel,
+    "quantized": (config(lambda c: c.update(quantization_config={"quant_method": "hqq"})), UnsupportedModel,
         "is quantized"),
     "a wrong number": (config(lambda c: c["llm_config"].update(num_hidden_layers=-1)), CheckpointError,
         "llm_config.num_hidden_layers is -1"),

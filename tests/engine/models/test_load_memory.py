@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from tests.support.checkpoints import QWEN_TEMPLATE, VOCABULARY, tokenizer
 from tests.support.forks import ONE_THREAD, Fork
+from tests.support.quantized import SCHEMES, Scheme, awq, quantize_folder
 
 pytestmark = pytest.mark.kernels
 
@@ -192,3 +193,31 @@ def assert_small_peak(load: Measured, dtype: str, quantization: str) -> None:
     assert load.rise < (share + room) * load.size, (
         f"the peak: {load.rise / load.size:.2f} times the checkpoint"
     )
+
+
+@LINUX
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "layers"), [(awq(group=128), 40), (SCHEMES["w8a8"], 20)], ids=["awq", "w8a8"]
+)
+def test_weights_that_are_quantized_already_take_little_more(
+    scheme: Scheme, layers: int, tmp_path: Path
+) -> None:
+    """The peak is at most 1.15 times the size of the files. Codes are unpacked a layer at a time."""
+    small, large = (quantized(tmp_path, scheme, *size) for size in ((128, 1), (640, layers)))
+    arguments = [(str(small), str(large), "bfloat16", "none")]
+    process = Fork(LOAD, [json.dumps(arguments)], os.environ | ONE_THREAD)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    size, rise = (large / "model.safetensors").stat().st_size, json.loads(out)["rise"]
+    assert 50e6 < size < 150e6
+    assert 0.6 * size < rise < 1.15 * size, f"the peak: {rise / size:.2f} times the checkpoint"
+
+
+def quantized(folder: Path, scheme: Scheme, hidden: int, layers: int) -> Path:
+    """Write a quantized checkpoint. Its tensors are sorted by type, as safetensors sorts them."""
+    plain = folder / f"plain{hidden}"
+    checkpoint(plain, torch.bfloat16, hidden=hidden, layers=layers, shards=1)
+    (plain / "model-00001-of-00001.safetensors").rename(plain / "model.safetensors")
+    (plain / "model.safetensors.index.json").unlink()
+    return quantize_folder(plain, folder / f"quantized{hidden}", scheme)

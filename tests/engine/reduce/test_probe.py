@@ -70,7 +70,7 @@ def run(decoder: Decoder, x: Tensor, places: Tensor, visual: VisualFeatures) -> 
     memory = DecoderMemory.allocate(decoder.config, (1,), LENGTH, 0, torch.float32, torch.device("cpu"))
     plan = AttentionPlan(torch.arange(LENGTH), (), (Chunk(0, LENGTH, 0, torch.zeros(1, dtype=torch.long)),))
     rows = torch.arange(IMAGE.start, IMAGE.stop)
-    return decoder(x, places, memory, DecoderPlan((plan,)), rows, visual.deepstack), memory.kv[0]
+    return decoder(x, places, memory, DecoderPlan((plan,)), rows, visual.deepstack), memory.kv[0].kv
 
 
 @torch.inference_mode()

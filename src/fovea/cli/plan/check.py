@@ -256,7 +256,7 @@ def fitted_cost(engine: Engine, record: StepRecord) -> CostModel:
         **fit_steps(record.steps),
         **fit_images(record.images),
         between_s=median(record.between),
-        kv_token_bytes=model.decoder.config.kv_bytes_per_token(model.dtype.itemsize),
+        kv_token_bytes=engine.runner.block_bytes // engine.runner.block_size,
         visual_token_bytes=model.visual_token_bytes,
         max_context=info.max_context,
         made_from=f"{info.name}, {info.dtype} on {info.device}: {len(record.steps)} steps and "

@@ -136,7 +136,8 @@ class Profiler:
         if generated and "image" not in engine.info.input_modalities:
             self._file = b""
         outline = engine.outline(to_prompt(self._requests.text, [self._file] if self._file else []))
-        roofline = ModelRoofline(model)
+        runner = engine.runner
+        roofline = ModelRoofline(model, runner.block_bytes // runner.block_size)
 
         def calibrate_machine() -> Machine:
             with torch.inference_mode():

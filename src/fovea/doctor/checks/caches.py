@@ -27,13 +27,16 @@ def kv_pool(subject: Subject) -> Verdict:
     request = subject.workload.tokens
     fitting = tokens // request
     figure = f"{tokens} tokens of {size(each)}, or {fitting} requests of {request} tokens"
+    larger = "a larger --kv-cache-mib"
+    if subject.settings is not None and subject.setting("kv_dtype") == "auto":
+        larger += ", or --kv-dtype int8: nearly twice as many tokens"
     if tokens < request:
-        return failed(figure, "not one request fits", "a larger --kv-cache-mib")
+        return failed(figure, "not one request fits", larger)
     if tokens < context:
         return warned(
             figure,
             f"a request of the whole context ({context} tokens) does not fit",
-            "a larger --kv-cache-mib",
+            larger,
         )
     if tokens < running * request:
         return warned(

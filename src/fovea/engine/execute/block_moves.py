@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fovea.engine.kv.manager import Move
+from fovea.kernels.pages import KVPool
 from fovea.kernels.transfer import row_index
 
 STAGING_BYTES = 16 << 20
@@ -91,24 +92,25 @@ def move_streams(device: torch.device) -> Streams | None:
 class BlockMoves:
     """The host memory of KV blocks, and the copies of blocks that step plans ask for.
 
-    host: (host_blocks, layers, block_size, 2, kv_heads, head_dim); None: there is none.
+    host: pages, (host_blocks, layers, bytes of a page) uint8; None: there is none.
     """
 
-    def __init__(self, kv: tuple[Tensor, ...], host_blocks: int, streams: Streams | None = None) -> None:
-        """kv: the pools, see `DecoderMemory.kv`. Only blocks of the first one have a place in host memory.
+    def __init__(self, pools: tuple[KVPool, ...], host_blocks: int, streams: Streams | None = None) -> None:
+        """pools: the pages, see `DecoderMemory.kv`. Only blocks of the first one have a place in host memory.
 
         streams: streams that overlap with computation; None: each move is a copy in the calling thread.
         """
-        self._kv = kv
+        self._pools = pools
         self.host: Tensor | None = None
         self._transfers: HostTransfers | None = None
         if not host_blocks:
             return
-        layers, _, *block = kv[0].shape
-        pinned = kv[0].device.type == "cuda"
-        self.host = torch.empty((host_blocks, layers, *block), dtype=kv[0].dtype, pin_memory=pinned)
+        pages = pools[0].pages
+        layers, _, page = pages.shape
+        pinned = pages.device.type == "cuda"
+        self.host = torch.empty((host_blocks, layers, page), dtype=pages.dtype, pin_memory=pinned)
         if streams is not None:
-            self._transfers = HostTransfers(kv[0], self.host, streams)
+            self._transfers = HostTransfers(pools[0], self.host, streams)
 
     @property
     def by_streams(self) -> bool:
@@ -129,16 +131,23 @@ class BlockMoves:
 
     def _move(self, move: Move) -> None:
         """Copy one block in the calling thread. This is also the reference for the transfers by streams."""
-        kv = self._kv[move.windowed]
+        pool = self._pools[move.windowed]
+        target = pool.pages[:, move.target]
         if move.kind == "copy":
             if move.source != move.target:
-                kv[:, move.target, : move.rows] = kv[:, move.source, : move.rows]
+                copy_rows(pool, pool.pages[:, move.source], target, move.rows)
             return
         assert self.host is not None
         if move.kind == "save":
-            self.host[move.target].copy_(kv[:, move.source])
+            self.host[move.target].copy_(pool.pages[:, move.source])
         else:
-            kv[:, move.target, : move.rows].copy_(self.host[move.source, :, : move.rows])
+            copy_rows(pool, self.host[move.source], target, move.rows)
+
+
+def copy_rows(pool: KVPool, source: Tensor, target: Tensor, rows: int) -> None:
+    """Copy the first `rows` tokens of a block's pages. source, target: (layers, bytes of a page)."""
+    for part, own in zip(pool.parts(source), pool.parts(target), strict=True):
+        own[:, :rows].copy_(part[:, :rows])
 
 
 class Batch:
@@ -207,13 +216,14 @@ class HostTransfers:
     given out, and evicted, in order, so most steps need one or two copies.
     """
 
-    def __init__(self, pool: Tensor, host: Tensor, streams: Streams) -> None:
-        """pool: (layers, blocks, ...). host: (slots, layers, ...)."""
-        self._blocks = pool.transpose(0, 1)
+    def __init__(self, pool: KVPool, host: Tensor, streams: Streams) -> None:
+        """host: (slots, layers, bytes of a page) uint8."""
+        self._pool = pool
+        self._blocks = pool.pages.transpose(0, 1)
         self._host = host
         self._streams = streams
         most = staging_blocks(host[0].nbytes, len(host))
-        self._outgoing, self._incoming = (Staging(host, most, pool.device) for _ in range(2))
+        self._outgoing, self._incoming = (Staging(host, most, pool.pages.device) for _ in range(2))
         self._save_stream, self._load_stream = streams.new(), streams.new()
         # The latest copy to each slot, and from it, as long as it may not be done.
         self._writes: dict[int, Event] = {}
@@ -251,14 +261,14 @@ class HostTransfers:
 
     def _scatter(self, moves: Sequence[Move], buffer: Tensor) -> None:
         """Write whole blocks in one operation, and each part of a block in one of its own."""
-        size = buffer.shape[2]
+        size = self._pool.block_size
         whole = [place for place, move in enumerate(moves) if move.rows == size]
         if whole:
             source = buffer if len(whole) == len(moves) else buffer.index_select(0, self._index(whole))
             self._blocks.index_copy_(0, self._index([moves[place].target for place in whole]), source)
         for place, move in enumerate(moves):
             if move.rows < size:
-                self._blocks[move.target, :, : move.rows].copy_(buffer[place, :, : move.rows])
+                copy_rows(self._pool, buffer[place], self._blocks[move.target], move.rows)
 
     def _index(self, numbers: list[int]) -> Tensor:
         return row_index(numbers, self._blocks.device)

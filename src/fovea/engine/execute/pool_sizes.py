@@ -14,6 +14,7 @@ from fovea.engine.execute.attention_plan import most_shared_rows
 from fovea.engine.layers.config import DecoderConfig, KVGroup
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.schedule.decode_batches import GroupPadding, Padding, padded_sizes, window_width
+from fovea.kernels.pages import KVFormat, kv_format
 
 log = logging.getLogger("fovea.engine")
 
@@ -54,10 +55,10 @@ def pool_sizes(config: EngineConfig, model: VisionLanguageModel, room: int | Non
     if config.kv.kv_blocks:
         _check_window("kv_blocks", config.kv.kv_blocks, needed)
         return PoolSizes(config.kv.kv_blocks, config.kv.kv_blocks if needed else 0)
-    itemsize = model.dtype.itemsize
-    windowed = 0 if group is None else group.bytes_per_token(itemsize) * size
-    block = decoder.kv_bytes_per_token(itemsize) * size - windowed
-    states = state_slots(config, model, room) * decoder.state_bytes(itemsize)
+    kind = model.dtype.itemsize, pool_format(config, model)
+    windowed = 0 if group is None else group.bytes_per_token(*kind) * size
+    block = decoder.kv_bytes_per_token(*kind) * size - windowed
+    states = state_slots(config, model, room) * decoder.state_bytes(model.dtype.itemsize)
     budget = config.kv.kv_cache_mib * MIB or max(0, _room(model, room) - states)
     # Window blocks per block without a window. Short sequences need as many of both kinds, longer ones fewer
     # window blocks.
@@ -77,12 +78,28 @@ def pool_sizes(config: EngineConfig, model: VisionLanguageModel, room: int | Non
     return PoolSizes(min(blocks, useful), most)
 
 
+def block_bytes(config: EngineConfig, model: VisionLanguageModel) -> int:
+    """Return the bytes of a block of all layers."""
+    token = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize, pool_format(config, model))
+    return token * config.kv.block_size
+
+
 def pool_bytes(config: EngineConfig, model: VisionLanguageModel, sizes: PoolSizes, states: int) -> int:
     """Return the bytes of the KV pools and of so many slots for states."""
-    decoder, itemsize = model.decoder.config, model.dtype.itemsize
-    windowed = 0 if decoder.window is None else decoder.window.bytes_per_token(itemsize)
-    tokens = sizes.blocks * (decoder.kv_bytes_per_token(itemsize) - windowed) + sizes.window * windowed
-    return tokens * config.kv.block_size + states * decoder.state_bytes(itemsize)
+    decoder, kind = model.decoder.config, (model.dtype.itemsize, pool_format(config, model))
+    windowed = 0 if decoder.window is None else decoder.window.bytes_per_token(*kind)
+    tokens = sizes.blocks * (decoder.kv_bytes_per_token(*kind) - windowed) + sizes.window * windowed
+    return tokens * config.kv.block_size + states * decoder.state_bytes(model.dtype.itemsize)
+
+
+def pool_format(config: EngineConfig, model: VisionLanguageModel) -> KVFormat | None:
+    """Return the format of the pool's keys and values; None: they have the model's type.
+
+    Raises ConfigError if the model's kernels do not have it.
+    """
+    if config.kv.kv_dtype == "auto":
+        return None
+    return kv_format(config.kv.kv_dtype, type(model.kernels).__name__, model.kernels.kv_formats)
 
 
 def most_new_tokens(config: EngineConfig, decoder: DecoderConfig) -> int:
@@ -147,7 +164,7 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
         raise ConfigError(
             "kv_host_mib is for models without sliding windows; accepted here: 0", param="kv_host_mib"
         )
-    block = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize) * config.kv.block_size
+    block = block_bytes(config, model)
     slots = config.kv.kv_host_mib * MIB // block
     if slots < 1:
         raise ConfigError(

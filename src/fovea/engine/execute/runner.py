@@ -41,6 +41,7 @@ from fovea.engine.tiers import SlowerTiers
 from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, encoder_stream
 from fovea.engine.vision.graphs import BlockGraphs
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.kernels.pages import KVFormat
 from fovea.kernels.transfer import row_index, to_device
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Runner:
         padding: Padding | None = None,
         encoder_graphs: bool = False,
         encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]] | None = None,
+        kv_format: KVFormat | None = None,
     ) -> None:
         """blocks, block_size: size of the KV pool.
 
@@ -81,6 +83,7 @@ class Runner:
         padding: padding of steps that only decode, recorded as CUDA graphs on CUDA; None: no padding.
         encoder_graphs: record the blocks of the encoder as CUDA graphs, if the kernels allow it.
         encode: returns the slices of an image by its plan; None: the model's own method, with all tokens.
+        kv_format: format of keys and values in 8 bits; None: they have the model's type.
         """
         self.model = model
         self.embeddings = embeddings
@@ -92,7 +95,7 @@ class Runner:
         device, dtype = model.device, model.dtype
         pools = (blocks + scrap, window_blocks + scrap)[: len(config.kv_groups)]
         slots = state_slots + (scrap and config.stateful)
-        self.memory = DecoderMemory.allocate(config, pools, block_size, slots, dtype, device)
+        self.memory = DecoderMemory.allocate(config, pools, block_size, slots, dtype, device, kv_format)
         self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device))
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
@@ -122,7 +125,7 @@ class Runner:
     @property
     def block_bytes(self) -> int:
         """Size of one KV block, all layers together; of layers with a sliding window, of one block, too."""
-        return sum(kv[:, 0].nbytes for kv in self.memory.kv)
+        return sum(pool.block_bytes for pool in self.memory.kv)
 
     @property
     def encoding(self) -> bool:

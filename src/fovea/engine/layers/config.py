@@ -13,6 +13,7 @@ from itertools import count
 
 from fovea.core.errors import UnsupportedModel
 from fovea.kernels.attention import Heads
+from fovea.kernels.pages import KVFormat, token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +209,9 @@ class KVGroup:
     heads: Heads
     causal: bool = False
 
-    def bytes_per_token(self, itemsize: int) -> int:
-        return 2 * len(self.layers) * self.heads.kv * self.heads.dim * itemsize
+    def bytes_per_token(self, itemsize: int, format: KVFormat | None = None) -> int:
+        """Bytes of keys and values of one token in these layers, see `kernels.pages.token_bytes`."""
+        return len(self.layers) * token_bytes(self.heads.kv, self.heads.dim, itemsize, format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +349,12 @@ class DecoderConfig:
                 shapes.append((((mixer.kernel - 1, mixer.channels), False), (matrix, True)))
         return tuple(shapes)
 
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of keys and values of one token, all layers together."""
-        return sum(group.bytes_per_token(itemsize) for group in self.kv_groups)
+    def kv_bytes_per_token(self, itemsize: int, format: KVFormat | None = None) -> int:
+        """Bytes of keys and values of one token, all layers together.
+
+        itemsize: bytes of the model's type. format: format in 8 bits; None: they have the model's type.
+        """
+        return sum(group.bytes_per_token(itemsize, format) for group in self.kv_groups)
 
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of the states of one sequence, all layers together. itemsize: bytes of the model's type."""

@@ -16,7 +16,7 @@ from fovea.engine.layers.config import Attention, CrossAttention, DecoderConfig,
 from fovea.engine.layers.experts import ExpertLinear, ExpertsBlock
 from fovea.engine.layers.layer import CrossLayer, Layer, PerLayerEmbeddings
 from fovea.engine.layers.linear import Embedding, Linear, RMSNorm
-from fovea.engine.layers.mixers import RotaryAngles
+from fovea.engine.layers.mixers import QueryKeyValue, RotaryAngles
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan, ImageRows, Step
 from fovea.kernels.base import Kernels, Stack, StackShape
 from fovea.kernels.codes import Format
@@ -111,11 +111,17 @@ class Decoder(nn.Module):
 
     def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
         if self._stack is not None and step.query_scale is None:
-            (kv,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
-            return self._stack(x, first, last, *angles, kv, attention, read)
+            (pool,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
+            return self._stack(x, first, last, *angles, pool.kv, attention, read)
         for index in range(first, last):
             x = self.layers[index](x, step, read if index == last - 1 else None)
         return x
+
+    def balance_keys(self, wanted: bool) -> None:
+        """Let layers balance their keys when they are packed, or not, see `QueryKeyValue.balance`."""
+        for module in self.modules():
+            if isinstance(module, QueryKeyValue):
+                module.balances = wanted
 
     def use_stack(self, kernels: Kernels) -> None:
         """Run the layers as one call, or at least the experts of each layer, if the kernels can."""

@@ -15,10 +15,15 @@ from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, Rotary, ShortConv
-from fovea.engine.layers.linear import FusedLinear, Linear, RMSNorm, UnitNorm, parameter
+from fovea.engine.layers.linear import FusedLinear, Linear, RMSNorm, UnitNorm, parameter, plain_weight
 from fovea.engine.layers.step import Step
 from fovea.kernels.base import Kernels
+from fovea.kernels.codes import Format
+from fovea.kernels.pages import KV
 from fovea.kernels.torch_kernels import PLAIN
+
+MOST_DOUBLINGS = 8
+"""Exponent of the largest factor of `QueryKeyValue.balance`."""
 
 
 class Mixer(Protocol):
@@ -43,6 +48,7 @@ class QueryKeyValue(FusedLinear):
     With gates, a checkpoint's q_proj holds the queries and the gates of each head next to each other.
 
     rotated: numbers of a head that the rotation turns.
+    balances: whether `pack` balances keys that have biases, see `balance`.
     """
 
     def __init__(self, hidden: int, config: Attention, rotated: int) -> None:
@@ -52,6 +58,8 @@ class QueryKeyValue(FusedLinear):
             outputs |= {"k_proj": key} if config.shared_values else {"k_proj": key, "v_proj": key}
         self.heads = config.heads
         self.has_gates = config.gated
+        self.shape, self.rotated = config, rotated
+        self.balances = False
         self.pairs = rotated // 2 if config.pairs else 0
         if config.pairs:
             assert config.head_dim % rotated == 0
@@ -59,6 +67,47 @@ class QueryKeyValue(FusedLinear):
         super().__init__(
             hidden, outputs | ({"gate": self.query} if config.gated else {}), bias=config.qkv_bias
         )
+
+    def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
+        if self.balances and self.product is None:
+            self.balances = False
+            self.balance()
+        super().pack(kernels, format, keep=keep)
+
+    def balance(self) -> None:
+        """Divide numbers of keys that have large biases, and multiply the same numbers of queries.
+
+        Keys in 8 bits have one scale per head. In Qwen2 and Qwen2.5 some numbers of a key have biases of
+        hundreds, and all others would be rounded to multiples of 2. The expected magnitude of a number is its
+        bias plus three times the norm of its weights; a number with a magnitude above the median is divided
+        by their ratio, as SmoothQuant (arXiv 2211.10438) does with the inputs of products. Numbers that are
+        rotated together have the same factor, so the rotation does not change it. Factors are powers of two,
+        so scores of keys that are not rounded keep their bits.
+        """
+        if self.bias is None or self.shape.qk_norm or self.shape.source is not None:
+            return
+        heads, dim, query = self.shape.kv_heads, self.shape.head_dim, self.query
+        weight = plain_weight(self.codes, self.weight) if self.codes else self.weight.data
+        keys = slice(query, query + heads * dim)
+        norms = weight[keys].float().square().sum(-1).view(heads, dim)
+        biases = self.bias.data[keys].float().square().view(heads, dim)
+        half = self.rotated // 2
+        for squares in (norms, biases):
+            squares[:, :half] = squares[:, half : 2 * half] = squares[:, :half] + squares[:, half : 2 * half]
+        magnitude = biases.sqrt() + 3 * (norms / 2).sqrt()
+        ratio = magnitude / magnitude.median().clamp(min=1e-30)
+        factors = torch.exp2(ratio.log2().round().clamp(0, MOST_DOUBLINGS))
+        if not bool((factors > 1).any()):
+            return
+        rows = torch.ones(self.out_features, device=weight.device)
+        grouped = factors[:, None].expand(heads, self.heads // heads, dim)
+        rows[:query], rows[keys] = grouped.reshape(-1), 1 / factors.reshape(-1)
+        self.bias.data *= rows.to(self.bias.dtype)
+        if not self.codes:
+            self.weight.data *= rows.to(weight.dtype)[:, None]
+            return
+        parts = torch.split(rows, [len(part.codes) for part in self.codes])
+        self.codes = [codes.times(own) for codes, own in zip(self.codes, parts, strict=True)]
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         if not self.has_gates:
@@ -134,7 +183,7 @@ class AttentionMixer(nn.Module):
         mixed = self.kernels.attend(query, kv, plan, self.scale).reshape(len(projected), -1)
         return mixed if gate is None else self.kernels.open(mixed, gate)
 
-    def store(self, qkv: Tensor, kv: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor | None) -> Tensor:
+    def store(self, qkv: Tensor, kv: KV | None, cos: Tensor, sin: Tensor, slots: Tensor | None) -> Tensor:
         """Store the keys and values of T rows. Returns their queries, (T, heads, head_dim).
 
         qkv: (T, n), the heads of queries, keys and values as far as the layer has them, neither normalised

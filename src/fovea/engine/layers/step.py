@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fovea.engine.layers.config import DecoderConfig
 from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.pages import KV, KVFormat, KVPool
 from fovea.kernels.states import StatePlan
 
 States = tuple[Tensor, ...]
@@ -52,12 +53,12 @@ class Step:
 class DecoderMemory:
     """Keys, values and states of all sequences.
 
-    kv: for each KV group of the decoder (layers, blocks, block_size, 2, kv_heads, head_dim).
+    kv: the pages of each KV group of the decoder.
     states: for each layer with a state its tensors, shaped as `DecoderConfig.state_shapes` says.
     places: the place of each layer's memory, see `DecoderConfig.places`.
     """
 
-    kv: tuple[Tensor, ...]
+    kv: tuple[KVPool, ...]
     states: tuple[States, ...]
     places: tuple[tuple[int, int] | int, ...]
 
@@ -70,17 +71,21 @@ class DecoderMemory:
         slots: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_format: KVFormat | None = None,
     ) -> DecoderMemory:
         """Allocate memory that is zero.
 
         blocks: number of blocks of each KV group. slots: number of state slots.
+        dtype: the model's type. kv_format: format of keys and values in 8 bits; None: they have that type.
         """
-        # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
         kv = tuple(
-            torch.zeros(
-                (len(group.layers), count, block_size, 2, group.heads.kv, group.heads.dim),
-                dtype=dtype,
-                device=device,
+            KVPool(
+                (len(group.layers), count, block_size),
+                group.heads.kv,
+                group.heads.dim,
+                dtype,
+                kv_format,
+                device,
             )
             for group, count in zip(config.kv_groups, blocks, strict=True)
         )
@@ -93,11 +98,11 @@ class DecoderMemory:
         )
         return cls(kv, states, config.places)
 
-    def layer_kv(self, layer: int) -> Tensor:
+    def layer_kv(self, layer: int) -> KV:
         """Keys and values of an attention layer, (blocks, block_size, 2, kv_heads, head_dim)."""
         place = self.places[layer]
         assert isinstance(place, tuple)
-        return self.kv[place[0]][place[1]]
+        return self.kv[place[0]].kv[place[1]]
 
     def layer_states(self, layer: int) -> States:
         place = self.places[layer]

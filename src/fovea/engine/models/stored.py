@@ -6,6 +6,7 @@ the type, the device or the layout differs does a tensor pass through a buffer o
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,3 +221,10 @@ def common_dtype(entries: Iterable[TensorEntry]) -> torch.dtype:
         if entry.dtype in DTYPES:
             sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.stop - entry.start
     return DTYPES[max(sizes, key=lambda kind: sizes[kind])] if sizes else torch.float32
+
+
+def trim_memory() -> None:
+    """Return memory that loading has freed to the operating system (glibc malloc_trim)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

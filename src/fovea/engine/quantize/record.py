@@ -1,7 +1,7 @@
 """Records what the decoder gets for calibration prompts: input embeddings, positions, and plans of the steps.
 
-The prompts go through an engine whose decoder has no layers. It makes the same inputs as any other, visual tokens
-included, and takes the memory of the vision tower and the embedding table.
+The prompts go through an engine whose decoder has no layers. It makes the same inputs as any other, visual
+tokens included, and takes the memory of the vision tower and the embedding table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ TEXT_TOKENS = 512
 
 @dataclass
 class Sample:
-    """The decoder's inputs for T tokens of a prompt that are computed in one step: `Decoder.forward`'s arguments.
+    """The decoder's inputs for T tokens of a prompt that are computed in one step: `Decoder.forward`'s
+    arguments.
 
     The samples of a prompt follow each other, and read the keys and values of those before.
 
@@ -77,8 +78,8 @@ def record(
     Raises CheckpointError, ConfigError, or InvalidRequest for an image that cannot be read.
     """
     settings = EngineConfig.of(
-        dtype="float32", device="cpu", kernels="torch", quantization="dequantize", kv_blocks=BLOCKS, block_size=BLOCK_SIZE,
-        max_step_tokens=STEP_TOKENS, prefix_cache=False,
+        dtype="float32", device="cpu", kernels="torch", quantization="dequantize",
+        kv_blocks=BLOCKS, block_size=BLOCK_SIZE, max_step_tokens=STEP_TOKENS, prefix_cache=False,
     )  # fmt: skip
     loaded = load_model(name, settings, layers=False)
     samples: list[Sample] = []

@@ -1,8 +1,8 @@
 """Quantizes a checkpoint, one decoder layer at a time, and writes it in the format compressed-tensors.
 
-For each layer: run the calibration prompts through it, fold factors of its inputs into the step before (`FOLDS`), round
-the weights (`search`), and write a file. The rounded layer's outputs are the next layer's inputs, so that later layers
-see the errors of earlier ones. A run that was stopped continues after the last complete file.
+For each layer: run the calibration prompts through it, fold factors of its inputs into the step before, round
+the weights, and write a file. The rounded layer's outputs are the next layer's inputs, so that later layers
+see the errors of earlier ones. A run that was stopped continues after the last complete layer.
 """
 
 from __future__ import annotations
@@ -12,29 +12,22 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fovea.core.errors import CheckpointError, ConfigError
+from fovea.core.errors import ConfigError
 from fovea.engine.files import read_json
 from fovea.engine.layers.decoder import build_layer
-from fovea.engine.layers.experts import ExpertLinear
-from fovea.engine.layers.layer import Layer
-from fovea.engine.layers.linear import FusedLinear, Linear, PatchLinear, RMSNorm, checkpoint_targets
-from fovea.engine.layers.mixers import AttentionMixer, RotaryAngles
-from fovea.engine.layers.step import DecoderMemory, Step
-from fovea.engine.load import build_model, read_config, resolve, untie_own_head
-from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.quantized import open_weights
-from fovea.engine.models.stored import STORED_TYPES, StoredWeights
-from fovea.engine.models.targets import Fill, assign
-from fovea.engine.models.weights import expect_complete, load_weights
-from fovea.engine.quantize.record import BLOCK_SIZE, BLOCKS, Sample
+from fovea.engine.layers.linear import Linear, PatchLinear, checkpoint_targets
+from fovea.engine.models.stored import STORED_TYPES
+from fovea.engine.models.targets import Fill
+from fovea.engine.quantize.layers import Checkpoint, Fold, LayerRun, row_numbers, stages
+from fovea.engine.quantize.record import Sample
 from fovea.engine.quantize.schemes import Rounded, Scheme, round_weight
 from fovea.engine.quantize.search import Moments, round_by_columns, smooth
 
@@ -51,8 +44,10 @@ class Wish:
     """What is asked for.
 
     schemes: the scheme of each of PARTS; None: it is not quantized.
-    exceptions: schemes of single maps, by a part of their names in the checkpoint; the first that fits counts.
-    visual_weight: weight of rows of images beside rows of text; None: it is measured.
+    exceptions: schemes of single maps, by a part of their names in the checkpoint; the first that fits
+        counts.
+    visual_weight: weight of rows of images beside rows of text, by which MBQ (arXiv 2412.19509) balances
+        them.
     """
 
     schemes: Mapping[str, Scheme | None]
@@ -69,209 +64,22 @@ class Wish:
         return scheme if scheme is not None and scheme.fits(k) else None
 
 
-class Checkpoint:
-    """A plain checkpoint whose tensors are read layer by layer.
-
-    name: see `load.resolve`. Raises CheckpointError, or UnsupportedModel.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.folder = resolve(name)
-        self.config = read_config(self.folder)
-        self.stored: StoredWeights = open_weights(self.folder, self.config)
-        if self.stored.quantization:
-            raise CheckpointError(
-                f"{self.folder} is quantized already ({self.stored.quantization}); accepted: a plain one"
-            )
-        entries = [entry for _, part in self.stored.files for entry in part]
-        untie_own_head(self.config, (entry.name for entry in entries))
-        self.model: VisionLanguageModel = build_model(
-            self.folder, self.config, torch.device("meta"), torch.float32
-        )
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.model.checkpoint_targets()}
-        assignment = assign(
-            self.stored.files, shapes, self.model.ignored, self.model.renames, self.model.fused_tensors()
-        )
-        expect_complete(assignment)
-        self.fills = assignment.fills
-
-    def load(self, module: nn.Module, prefix: str) -> None:
-        """Fill a module of the model, whose attribute path is `prefix`, with its weights."""
-        targets = checkpoint_targets(module, f"{prefix}.")
-        others = rf"^(?!{prefix.replace('.', chr(92) + '.')}\.)"
-        load_weights(
-            self.stored,
-            targets,
-            (*self.model.ignored, others),
-            None,
-            self.model.renames,
-            self.model.fused_tensors(),
-        )
-
-    def fills_of(self, prefix: str) -> list[Fill]:
-        """Return the tensors of the files that belong to a part of the model."""
-        return [fill for fill in self.fills if fill.pieces[0].target.startswith(f"{prefix}.")]
-
-    def read(self, fill: Fill) -> Tensor:
-        """Return a tensor of the files as it is stored."""
-        assert fill.entry.shape is not None
-        tensor = torch.empty(fill.entry.shape, dtype=STORED_TYPES[fill.entry.dtype])
-        self.stored.read(fill.file, fill.entry, tensor)
-        return tensor
-
-
-def row_numbers(layer: Linear) -> dict[str, Tensor]:
-    """Return the rows of a linear map's weight that each of its checkpoint tensors has, in the tensor's order.
-
-    The names are relative to the layer, such as "weight" or "../q_proj.weight".
-    """
-    weight, bias = layer.weight.data, layer.bias
-    layer.weight.data = torch.arange(len(weight), dtype=torch.float32)[:, None].clone()
-    layer.bias = None
-    try:
-        return {name: view.reshape(-1).long() for name, view in layer.checkpoint_views()}
-    finally:
-        layer.weight.data, layer.bias = weight, bias
-
-
-class LayerRun:
-    """One decoder layer and the rows of all samples before it."""
-
-    def __init__(
-        self, model: VisionLanguageModel, layer: nn.Module, number: int, samples: Sequence[Sample]
-    ) -> None:
-        config = model.decoder.config
-        self.layer, self.number, self.samples = layer, number, samples
-        memory = DecoderMemory.allocate(
-            config, tuple(BLOCKS for _ in config.kv_groups), BLOCK_SIZE, 2, torch.float32, torch.device("cpu")
-        )
-        # All layers use the memory of the first one, so the others never take any.
-        places = tuple((place[0], 0) if isinstance(place, tuple) else place for place in memory.places)
-        self._memory = replace(memory, places=places)
-        self._rotary = [RotaryAngles(rotary) for rotary in config.rotaries]
-
-    def forward(self, sample: Sample) -> Tensor:
-        """Return the layer's output rows for a sample."""
-        angles = tuple(rotary(sample.positions, torch.float32) for rotary in self._rotary)
-        step = Step(angles, sample.plan, self._memory, None, sample.per_layer, sample.images)
-        out: Tensor = self.layer(sample.x, step)
-        if self.number < len(sample.deepstack) and sample.visual_rows is not None:
-            out = out.index_add(0, sample.visual_rows, sample.deepstack[self.number])
-        return out
-
-    def inputs(self, maps: Iterable[Linear], wish: Wish) -> dict[Linear, Moments]:
-        """Run all samples, and return the statistics of these maps' inputs."""
-        found = {each: Moments.empty(each.in_features) for each in maps}
-        importance = torch.ones(0)
-
-        def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0]
-            rows = importance if len(importance) == len(x) else torch.ones(len(x))
-            found[layer].add(x, rows)  # type: ignore[index]
-
-        hooks = [each.register_forward_pre_hook(note) for each in found]
-        try:
-            for sample in self.samples:
-                importance = torch.where(sample.is_visual(), wish.visual_weight, 1.0)
-                self.forward(sample)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return found
-
-
-def stages(layer: nn.Module) -> list[tuple[Linear, Fold | None]]:
-    """Return the linear maps of a layer in the order of computation, and what their factors are folded into."""
-    maps = [
-        each for each in layer.modules() if isinstance(each, Linear) and not isinstance(each, ExpertLinear)
-    ]
-    if not isinstance(layer, Layer):
-        return [(each, None) for each in maps]
-    folds: dict[Linear, Fold] = {}
-    mixer, block = layer.mixer, layer.mlp
-    if isinstance(mixer, AttentionMixer):
-        folds[mixer.qkv] = NormFold(layer.input_layernorm)
-        shape = mixer.shape
-        if shape.source is None and not (shape.gated or shape.value_norm or shape.shared_values):
-            folds[mixer.o_proj] = ValueFold(mixer)
-    gate_up, down = getattr(block, "gate_up", None), getattr(block, "down_proj", None)
-    if isinstance(gate_up, FusedLinear) and isinstance(down, Linear):
-        norm = layer.pre_feedforward_layernorm or layer.post_attention_layernorm
-        folds[gate_up], folds[down] = NormFold(norm), RowFold(gate_up, gate_up.out_features // 2)
-    return [(each, folds.get(each)) for each in maps]
-
-
-class NormFold:
-    """Divides the weight of the norm before a map. The factors are those that the rounded weight really gives."""
-
-    def __init__(self, norm: RMSNorm) -> None:
-        self._norm = norm
-
-    def reduce(self, factors: Tensor) -> Tensor:
-        return factors
-
-    def apply(self, factors: Tensor, dtype: torch.dtype) -> Tensor:
-        """Divide by factors (k,), rounding to `dtype`. Returns the factors by which the inputs are divided."""
-        weight, one = self._norm.weight.data, 1.0 if self._norm.centered else 0.0
-        before = weight + one
-        rounded = ((before / factors - one).to(dtype)).float()
-        after = rounded + one
-        usable = (before != 0) & (after != 0)
-        real = torch.where(usable, before / after, 1.0)
-        self._norm.weight.data = torch.where(usable, rounded, weight)
-        return real
-
-
-class RowFold:
-    """Divides rows of the map before. first: number of the row that makes the first input."""
-
-    def __init__(self, before: Linear, first: int) -> None:
-        self._before, self._first = before, first
-
-    def reduce(self, factors: Tensor) -> Tensor:
-        return factors
-
-    def apply(self, factors: Tensor, dtype: torch.dtype) -> Tensor:
-        rows = slice(self._first, self._first + len(factors))
-        self._before.weight.data[rows] /= factors[:, None]
-        if self._before.bias is not None:
-            self._before.bias.data[rows] /= factors
-        return factors
-
-
-class ValueFold:
-    """Divides the values of attention. The query heads that read one value head get the same factors."""
-
-    def __init__(self, mixer: AttentionMixer) -> None:
-        self._mixer = mixer
-        self._shape = mixer.kv_heads, mixer.heads // mixer.kv_heads, mixer.dim
-
-    def reduce(self, factors: Tensor) -> Tensor:
-        heads = factors.view(self._shape)
-        return heads.log().mean(1, keepdim=True).exp().expand_as(heads).reshape(-1)
-
-    def apply(self, factors: Tensor, dtype: torch.dtype) -> Tensor:
-        first = (self._mixer.heads + self._mixer.kv_heads) * self._mixer.dim
-        own = factors.view(self._shape)[:, 0].reshape(-1)
-        RowFold(self._mixer.qkv, first).apply(own, dtype)
-        return factors
-
-
-Fold = NormFold | RowFold | ValueFold
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """What became of a linear map.
 
-    name: its first tensor in the checkpoint. error: share of the outputs' energy that rounding changes; None: it was
-    not measured, because the map was not calibrated.
+    name: its first tensor.
+    part: one of PARTS.
+    numbers, nbytes: numbers of its weight, and their bytes after rounding.
+    error: share of the outputs' energy on the calibration data that rounding changes; None: it was not
+        measured.
     """
 
     name: str
     part: str
     scheme: str
     numbers: int
+    nbytes: int
     error: float | None = None
 
 
@@ -324,7 +132,9 @@ class Quantizer:
             scheme = self._wish.scheme_of("decoder", paths[each], each.in_features)
             if scheme is not None:
                 chosen.append((each, fold, scheme))
-        moments = run.inputs([each for each, _, _ in chosen], self._wish) if self._samples else {}
+        moments = (
+            run.inputs([each for each, _, _ in chosen], self._wish.visual_weight) if self._samples else {}
+        )
         for each, fold, scheme in chosen:
             if fold is not None and each in moments:
                 factors = fold.reduce(smooth(each.weight.data, moments[each], scheme))
@@ -340,7 +150,9 @@ class Quantizer:
             for name, rows in zip(names, row_numbers(each).values(), strict=False):
                 if name.endswith(".weight"):
                     rounded[name] = result, rows
-            self.lines.append(Line(names[0], "decoder", str(scheme), each.weight.numel(), error))
+            self.lines.append(
+                Line(names[0], "decoder", str(scheme), each.weight.numel(), result.nbytes, error)
+            )
         values = dict(checkpoint_targets(layer, prefix + "."))
         for fill in self._source.fills_of(prefix):
             tensors |= self._stored(fill, values, rounded)
@@ -415,8 +227,9 @@ class Quantizer:
             if scheme is None:
                 tensors[entry.name] = tensor
                 continue
-            tensors |= round_weight(tensor.float(), scheme).tensors(entry.name)
-            self.lines.append(Line(target, part, str(scheme), tensor.numel()))
+            result = round_weight(tensor.float(), scheme)
+            tensors |= result.tensors(entry.name)
+            self.lines.append(Line(target, part, str(scheme), tensor.numel(), result.nbytes))
         self._write("rest.safetensors", tensors)
 
     def _write(self, file: str, tensors: Mapping[str, Tensor]) -> None:
@@ -444,7 +257,8 @@ class Quantizer:
 
         rows = {f"{number:06}": sample.x.contiguous() for number, sample in enumerate(self._samples)}
         state = {
-            "digest": self._digest(), "done": done, "index": self._index, "lines": [astuple(line) for line in self.lines],
+            "digest": self._digest(), "done": done, "index": self._index,
+            "lines": [astuple(line) for line in self.lines],
             "schemes": {name: scheme and astuple(scheme) for name, scheme in self._schemes.items()},
         }  # fmt: skip
         part = self._out / f"{STATE}.part"
@@ -464,7 +278,8 @@ class Quantizer:
             state = json.loads(file.metadata()["state"])
             if state["digest"] != self._digest():
                 raise ConfigError(
-                    f"{self._out} holds a run with other settings; accepted: the same command, or another folder",
+                    f"{self._out} holds a run with other settings; accepted: the same command, or another "
+                    "folder",
                     param="out",
                 )
             for number, sample in enumerate(self._samples):

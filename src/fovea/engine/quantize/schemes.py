@@ -41,11 +41,6 @@ class Scheme:
     def __str__(self) -> str:
         return f"{self.name}:{self.group}" if self.group else self.name
 
-    @property
-    def bits(self) -> float:
-        """Bits of a number, its share of the scales included where a group has them."""
-        return 4 + (16 + 4) / self.group if self.group else 8.0
-
     def fits(self, k: int) -> bool:
         """Whether weights with k inputs can be rounded: groups must be whole, and words full."""
         return not self.group or (k % self.group == 0 and k % 8 == 0)
@@ -105,6 +100,11 @@ class Rounded:
     scale: Tensor
     zero: Tensor | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors in a file."""
+        return sum(tensor.nbytes for tensor in self.tensors("weight").values())
+
     def values(self) -> Tensor:
         """Return the values, (n, k) float32."""
         n, k = self.numbers.shape
@@ -133,7 +133,7 @@ class Rounded:
 
 def _words(codes: Tensor) -> Tensor:
     """Pack codes of 4 bits (rows, columns), eight in an int32, the first in the lowest bits."""
-    padded = functional.pad(codes.long(), (0, -codes.shape[1] % 8)).unflatten(1, (-1, 8))
+    padded = functional.pad(codes.long(), (0, -codes.shape[1] % 8)).view(len(codes), -1, 8)
     words = (padded << 4 * torch.arange(8)).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
@@ -141,7 +141,7 @@ def _words(codes: Tensor) -> Tensor:
 def round_weight(weight: Tensor, scheme: Scheme) -> Rounded:
     """Round a weight (n, k) float32 to the nearest values of a scheme."""
     if scheme.group:
-        groups = weight.unflatten(1, (-1, scheme.group))
+        groups = weight.view(len(weight), -1, scheme.group)
         scale, zero = fit_groups(groups)
         codes = codes_of(groups, scale, zero)
         return Rounded(
@@ -155,7 +155,8 @@ def round_weight(weight: Tensor, scheme: Scheme) -> Rounded:
 
 
 def fit_groups(groups: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points (..., groups) of int4, float32, with the least squared error of several ranges.
+    """Return scales and zero points (..., groups) of int4, float32, with the least squared error of several
+    ranges.
 
     groups: (..., groups, group).
     importance: a factor of each value's squared error, which can be broadcast to `groups`; None: 1.

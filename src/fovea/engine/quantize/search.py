@@ -1,12 +1,13 @@
 """Chooses scales and codes of weights so that the outputs on calibration data change least.
 
-Everything is decided by the second moments of a linear map's inputs, H = sum of r x x^T over rows x, where r is the
-weight of the row's modality. If a weight W (n, k) becomes W + D, the outputs change by tr(D H D^T) in all.
+Everything is decided by the second moments of a linear map's inputs, H = sum of r x x^T over rows x, where r
+is the weight of the row's modality. If a weight W (n, k) becomes W + D, the outputs change by tr(D H D^T) in
+all.
 
 - `smooth`: factors of the inputs, which the step before divides by (AWQ, arXiv 2306.00978; SmoothQuant,
   arXiv 2211.10438). Rows of images count less or more than text by MBQ's factor (arXiv 2412.19509).
-- `round_by_columns`: rounds one column after the other, and moves its error to the columns that are still to be
-  rounded (GPTQ, arXiv 2210.17323).
+- `round_by_columns`: rounds one column after the other, and moves its error to the columns that are still to
+  be rounded (GPTQ, arXiv 2210.17323).
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from fovea.engine.step.positions import mrope_positions
 from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.encoding import VisualFeatures, cuts
 from fovea.kernels.attention import AttentionPlan, Chunk
+from fovea.kernels.pages import KVPool
 
 QUERY_ROWS = 512
 """Queries whose attention is computed at once."""
@@ -84,6 +85,7 @@ def run_probe(
         if index < len(visual.deepstack):
             x = x.index_add(0, places, visual.deepstack[index])
     kv = step.memory.layer_kv(layers - 1)
+    assert isinstance(kv, Tensor), "a probe's own memory has the model's type"
     keys = kv.flatten(0, 1)[:length, 0]
     scores = _decoder_attention(layer, last, kv, keys, step)[start : start + count]
     return Probe(decoder.norm(x), keys, scores, start)
@@ -144,8 +146,8 @@ def _memory(decoder: Decoder, blocks: int, x: Tensor) -> DecoderMemory:
     """KV of one layer, which all layers of the probe use one after the other."""
     config = decoder.config
     heads = config.attention_heads
-    kv = x.new_empty((1, blocks, BLOCK, 2, heads.kv, heads.dim))
-    return DecoderMemory((kv,), (), ((0, 0),) * len(config.layers))
+    pool = KVPool((1, blocks, BLOCK), heads.kv, heads.dim, x.dtype, device=x.device)
+    return DecoderMemory((pool,), (), ((0, 0),) * len(config.layers))
 
 
 def _positions(model: VisionLanguageModel, start: int, length: int, grid: tuple[int, int]) -> Tensor:

@@ -6,7 +6,9 @@ rows) are checked once per plan, because all layers of a step share it.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
+from ctypes import c_int64, c_void_p
 from typing import overload
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from fovea.kernels import NO_SLOT
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
+from fovea.kernels.pages import KV, SCALE
 from fovea.kernels.states import RunTable
 
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
@@ -50,6 +53,40 @@ def _fits(lengths: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return len(lengths) == len(wanted) and all(want in (ANY, length) for want, length in pairs)
 
 
+class PagesStruct(ctypes.Structure):
+    """`Pages` of cpu/kernels.h."""
+
+    _fields_ = [("data", c_void_p), ("page", c_int64), ("block", c_int64), ("quantized", c_int64)]
+
+
+def pages_struct(kv: KV, kv_heads: int, dim: int) -> PagesStruct:
+    """Return the pages of one layer for the C++ kernels. The tensors must live as long as it is used.
+
+    Raises ValueError unless they are on the CPU, of that shape, and bfloat16, or int8 with scales in place.
+    """
+    if isinstance(kv, Tensor):
+        data = address(kv, BF16, ANY, ANY, 2, kv_heads, dim)
+        return PagesStruct(data, kv[:1].nbytes, kv.shape[1], 0)
+    levels, scales, size = kv.levels, kv.scales, kv.shape[1]
+    sides, count = (size, 2, kv_heads), size * 2 * kv_heads * dim
+    page = count + count // dim * SCALE.itemsize
+    fits = (
+        levels.shape[1:] == (*sides, dim)
+        and scales.shape == levels.shape[:-1]
+        and levels[0].is_contiguous()
+        and scales[0].is_contiguous()
+        and scales.data_ptr() == levels.data_ptr() + count
+        and (len(levels) == 1 or (levels.stride(0), SCALE.itemsize * scales.stride(0)) == (page, page))
+    )
+    if not fits or levels.dtype is not torch.int8 or scales.dtype is not SCALE or not levels.is_cpu:
+        raise ValueError(
+            f"the C++ kernels need int8 pages (blocks, {size}, 2, {kv_heads}, {dim}) on the CPU, each with "
+            f"its scales behind it, got {levels.dtype} {list(levels.shape)} with strides "
+            f"{list(levels.stride())} and {scales.dtype} {list(scales.shape)} on {levels.device}"
+        )
+    return PagesStruct(levels.data_ptr(), page, size, 1)
+
+
 def check_numbers(name: str, numbers: Tensor, least: int, most: int) -> None:
     """Raise ValueError unless all numbers are from `least` to `most`. name: names them in the message."""
     if not numbers.numel():
@@ -66,7 +103,7 @@ class PlanChecks:
     def __init__(self) -> None:
         self._plans: deque[tuple[object, tuple[int, ...]]] = deque(maxlen=REMEMBERED)
 
-    def attention(self, plan: AttentionPlan, rows: int, kv: Tensor) -> None:
+    def attention(self, plan: AttentionPlan, rows: int, kv: KV) -> None:
         """Check a plan as `check_plan` does, unless it was.
 
         kv: (blocks, block_size, 2, kv_heads, head_dim).

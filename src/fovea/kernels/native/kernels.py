@@ -12,7 +12,7 @@ from torch import Tensor
 from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.base import GroupedProduct, Mixture, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.codes import Codes, Format
-from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers
+from fovea.kernels.native.border import ANY, BF16, F32, I64, PlanChecks, address, check_numbers, pages_struct
 from fovea.kernels.native.layouts import packable
 from fovea.kernels.native.products import (
     CodedWeight,
@@ -23,6 +23,7 @@ from fovea.kernels.native.products import (
     fuses,
 )
 from fovea.kernels.native.stack import NativeStack, is_native, prefix_groups_struct
+from fovea.kernels.pages import INT8, KV
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.spans import Spans
 from fovea.kernels.states import StatePlan
@@ -48,9 +49,9 @@ SIGNATURES = {
     "fovea_rotate": [_P, _L, _L, _L, _L, _P, _P, _I],
     "fovea_rotate_store": [_P, _L, _L, _L, _L, _L, _P, _P, _P, _P, _F, _I, _P, _P, _I],
     "fovea_group_attention": [_P, _L, _L, _L, _L, _L, _L, _F, _P, _I],
-    "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _P, _F, _P, _I],
+    "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _P, _P, _F, _P, _I],
     "fovea_decoder": [_P, _L, _P, _P, _P, _L, _P, _I],
-    "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _P, _P, _F, _P, _I],
+    "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _P, _L, _P, _P, _P, _F, _P, _I],
     "fovea_pin": [_P, _I],
 }
 
@@ -65,6 +66,7 @@ class NativeKernels:
     """
 
     least_shared_rows = 2
+    kv_formats = (INT8,)
     spans_in_one_launch = False
     joins_rows = False
 
@@ -181,7 +183,7 @@ class NativeKernels:
 
     def rotate_store(
         self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
-        eps: float, kv: Tensor | None, slots: Tensor | None, *, centered: bool = False,
+        eps: float, kv: KV | None, slots: Tensor | None, *, centered: bool = False,
         value_norm: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         if qkv.dtype is not BF16:
@@ -204,12 +206,12 @@ class NativeKernels:
         self.library.fovea_rotate_store(
             address(qkv, BF16, rows, heads + 2 * kv_heads, dim), rows, heads, kv_heads, dim, rotary,
             turns[0], turns[1], query_weight, key_weight, eps,
-            centered, address(kv, BF16, ANY, ANY, 2, kv_heads, dim), address(slots, I64, rows),
+            centered, ctypes.byref(pages_struct(kv, kv_heads, dim)), address(slots, I64, rows),
             torch.get_num_threads(),
         )  # fmt: skip
         return qkv[:, :heads]
 
-    def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    def attend(self, query: Tensor, kv: KV, plan: AttentionPlan, scale: float) -> Tensor:
         rows, heads, dim = query.shape
         if query.dtype is not BF16 or not self.attends_in_place(dim):
             return self._torch.attend(query, kv, plan, scale)
@@ -218,20 +220,20 @@ class NativeKernels:
         out = query.new_empty((rows, heads, dim))
         self._checked.attention(plan, rows, kv)
         start, stride, threads = query.data_ptr(), query.stride(0), torch.get_num_threads()
-        kv_heads, block = kv.shape[3], kv.shape[1]
-        pages = address(kv, BF16, ANY, ANY, 2, kv_heads, dim)
+        kv_heads = kv.shape[3]
+        pages = ctypes.byref(pages_struct(kv, kv_heads, dim))
         for group in plan.decodes:
             count, width = group.tables.shape
             shared = prefix_groups_struct(group)
             self.library.fovea_decode_attention(
-                start + 2 * group.row * stride, stride, count, heads, kv_heads, dim, pages, block,
+                start + 2 * group.row * stride, stride, count, heads, kv_heads, dim, pages,
                 group.tables.data_ptr(), width, group.lengths.data_ptr(), address(group.firsts, I64, count),
                 ctypes.byref(shared) if shared else None, scale, out[group.row :].data_ptr(), threads,
             )  # fmt: skip
         for chunk in plan.chunks:
             self.library.fovea_chunk_attention(
                 start + 2 * chunk.row * stride, stride, chunk.count, chunk.first, heads, kv_heads, dim, pages,
-                block, chunk.table.data_ptr(), address(chunk.limits, I64, chunk.count, 2), scale,
+                chunk.table.data_ptr(), address(chunk.limits, I64, chunk.count, 2), scale,
                 out[chunk.row :].data_ptr(), threads,
             )  # fmt: skip
         return out

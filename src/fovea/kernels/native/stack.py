@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Decodes
 from fovea.kernels.base import StackLayer, StackShape
-from fovea.kernels.native.border import ANY, BF16, F32, I64, address, check_numbers, check_plan
+from fovea.kernels.native.border import ANY, BF16, F32, I64, address, check_numbers, check_plan, pages_struct
 from fovea.kernels.native.products import NativeExperts, NativeProduct
+from fovea.kernels.pages import KV
 
 
 class _Layer(ctypes.Structure):
@@ -48,7 +49,7 @@ def prefix_groups_struct(group: Decodes) -> _PrefixGroups | None:
 
 class _Attention(ctypes.Structure):
     _fields_ = [
-        ("cos", c_void_p), ("sin", c_void_p), ("slots", c_void_p), ("block", c_int64),
+        ("cos", c_void_p), ("sin", c_void_p), ("slots", c_void_p),
         ("layer_stride", c_int64), ("decodes", c_int64), ("table_width", c_int64), ("tables", c_void_p),
         ("lengths", c_void_p),
         ("shared", ctypes.POINTER(_PrefixGroups)), ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
@@ -101,12 +102,12 @@ class NativeStack:
                 layer.activation = products[2].kind
 
     def __call__(
-        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan,
+        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: KV, plan: AttentionPlan,
         read: Tensor | None,
     ) -> Tensor:  # fmt: skip
         x = x.clone(memory_format=torch.contiguous_format)
         shape = self._shape
-        rows, pages = len(x), (ANY, ANY, 2, shape.kv_heads, shape.dim)
+        rows, pages = len(x), pages_struct(kv[first], shape.kv_heads, shape.dim)
         check_plan(plan, rows, *kv.shape[1:3])
         check_numbers("KV slots", plan.slots, 0, kv.shape[1] * kv.shape[2] - 1)
         if any(chunk.limits is not None for chunk in plan.chunks) or any(
@@ -117,7 +118,7 @@ class NativeStack:
             )
         attention = _Attention(
             *(address(part.view(rows, shape.dim), F32, rows, shape.dim) for part in (cos, sin)),
-            address(plan.slots, I64, rows), kv.shape[2], kv.stride(0), 0, 0, None, None, None,
+            address(plan.slots, I64, rows), kv.shape[1] * pages.page, 0, 0, None, None, None,
             len(plan.chunks),
         )  # fmt: skip
         if plan.decodes:
@@ -140,6 +141,6 @@ class NativeStack:
         self._run(
             ctypes.byref(self._layers, first * ctypes.sizeof(_Layer)), last - first,
             ctypes.byref(shape), ctypes.byref(attention), address(x, BF16, rows, shape.hidden), rows,
-            address(kv[first], BF16, *pages), torch.get_num_threads(),
+            ctypes.byref(pages), torch.get_num_threads(),
         )  # fmt: skip
         return x if read is None else x[: len(read)]

@@ -1,4 +1,4 @@
-"""Attention of decodes over pages of KV on a GPU, in Triton.
+"""Attention over pages of KV on a GPU, in Triton: of decodes, and of chunks over pages in 8 bits.
 
 The contexts of a step are cut into pieces of about equal size, so that few rows still occupy the whole GPU
 and a long context delays nobody (`kernels.pieces`). Each piece stores the weighted mean of its values and the
@@ -12,6 +12,9 @@ as a product of many queries with the same keys. The result is merged like furth
 The numbers of pieces are read on the device, and the number of programs does not depend on them. So launches
 have the same shape in every step and can be replayed from a graph. A program that finds no piece ends at
 once.
+
+Levels of 8 bits are converted where they are read. Scores are multiplied by the scales of keys, and weights
+by those of values (`kernels.pages`).
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fovea.kernels.attention import Decodes, Heads
+from fovea.kernels.attention import Chunk, Decodes, Heads
+from fovea.kernels.pages import KV, QuantizedKV
 from fovea.kernels.pieces import Cutting
-from fovea.kernels.triton.rows import next_power
+from fovea.kernels.triton.rows import addressed, next_power
 
 LEAST_TOKENS = 128
 """Fewest tokens of a piece."""
@@ -39,6 +43,8 @@ PROGRAMS = 32
 """Most programs of a launch per processor of the GPU. If there are more pieces, programs compute several."""
 SHARED_QUERIES = 64
 """Largest number of query heads in one product with shared keys."""
+CHUNK_QUERIES = 64
+"""Rows of a chunk in one program. It is always the same, so that a row has the same bits in any chunk."""
 WIDE = 16384
 """Numbers of a product's result from which on a program has eight warps instead of four."""
 MERGED_AT_ONCE = 16
@@ -47,10 +53,13 @@ MERGED_AT_ONCE = 16
 
 @triton.jit
 def _scan(
-    q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size,
-    TILE: tl.constexpr, DIM: tl.constexpr, M: tl.constexpr,
+    q, kv, scales, table, kv_head, first, last, low, high, scale, kv_heads, dim, block_size, page,
+    TILE: tl.constexpr, DIM: tl.constexpr, M: tl.constexpr, QUANTIZED: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Attention of queries q (M, DIM) over the keys at positions [first, last) of one sequence.
+
+    low, high: (M,), each query sees the keys at positions [low, high) of these, if LIMITED.
+    page: numbers from one page to the next.
 
     Returns the weighted mean of the values, (M, DIM), and the logarithm of the sum of weights, (M,).
     """
@@ -62,19 +71,35 @@ def _scan(
         place = begin + tl.arange(0, TILE)
         inside = place < last
         block = tl.load(table + place // block_size, mask=inside, other=0)
-        slot = block * block_size + place % block_size
-        at = (slot * 2 * kv_heads + kv_head)[:, None] * dim + d[None, :]
+        head = (place % block_size) * 2 * kv_heads + kv_head
+        at = (block * page + head * dim)[:, None] + d[None, :]
         mask = inside[:, None] & (d < dim)[None, :]
         key = tl.load(kv + at, mask=mask, other=0.0)
         value = tl.load(kv + at + kv_heads * dim, mask=mask, other=0.0)
-        scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
+        visible = inside[None, :]
+        if LIMITED:
+            visible = visible & (place[None, :] >= low[:, None]) & (place[None, :] < high[:, None])
+        if QUANTIZED:
+            key, value = key.to(q.dtype), value.to(q.dtype)
+            of_head = scales + block * (page // 2) + head
+            scores = tl.dot(q, tl.trans(key), input_precision="ieee")
+            scores *= tl.load(of_head, mask=inside, other=0.0).to(tl.float32)[None, :] * scale
+        else:
+            scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(visible, scores, float("-inf"))
         top = tl.maximum(best, tl.max(scores, axis=1))
-        p = tl.exp(scores - top[:, None])
-        rest = tl.exp(best - top)
+        shift = top
+        if LIMITED:  # a query may see no key of a tile
+            shift = tl.where(top == float("-inf"), 0.0, top)
+        p = tl.exp(scores - shift[:, None])
+        rest = tl.exp(best - shift)
         weight = weight * rest + tl.sum(p, axis=1)
+        if QUANTIZED:
+            p *= tl.load(of_head + kv_heads, mask=inside, other=0.0).to(tl.float32)[None, :]
         total = total * rest[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
         best = top
+    if LIMITED:  # padding sees no key at all
+        weight = tl.where(weight > 0, weight, 1.0)
     return total / weight[:, None], best + tl.log(weight)
 
 
@@ -92,8 +117,9 @@ def _entry(pieces, number):
 
 @triton.jit
 def _own_pieces(
-    query, kv, tables, pieces, counts, sums, logs, scale, heads, kv_heads, dim, block_size, width,
-    GROUP: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    query, kv, scales, tables, pieces, counts, sums, logs, scale, heads, kv_heads, dim, block_size, page,
+    width,
+    GROUP: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Compute pieces of the tokens that rows do not share, for the query heads of one KV head."""
     kv_head = tl.program_id(0)
@@ -106,8 +132,9 @@ def _own_pieces(
     while piece < count:
         q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
         total, log = _scan(
-            q, kv, tables + row * width, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M
-        )
+            q, kv, scales, tables + row * width, kv_head, first, last, first, last, scale, kv_heads, dim,
+            block_size, page, TILE, DIM, M, QUANTIZED, False,
+        )  # fmt: skip
         at = result * heads + head
         tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
         tl.store(logs + at, log, mask=real)
@@ -117,10 +144,10 @@ def _own_pieces(
 
 @triton.jit
 def _shared_pieces(
-    query, kv, tables, members, pieces, counts, bounds, sums, logs, scale, heads, kv_heads, dim, block_size,
-    width,
+    query, kv, scales, tables, members, pieces, counts, bounds, sums, logs, scale, heads, kv_heads, dim,
+    block_size, page, width,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
-    DIM: tl.constexpr,
+    DIM: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Compute pieces of the prefixes of groups, for all their rows and the query heads of one KV head."""
     kv_head = tl.program_id(0)
@@ -136,7 +163,10 @@ def _shared_pieces(
         mask = real[:, None] & (d < dim)[None, :]
         q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
         table = tables + tl.load(rows) * width
-        total, log = _scan(q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size, TILE, DIM, M)
+        total, log = _scan(
+            q, kv, scales, table, kv_head, first, last, first, last, scale, kv_heads, dim, block_size, page,
+            TILE, DIM, M, QUANTIZED, False,
+        )  # fmt: skip
         result = tl.load(bounds + row + 1, mask=real, other=0) + back
         at = result * heads + head
         tl.store(sums + at[:, None] * dim + d[None, :], total, mask=mask)
@@ -193,11 +223,53 @@ def programs(pieces: int, kv_heads: int, processors: int) -> int:
     return min(pieces, max(1, PROGRAMS * processors // kv_heads))
 
 
-def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, processors: int, out: Tensor) -> None:
+@triton.jit
+def _chunk(
+    query, kv, scales, table, limits, out, scale, first, count, heads, kv_heads, dim, block_size, page,
+    GROUP: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, QUANTIZED: tl.constexpr,
+    HAS_LIMITS: tl.constexpr,
+):  # fmt: skip
+    """Compute one query head of M rows of a chunk."""
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    head, d = tl.program_id(1), tl.arange(0, DIM)
+    real = row < count
+    mask = real[:, None] & (d < dim)[None, :]
+    at = (row * heads + head)[:, None] * dim + d[None, :]
+    q = tl.load(query + at, mask=mask, other=0.0)
+    low, high = tl.zeros((M,), tl.int32), tl.where(real, first + row + 1, 0).to(tl.int32)
+    if HAS_LIMITS:
+        low = tl.load(limits + 2 * row, mask=real, other=2147483647).to(tl.int32)
+        high = tl.load(limits + 2 * row + 1, mask=real, other=0).to(tl.int32)
+    # Tiles begin at multiples of their size, so a row's sums do not depend on the rows beside it.
+    begin = tl.min(low, axis=0) // TILE * TILE
+    total, _ = _scan(
+        q, kv, scales, table, head // GROUP, begin, tl.max(high, axis=0), low, high, scale, kv_heads, dim,
+        block_size, page, TILE, DIM, M, QUANTIZED, True,
+    )  # fmt: skip
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
+
+
+def prefill(query: Tensor, kv: KV, chunks: tuple[Chunk, ...], scale: float, out: Tensor) -> None:
+    """Compute the attention of chunks over pages in place. This is a `ChunkAttention`."""
+    heads, dim = query.shape[1:]
+    width, kv_heads = max(16, next_power(dim)), kv.shape[3]
+    pointers, page = addressed(kv)
+    for chunk in chunks:
+        rows = slice(chunk.row, chunk.row + chunk.count)
+        _chunk[(-(-chunk.count // CHUNK_QUERIES), heads)](
+            query[rows], *pointers, chunk.table, chunk.table if chunk.limits is None else chunk.limits,
+            out[rows], scale, chunk.first, chunk.count, heads, kv_heads, dim, kv.shape[1], page,
+            GROUP=heads // kv_heads, M=CHUNK_QUERIES, TILE=_tile(dim), DIM=width,
+            QUANTIZED=isinstance(kv, QuantizedKV), HAS_LIMITS=chunk.limits is not None,
+            **_resources(CHUNK_QUERIES, width, query),
+        )  # fmt: skip
+
+
+def decode(query: Tensor, kv: KV, decodes: Decodes, scale: float, processors: int, out: Tensor) -> None:
     """Compute the attention of decodes.
 
     query: (B, H, D), contiguous.
-    kv: (blocks, block_size, 2, Hkv, D), contiguous.
+    kv: (blocks, block_size, 2, Hkv, D), see `rows.addressed`.
     decodes: cut as `cutting` says.
     processors: of the GPU.
     out: (B, H, D), receives the result.
@@ -209,21 +281,22 @@ def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, processors
     sums = torch.empty((pieces.room, heads, dim), dtype=torch.float32, device=query.device)
     logs = torch.empty((pieces.room, heads), dtype=torch.float32, device=query.device)
     width = max(16, next_power(dim))
-    sizes = heads, kv_heads, dim, block_size, decodes.tables.shape[1]
-    tiles = {"TILE": _tile(dim), "DIM": width, "GROUP": group}
+    pointers, page = addressed(kv)
+    sizes = heads, kv_heads, dim, block_size, page, decodes.tables.shape[1]
+    tiles = {"TILE": _tile(dim), "DIM": width, "GROUP": group, "QUANTIZED": isinstance(kv, QuantizedKV)}
     if shared is not None and pieces.together is not None:
         padded = next_power(group)
         per_group = shared.members.shape[1]
         queries = max(16, next_power(padded * per_group))
         _shared_pieces[(kv_heads, programs(len(pieces.together), kv_heads, processors))](
-            query, kv, decodes.tables, shared.members, pieces.together, pieces.counts, pieces.bounds,
+            query, *pointers, decodes.tables, shared.members, pieces.together, pieces.counts, pieces.bounds,
             sums, logs, scale, *sizes, **tiles, PADDED_GROUP=padded, ROWS=per_group, M=queries,
             **_resources(queries, width, query),
         )  # fmt: skip
     if len(pieces.own):
         queries = max(16, next_power(group))
         _own_pieces[(kv_heads, programs(len(pieces.own), kv_heads, processors))](
-            query, kv, decodes.tables, pieces.own, pieces.counts, sums, logs, scale, *sizes, **tiles,
+            query, *pointers, decodes.tables, pieces.own, pieces.counts, sums, logs, scale, *sizes, **tiles,
             M=queries, **_resources(queries, width, query),
         )  # fmt: skip
     _merge[(rows, heads)](

@@ -14,6 +14,7 @@ from fovea.kernels.activation import ACTIVATIONS
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import GroupedProduct, Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.codes import Codes, Format
+from fovea.kernels.pages import FP8, INT8, KV, KVFormat, QuantizedKV
 from fovea.kernels.pieces import Cutting
 from fovea.kernels.spans import attend_each
 from fovea.kernels.spans import load as load_spans
@@ -34,6 +35,8 @@ MAX_TRIAL_ERROR = 0.2
 
 Rounding to 8-bit floats makes 0.04, and to bfloat16 a tenth of that. A wrong result is off by about 1.
 """
+FLOAT8_CAPABILITY = (8, 9)
+"""Compute capability of the first GPUs on which Triton converts 8-bit floats."""
 CPU_PROCESSORS = 8
 """Number of processors that is assumed in the interpreter. It is large enough that contexts are split."""
 
@@ -76,9 +79,12 @@ class TritonKernels:
         self.attend_spans = load_spans(device)
         self._chunks = chunks
         self._trials: dict[Hashable, bool] = {}
+        self.kv_formats: tuple[KVFormat, ...] = (INT8, FP8)
         self._processors = CPU_PROCESSORS
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+            if torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+                self.kv_formats = (INT8,)
 
     @property
     def plain(self) -> bool:
@@ -169,7 +175,7 @@ class TritonKernels:
     def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
         return triton_rotate.rotate(x, count, cos, sin)
 
-    def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    def attend(self, query: Tensor, kv: KV, plan: AttentionPlan, scale: float) -> Tensor:
         query = query.contiguous()
         out = torch.empty_like(query)
         for group in plan.decodes:
@@ -178,7 +184,10 @@ class TritonKernels:
         if plan.chunks:
             # FlashInfer has no limits that differ from row to row.
             limited = any(chunk.limits is not None for chunk in plan.chunks)
-            (prefill_each if limited else self._chunks)(query, kv, plan.chunks, scale, out)
+            attend_chunks = prefill_each if limited else self._chunks
+            if isinstance(kv, QuantizedKV):
+                attend_chunks = triton_decode.prefill
+            attend_chunks(query, kv, plan.chunks, scale, out)
         return out
 
     def short_conv(
@@ -222,7 +231,7 @@ class TritonStack:
         self._kernels, self._shape, self._layers = kernels, shape, layers
 
     def __call__(
-        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan,
+        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: KV, plan: AttentionPlan,
         read: Tensor | None,
     ) -> Tensor:  # fmt: skip
         if first == last:

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fovea.kernels.activation import finish as plain_finish
+from fovea.kernels.pages import INT8, KV, SCALE, QuantizedKV
 
 ALIGNED, LINE = 8, 64
 """Numbers of 16 and of 128 bytes in bfloat16."""
@@ -202,10 +203,10 @@ def finish(
 
 @triton.jit
 def _rotate_store(
-    qkv, cos, sin, query_weight, key_weight, value_weight, query, kv, slots, stride, heads, kv_heads, dim,
-    rotary, eps,
+    qkv, cos, sin, query_weight, key_weight, value_weight, query, kv, scales, slots, stride, heads, kv_heads,
+    dim, rotary, eps, block_size, page,
     DIM: tl.constexpr, NORMS: tl.constexpr, CENTERED: tl.constexpr, VALUE_NORM: tl.constexpr,
-    SHARED_VALUES: tl.constexpr, STORES: tl.constexpr,
+    SHARED_VALUES: tl.constexpr, STORES: tl.constexpr, MOST: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Compute one head of one row. Rotation needs number i and i + rotary / 2 together, so it reads twice."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -248,26 +249,59 @@ def _rotate_store(
     else:
         if STORES:
             # Keys before values: they have this order both in the row and in a slot.
-            target = (tl.load(slots + row) * 2 * kv_heads + head - heads) * dim
-            tl.store(kv + target + at, own.to(kv.dtype.element_ty), mask=inside)
+            slot = tl.load(slots + row)
+            block, place = slot // block_size, (slot % block_size) * 2 * kv_heads + head - heads
+            if MOST:
+                own = own.to(qkv.dtype.element_ty).to(tl.float32)
+                own = _levels(own, inside, scales + block * (page // 2) + place, MOST, WHOLE)
+            tl.store(kv + block * page + place * dim + at, own.to(kv.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _levels(numbers, inside, scale, MOST: tl.constexpr, WHOLE: tl.constexpr):
+    """Return the levels of a head's numbers in float32, and store their scale, as `pages.round_heads`."""
+    most = tl.max(tl.where(inside, tl.abs(numbers), 0.0), axis=0)
+    most += tl.sum(tl.where(inside, numbers * 0.0, 0.0), axis=0)  # NaN if a number is not finite
+    # Rounded to bfloat16 here, to the nearest: Triton's interpreter would cut the lower bits off.
+    bits = tl.div_rn(most, most * 0.0 + MOST).to(tl.int32, bitcast=True)
+    wide = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    tl.store(scale, wide.to(tl.bfloat16))
+    real = wide > 1e-30
+    levels = numbers * tl.where(real, tl.div_rn(wide * 0.0 + 1.0, tl.where(real, wide, 1.0)), 0.0)
+    if WHOLE:  # adding 1.5 * 2**23 rounds to a whole number
+        levels = (levels + 12582912.0) - 12582912.0
+    return tl.minimum(tl.maximum(levels, -MOST), MOST)
+
+
+def addressed(kv: KV) -> tuple[tuple[Tensor, Tensor], int]:
+    """Return the tensors of pages whose addresses a kernel gets, and the numbers from one page to the next.
+
+    The second tensor holds the scales; without scales it is the first one.
+    """
+    if isinstance(kv, Tensor):
+        return (kv, kv), kv[:1].numel()
+    return (kv.levels, kv.scales), kv.levels[0].numel() + SCALE.itemsize * kv.scales[0].numel()
 
 
 def rotate_store(
     qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float,
-    kv: Tensor | None, slots: Tensor | None, *, centered: bool = False, value_norm: Tensor | None = None,
+    kv: KV | None, slots: Tensor | None, *, centered: bool = False, value_norm: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Do the work of `kernels.base.Kernels.rotate_store`. kv is contiguous; qkv is not changed."""
+    """Do the work of `kernels.base.Kernels.rotate_store`. qkv is not changed."""
     rows, present, dim = qkv.shape
     if qkv.stride()[1:] != (dim, 1):
         qkv = qkv.contiguous()
     kv_heads = 0 if kv is None else kv.shape[3]
     query = qkv.new_empty((rows, heads, dim))
     query_weight, key_weight = (qkv, qkv) if norms is None else norms
+    pointers, page = ((query, query), 0) if kv is None else addressed(kv)
+    format = kv.format if isinstance(kv, QuantizedKV) else None
     _rotate_store[(rows, heads + 2 * kv_heads)](
         qkv, cos, sin, query_weight, key_weight, qkv if value_norm is None else value_norm, query,
-        query if kv is None else kv, cos if slots is None else slots, qkv.stride(0), heads, kv_heads, dim,
-        cos.shape[-1], eps,
+        *pointers, cos if slots is None else slots, qkv.stride(0), heads, kv_heads, dim, cos.shape[-1], eps,
+        1 if kv is None else kv.shape[1], page,
         DIM=next_power(dim), NORMS=norms is not None, CENTERED=centered, VALUE_NORM=value_norm is not None,
         SHARED_VALUES=present == heads + kv_heads, STORES=kv is not None,
+        MOST=0.0 if format is None else format.most, WHOLE=format is INT8,
     )  # fmt: skip
     return query

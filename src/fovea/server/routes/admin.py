@@ -248,6 +248,7 @@ def _engine(state: ServerState) -> dict[str, Any]:
         "architecture": info.architecture,
         "device": info.device,
         "dtype": info.dtype,
+        "kv_dtype": info.kv_dtype,
         "max_context": info.max_context,
         "max_running": info.max_running,
     }

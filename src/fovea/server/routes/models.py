@@ -141,4 +141,5 @@ def _model_object(state: ServerState) -> dict[str, Any]:
         "parameters": info.parameters,
         "dtype": info.dtype,
         "quantization": info.quantization,
+        "kv_dtype": info.kv_dtype,
     }

@@ -20,12 +20,16 @@ import torch
 from torch import Tensor
 
 from fovea.core.errors import CheckpointError
-from fovea.engine.models.stored import DTYPES, STORED_TYPES, SafetensorsWeights
+from fovea.engine.models.stored import DTYPES, STORED_TYPES, SafetensorsWeights, trim_memory
 from fovea.engine.models.targets import Problem, Shape, TensorEntry
 from fovea.kernels.codes import VALUES_AT_ONCE, Codes
 
 MOST_SMALL = 4 << 20
 """Largest tensor that is read to find out what a weight is, in bytes; they have a few numbers per column."""
+TRIM_BYTES = 8 << 20
+"""Bytes of weights after which freed memory is returned."""
+MOST = 1 << 30
+"""Largest number of a configuration."""
 ITSELF = ""
 """The role of a tensor whose name is that of the weight."""
 PLAIN_TYPES = ("F16", "BF16", "F32")
@@ -147,8 +151,8 @@ def regroup(
 ) -> Grouped:
     """Make one entry of all tensors of each quantized weight; other entries stay as they are.
 
-    The entry stands at the place of the weight's largest tensor, and has the type that most plain tensors of
-    the files have. Where the shape of a tensor is unknown, only the weight's name is given.
+    The entry is in the file of the weight's largest tensor, and has the type that most plain tensors of the
+    files have. Where the shape of a tensor is unknown, only the weight's name is given.
 
     read: reads a tensor of a few numbers, by the number of its file and its entry.
     """
@@ -180,7 +184,9 @@ def regroup(
     for number, (file, entries) in enumerate(files):
         parts = [Part(number, entry) for entry in entries]
         kept = (replaced.get(part, part.entry) for part in parts if part in replaced or part not in consumed)
-        grouped.append((file, tuple(kept)))
+        # Files are sorted by type first. A layer's tensors are read one after the other, so that few layers
+        # are in memory before they are packed.
+        grouped.append((file, tuple(sorted(kept, key=lambda entry: entry.name))))
     return Grouped(tuple(grouped), weights, tuple(problems))
 
 
@@ -226,18 +232,19 @@ class QuantizedSafetensors:
 
     def __init__(self, raw: SafetensorsWeights, family: Family) -> None:
         self._raw, self._family = raw, family
+        self._untrimmed = 0
         try:
             grouped = regroup(raw.files, family, self._small)
         finally:
             raw.close()
         if grouped.problems:
             raise CheckpointError(str(grouped.problems[0]))
-        self._weights = grouped.weights
+        self.weights = grouped.weights
         self.files: Sequence[tuple[str, Sequence[TensorEntry]]] = grouped.files
 
     @property
     def quantization(self) -> str:
-        return self._family.title if self._weights else ""
+        return self._family.title if self.weights else ""
 
     @property
     def nbytes(self) -> int:
@@ -246,7 +253,7 @@ class QuantizedSafetensors:
     @property
     def notes(self) -> Iterator[str]:
         """Yield what a user should know about weights that are kept as they are stored, a line each."""
-        weights = self._weights.values()
+        weights = self.weights.values()
         coded = Counter(weight.coded for weight in weights if weight.coded)
         for words, count in coded.most_common():
             yield f"{count} of {len(weights)} quantized weights keep their codes: {words}"
@@ -258,7 +265,7 @@ class QuantizedSafetensors:
         yield from self._family.notes
 
     def read(self, file: int, entry: TensorEntry, target: Tensor) -> None:
-        weight = self._weights.get(entry.name)
+        weight = self.weights.get(entry.name)
         if weight is None:
             self._raw.read(file, entry, target)
             return
@@ -268,16 +275,25 @@ class QuantizedSafetensors:
             target.copy_(buffer.view(target.shape))
             return
         fill(target, weight.load(self._read))
+        self._trim(weight)
 
     def codes(self, file: int, entry: TensorEntry) -> Codes:
-        weight = self._weights.get(entry.name)
+        weight = self.weights.get(entry.name)
         codes = None if weight is None or not weight.coded else weight.load(self._read)
         if not isinstance(codes, Codes):
             raise CheckpointError(f"{self.files[file][0]}: {entry.name} has no codes")
+        self._trim(weight)
         return codes
 
     def close(self) -> None:
         self._raw.close()
+
+    def _trim(self, weight: Weight | None) -> None:
+        """Return freed memory now and then: buffers of many sizes would leave as much between the weights."""
+        self._untrimmed += 0 if weight is None else weight.nbytes
+        if self._untrimmed >= TRIM_BYTES:
+            self._untrimmed = 0
+            trim_memory()
 
     def _read(self, part: Part) -> Tensor:
         tensor = torch.empty(part.shape, dtype=STORED_TYPES[part.entry.dtype])
@@ -339,9 +355,21 @@ class Settings:
     def whole(self, name: str, default: int | None = None) -> int:
         """Return a whole number. Raises CheckpointError."""
         value = self.content.get(name, default)
-        if type(value) is not int:
-            raise CheckpointError(f"{self.place}: {name} is {str(value)[:50]!r}; accepted: a whole number")
+        if type(value) is not int or abs(value) > MOST:
+            raise CheckpointError(
+                f"{self.place}: {name} is {str(value)[:50]!r}; accepted: a whole number up to {MOST}"
+            )
         return value
+
+    def block(self, name: str) -> tuple[int, int] | None:
+        """Return the rows and columns of a block; None: nothing is said. Raises CheckpointError."""
+        block = self.content.get(name)
+        if block is None:
+            return None
+        sides = list(block) if isinstance(block, list | tuple) else []
+        if [type(side) for side in sides] != [int, int] or not 1 <= min(sides) <= max(sides) <= MOST:
+            raise CheckpointError(f"{self.place}: {name} is {str(block)[:50]!r}; accepted: two whole numbers")
+        return sides[0], sides[1]
 
     def word(self, name: str, default: str, accepted: Sequence[str]) -> str:
         """Return a word in lower case. Raises CheckpointError for one that is not accepted."""

@@ -29,13 +29,18 @@ from fovea.engine.models.quantized.layouts import (
     UNEVEN,
     EvenWeight,
     Levels,
+    pair_table,
+    scale_groups,
     scale_values,
+    table_values,
 )
 
 STATE = ".weight.quant_state.bitsandbytes__"
 ABSMAX, TABLE = ".weight.absmax", ".weight.quant_map"
 NESTED_ABSMAX, NESTED_TABLE = ".weight.nested_absmax", ".weight.nested_quant_map"
 ROWS = ".SCB"
+MOST_BLOCK = 4096
+"""Most values of a block; bitsandbytes has blocks of 64 to 4,096."""
 
 
 class BitsAndBytes(Family):
@@ -79,7 +84,7 @@ def _int8(whole: Part, parts: Mapping[str, Part]) -> Weight:
     scale = checked(parts[ROWS], ("F32",), (n,), (n, 1))
 
     def levels(read: Read) -> Levels:
-        codes = (read(whole).view(torch.uint8) + 128).contiguous()
+        codes = read(whole).view(torch.uint8).add_(128)
         return Levels(codes, scale_values(scale, read).view(n, 1) / 127, 128)
 
     return EvenWeight((n, k), tuple(parts.values()), 8, k, levels)
@@ -120,16 +125,18 @@ class _NormalWeight(Weight):
         self._whole, self._tensors = whole, dict(parts)
 
     def load(self, read: Read) -> Rows:
-        pairs, table = read(self._whole).reshape(-1).view(torch.uint8), self._floats(TABLE, read)
+        pairs = read(self._whole).reshape(-1).view(torch.uint8)
+        # The first value of a pair is in the high half of its byte.
+        table = pair_table(self._floats(TABLE, read), low_first=False)
         scale, block, k = self._magnitudes(read), self._block, self.shape[1]
 
         def rows(rows: slice) -> Tensor:
             first, last = rows.start * k, rows.stop * k
-            some = pairs[first // 2 : -(-last // 2)]
-            # The first value of a pair is in the high half of its byte.
-            codes = torch.stack((some >> 4, some & 15), dim=-1).view(-1)[first % 2 :][: last - first]
-            scales = scale[first // block : -(-last // block)].repeat_interleave(block)
-            return (table[codes.int()] * scales[first % block :][: last - first]).view(-1, k)
+            values = table_values(table, pairs[first // 2 : -(-last // 2)])[first % 2 :][: last - first]
+            scales = scale[first // block : -(-last // block)]
+            if first % block or last % block:
+                return (values * scales.repeat_interleave(block)[first % block :][: last - first]).view(-1, k)
+            return scale_groups(values.view(-1, block), scales[:, None], block).view(-1, k)
 
         return rows
 
@@ -158,6 +165,6 @@ def _state(part: Part, read: Read) -> Mapping[str, Any]:
 
 def _positive(facts: Settings, name: str) -> int:
     value = facts.content.get(name)
-    if type(value) is not int or value < 1:
-        raise Fault(facts.place, f"has {name} {str(value)[:50]}; accepted: a whole number from 1 on")
+    if type(value) is not int or not 1 <= value <= MOST_BLOCK:
+        raise Fault(facts.place, f"has {name} {str(value)[:50]}; accepted: 1 to {MOST_BLOCK}")
     return value

@@ -7,7 +7,7 @@ scheme that the configuration names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,11 +97,9 @@ def read_scheme(content: Any, place: str) -> Scheme:
     strategy = settings.word("strategy", "group" if group > 0 else "tensor", STRATEGIES)
     if strategy in ("group", "tensor_group") and group < 1:
         raise CheckpointError(f"{place}: group_size is {group}; accepted: at least 1")
-    block = content.get("block_structure") or (128, 128)
-    if not isinstance(block, Sequence) or [type(side) for side in block] != [int, int] or min(block) < 1:
-        raise CheckpointError(f"{place}: block_structure is {str(block)[:50]!r}; accepted: two whole numbers")
+    block = settings.block("block_structure") or (128, 128)
     symmetric = content.get("symmetric") is not False
-    return Scheme(kind, bits, strategy, group, (block[0], block[1]), symmetric)
+    return Scheme(kind, bits, strategy, group, block, symmetric)
 
 
 class CompressedTensors(Family):
@@ -266,7 +264,9 @@ class CompressedTensors(Family):
         return GridWeight(shape, tuple(parts.values()), block, lambda read: read(packed), divided)
 
     def _accepted(self) -> str:
-        return f"accepted by config_groups: {'; '.join(map(str, self._schemes)) or 'nothing'}"
+        named = "; ".join(map(str, self._schemes[:4])) or "nothing"
+        more = f", and {len(self._schemes) - 4} more" if len(self._schemes) > 4 else ""
+        return f"accepted by config_groups: {named}{more}"
 
 
 def _check_format(settings: Settings, name: Any) -> None:
@@ -298,11 +298,11 @@ def _scale_shapes(scheme: Scheme, n: int, k: int) -> tuple[Shape, ...]:
 
 
 def _offset(codes: Tensor, bits: int, name: str) -> Tensor:
-    """Return signed codes (int8) as unsigned ones. Raises CheckpointError for codes of more bits."""
+    """Turn signed codes (int8) into unsigned ones, in place. Raises CheckpointError for larger codes."""
     half = 1 << (bits - 1)
     if bits < 8 and codes.numel() and not -half <= int(codes.min()) <= int(codes.max()) < half:
         raise CheckpointError(f"{name[:300]} has codes beyond {bits} bits")
-    return (codes.view(torch.uint8) + half).contiguous()
+    return codes.view(torch.uint8).add_(half)
 
 
 def _zeros(stored: Tensor, n: int, groups: int, bits: int, name: str) -> Tensor:

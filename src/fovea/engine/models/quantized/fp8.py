@@ -6,10 +6,9 @@ were multiplied with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fovea.core.errors import CheckpointError
 from fovea.engine.models.quantized.base import (
     ITSELF,
     PLAIN_TYPES,
@@ -53,15 +52,8 @@ class Fp8(Family):
         settings = Settings(content, place)
         static = settings.word("activation_scheme", "dynamic", ("dynamic", "static")) == "static"
         settings.word("fmt", "e4m3", ("e4m3", "float8_e4m3fn"))
-        block = content.get("weight_block_size")
-        if block is not None and (
-            not isinstance(block, Sequence) or [type(side) for side in block] != [int, int] or min(block) < 1
-        ):
-            raise CheckpointError(
-                f"{place}: weight_block_size is {str(block)[:50]!r}; accepted: two whole numbers"
-            )
-        self._block = None if block is None else (block[0], block[1])
-        self.title = "fp8" if block is None else "fp8 blocks"
+        self._block = settings.block("weight_block_size")
+        self.title = "fp8" if self._block is None else "fp8 blocks"
         self.notes = ("input_scale is not used: activations are not rounded",) if static else ()
 
     def weight(self, name: str, parts: Mapping[str, Part], read: Read) -> Weight:

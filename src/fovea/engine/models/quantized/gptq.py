@@ -85,11 +85,13 @@ class Awq(Family):
 def unpack_awq(words: Tensor) -> Tensor:
     """Return the codes of words with eight outputs each: (inputs, words) int32 to (outputs, inputs) uint8."""
     count = words.shape[1]
-    data = words.t().contiguous().view(torch.uint8).view(count, -1, 4)
+    data = words.t().reshape(-1).view(torch.uint8).view(count, -1, 4)
     codes = torch.empty(count, 8, words.shape[0], dtype=torch.uint8)
-    for place, nibble in enumerate(AWQ_NIBBLES):
-        torch.bitwise_right_shift(data[:, :, nibble // 2], nibble % 2 * 4, out=codes[:, place])
-    return codes.bitwise_and_(15).flatten(0, 1)
+    for byte in range(4):
+        both = data[:, :, byte].contiguous()
+        torch.bitwise_and(both, 15, out=codes[:, AWQ_NIBBLES.index(2 * byte)])
+        torch.bitwise_right_shift(both, 4, out=codes[:, AWQ_NIBBLES.index(2 * byte + 1)])
+    return codes.flatten(0, 1)
 
 
 class Gptq(Family):

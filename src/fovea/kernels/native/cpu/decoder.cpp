@@ -31,7 +31,7 @@ struct DecoderChunk {
 struct DecoderAttention {
     const float *cos, *sin;  // (rows, dim)
     const int64_t* slots;
-    int64_t block, layer_stride;  // tokens per block; values of kv from one layer to the next
+    int64_t layer_stride;  // bytes from the pages of one layer to those of the next
     int64_t decodes, table_width;
     const int64_t *tables, *lengths;
     const PrefixGroups* shared;  // null: no rows share blocks
@@ -50,10 +50,10 @@ static void gather(bf16* x, int64_t width, const int64_t* read, int64_t reads, s
 
 extern "C" {
 
-// Computes `count` layers on x (rows, hidden), in place. kv: the KV pool of the first of these layers. The last of them
+// Computes `count` layers on x (rows, hidden), in place. kv: the pages of the first of these layers. The last of them
 // computes only the wanted rows after its attention; they become the first rows of x.
 void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape* shape, const DecoderAttention* plan,
-                   bf16* x, int64_t rows, bf16* kv, int threads) {
+                   bf16* x, int64_t rows, const Pages* kv, int threads) {
     thread_local std::vector<bf16> normed, qkv, mixed, inner, logits, taken;
     const DecoderShape& s = *shape;
     const int64_t heads = s.heads + 2 * s.kv_heads;
@@ -61,19 +61,20 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
     qkv.resize(rows * heads * s.dim);
     mixed.resize(rows * s.heads * s.dim);
     inner.resize(rows * s.intermediate);
-    for (int64_t i = 0; i < count; ++i, kv += plan->layer_stride) {
+    Pages pages = *kv;
+    for (int64_t i = 0; i < count; ++i, pages.data += plan->layer_stride) {
         const DecoderLayer& layer = layers[i];
         fovea_rms_norm(x, rows, s.hidden, layer.input_norm, s.eps, 0, normed.data(), threads);
         fovea_product(layer.qkv, normed.data(), s.hidden, rows, NONE, nullptr, qkv.data(), threads);
         fovea_rotate_store(qkv.data(), rows, s.heads, s.kv_heads, s.dim, s.dim, plan->cos, plan->sin, layer.q_norm,
-                           layer.k_norm, s.eps, 0, kv, plan->slots, threads);
+                           layer.k_norm, s.eps, 0, &pages, plan->slots, threads);
         if (plan->decodes)
-            fovea_decode_attention(qkv.data(), heads * s.dim, plan->decodes, s.heads, s.kv_heads, s.dim, kv, plan->block,
-                                   plan->tables, plan->table_width, plan->lengths, nullptr, plan->shared, s.scale, mixed.data(), threads);
+            fovea_decode_attention(qkv.data(), heads * s.dim, plan->decodes, s.heads, s.kv_heads, s.dim, &pages, plan->tables,
+                                   plan->table_width, plan->lengths, nullptr, plan->shared, s.scale, mixed.data(), threads);
         for (int64_t c = 0; c < plan->chunks; ++c) {
             const DecoderChunk& chunk = plan->chunk[c];
             fovea_chunk_attention(qkv.data() + chunk.row * heads * s.dim, heads * s.dim, chunk.count, chunk.first,
-                                  s.heads, s.kv_heads, s.dim, kv, plan->block, chunk.table, nullptr, s.scale,
+                                  s.heads, s.kv_heads, s.dim, &pages, chunk.table, nullptr, s.scale,
                                   mixed.data() + chunk.row * s.heads * s.dim, threads);
         }
         if (plan->reads >= 0 && i == count - 1) {

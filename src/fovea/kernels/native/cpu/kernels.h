@@ -23,6 +23,14 @@ struct Weight {
     const Weight* next;  // the weight of the outputs that follow; null: there are none
 };
 
+// The pages of one layer: (blocks, block, 2, kv_heads, dim) numbers in bf16, or in int8 with their scales, (block, 2,
+// kv_heads) bf16, behind the numbers of each page. The fields have the order of `PagesStruct` in border.py.
+struct Pages {
+    uint8_t* data;
+    int64_t page, block;  // bytes from one page to the next; tokens of a page
+    int64_t quantized;    // whether the numbers are int8
+};
+
 // Groups of rows whose contexts begin with the same blocks. members (count, width): the rows of each group, padded
 // with -1. lengths (count): common tokens of each group. The fields have the order of `_PrefixGroups` in stack.py.
 struct PrefixGroups {
@@ -53,12 +61,12 @@ void fovea_rms_norm(const fovea::bf16* x, int64_t rows, int64_t width, const fov
                     int centered, fovea::bf16* out, int threads);
 void fovea_rotate_store(fovea::bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary,
                         const float* cos, const float* sin, const fovea::bf16* q_weight, const fovea::bf16* k_weight,
-                        float eps, int centered, fovea::bf16* kv, const int64_t* slots, int threads);
+                        float eps, int centered, const fovea::Pages* kv, const int64_t* slots, int threads);
 void fovea_decode_attention(const fovea::bf16* query, int64_t query_stride, int64_t rows, int64_t heads,
-                            int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block, const int64_t* tables,
-                            int64_t width, const int64_t* lengths, const int64_t* firsts,
+                            int64_t kv_heads, int64_t dim, const fovea::Pages* kv, const int64_t* tables, int64_t width,
+                            const int64_t* lengths, const int64_t* firsts,
                             const fovea::PrefixGroups* shared, float scale, fovea::bf16* out, int threads);
 void fovea_chunk_attention(const fovea::bf16* query, int64_t query_stride, int64_t queries, int64_t first_key,
-                           int64_t heads, int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block,
-                           const int64_t* table, const int64_t* limits, float scale, fovea::bf16* out, int threads);
+                           int64_t heads, int64_t kv_heads, int64_t dim, const fovea::Pages* kv, const int64_t* table,
+                            const int64_t* limits, float scale, fovea::bf16* out, int threads);
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels.h"
+#include "pages.h"
 #include "team.h"
 
 using namespace fovea;
@@ -39,6 +40,41 @@ inline void rotate_head(bf16* head, const float* cos, const float* sin, int64_t 
     }
 }
 
+// Rounds `dim` numbers to int8. Returns their scale. `round_heads` in pages.py is the twin. A number that is not finite
+// makes the scale NaN, and so the result of every row that reads it.
+inline bf16 quantize_head(const bf16* head, int64_t dim, int8_t* levels) {
+    Floats most = hn::Zero(f32), broken = hn::Zero(f32);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const Floats v = load(head + i, dim - i);
+        most = hn::Max(most, hn::Abs(v));
+        broken = hn::MulAdd(v, hn::Zero(f32), broken);
+    }
+    const bf16 scale = narrow((hn::ReduceMax(f32, most) + hn::ReduceSum(f32, broken)) / 127.0f);
+    const float wide = widen(scale);
+    const Floats inverse = hn::Set(f32, wide > 1e-30f ? 1.0f / wide : 0.0f);  // TINY in pages.py
+    const hn::Rebind<int8_t, F> i8;
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const Ints level = hn::NearestInt(hn::Mul(load(head + i, dim - i), inverse));
+        const auto clamped = hn::DemoteTo(i8, hn::Max(hn::Min(level, hn::Set(i32, 127)), hn::Set(i32, -127)));
+        hn::StoreN(clamped, i8, levels + i, std::min<int64_t>(LANES, dim - i));
+    }
+    return scale;
+}
+
+// Writes the keys and values of a row, (2 * kv_heads, dim), to their slot.
+inline void store_row(const bf16* row, int64_t kv_heads, int64_t dim, const Pages& pages, int64_t slot) {
+    const int64_t heads = 2 * kv_heads, count = heads * dim, offset = slot % pages.block;
+    uint8_t* page = pages.data + slot / pages.block * pages.page;
+    if (!pages.quantized) {
+        std::memcpy(page + offset * count * sizeof(bf16), row, count * sizeof(bf16));
+        return;
+    }
+    int8_t* levels = reinterpret_cast<int8_t*>(page) + offset * count;
+    bf16* scales = reinterpret_cast<bf16*>(page + pages.block * count) + offset * heads;
+    for (int64_t head = 0; head < heads; ++head)
+        scales[head] = quantize_head(row + head * dim, dim, levels + head * dim);
+}
+
 }  // namespace
 
 extern "C" {
@@ -60,11 +96,11 @@ void fovea_rotate(bf16* x, int64_t rows, int64_t heads, int64_t turned, int64_t 
 }
 
 // Each row of x holds queries, keys and values: (rows, heads + 2 * kv_heads, dim). Normalises (if weights are
-// given; centered: see rms_row) and rotates queries and keys in place, and writes keys and values to their slots of kv
-// (slots, 2, kv_heads, dim). Only the first `rotary` values of a head are rotated; cos, sin (rows, rotary).
+// given; centered: see rms_row) and rotates queries and keys in place, and writes keys and values to their slots of kv.
+// Only the first `rotary` values of a head are rotated; cos, sin (rows, rotary).
 void fovea_rotate_store(bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary,
                         const float* cos, const float* sin, const bf16* q_weight, const bf16* k_weight, float eps,
-                        int centered, bf16* kv, const int64_t* slots, int threads) {
+                        int centered, const Pages* kv, const int64_t* slots, int threads) {
     each_row(threads, rows, heads * dim, [&](int64_t row) {
         bf16* at = x + row * (heads + 2 * kv_heads) * dim;
         for (int64_t head = 0; head < heads + kv_heads; ++head) {
@@ -72,7 +108,7 @@ void fovea_rotate_store(bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, 
             if (weight) rms_row(at + head * dim, weight, dim, eps, centered, at + head * dim);
             rotate_head(at + head * dim, cos + row * rotary, sin + row * rotary, rotary);
         }
-        std::memcpy(kv + slots[row] * 2 * kv_heads * dim, at + heads * dim, 2 * kv_heads * dim * sizeof(bf16));
+        store_row(at + heads * dim, kv_heads, dim, *kv, slots[row]);
     });
 }
 

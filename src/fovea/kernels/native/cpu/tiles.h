@@ -43,6 +43,34 @@ using Input = bf16;
 using Input = float;
 #endif
 
+// Without instructions for bf16, products with keys in int8 are whole numbers: queries are rounded to 16 bits, each head with
+// a scale of its own, and pairs of products are added up in 32 bits, exactly and in any order.
+constexpr bool WHOLE = !FOVEA_BF16_DOT && !FOVEA_AMX;
+constexpr int64_t MAX_DIM = 512;  // MAX_HEAD_DIM in kernels.py: larger sums would not fit into 32 bits
+
+// Rounds `dim` numbers of a query to 16 bits. Returns their scale, which is not finite if one of them is not.
+inline float whole_query(const bf16* query, int64_t dim, int16_t* out) {
+    Floats most = hn::Zero(f32), broken = hn::Zero(f32);
+    for (int64_t d = 0; d < dim; d += LANES) {
+        const Floats v = load(query + d, dim - d);
+        most = hn::Max(most, hn::Abs(v));
+        broken = hn::MulAdd(v, hn::Zero(f32), broken);
+    }
+    const float top = hn::ReduceMax(f32, most), scale = (top + hn::ReduceSum(f32, broken)) / 32767.0f;
+    const Floats inverse = hn::Set(f32, top > 1e-30f ? 32767.0f / top : 0.0f);
+    const hn::Rebind<int16_t, F> narrow16;
+    for (int64_t d = 0; d < dim; d += LANES)
+        hn::StoreN(hn::DemoteTo(narrow16, hn::NearestInt(hn::Mul(load(query + d, dim - d), inverse))), narrow16, out + d,
+                   std::min<int64_t>(LANES, dim - d));
+    return scale;
+}
+
+// sum + the products of pairs of 16 bits, lane by lane.
+FOVEA_INLINE Ints add_whole(Ints sum, Unsigned a, Unsigned b) {
+    const hn::ScalableTag<int16_t> values;
+    return hn::Add(sum, hn::WidenMulPairwiseAdd(i32, hn::BitCast(values, a), hn::BitCast(values, b)));
+}
+
 // sum + the products of pairs of bf16, lane by lane.
 #if FOVEA_BF16_DOT
 FOVEA_INLINE Floats add_pairs(Floats sum, Unsigned a, Unsigned b) {
@@ -54,8 +82,9 @@ FOVEA_INLINE Floats add_pairs(Floats sum, Unsigned a, Unsigned b) {
 }
 #endif
 
-// Values 2 * pair and 2 * pair + 1 of a row, in every lane.
-FOVEA_INLINE Unsigned pair_of(const bf16* row, int64_t pair) {
+// Values 2 * pair and 2 * pair + 1 of a row of 16-bit values, in every lane.
+template <class T>
+FOVEA_INLINE Unsigned pair_of(const T* row, int64_t pair) {
     uint32_t both;
     std::memcpy(&both, row + 2 * pair, 4);
     return hn::Set(u32, both);

@@ -1,0 +1,278 @@
+"""fovea quantize: weights and files of the copy, exceptions, calibration, runs that were stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fovea import Engine
+from fovea.cli.main import main
+from fovea.core.errors import ConfigError
+from fovea.engine.config import EngineConfig
+from fovea.engine.layers.linear import Linear
+from fovea.engine.load import load_model
+from fovea.engine.quantize.layers import Checkpoint, LayerRun, stages
+from fovea.engine.quantize.record import Sample, record
+from fovea.engine.quantize.run import Quantizer, Wish
+from fovea.engine.quantize.schemes import Scheme, parse_scheme, round_weight
+from fovea.engine.quantize.search import Moments, round_by_columns, smooth
+from fovea.evaluation.datasets import scene_cases
+from fovea.kernels.codes import CodedProduct
+from tests.support.checkpoints import write
+from tests.support.engines import ask
+
+PLAIN: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "kernels": "torch",
+    "threads": 1,
+    "kv_blocks": 256,
+}
+TEXT = "The quick brown fox jumps over the lazy dog. " * 30
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return record("fovea-tiny", list(scene_cases(1, ["colour", "reading"], seed=5)), [TEXT], 4, lambda: None)
+
+
+def quantize(
+    model: str,
+    out: Path,
+    schemes: Mapping[str, Scheme | None],
+    samples: list[Sample] | None = None,
+    **wish: Any,
+) -> Quantizer:
+    run = Quantizer(Checkpoint(model), out, Wish(schemes, **wish), copies(samples or []), lambda: None)
+    run.run()
+    return run
+
+
+def copies(samples: list[Sample]) -> list[Sample]:
+    """Samples whose rows can change without changing those of other tests."""
+    return [
+        Sample(s.ids, s.x.clone(), s.positions, s.plan, s.visual_rows, s.deepstack, s.per_layer, s.images)
+        for s in samples
+    ]
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int4:64", "fp8"])
+def test_rounded_weights_are_close_and_stored_as_they_are_read(scheme: str, tmp_path: Path) -> None:
+    chosen = parse_scheme(scheme, "to")
+    assert chosen is not None
+    quantize("fovea-tiny", tmp_path, {"decoder": chosen})
+    plain = load_model("fovea-tiny", EngineConfig.of(**PLAIN)).model
+    loaded = load_model(str(tmp_path), EngineConfig.of(**PLAIN, quantization="dequantize")).model
+    bounds = {"int8": 0.02, "int4": 0.09, "int4:64": 0.1, "fp8": 0.03}
+    for (path, before), (_, after) in zip(plain.named_modules(), loaded.named_modules(), strict=True):
+        if isinstance(before, Linear) and path.startswith("decoder.layers"):
+            assert isinstance(after, Linear)
+            assert torch.equal(after.weight, round_weight(before.weight, chosen).values()), path
+            error = float((after.weight - before.weight).norm() / before.weight.norm())
+            assert 0 < error < bounds[scheme], path
+
+
+def test_codes_are_kept_when_the_copy_is_loaded(tmp_path: Path) -> None:
+    quantize("fovea-tiny", tmp_path, {"decoder": Scheme("int4", 32), "head": None})
+    model = load_model(str(tmp_path), EngineConfig.of(**PLAIN)).model
+    products = [layer.product for layer in model.decoder.layers.modules() if isinstance(layer, Linear)]
+    assert products
+    assert all(isinstance(product, CodedProduct) for product in products)
+    with Engine.from_pretrained(str(tmp_path), **PLAIN) as engine:
+        assert engine.info.quantization.startswith("compressed-tensors")
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_calibration_loses_less_than_rounding(scheme: str, samples: list[Sample], tmp_path: Path) -> None:
+    """The last layer's outputs differ less from the exact ones than with the nearest weights."""
+    chosen = parse_scheme(scheme, "to")
+    exact = outputs("fovea-tiny", samples)
+
+    def error(folder: Path, used: list[Sample]) -> float:
+        quantize("fovea-tiny", folder, {"decoder": chosen}, used)
+        ours = outputs(str(folder), samples)
+        return float((ours - exact).norm() / exact.norm())
+
+    calibrated, nearest = error(tmp_path / "a", samples), error(tmp_path / "b", [])
+    assert calibrated < (0.8 if scheme == "int4" else 1.0) * nearest
+
+
+def outputs(name: str, samples: list[Sample]) -> Tensor:
+    """The rows after the last layer, for all samples."""
+    model = load_model(name, EngineConfig.of(**PLAIN, quantization="dequantize")).model
+    rows = copies(samples)
+    with torch.no_grad():
+        for number, layer in enumerate(model.decoder.layers):
+            run = LayerRun(model, layer, number, rows)
+            for sample in rows:
+                sample.x = run.forward(sample)
+    return torch.cat([sample.x for sample in rows])
+
+
+def test_recorded_rows_are_those_of_the_engine(samples: list[Sample]) -> None:
+    """The decoder's rows, through all layers, give the log probabilities that an engine reports."""
+    model = load_model("fovea-tiny", EngineConfig.of(**PLAIN)).model
+    rows, ids = outputs("fovea-tiny", samples), torch.cat([sample.ids for sample in samples])
+    with torch.no_grad():
+        logprobs = model.logits(rows).log_softmax(-1)
+    text = torch.nonzero((ids[1:] >= 0) & (ids[:-1] >= 0))[:, 0]
+    scores = logprobs[text, ids[1:][text]]
+    assert float(scores.mean()) > -4.5  # chance would be -log(vocabulary), less than -7
+    assert any(bool(sample.is_visual().any()) for sample in samples)
+
+
+def test_factors_change_no_output(samples: list[Sample]) -> None:
+    """What is divided in one place is multiplied in the next, so a layer computes the same."""
+    source = Checkpoint("fovea-tiny")
+    model = source.model
+    from fovea.engine.layers.decoder import build_layer
+
+    layer = model.decoder.layers[0] = build_layer(model.decoder.config, 0)
+    with torch.no_grad():
+        source.load(layer, "decoder.layers.0")
+        run = LayerRun(model, layer, 0, copies(samples))
+        before = [run.forward(sample) for sample in run.samples]
+        folds = [(each, fold) for each, fold in stages(layer) if fold is not None]
+        assert len(folds) == 4
+        for each, fold in folds:
+            factors = fold.apply(fold.reduce(0.5 + torch.rand(each.in_features)), torch.bfloat16)
+            each.weight.data *= factors
+        after = [run.forward(sample) for sample in run.samples]
+    for ours, theirs in zip(after, before, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=1e-4)
+
+
+def test_rounding_by_columns_beats_the_nearest_values() -> None:
+    torch.manual_seed(0)
+    mixing = torch.randn(128, 128)
+    x, weight = torch.randn(2000, 128) @ mixing, torch.randn(64, 128)
+    moments = Moments.empty(128)
+    moments.add(x, torch.ones(len(x)))
+    for scheme in (Scheme("int8"), Scheme("int4", 32), Scheme("fp8")):
+        ours = round_by_columns(weight, moments, scheme).values()
+        nearest = round_weight(weight, scheme).values()
+        errors = [float((x @ (values - weight).T).norm()) for values in (ours, nearest)]
+        assert errors[0] < 0.8 * errors[1], scheme
+
+
+def test_inputs_that_are_large_get_finer_weights() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(1000, 64), torch.randn(32, 64)
+    x[:, 5] *= 50
+    moments = Moments.empty(64)
+    moments.add(x, torch.ones(len(x)))
+    factors = smooth(weight, moments, Scheme("int4", 32))
+    assert int(factors.argmax()) == 5
+    exact = x @ weight.T
+    errors = [
+        float((x / f @ round_weight(weight * f, Scheme("int4", 32)).values().T - exact).norm())
+        for f in (factors, torch.ones(64))
+    ]
+    assert errors[0] < 0.6 * errors[1]
+
+
+def test_inputs_that_are_always_zero_are_no_error() -> None:
+    moments = Moments.empty(64)
+    moments.add(torch.zeros(10, 64), torch.ones(10))
+    weight = torch.randn(8, 64)
+    result = round_by_columns(weight, moments, Scheme("int4", 32))
+    assert bool(result.values().isfinite().all())
+
+
+def test_parts_and_exceptions(tmp_path: Path) -> None:
+    schemes = {"decoder": Scheme("int4", 32), "tower": Scheme("int8"), "projector": Scheme("int8")}
+    exceptions = {"layers.0.": Scheme("int8"), "down_proj": None}
+    run = quantize("fovea-tiny", tmp_path, schemes, exceptions=exceptions)
+    found = tensors(tmp_path)
+    names = set(found)
+    assert any("layers.0." in name and name.endswith("_proj.weight_scale") for name in names)
+    assert not any("down_proj.weight_" in name for name in names)
+    assert any(name.endswith("layers.1.self_attn.q_proj.weight_packed") for name in names)
+    assert {(line.part, line.scheme) for line in run.lines} == {
+        ("decoder", "int4:32"), ("decoder", "int8"), ("tower", "int8"), ("projector", "int8")
+    }  # fmt: skip
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "compressed-tensors"
+    assert len(config["config_groups"]) == 2
+    with Engine.from_pretrained(str(tmp_path), **PLAIN) as engine:
+        assert ask(engine, "What is this?")
+
+
+@pytest.mark.parametrize(
+    "architecture", ["qwen3_vl", "gemma3", "glm4v", "qwen3_5", "internvl", "lfm2_vl", "qwen3_vl_moe"]
+)
+def test_other_architectures(architecture: str, tmp_path: Path) -> None:
+    """Fused tensors, centred norms, layers with states, experts: what cannot be rounded stays as it is."""
+    folder = str(write(architecture, tmp_path / "plain"))
+    samples = record(folder, [], [TEXT], 2, lambda: None)
+    run = quantize(folder, tmp_path / "copy", {"decoder": Scheme("int8")}, samples)
+    assert run.lines
+    load_model(str(tmp_path / "copy"), EngineConfig.of(**PLAIN))
+
+
+def test_a_run_that_was_stopped_continues(samples: list[Sample], tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    schemes = {"decoder": Scheme("int4", 32)}
+    quantize("fovea-tiny", whole, schemes, samples)
+
+    class Stop(Exception):
+        pass
+
+    def stop() -> None:
+        if (parts / "layer-00001.safetensors").exists():
+            raise Stop
+
+    with pytest.raises(Stop):
+        Quantizer(Checkpoint("fovea-tiny"), parts, Wish(schemes), copies(samples), stop).run()
+    assert not (parts / "config.json").exists()
+    with pytest.raises(ConfigError, match="other settings"):
+        quantize("fovea-tiny", parts, {"decoder": Scheme("int8")}, samples)
+    run = quantize("fovea-tiny", parts, schemes, samples)
+    assert len(run.lines) == 4 * 5
+    ours, theirs = tensors(parts), tensors(whole)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert not (parts / "calibration.safetensors").exists()
+    with pytest.raises(ConfigError, match="not empty"):
+        quantize("fovea-tiny", parts, schemes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "int3"], "--to|to is 'int3'.*int4"),
+        (["--to", "int4:48"], "accepted groups: int4:32, int4:64, int4:128"),
+        (["--to", "decoder=int4,eyes=int8"], "accepted parts: decoder, tower, projector, head"),
+        (["--to", "int8", "--except", "down"], "NAME=SCHEME"),
+        (["--to", "int8", "--calibrate", "/nowhere.txt"], "/nowhere.txt cannot be read"),
+        (["--to", "int8", "--visual-weight", "-1"], "accepted: numbers above 0"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", "fovea-tiny", "--out", str(tmp_path / "out"), *arguments]) == 2
+    import re
+
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_the_command_prints_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    command = ["quantize", "fovea-tiny", "--to", "decoder=int4,head=int8", "--out", str(out), "--report"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "int4:32" in printed
+    assert printed.rstrip().endswith(str(out))
+    assert main([*command[:-3], "--out", str(out), "--report"]) == 2, "the folder is not empty"
