@@ -1,4 +1,4 @@
-"""Two pretrained decoders straight from their GGUF files: the weights of transformers, the tokens of llama.cpp."""
+"""Two pretrained decoders straight from their GGUF files: transformers' weights, llama.cpp's tokens."""
 
 from __future__ import annotations
 

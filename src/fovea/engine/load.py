@@ -230,7 +230,7 @@ def load_model(
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
     as_stored = settings.model.quantization == NOTHING
-    quantization = _quantization(settings.model.quantization, folder, stored)
+    quantization = _quantization(settings.model.quantization, checkpoint.path, stored)
     if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(checkpoint.path, config, device, dtype)
@@ -302,7 +302,7 @@ def load_model(
 def _quantization(setting: str, folder: Path, stored: StoredWeights) -> str:
     """Return how the model's weights are quantized, for users."""
     if setting == NOTHING:
-        log_notes(checkpoint.path, stored)
+        log_notes(folder, stored)
         return stored.quantization or NOTHING
     return NOTHING if setting == DEQUANTIZE else setting
 
