@@ -221,8 +221,7 @@ def load_model(
     layers: whether the decoder's layers are loaded. Without them it cannot compute anything.
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
     """
-    folder = resolve(name, settings.model.revision)
-    checkpoint = open_checkpoint(folder, settings.model.mmproj)
+    checkpoint = open_checkpoint(resolve(name, settings.model.revision), settings.model.mmproj)
     config = checkpoint.config()
     entry = architecture_of(config)
     stored = checkpoint.weights(config)
@@ -231,10 +230,10 @@ def load_model(
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
     as_stored = settings.model.quantization == NOTHING
-    quantization = _quantization(settings.model.quantization, folder, stored)
+    quantization = _quantization(settings.model.quantization, checkpoint.path, stored)
     if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
-    model = build_model(folder, config, device, dtype)
+    model = build_model(checkpoint.path, config, device, dtype)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
     ignored = model.ignored if layers else _without_layers(model)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
@@ -244,7 +243,7 @@ def load_model(
     check_compile(modes, kernels, quantization)
     parameters = count_parameters(model)
     recipe = RECIPES[NOTHING if as_stored else quantization]
-    built = find_engines(settings.model.encoder_engines, folder, model, quantization)
+    built = find_engines(settings.model.encoder_engines, checkpoint.path, model, quantization)
     # The fingerprint is that of plain weights. It is computed only for a cache on disk: a large encoder takes
     # a second.
     on_disk = bool(settings.outputs.embed_disk_dir)
