@@ -174,7 +174,7 @@ def test_text_alone(fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
         (("--trace", "/nowhere/t.json"), "/nowhere/t.json cannot be written: No such file or directory"),
         (
             ("--quantization", "int3"),
-            "--quantization: quantization is 'int3'; accepted: none, int8, int4, fp8",
+            "--quantization: quantization is 'int3'; accepted: none, int8, int4, fp8, dequantize",
         ),
     ],
 )  # fmt: skip

@@ -172,7 +172,7 @@ def test_the_cheapest_is_recommended_unless_a_finer_precision_costs_little_more(
 
 
 def test_devices_that_cannot_work_at_all_are_explained() -> None:
-    tiny = replace(GPU, name="tiny", memory_bytes=100_000)
+    tiny = replace(GPU, name="tiny", memory_bytes=60_000)
     found = recommend(SHAPE, [tiny, GPU], Workload((IMAGE,)), pixels_by_64, devices=(1, 2))
     assert [title for title, _ in found.impossible] == ["1 x tiny, int4", "2 x tiny, int4"]
     assert all("the weights take" in problem for _, problem in found.impossible)

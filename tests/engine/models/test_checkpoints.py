@@ -191,7 +191,7 @@ def test_the_error_names_the_file_and_the_fault(
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(CheckpointError, match="neither a folder, a hub id"):
+    with pytest.raises(CheckpointError, match="neither a folder, a GGUF file"):
         load_model("/no/such/place", CONFIG)
 
 

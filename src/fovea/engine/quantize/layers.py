@@ -103,8 +103,9 @@ class LayerRun:
     ) -> None:
         config = model.decoder.config
         self.layer, self.number, self.samples = layer, number, samples
+        blocks = tuple(BLOCKS for _ in config.kv_groups)
         memory = DecoderMemory.allocate(
-            config, tuple(BLOCKS for _ in config.kv_groups), BLOCK_SIZE, BLOCKS, torch.float32, torch.device("cpu")
+            config, blocks, BLOCK_SIZE, BLOCKS, torch.float32, torch.device("cpu")
         )
         # All layers use the memory of the first one, so the others never take any.
         places = tuple((place[0], 0) if isinstance(place, tuple) else place for place in memory.places)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fovea.core.errors import ConfigError
 from fovea.core.types import (
-    AnswerBuilder,
     ChatPrompt,
     ImagePart,
     Message,
@@ -42,15 +41,11 @@ TEXT_TOKENS = 512
 
 @dataclass
 class Sample:
-    """The decoder's inputs for T tokens of a prompt that are computed in one step: `Decoder.forward`'s
-    arguments.
+    """The arguments of `Decoder.forward` for T tokens of a prompt that are computed in one step.
 
     The samples of a prompt follow each other, and read the keys and values of those before.
-
-    ids: token ids (T,); -1 where a visual token stands.
     """
 
-    ids: Tensor
     x: Tensor
     positions: Tensor
     plan: DecoderPlan
@@ -87,7 +82,7 @@ def record(
         prompts = _prompts(engine, cases, texts, most)
         if not prompts:
             raise ConfigError("the calibration data has no prompt", param="calibrate")
-        asyncio.run(_ask(engine, prompts, samples, advance))
+        asyncio.run(_ask(engine, prompts, advance))
     return samples
 
 
@@ -103,9 +98,7 @@ def _recorded(loaded: LoadedModel, samples: list[Sample]) -> Iterator[None]:
     ) -> Tensor:  # fmt: skip
         kept = [None if part is None else part.clone() for part in (x, positions, visual_rows, per_layer)]
         features = tuple(part.clone() for part in deepstack)
-        samples.append(
-            Sample(torch.empty(0), kept[0], kept[1], plan, kept[2], features, kept[3], images)  # type: ignore[arg-type]
-        )
+        samples.append(Sample(kept[0], kept[1], plan, kept[2], features, kept[3], images))  # type: ignore[arg-type]
         return x if read is None else x[read]
 
     decoder.forward = forward  # type: ignore[method-assign]
@@ -139,18 +132,10 @@ def _prompts(engine: Engine, cases: Sequence[Case], texts: Sequence[str], most: 
     return [prompt for pair in zip_longest(questions, some) for prompt in pair if prompt is not None][:most]
 
 
-async def _ask(
-    engine: Engine, prompts: Sequence[Prompt], samples: list[Sample], advance: Callable[[], None]
-) -> None:
-    """Send the prompts one after the other, and note the token ids of each."""
+async def _ask(engine: Engine, prompts: Sequence[Prompt], advance: Callable[[], None]) -> None:
+    """Send the prompts one after the other, so that each is a step of its own."""
     for prompt in prompts:
-        before, answer = len(samples), AnswerBuilder(1)
-        async for delta in engine.stream(prompt, max_tokens=1, temperature=0.0, prompt_logprobs=0):
-            answer.add(delta)
-        ids = [-1 if entry is None else entry.id for entry in answer.build().prompt_logprobs]
-        first = 0
-        for sample in samples[before:]:
-            sample.ids = torch.tensor(ids[first : first + len(sample.x)])
-            first += len(sample.x)
+        async for _ in engine.stream(prompt, max_tokens=1, temperature=0.0):
+            pass
         advance()
     await engine.close()

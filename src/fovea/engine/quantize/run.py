@@ -41,7 +41,7 @@ COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for.
+    """The schemes that a user asks for.
 
     schemes: the scheme of each of PARTS; None: it is not quantized.
     exceptions: schemes of single maps, by a part of their names in the checkpoint; the first that fits
@@ -66,7 +66,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of a linear map.
+    """The result for one linear map.
 
     name: its first tensor.
     part: one of PARTS.

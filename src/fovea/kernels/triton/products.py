@@ -95,7 +95,7 @@ class Weight:
 
     @property
     def scheme(self) -> tuple[object, ...]:
-        """What decides which variants of the kernels multiply with this weight."""
+        """The properties that decide which variants of the kernels multiply with this weight."""
         kind = None if self.scale is None else self.scale.dtype
         return self.bits, self.words, self.group, self.offset, self.zero, kind
 
