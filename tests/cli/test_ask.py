@@ -169,7 +169,7 @@ WRONG = [
     (("what?", "a.png"), "the question comes last, but a.png is a file"),
     (
         ("what?", "--model", "nothere"),
-        "'nothere' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'",
+        "'nothere' is neither a folder, a GGUF file (*.gguf), a hub id (owner/name) nor 'fovea-tiny'",
     ),
     (("what?", "--model", "./nothere"), "'./nothere' is neither a folder"),
     (("what?", "--model", "own/er"), "'own/er' could not be downloaded: "),
