@@ -18,7 +18,7 @@ from typing import Any
 from fovea.engine.models.gguf.checkpoint import find_gguf
 from tests.fuzz.refusals import note, refusals
 
-LONGEST = 8192
+LONGEST = 1 << 14
 WORDS = (
     b"GGUF", b"general.architecture", b"general.alignment", b"llama", b"gemma3", b"clip",
     b"llama.block_count", b"llama.embedding_length", b"llama.attention.head_count", b"split.count",
@@ -124,6 +124,10 @@ def model(changes: Mapping[str, Entry | None] = {}, **other: Any) -> bytes:
 
 @cache
 def _path() -> Path:
+    import tokenizers  # noqa: F401 - the first input should not be slower than the others
+    import transformers
+
+    assert transformers.CONFIG_MAPPING["llama"]
     logging.getLogger("transformers").setLevel(logging.CRITICAL)
     return Path(tempfile.mkdtemp(prefix="fovea-fuzz-")) / "model.gguf"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from fovea import Engine
+from fovea.cli.main import main
+from fovea.cli.plan.inputs import find_model
 from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from fovea.core.media import PixelBudget
 from fovea.engine.check import check_checkpoint
@@ -155,6 +158,22 @@ def test_a_name_is_that_of_the_file(qwen: Path) -> None:
     with Engine.from_pretrained(str(qwen / "model.gguf"), **SETTINGS) as engine:
         assert engine.info.name == "model"
         assert engine.info.quantization == "none"
+
+
+def test_plans_read_shape_and_tokens_from_the_files(qwen: Path, tmp_path: Path) -> None:
+    alone = find_model(str(qwen / "model.gguf"))
+    assert not alone.shape.takes_images
+    for name in ("model.gguf", "mmproj.gguf"):
+        shutil.copy(qwen / name, tmp_path / name)
+    planned, folder = find_model(str(tmp_path)), find_model(str(qwen / "folder"))
+    assert planned.shape.takes_images
+    assert replace(planned.shape, name="") == replace(folder.shape, name="")
+    assert planned.count(200, 150) == folder.count(200, 150)
+
+
+def test_encoders_are_not_built_from_a_file(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", str(qwen / "model.gguf")]) == 2
+    assert "encoders are built from plain weights" in capsys.readouterr().err
 
 
 def test_towers_of_other_models_are_refused(qwen: Path, tmp_path: Path) -> None:
