@@ -59,7 +59,7 @@ def test_a_folder_that_would_not_load(fovea: Caller, tiny: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--check", "/no/such/place"), "neither a folder, a hub id"),
+        (("--check", "/no/such/place"), "neither a folder, a GGUF file"),
         (("--check", "org/name"), "'org/name' is not in the local cache of the hub"),
         (("--check", "fovea-tiny", "--revision", "main"), "is a folder; revisions are those of hub ids"),
         (("--check", "fovea-tiny", "--markdown"), "--markdown is for the list of models"),
