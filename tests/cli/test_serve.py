@@ -158,10 +158,7 @@ def test_a_taken_port_is_an_error_before_a_model_is_loaded(fovea: Caller, folder
             ("./none",),
             "'./none' is neither a folder, a GGUF file (*.gguf), a hub id (owner/name) nor 'fovea-tiny'",
         ),
-        (
-            ("none",),
-            "'none' is neither a folder, a GGUF file (*.gguf), a hub id (owner/name) nor 'fovea-tiny'",
-        ),
+        (("none",), "'none' is neither a folder, a GGUF file (*.gguf), a hub id (owner/name) nor 'fovea-"),
     ],
 )
 def test_the_error_for_a_wrong_setting_is_one_line(
