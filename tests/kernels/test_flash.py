@@ -163,6 +163,9 @@ def test_flashinfer_is_chosen_if_it_is_installed(library: Any, caplog: pytest.Lo
     assert triton_alone._chunks is prefill_each
 
 
+GPU = SimpleNamespace(multi_processor_count=4, major=9, minor=0)
+
+
 @interpreted
 def test_auto_uses_torch_without_flashinfer_and_logs_the_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -170,9 +173,7 @@ def test_auto_uses_torch_without_flashinfer_and_logs_the_reason(
     pytest.importorskip("triton", reason="triton is not installed")
     from fovea.kernels.triton import kernels as triton_kernels
 
-    monkeypatch.setattr(
-        triton_kernels.torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4)
-    )
+    monkeypatch.setattr(triton_kernels.torch.cuda, "get_device_properties", lambda _: GPU)
     monkeypatch.setattr(triton_kernels, "load_spans", lambda device: attend_each)
     monkeypatch.setattr(flash, "find_spec", lambda name: None)
     caplog.set_level(logging.INFO, "fovea.kernels")

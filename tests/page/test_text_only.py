@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = write_text("llama", tmp_path_factory.mktemp("text"))
     with (
         Engine.from_pretrained(
-            str(folder), dtype="float32", threads=1, kv_cache_mib=16, max_context=200
+            str(folder), dtype="float32", threads=1, kv_cache_mib=16, max_context=1000
         ) as engine,
         running(engine, ServerSettings(), folder) as server,
     ):

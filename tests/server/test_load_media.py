@@ -62,7 +62,8 @@ class Media:
 
 
 async def load(media: Media) -> tuple[ImageBundle, VideoBundle]:
-    state = SimpleNamespace(media=media, image_store=None)
+    info = SimpleNamespace(check_media=lambda kind, param: None)
+    state = SimpleNamespace(media=media, image_store=None, engine=SimpleNamespace(info=info))
     timeline = SimpleNamespace(loading=None)
     request = cast("Request", SimpleNamespace(state=state, caller=Caller(), timeline=timeline))
     async with asyncio.timeout(10):

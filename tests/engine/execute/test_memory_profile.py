@@ -167,7 +167,7 @@ def test_other_processes_and_larger_steps_leave_less(qwen: Path, memory: FakeMem
         memory.others = others * MIB
         memory.rows.clear()
         with engine(qwen, **{**SMALL, "max_step_tokens": tokens, "max_running": 64}) as machine:
-            sizes[name] = machine.runner.moves._kv[0].nbytes
+            sizes[name] = machine.runner.moves._pools[0].pages.nbytes
     block = sizes["few"] - sizes["shared"] - 40 * MIB
     assert abs(block) <= 2 * machine.runner.block_bytes
     assert sizes["few"] - sizes["large"] >= (1024 - 64) * ROW - 2 * machine.runner.block_bytes

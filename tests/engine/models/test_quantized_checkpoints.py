@@ -223,23 +223,22 @@ def test_answers_of_the_native_kernels_are_close(pair: tuple[str, str], tmp_path
 
 
 def kinds(folder: Path, quantization: str) -> dict[str, str]:
-    """Load a model, and return what each map of the decoder multiplies with: "codes", "plain" or a class."""
+    """Load a model, and return what each map of the decoder multiplies with: bits of codes, or "plain"."""
     model = load_model(str(folder), EngineConfig.of(**PLAIN, quantization=quantization)).model
     found = {}
     for path, layer in model.decoder.named_modules():
         if isinstance(layer, Linear) and not isinstance(layer, ExpertLinear):
-            product = layer.product
-            kept = "codes" if isinstance(product, CodedProduct) else type(product).__name__
-            found[path] = "plain" if product is None else kept
+            coded = isinstance(layer.product, CodedProduct) and layer.format is not None
+            found[path] = f"{layer.format.bits} bits" if coded and layer.format else "plain"
     return found
 
 
 def test_what_becomes_of_the_codes_is_the_users_choice(qwen: Path, tmp_path: Path) -> None:
     plain = Path(shutil.copytree(qwen, tmp_path / "plain"))
     folder = quantize_folder(plain, tmp_path / "quantized", SCHEMES["w4a16"])
-    assert {*kinds(folder, "none").values()} == {"codes"}
+    assert {*kinds(folder, "none").values()} == {"4 bits"}
     assert {*kinds(folder, "dequantize").values()} == {"plain"}
-    assert {*kinds(folder, "int8").values()} == {"TorchQuantizedProduct"}
+    assert {*kinds(folder, "int8").values()} == {"8 bits"}
     cards = {
         quantization: load_model(
             str(folder), EngineConfig.of(**PLAIN, quantization=quantization)

@@ -98,14 +98,14 @@ def test_operations_agree_with_the_layers(
 
 
 def test_quantized_weights_count_with_their_size_in_memory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """8 bits per value, and a 2-byte scale per group of 128, here of a row of 64; patches stay plain."""
+    """8 bits per value, and a 2-byte scale per group of 128, here of a row; patches stay plain."""
     folder = write("qwen2_5_vl", tmp_path_factory.mktemp("int8"))
     quantized = load_model(str(folder), EngineConfig.of(**{**SETTINGS, "quantization": "int8"}))
     model = ModelRoofline(quantized.model)
     step = model.step(rows=1, keys=1, pairs=1)
     assert step.operations == {"int8": 2 * 3 * LAYER, PLAIN: 4 * 3 * 4 * 16}
-    rows = 3 * (128 + 64 + 2 * 112 + 64)
-    assert step.bytes == rows * (128 + 2) + 2 * 768
+    of_width_64, of_width_112 = 128 + 64 + 2 * 112, 64
+    assert step.bytes == 3 * (of_width_64 * (64 + 2) + of_width_112 * (112 + 2)) + 2 * 768
     assert model.logits(1).operations == {"int8": 2 * 64 * VOCABULARY}
     assert {format.name if format else PLAIN for format in model.formats} == {PLAIN, "int8"}
 

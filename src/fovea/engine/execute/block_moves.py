@@ -132,16 +132,15 @@ class BlockMoves:
     def _move(self, move: Move) -> None:
         """Copy one block in the calling thread. This is also the reference for the transfers by streams."""
         pool = self._pools[move.windowed]
-        target = pool.pages[:, move.target]
         if move.kind == "copy":
             if move.source != move.target:
-                copy_rows(pool, pool.pages[:, move.source], target, move.rows)
+                copy_rows(pool, pool.pages[:, move.source], pool.pages[:, move.target], move.rows)
             return
         assert self.host is not None
         if move.kind == "save":
             self.host[move.target].copy_(pool.pages[:, move.source])
         else:
-            copy_rows(pool, self.host[move.source], target, move.rows)
+            copy_rows(pool, self.host[move.source], pool.pages[:, move.target], move.rows)
 
 
 def copy_rows(pool: KVPool, source: Tensor, target: Tensor, rows: int) -> None:

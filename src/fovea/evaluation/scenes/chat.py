@@ -13,6 +13,16 @@ _PLAIN = (
     questions.counting, questions.reading, questions.relation,
 )  # fmt: skip
 _MANNERS = (("Thank you.", "You are welcome."), ("Thanks!", "You are welcome."), ("Goodbye.", "Goodbye."))
+_OPENINGS = (
+    ("Hello.", "Hello! Ask me about an image."),
+    ("Hi!", "Hello! Ask me about an image."),
+    ("Who are you?", "I am fovea-tiny, a small vision-language model."),
+    ("What can you do?", "I can name colors, shapes and places, count objects and read short codes."),
+)
+
+
+def _small_turn(pair: tuple[str, str]) -> Turn:
+    return Turn(pair[0], pair[1], (pair[1],))
 
 
 def _follow_ups(rng: Random, item: Item, focus: tuple[Box, ...]) -> list[Turn]:
@@ -44,6 +54,10 @@ def chat(rng: Random, scene: Scene) -> tuple[Turn, ...] | None:
         candidates = (rng.choice(_PLAIN)(rng, scene) for _ in range(rng.randint(2, 4)))
         turns = [turn for turn in candidates if turn is not None]
     if rng.random() < 0.15:
-        said, answer = rng.choice(_MANNERS)
-        turns.append(Turn(said, answer, (answer,)))
+        turns.append(_small_turn(rng.choice(_MANNERS)))
     return tuple(turns) if len(turns) > 1 else None
+
+
+def small_talk(rng: Random) -> Turn:
+    """A turn that needs no image."""
+    return _small_turn(rng.choice(_OPENINGS + _MANNERS))
