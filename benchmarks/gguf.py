@@ -2,9 +2,9 @@
 
     python benchmarks/gguf.py FILE.gguf [FILE.gguf ...] [--tokens N] [--rounds N] [--threads N]
 
-Needs llama-cpp-python, as in the environment of `make real`. Both read the same prompt and then write N tokens,
-whatever they are; the first token of each is left out. The table shows the best of all rounds; the last line
-is JSON.
+Needs llama-cpp-python, as in the environment of `make real`. Both read the same prompt and then write N
+tokens, whatever they are; the first token of each is left out. The table shows the best of all rounds, and
+the last line is JSON.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ def main() -> None:
             ]
         ours, others = (max(pair[side] for pair in speeds) for side in (0, 1))
         found[file.name] = {"fovea": ours, "llama.cpp": others, "ratio": ours / others}
-        print(
-            f"{file.name:40} fovea {ours:7.1f} tok/s   llama.cpp {others:7.1f} tok/s   ratio {ours / others:.2f}"
-        )
+        print(f"{file.name:40} fovea {ours:7.1f}   llama.cpp {others:7.1f} tok/s   ratio {ours / others:.2f}")
     print(json.dumps(found))
 
 
