@@ -1,6 +1,6 @@
 """Decode speed of GGUF files by Fovea and by llama.cpp, of one request at a time, alternating.
 
-    python benchmarks/gguf.py FILE.gguf [FILE.gguf ...] [--tokens N] [--rounds N] [--threads N]
+    python benchmarks/gguf_files.py FILE.gguf [FILE.gguf ...] [--tokens N] [--rounds N] [--threads N]
 
 Needs llama-cpp-python, as in the environment of `make real`. Both read the same prompt and then write N
 tokens, whatever they are; the first token of each is left out. The table shows the best of all rounds, and
