@@ -63,7 +63,7 @@ def main() -> None:
         theirs = Llama(
             str(file), n_ctx=512, n_threads=args.threads, n_threads_batch=args.threads, verbose=False
         )
-        with Engine.from_pretrained(str(file), device="cpu", threads=args.threads, kv_blocks=64) as engine:
+        with Engine.from_pretrained(str(file), device="cpu", threads=args.threads, kv_blocks=256) as engine:
             speeds = [
                 (of_fovea(engine, args.tokens), of_llama_cpp(theirs, args.tokens)) for _ in range(args.rounds)
             ]
