@@ -180,6 +180,14 @@ class Tower:
             "patch_size": self.entries.integer("patch_size"),
         }
 
+    def pooled_tokens(self, sides: Mapping[str, int], factor: int) -> int:
+        """Return the visual tokens of a square picture of which factor x factor patches make one.
+
+        sides: what `picture_shape` returns.
+        """
+        patches = self.ratio(sides["image_size"], sides["patch_size"], "clip.vision.image_size")
+        return self.ratio(patches, factor, "the number of patches per side") ** 2
+
     def ratio(self, whole: int, part: int, what: str) -> int:
         """Return how many parts a whole has. Raises CheckpointError unless it has some, without a rest."""
         if part < 1 or whole < part or whole % part:
@@ -354,8 +362,7 @@ def _qwen3_vl(tower: Tower) -> VisionModel:
 def _gemma3(tower: Tower) -> VisionModel:
     sides = tower.picture_shape()
     pool = tower.entries.integer("projector.scale_factor", GEMMA3_POOL)
-    patches = tower.ratio(sides["image_size"], sides["patch_size"], "clip.vision.image_size")
-    tokens = tower.ratio(patches, pool, "the number of patches per side") ** 2
+    tokens = tower.pooled_tokens(sides, pool)
     vision = {
         "model_type": "siglip_vision_model",
         **tower.block_shape(),
@@ -385,8 +392,7 @@ def _gemma3(tower: Tower) -> VisionModel:
 def _internvl(tower: Tower) -> VisionModel:
     sides = tower.picture_shape()
     factor = tower.entries.integer("projector.scale_factor")
-    patches = tower.ratio(sides["image_size"], sides["patch_size"], "clip.vision.image_size")
-    tokens = tower.ratio(patches, factor, "the number of patches per side") ** 2
+    tokens = tower.pooled_tokens(sides, factor)
     vision = {
         "model_type": "internvl_vision",
         **tower.block_shape(),
@@ -424,8 +430,7 @@ def _internvl(tower: Tower) -> VisionModel:
 def _idefics3(tower: Tower) -> VisionModel:
     sides = tower.picture_shape()
     factor = tower.entries.integer("projector.scale_factor")
-    patches = tower.ratio(sides["image_size"], sides["patch_size"], "clip.vision.image_size")
-    tokens = tower.ratio(patches, factor, "the number of patches per side") ** 2
+    tokens = tower.pooled_tokens(sides, factor)
     vision = {
         "model_type": "idefics3_vision",
         **tower.block_shape(),
