@@ -56,6 +56,10 @@ class PromptTokensDetails(BaseModel):
     image_tokens: int = Field(
         default=0, description="Extension. Prompt tokens that stand for images or videos."
     )
+    dropped_tokens: int = Field(
+        default=0,
+        description="Extension. Tokens of prompt and answer whose keys and values were left out (`kv_keep`).",
+    )
 
 
 class CompletionTokensDetails(BaseModel):
@@ -337,7 +341,9 @@ def usage_body(usage: Usage) -> UsageBody:
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,
         total_tokens=usage.prompt + usage.completion,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached, image_tokens=usage.image),
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=usage.cached, image_tokens=usage.image, dropped_tokens=usage.dropped
+        ),
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning),
     )
 

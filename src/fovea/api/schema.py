@@ -37,6 +37,10 @@ MAX_TOKENS = (
     "/v1/completions."
 )
 SALT = "Extension. Requests share cached results only if their salts are equal."
+KV_KEEP = (
+    "Extension. Which keys and values are kept: all, or METHOD:AMOUNT such as snap:0.25. Fewer make long "
+    "answers faster; lossy. Default: the server's setting."
+)
 TIMEOUT = (
     "Extension. Seconds after which the request is aborted with status 408. Default: the server's setting."
 )
@@ -147,6 +151,7 @@ class Sampling(Body, FormatFields):
     )
     timeout: Number | None = option(TIMEOUT, gt=0, le=86_400)
     cache_salt: str | None = option(SALT, max_length=256)
+    kv_keep: Word | None = option(KV_KEEP)
     priority: Integer | None = option(
         "Extension. Requests with smaller numbers are served first, if the server uses the "
         "priority policy. Default: 0.",

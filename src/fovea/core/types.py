@@ -146,6 +146,7 @@ class GenerationRequest:
     timeout: seconds from arrival after which the request ends. None: no deadline of its own.
     encode_only: the images of the prompt are encoded and nothing is generated; the answer is empty. It ends
         with "length", because the model did not end it, and nothing failed.
+    kv_keep: which keys and values are kept, see `engine.keep`; None: what the engine's setting says.
     cache_share: part of each cache of images that the entries of its client may fill, from 0 to 1.
     priority: smaller is served first, if the engine's policy uses priorities.
     usual_tokens: length limit of an answer when sampling.max_tokens is None; a smaller room in the context
@@ -164,6 +165,7 @@ class GenerationRequest:
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
     cache_salt: str = ""
+    kv_keep: str | None = None
     cache_share: float = 1.0
     timeout: float | None = None
     encode_only: bool = False
@@ -228,6 +230,7 @@ class Usage:
     cached: prompt tokens whose KV was in the prefix cache.
     image: prompt tokens of images or videos.
     reasoning: tokens of the answers in which the model reasoned.
+    dropped: tokens of prompt and answer whose keys and values were left out.
     """
 
     prompt: int = 0
@@ -235,6 +238,7 @@ class Usage:
     cached: int = 0
     image: int = 0
     reasoning: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

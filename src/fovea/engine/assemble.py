@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fovea.core.errors import ConfigError
+from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import CacheShares, EmbeddingCache, RegionCache, owner_of_key
@@ -35,6 +35,7 @@ from fovea.engine.execute.runner import Runner
 from fovea.engine.grammar.compiler import GrammarCompiler
 from fovea.engine.grammar.trial import load_vocabulary
 from fovea.engine.intake import Intake
+from fovea.engine.keep import KeepPolicy
 from fovea.engine.kv.blocks import BlockPool, HostBlocks, WindowBlocks
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.states import StateSlots
@@ -181,7 +182,8 @@ def assemble(
         config.pixels.frame_workers,
         value_bytes=model.dtype.itemsize,
     )
-    preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)
+    keep = _keep_policy(config, decoder)
+    preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes, keep)
     refuse = config.schedule.when_full == "refuse"
     token_bytes = runner.block_bytes // config.kv.block_size
     admission = Admission(config.schedule.max_in_flight, rows, token_bytes, refuse=refuse)
@@ -297,6 +299,20 @@ def _warn_if_few_images_fit(config: EngineConfig, loaded: LoadedModel) -> None:
             config.schedule.max_running,
             -(-config.schedule.max_running * size // MIB),
         )
+
+
+def _keep_policy(config: EngineConfig, decoder: DecoderConfig) -> KeepPolicy:
+    """What requests may keep. Raises ConfigError if the model cannot take the configured rule."""
+    try:
+        return KeepPolicy.of(
+            config.kv.kv_keep,
+            config.kv.block_size,
+            states=decoder.stateful,
+            windows=decoder.window is not None,
+            whole_images=decoder.whole_images > 0,
+        )
+    except InvalidRequest as error:
+        raise ConfigError(error.message, param="kv_keep") from None
 
 
 def _window(config: EngineConfig, decoder: DecoderConfig, sizes: PoolSizes) -> WindowBlocks | None:

@@ -15,6 +15,7 @@ from typing import Self, TypedDict, Unpack
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.settings import build_settings, check_settings, flat_values, setting
 from fovea.dialects.dialect import FORMATS, THINK, Dialect, detect
+from fovea.engine.keep import ALL, parse_keep
 from fovea.engine.visual_budget.methods import PARAM, find_method, parse_visual_tokens
 
 COMPONENTS = ("encoder", "projector", "decoder")
@@ -197,6 +198,11 @@ MOST_SECONDS = 1 << 31
 """Upper limit of every setting in seconds."""
 
 
+def _kv_keep(text: str) -> str:
+    _check_method("kv_keep", lambda: parse_keep(text))
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class KVSettings:
     """The KV pool and the prefixes shared in it."""
@@ -220,6 +226,14 @@ class KVSettings:
         "half of the bytes of bf16, with a scale for each head of each token; lossy, see docs/kv.md. fp8 is "
         "for GPUs, and for the kernels torch.",
         choices=KV_DTYPES,
+    )
+    kv_keep: str = setting(
+        ALL,
+        "Which keys and values a request keeps if it does not say: all, or METHOD:AMOUNT, such as snap:0.25 "
+        "(a quarter of the prompt) or snap:4096 (never more than so many tokens). Methods: window, snap, "
+        "text, images; lossy, see docs/kv.md.",
+        check=_kv_keep,
+        words="all, or METHOD:AMOUNT",
     )
     kv_host_mib: int = setting(
         0,
@@ -500,6 +514,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_mib: int
     kv_blocks: int
     kv_dtype: str
+    kv_keep: str
     kv_host_mib: int
     state_cache_mib: int
     state_spacing: int

@@ -79,6 +79,7 @@ class Event(NamedTuple):
     cached_tokens: prompt tokens whose KV came from the cache.
     prompt: log probabilities of tokens of the prompt, with the first token of the answer.
     timings: durations of the stages, in the choice's last event.
+    dropped_tokens: tokens whose keys and values were left out, in the choice's last event.
     """
 
     choice: int
@@ -91,6 +92,7 @@ class Event(NamedTuple):
     cached_tokens: int = 0
     prompt: Seq[PromptToken] = ()
     timings: StageTimings = NO_TIMINGS
+    dropped_tokens: int = 0
 
 
 LATE = 32

@@ -20,6 +20,7 @@ from enum import Enum
 
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Client, FinishReason
+from fovea.engine.keep import NOTHING_DROPPED, KeepRule, Kept
 from fovea.kernels import NO_SLOT
 
 
@@ -134,6 +135,9 @@ class Sequence:
     blocks: block table, the numbers of the KV blocks that the sequence uses.
     window_blocks: the same for layers with a sliding window (`kv.window_blocks`).
     block_hashes: names of the full blocks, as far as they are calculated.
+    keep: which keys and values it keeps; None: all.
+    kept: what it has kept at the latest point of this rule.
+    dropped: tokens whose keys and values were left out, see `Kept`.
     state: slots of its state while it runs, if the model has layers with a state; None otherwise.
     status: waiting, running or finished.
     finish_reason: reason for the end; None until then.
@@ -164,6 +168,9 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     window_blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    keep: KeepRule | None = None
+    kept: Kept = NOTHING_DROPPED
+    dropped: int = 0
     state: SequenceState | None = None
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -180,6 +187,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.length = len(self.prompt_ids) + len(self.output_ids)
+
+    def continue_from(self, kept: Kept) -> None:
+        """Set what is kept. The block table must be that of these rows."""
+        self.kept, self.dropped = kept, kept.dropped
 
     def append(self, tokens: Seq[int]) -> None:
         """Add generated tokens."""
@@ -212,6 +223,11 @@ class Sequence:
         if start >= prompt:
             return later[start - prompt : stop - prompt]
         return self.prompt_ids[start:] + later[: stop - prompt]
+
+    def visual_between(self, start: int, stop: int) -> int:
+        """Number of positions in [start, stop) that belong to an image."""
+        spans = self.spans_between(start, stop)
+        return sum(min(span.end, stop) - max(span.start, start) for span in spans)
 
     def spans_between(self, start: int, stop: int) -> Seq[ImageSpan]:
         """The image spans that overlap [start, stop).

@@ -135,6 +135,11 @@ class KVPool:
     def block_size(self) -> int:
         return self._sides[0]
 
+    @property
+    def heads(self) -> int:
+        """KV heads."""
+        return self._sides[2]
+
     def parts(self, pages: Tensor) -> tuple[Tensor, ...]:
         """Return views of pages (..., bytes of a page) in which a dimension counts the tokens of a page.
 

@@ -141,16 +141,17 @@ class GroupPlanner:
         return AttentionPlan(self._tensor(places), self._groups(work[:singles]), tuple(chunks))
 
     def _chunk(self, item: Work, row: int) -> Chunk:
-        begin = self._begin(item.start)
-        blocks = table(item, windowed=self._window is not None)[begin : -(-item.stop // self._block_size)]
-        before = begin * self._block_size
+        begin, dropped = self._begin(item.start), self._dropped(item)
+        blocks = table(item, windowed=self._window is not None)
+        blocks = blocks[begin : -(-(item.stop - dropped) // self._block_size)]
+        before = begin * self._block_size + dropped
         limits = self._limits(item)
         return Chunk(
             row,
             item.count,
             item.start - before,
             self._tensor(np.maximum(blocks, 0)),  # no row sees blocks that are GONE
-            None if limits is None else self._tensor(limits - before),
+            None if limits is None else self._tensor(np.maximum(limits - before, 0)),
         )
 
     def _limits(self, item: Work) -> Array | None:
@@ -174,6 +175,10 @@ class GroupPlanner:
         """Number of the block with which the table for the token at `position` begins."""
         return 0 if self._window is None else int(first_block(position, self._window, self._block_size))
 
+    def _dropped(self, item: Work) -> int:
+        """How many rows before their positions the tokens of a sequence are in this group."""
+        return item.seq.dropped if self._window is None else 0
+
     def _groups(self, singles: Sequence[Work]) -> tuple[Decodes, ...]:
         if not self._in_place:
             groups, first = [], 0
@@ -185,11 +190,11 @@ class GroupPlanner:
 
     def _decodes(self, work: Sequence[Work], row: int) -> Decodes:
         begins = np.array([self._begin(item.start) for item in work])
-        lengths = np.array([item.stop for item in work]) - begins * self._block_size
+        lengths = np.array([item.stop - self._dropped(item) for item in work]) - begins * self._block_size
         tables = np.zeros((len(work), -(-int(lengths.max()) // self._block_size)), dtype=np.int64)
         for number, item in enumerate(work):
             blocks = table(item, windowed=self._window is not None)
-            blocks = blocks[begins[number] : -(-item.stop // self._block_size)]
+            blocks = blocks[begins[number] : -(-(item.stop - self._dropped(item)) // self._block_size)]
             tables[number, : len(blocks)] = np.maximum(blocks, 0)
         return self._padded(row, tables, lengths)
 
@@ -322,7 +327,7 @@ def slots(work: Sequence[Work], block_size: int, *, windowed: bool = False) -> A
     parts = []
     for item in work:
         blocks = np.asarray(table(item, windowed=windowed), dtype=np.int64)
-        places = np.arange(item.start, item.stop)
+        places = np.arange(item.start, item.stop) - (0 if windowed else item.seq.dropped)
         parts.append(blocks[places // block_size] * block_size + places % block_size)
     return np.concatenate(parts)
 

@@ -14,14 +14,14 @@ host memory, and one waits for the other where both use the same slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from fovea.engine.kv.manager import Move
+from fovea.engine.kv.manager import Compaction, Move
 from fovea.kernels.pages import KVPool
 from fovea.kernels.transfer import row_index
 
@@ -89,18 +89,30 @@ def move_streams(device: torch.device) -> Streams | None:
     return CudaStreams(device) if device.type == "cuda" else None
 
 
+def _no_compaction(move: Compaction) -> None:
+    raise RuntimeError(f"sequence {move.owner} leaves out tokens, but nobody knows which")
+
+
 class BlockMoves:
     """The host memory of KV blocks, and the copies of blocks that step plans ask for.
 
     host: pages, (host_blocks, layers, bytes of a page) uint8; None: there is none.
     """
 
-    def __init__(self, pools: tuple[KVPool, ...], host_blocks: int, streams: Streams | None = None) -> None:
+    def __init__(
+        self,
+        pools: tuple[KVPool, ...],
+        host_blocks: int,
+        streams: Streams | None = None,
+        compact: Callable[[Compaction], None] = _no_compaction,
+    ) -> None:
         """pools: the pages, see `DecoderMemory.kv`. Only blocks of the first one have a place in host memory.
 
         streams: streams that overlap with computation; None: each move is a copy in the calling thread.
+        compact: copies the rows that a sequence keeps, in the compute stream.
         """
         self._pools = pools
+        self._compact = compact
         self.host: Tensor | None = None
         self._transfers: HostTransfers | None = None
         if not host_blocks:
@@ -117,9 +129,20 @@ class BlockMoves:
         """Whether copies to and from host memory overlap with computation."""
         return self._transfers is not None
 
-    def run(self, moves: Sequence[Move]) -> None:
+    def run(self, moves: Sequence[Move | Compaction]) -> None:
         """Carry out moves as if one after the other. Call it in the compute stream, before the step."""
-        if self._transfers is None:
+        copies: list[Move] = []
+        for move in moves:
+            if not isinstance(move, Compaction):
+                copies.append(move)
+                continue
+            self._run(copies)
+            self._compact(move)
+            copies = []
+        self._run(copies)
+
+    def _run(self, moves: Sequence[Move]) -> None:
+        if self._transfers is None or not moves:
             for move in moves:
                 self._move(move)
             return

@@ -75,16 +75,17 @@ class DecodeRows:
     def update(self, work: Sequence[Work]) -> DecodeInputs:
         """Return the inputs of a step. work: single tokens of sequences that decode, or drafts of these."""
         places = np.array([item.start for item in work], dtype=np.int64)
-        index, offset = np.divmod(places, self._size)
+        rows = places - np.array([item.seq.dropped for item in work], dtype=np.int64)
         groups = []
         for window, tables in zip(self._windows, self._tables, strict=True):
             windowed = window is not None
+            index, offset = np.divmod(places if windowed else rows, self._size)
             before = tables.update([table(item, windowed=windowed) for item in work], index + 1)
             if before is not None and not windowed:
                 self._move_deltas(work, before)
             slots = tables.entries[tables.numbers, index] * self._size + offset
             if window is None:
-                groups.append(GroupInputs(slots, tables.entries[:, : int(index.max()) + 1], places + 1))
+                groups.append(GroupInputs(slots, tables.entries[:, : int(index.max()) + 1], rows + 1))
                 continue
             begins = first_block(places, window, self._size)
             lengths = places + 1 - begins * self._size

@@ -27,6 +27,7 @@ from fovea.engine.execute.block_moves import BlockMoves, move_streams
 from fovea.engine.execute.decode_rows import DecodeRows, PaddedDecodes, only_decodes
 from fovea.engine.execute.device_memory import free_unused, is_out_of_memory
 from fovea.engine.execute.encode_queue import EncodeQueue, EncodeResult
+from fovea.engine.execute.kept_rows import KeptRows
 from fovea.engine.job import SequenceInputs
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan
 from fovea.engine.models.base import VisionLanguageModel
@@ -55,6 +56,7 @@ class Runner:
 
     memory: the KV pool, and the slots of states.
     moves: KV blocks in host memory, and the copies of blocks.
+    kept: the rows that sequences keep which do not keep all.
     """
 
     def __init__(
@@ -96,7 +98,8 @@ class Runner:
         pools = (blocks + scrap, window_blocks + scrap)[: len(config.kv_groups)]
         slots = state_slots + (scrap and config.stateful)
         self.memory = DecoderMemory.allocate(config, pools, block_size, slots, dtype, device, kv_format)
-        self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device))
+        self.kept = KeptRows(config, self.memory)
+        self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device), self.kept.compact)
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
             encode or (lambda image, ahead: model.encode_slices(image)),
@@ -163,6 +166,7 @@ class Runner:
 
     def remove(self, seq: Sequence) -> None:
         self._prompts.pop(seq.id, None)
+        self.kept.forget(seq.id)
         self.sampler.remove(seq)
         if not self._prompts:  # no further step would drop the images
             self._encoder.drop()
@@ -364,6 +368,7 @@ class Runner:
             visual_rows, embeds, deepstack = self._visual(work)
             positions = np.concatenate([prompt.positions_of(item) for prompt, item in prompts], axis=-1)
         tokens = to_device(torch.from_numpy(ids), device) if on_device is None else on_device
+        watch = self.kept.watch(work)
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
@@ -377,7 +382,9 @@ class Runner:
             None if rows == list(range(len(ids))) else row_index(rows, device),
             self.model.decoder.layer_embeddings(tokens, x, visual_rows),
             image_rows(work, self._image_states) if self._cross is not None else (),
+            watch,
         )
+        self.kept.choose(work, watch)
         return hidden
 
     def _image_states(self, span: ImageSpan) -> tuple[Tensor, ...]:

@@ -148,6 +148,10 @@ class BlockPool:
     def is_free(self, block: int) -> bool:
         return self._refs[block] == 0
 
+    def is_shared(self, block: int) -> bool:
+        """Whether several block tables use the block."""
+        return self._refs[block] > 1
+
     def publish(self, block: int, name: bytes) -> None:
         """Give a full block its name.
 

@@ -12,13 +12,19 @@ order matters: the runner carries them out one after the other.
 For models with layers that keep a state, a prefix can be reused only up to a place where a state was saved
 (`states`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own; a
 sequence holds only those that it still sees (`WindowBlocks`).
+
+A sequence may keep only a part of its tokens (`keep`). Its blocks hold rows then, not all tokens, and have
+names of their own, which tell the rule, too.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fovea.engine.keep import NEVER, NOTHING_DROPPED, WINDOW, Kept, kept_at, next_point, room
 from fovea.engine.kv.blocks import BlockPool, HostBlocks, Kind, WindowBlocks
 from fovea.engine.kv.hashing import PrefixNames
 from fovea.engine.kv.states import Checkpoints, StateSlots
@@ -34,6 +40,8 @@ class KVManager:
     Two counters grow with every admission that does not follow a preemption:
     query_tokens: tokens of the admitted sequences.
     hit_tokens: how many of these tokens had their KV in a cache.
+
+    dropped_tokens: tokens that sequences have left out since the start.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class KVManager:
         self.share_prefixes = share_prefixes
         self.hit_tokens = 0
         self.query_tokens = 0
+        self.dropped_tokens = 0
         self.names = PrefixNames(block_size, ttl_s)
         self.states = None if states is None else Checkpoints(states, self.names, pool, share=share_prefixes)
         self.window = window
@@ -73,20 +82,32 @@ class KVManager:
         self._sequences: dict[str, Sequence] = {}
         self._pending: dict[bytes, str] = {}
         self._expected: dict[str, set[bytes]] = {}
-        self._moves: list[Move] = []
+        self._moves: list[Move | Compaction] = []
+        self._compacted: list[tuple[Sequence, list[int]]] = []
         self._loading: list[tuple[Sequence, int, bytes, int]] = []
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
+    def _rows(self, seq: Sequence) -> int:
+        """The most rows that a sequence needs for the tokens that it has now."""
+        rows = seq.length - seq.dropped
+        return rows if seq.keep is None or seq.keep.share else min(rows, seq.keep.bound(self.block_size))
+
     def match(self, seq: Sequence) -> PrefixMatch:
-        """The longest cached prefix of `seq` without its last token, which must be computed to get logits."""
+        """The longest cached prefix of `seq` without its last token, which must be computed to get logits.
+
+        Of a sequence that keeps a part of its tokens it ends before the tokens that decide about the part.
+        """
         if not self.share_prefixes or seq.scores_prompt:
             return PrefixMatch(())
+        if seq.keep is not None and not seq.keep.share and (kept := self._match_kept(seq)) is not None:
+            return kept
         blocks: list[int] = []
         slots: list[int] = []
-        self.names.fill(seq, (seq.length - 1) // self.block_size)
-        for name in seq.block_hashes[: (seq.length - 1) // self.block_size]:
+        limit = self._limit(seq, NOTHING_DROPPED)
+        self.names.fill(seq, limit // self.block_size)
+        for name in seq.block_hashes[: limit // self.block_size]:
             block = None if slots else self.pool.find(name)
             if block is not None:
                 blocks.append(block)
@@ -105,7 +126,8 @@ class KVManager:
 
     def _with_part(self, seq: Sequence, blocks: tuple[int, ...], slots: tuple[int, ...]) -> PrefixMatch:
         """Complete a match by the longest part of the next block that has a name or is being computed now."""
-        for _, name in reversed(self.names.image_ends(seq, len(blocks) + len(slots), seq.length - 1)):
+        limit = self._limit(seq, NOTHING_DROPPED)
+        for _, name in reversed(self.names.image_ends(seq, len(blocks) + len(slots), limit)):
             cached = self.pool.find_part(name)
             if cached:
                 return PrefixMatch(blocks, None, ("copy", *cached), slots)
@@ -142,6 +164,54 @@ class KVManager:
             before = before[: self.window.usable(seq.block_hashes, len(before))]
         return self._outside_images(seq, PrefixMatch(before))
 
+    def _limit(self, seq: Sequence, kept: Kept) -> int:
+        """The most tokens of a sequence that need not be computed, after it has kept so much."""
+        return max(0, min(seq.length - 1, self._point_after(seq, kept) - WINDOW))
+
+    def _point_after(self, seq: Sequence, kept: Kept) -> int:
+        return NEVER if seq.keep is None else next_point(seq.keep, len(seq.prompt_ids), kept, self.block_size)
+
+    def point(self, seq: Sequence) -> int:
+        """After how many tokens the sequence leaves out some of them next; NEVER: it does not."""
+        return self._point_after(seq, seq.kept)
+
+    def kept_at(self, seq: Sequence, kept: Kept, point: int) -> Kept:
+        """What a sequence keeps at its next point. kept: what it has kept before."""
+        assert seq.keep is not None
+        return kept_at(seq.keep, point, kept, seq.visual_between(kept.until, point), self.block_size)
+
+    def _match_kept(self, seq: Sequence) -> PrefixMatch | None:
+        """The longest prefix whose kept rows are cached; None: there is none with a point in it."""
+        stages, kept = [], NOTHING_DROPPED
+        while (point := self._point_after(seq, kept)) < seq.length:
+            kept = self.kept_at(seq, kept, point)
+            stages.append(kept)
+        self.names.fill(seq, (seq.length - 1) // self.block_size)
+        for kept in reversed(stages):
+            blocks: list[int] = []
+            most = (self._limit(seq, kept) - kept.dropped) // self.block_size
+            for name in self._kept_names(seq, kept, most):
+                block = self.pool.find(name)
+                if block is None:
+                    break
+                blocks.append(block)
+            if len(blocks) * self.block_size >= kept.rows:
+                return PrefixMatch(tuple(blocks), kept=kept)
+        return None
+
+    def _kept_names(self, seq: Sequence, kept: Kept, count: int) -> Iterator[bytes]:
+        """The names of the first `count` blocks of a sequence that has kept so much.
+
+        What is in the first ones follows from the rule and the tokens before the point. The others hold all
+        tokens from there on, but their keys and values follow from the kept ones, too.
+        """
+        first, before = kept.rows // self.block_size, kept.until // self.block_size
+        for index in range(count):
+            name = seq.block_hashes[before - 1 if index < first else before + index - first]
+            yield hashlib.sha256(
+                b"fovea-kept:%d:%s:" % (min(index, first), str(seq.keep).encode()) + name
+            ).digest()
+
     def _find_rows(self, name: bytes) -> Part | None:
         """Find the first rows of the block of that name. Returns None if they are not cached."""
         cached, saved = self.pool.find_part(name), self.host.find_part(name)
@@ -171,7 +241,7 @@ class KVManager:
     def matched_tokens(self, match: PrefixMatch) -> int:
         """The number of tokens that count as computed when a sequence is admitted with this match."""
         whole = len(match.blocks) + len(match.slots)
-        return whole * self.block_size + (match.part[2] if match.part else 0)
+        return whole * self.block_size + (match.part[2] if match.part else 0) + match.kept.dropped
 
     def cached_prefix(self, seq: Sequence) -> int:
         """Estimate how many tokens of a new sequence are cached: whole blocks only, and no windows.
@@ -180,7 +250,7 @@ class KVManager:
         """
         if not self.share_prefixes or seq.scores_prompt:
             return 0
-        count, tokens = (seq.length - 1) // self.block_size, 0
+        count, tokens = self._limit(seq, NOTHING_DROPPED) // self.block_size, 0
         self.names.fill(seq, count)
         for number, name in enumerate(seq.block_hashes[:count], 1):
             if self.pool.find(name) is None and self.host.find(name) is None:
@@ -198,7 +268,8 @@ class KVManager:
         """
         locked = sum(1 for block in match.blocks if self.pool.is_free(block))
         needed = sum(
-            max(0, self.blocks_for(other.length) - len(other.blocks)) for other in self._sequences.values()
+            max(0, self.blocks_for(self._rows(other)) - len(other.blocks))
+            for other in self._sequences.values()
         )
         if self.states is not None and not self.states.slots.available:
             return False
@@ -206,7 +277,8 @@ class KVManager:
             shared = self.window.shared(seq.block_hashes, len(match.blocks), self.matched_tokens(match))
             if not self.window.has_room(seq.length, shared, self._sequences.values()):
                 return False
-        return self.blocks_for(seq.length) - len(match.blocks) <= self.pool.free - locked - needed - beside
+        own = self.blocks_for(self._rows(seq)) - len(match.blocks)
+        return own <= self.pool.free - locked - needed - beside
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
         """Start the sequence's block table with the match, and plan the moves that the match needs.
@@ -216,6 +288,7 @@ class KVManager:
         for block in match.blocks:
             self.pool.share(block)
         seq.blocks = list(match.blocks)
+        seq.continue_from(match.kept)
         seq.computed_tokens = self.matched_tokens(match)
         if self.window is not None:
             self.window.admit(seq, len(match.blocks), seq.computed_tokens)
@@ -230,7 +303,11 @@ class KVManager:
         if self.states is not None:
             names = self.states.admit(seq, match.state)
         elif self.share_prefixes:
-            names = [*seq.block_hashes[len(match.blocks) :], *self._future_part_names(seq)]
+            last = len(seq.block_hashes)
+            if seq.keep is not None:  # blocks after the first point get other names
+                last = min(last, self.point(seq) // self.block_size) if not seq.kept.until else 0
+            names = seq.block_hashes[len(match.blocks) : last]
+            names = [*names, *self._future_part_names(seq, last)]
         else:
             names = seq.block_hashes[len(match.blocks) :]
         for name in names:
@@ -277,12 +354,38 @@ class KVManager:
             slot = self.host.put(*self.pool.names(block))
             if slot is not None:
                 self._moves.append(Move("save", block, slot, self.block_size))
-        start = index * self.block_size
+        start = index * self.block_size + seq.dropped
+        if start < seq.kept.until:
+            return self.pool.take(Kind.TEXT)
         if seq.spans_between(start, start + self.block_size):
             return self.pool.take(Kind.VISUAL)
         return self.pool.take(Kind.LEAD if seq.spans and start < seq.spans[-1].start else Kind.TEXT)
 
-    def take_moves(self) -> tuple[Move, ...]:
+    def can_compact(self, seq: Sequence) -> bool:
+        """Whether there are blocks for the rows that a sequence keeps at the point that it has reached."""
+        assert seq.keep is not None
+        own = sum(not self.pool.is_shared(block) for block in seq.blocks)
+        rows = room(seq.keep, seq.computed_tokens, self.block_size)
+        return self.blocks_for(rows) <= self.pool.free + own
+
+    def compact(self, seq: Sequence) -> None:
+        """Copy the rows that a sequence keeps to blocks of its own, and release the others.
+
+        The blocks that it had stay cached under their names, as far as nobody needs their memory.
+        """
+        before, old = seq.kept, seq.blocks
+        kept = self.kept_at(seq, before, seq.computed_tokens)
+        for block in reversed(old):
+            self.pool.release(block)
+        seq.blocks = []
+        seq.continue_from(kept)
+        for index in range(self.blocks_for(kept.rows)):
+            seq.blocks.append(self._take(seq, index))
+        self._moves.append(Compaction(tuple(old), tuple(seq.blocks), seq.id))
+        self._compacted.append((seq, seq.blocks))
+        self.dropped_tokens += kept.dropped - before.dropped
+
+    def take_moves(self) -> tuple[Move | Compaction, ...]:
         """Return and clear the moves of the step that is being planned.
 
         They must be carried out in this order, before the step computes anything.
@@ -298,13 +401,16 @@ class KVManager:
             else:
                 self.pool.publish_part(block, name, rows)
             self._mark_available(seq, name)
-        self._loading = []
+        for seq, blocks in self._compacted:
+            if seq.blocks is blocks:  # it still runs
+                self._name_kept(seq, 0, len(blocks))
+        self._loading, self._compacted = [], []
         if self.states is not None:
             self.states.slots.unlock()
 
     def abandon_moves(self) -> None:
         """The step failed: which moves were carried out is unknown, so forget everything in host memory."""
-        self._loading = []
+        self._loading, self._compacted = [], []
         self.host.forget_all()
         if self.states is not None:
             self.states.slots.unlock()
@@ -318,15 +424,16 @@ class KVManager:
         if self.states is not None:
             self.states.slots.forget_all()
 
-    def _future_part_names(self, seq: Sequence) -> list[bytes]:
+    def _future_part_names(self, seq: Sequence, count: int) -> list[bytes]:
+        """Names of the first rows of blocks that will get some. count: blocks that have plain names."""
         ends = {span.end // self.block_size for span in seq.spans if span.end > seq.computed_tokens}
-        named = [index for index in ends if index <= len(seq.block_hashes)]
+        named = [index for index in ends if index <= count]
         return [name for index in named for _, name in self.names.image_ends(seq, index, seq.length)]
 
     def can_extend(self, seq: Sequence, tokens: int) -> bool:
         if self.window is not None and self.window.missing(seq, tokens) > self.window.pool.free:
             return False
-        missing = -(-tokens // self.block_size) - len(seq.blocks)
+        missing = self.blocks_for(tokens - seq.dropped) - len(seq.blocks)
         return missing <= 0 or missing <= self.pool.free
 
     @property
@@ -336,15 +443,15 @@ class KVManager:
 
     def can_extend_quietly(self, seq: Sequence, tokens: int) -> bool:
         """Whether `seq` can be extended without a move: no evicted block is saved to host memory."""
-        room = len(seq.blocks) * self.block_size >= tokens
-        return room or (self.host.size == 0 and self.can_extend(seq, tokens))
+        fits = len(seq.blocks) * self.block_size >= tokens - seq.dropped
+        return fits or (self.host.size == 0 and self.can_extend(seq, tokens))
 
     def extend(self, seq: Sequence, tokens: int) -> None:
         """Take blocks until `seq` has room for its first `tokens` tokens.
 
         Raises KeyError when no block is free.
         """
-        blocks = -(-tokens // self.block_size)
+        blocks = self.blocks_for(tokens - seq.dropped)
         while len(seq.blocks) < blocks:
             seq.blocks.append(self._take(seq, len(seq.blocks)))
         if self.window is not None:
@@ -373,12 +480,27 @@ class KVManager:
         if self.window is not None:
             self.window.release_behind(seq)
 
+    def _name_kept(self, seq: Sequence, first: int, last: int) -> None:
+        """Name the full blocks [first, last) of a sequence that has left out tokens.
+
+        With a share, what is kept follows from the end of the prompt, where no other prompt ends.
+        """
+        if not self.share_prefixes or seq.keep is None or seq.keep.share:
+            return
+        for index, name in enumerate(self._kept_names(seq, seq.kept, last)):
+            if index >= first:
+                self.pool.publish(seq.blocks[index], name)
+
     def _name_new(self, seq: Sequence, first: int, whole: int) -> None:
         """Name the blocks and parts that became complete.
 
         first: first token that the step computed. whole: number of blocks that are full now.
         """
         self.names.fill(seq, whole)
+        if seq.kept.until:
+            size, dropped = self.block_size, seq.dropped
+            self._name_kept(seq, (first - dropped) // size, (seq.computed_tokens - dropped) // size)
+            return
         for span in seq.spans_between(first, seq.computed_tokens):
             if span.end <= seq.computed_tokens and span.end % self.block_size:
                 index = span.end // self.block_size
@@ -417,6 +539,7 @@ class KVManager:
             del self._pending[name]
         seq.blocks = []
         seq.computed_tokens = 0
+        seq.continue_from(NOTHING_DROPPED)
         self._sequences.pop(seq.id, None)
 
     def check_integrity(self) -> None:
@@ -445,6 +568,7 @@ class PrefixMatch:
     window_part: (block, rows) like `part`, in the pool of layers with a sliding window.
     state: name of the checkpoint of the state after this prefix; None: there is none, or the model has no
         states.
+    kept: what is kept of the prefix; the blocks hold these rows.
     """
 
     blocks: tuple[int, ...]
@@ -453,6 +577,24 @@ class PrefixMatch:
     slots: tuple[int, ...] = ()
     window_part: tuple[int, int] | None = None
     state: bytes | None = None
+    kept: Kept = NOTHING_DROPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """A copy of the rows that a sequence keeps, in every layer, to the first rows of other blocks.
+
+    Which rows these are is known to the runner since the step before. Blocks may be old and new ones.
+
+    source: the block table that the sequence had.
+    target: its new one.
+    owner: id of the sequence.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    owner: str
+    kind: Literal["compact"] = "compact"
 
 
 @dataclass(frozen=True, slots=True)

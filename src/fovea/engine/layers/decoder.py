@@ -6,7 +6,7 @@ sequence a row belongs. Visual tokens are rows whose input embedding comes from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -66,6 +66,7 @@ class Decoder(nn.Module):
         read: Tensor | None = None,
         per_layer: Tensor | None = None,
         images: tuple[ImageRows, ...] = (),
+        watch: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """Run all layers. Returns hidden states (rows, hidden) before the final norm.
 
@@ -80,9 +81,10 @@ class Decoder(nn.Module):
             little more than these: of a prompt only the last row is read.
         per_layer: (T, layers, width), what `layer_embeddings` returns.
         images: the rows that see image states.
+        watch: see `Step`.
         """
         scale = self._query_scale(positions, x.dtype)
-        step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer, images)
+        step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer, images, watch)
         first = 0
         if visual_rows is not None:
             for index, features in enumerate(deepstack):
@@ -110,7 +112,7 @@ class Decoder(nn.Module):
         return scale.to(dtype)[:, None, None]
 
     def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
-        if self._stack is not None and step.query_scale is None:
+        if self._stack is not None and step.query_scale is None and step.watch is None:
             (pool,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
             return self._stack(x, first, last, *angles, pool.kv, attention, read)
         for index in range(first, last):

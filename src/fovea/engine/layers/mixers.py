@@ -180,6 +180,8 @@ class AttentionMixer(nn.Module):
         query = self.store(projected, kv if own else None, *angles, plan.slots if own else None)
         if step.query_scale is not None:
             query = query * step.query_scale
+        if step.watch is not None:
+            step.watch(self.number, query)
         mixed = self.kernels.attend(query, kv, plan, self.scale).reshape(len(projected), -1)
         return mixed if gate is None else self.kernels.open(mixed, gate)
 

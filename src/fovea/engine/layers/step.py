@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +27,8 @@ class Step:
     query_scale: (T, 1, 1), scale of each row's queries; None: 1 for all rows.
     per_layer: (T, layers, width), per-layer embeddings of each row; None: the decoder has none.
     images: the rows that see image states, in order; other rows see none.
+    watch: is called with the number of each attention layer and its queries, (T, heads, head_dim), rotated;
+        None: nobody needs them.
     """
 
     angles: tuple[tuple[Tensor, Tensor], ...]
@@ -34,6 +37,7 @@ class Step:
     query_scale: Tensor | None = None
     per_layer: Tensor | None = None
     images: tuple[ImageRows, ...] = ()
+    watch: Callable[[int, Tensor], None] | None = None
 
     def of_read_rows(self, rows: Tensor) -> Step:
         """Return the input of layers that compute only some rows.

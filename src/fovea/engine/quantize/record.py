@@ -94,7 +94,7 @@ def _recorded(loaded: LoadedModel, samples: list[Sample]) -> Iterator[None]:
     def forward(
         x: Tensor, positions: Tensor, memory: Any, plan: DecoderPlan, visual_rows: Tensor | None = None,
         deepstack: Sequence[Tensor] = (), read: Tensor | None = None, per_layer: Tensor | None = None,
-        images: tuple[ImageRows, ...] = (),
+        images: tuple[ImageRows, ...] = (), watch: Any = None,
     ) -> Tensor:  # fmt: skip
         kept = [None if part is None else part.clone() for part in (x, positions, visual_rows, per_layer)]
         features = tuple(part.clone() for part in deepstack)

@@ -91,7 +91,9 @@ class AnswerState:
             self._open -= 1
             if self.done:
                 reasoning = sum(count.tokens for count in self._reasoning)
-                usage = Usage(self._prompt, self._completion, self._cached, self._image, reasoning)
+                usage = Usage(
+                    self._prompt, self._completion, self._cached, self._image, reasoning, event.dropped_tokens
+                )
                 timings = replace(event.timings, detokenize=reader.seconds)
         ids, self._ids = self._ids, ()
         return Delta(

@@ -64,6 +64,7 @@ class RequestOptions(SamplingOptions, total=False):
     videos: inserted after the images, before the question; several, or one path, file or Video.
     video_budget: which frames of the videos are used.
     cache_salt: requests with different salts share no cache.
+    kv_keep: which keys and values are kept: "all", or METHOD:AMOUNT as in the setting.
     timeout: seconds after which the request is given up.
     priority: with the policy "priority", requests with smaller numbers go first.
     """
@@ -73,6 +74,7 @@ class RequestOptions(SamplingOptions, total=False):
     videos: Sequence[VideoLike] | VideoLike
     video_budget: VideoBudget | None
     cache_salt: str
+    kv_keep: str | None
     timeout: float | None
     priority: int
 
@@ -106,6 +108,7 @@ def to_request(
         prompt=to_prompt(prompt, images, own.get("budget"), own.get("videos", ()), own.get("video_budget")),
         sampling=sampling or to_sampling(params, defaults),
         cache_salt=own.get("cache_salt", ""),
+        kv_keep=own.get("kv_keep"),
         timeout=own.get("timeout"),
         priority=own.get("priority", 0),
     )

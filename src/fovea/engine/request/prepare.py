@@ -26,6 +26,7 @@ from fovea.core.types import (
 )
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.job import Job, PixelSource, SequenceInputs, Sink
+from fovea.engine.keep import KEEP_ALL, KeepPolicy, KeepRule
 from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.pixels import PixelPool, PixelStore, PixelTask, Reservation
 from fovea.engine.request.prompt import PromptBuilder
@@ -97,8 +98,10 @@ class Preparer:
         embeddings: EmbeddingCache[VisualFeatures],
         slower: SlowerTiers,
         token_bytes: int,
+        keep: KeepPolicy = KEEP_ALL,
     ) -> None:
-        """token_bytes: bytes of encoder output per visual token."""
+        """token_bytes: bytes of encoder output per visual token. keep: which keys and values may be kept."""
+        self._keep = keep
         self.builder = builder
         self._tokenizer = tokenizer
         self._pixels = pixels
@@ -117,6 +120,7 @@ class Preparer:
         """
         started = time.monotonic()
         check_prompt_media(info, request.prompt)
+        self._keep.rule(request.kv_keep)
         fits = partial(check_lengths, sampling=request.sampling, info=info, usual_tokens=request.usual_tokens)
         with stage("tokenize"):
             prompt = self.builder.outline(
@@ -231,6 +235,7 @@ class Preparer:
             arrival=arrival,
             preprocess_s=outline.seconds + pixels_s - decode_s,
             decode_s=decode_s,
+            keep=self._keep.rule(request.kv_keep),
             inputs=lambda choice: SequenceInputs(
                 choice, pixels, ready.features, grammar, outline.bad_words, self._reasoning_end(ready.prompt)
             ),
@@ -270,6 +275,7 @@ def build_jobs(
     arrival: float,
     preprocess_s: float,
     decode_s: float = 0.0,
+    keep: KeepRule | None = None,
     inputs: Callable[[int], SequenceInputs] = SequenceInputs,
 ) -> list[Job]:
     """Return one job per choice of the request.
@@ -278,6 +284,7 @@ def build_jobs(
     arrival: time of arrival on the monotonic clock; deadlines count from it.
     preprocess_s: seconds spent on template, tokens and pixels, without decoding images.
     decode_s: seconds spent on decoding images after arrival.
+    keep: which keys and values are kept; None: all.
     inputs: returns the executor's inputs of a choice, by the choice's number.
     """
     sampling = request.sampling
@@ -288,7 +295,7 @@ def build_jobs(
 
     return [
         Job(
-            seq=to_sequence(request, prompt, max_tokens, arrival, choice),
+            seq=to_sequence(request, prompt, max_tokens, arrival, choice, keep),
             inputs=own,
             sink=sink,
             reader=AnswerReader(tokenizer, sampling, before(own)),
@@ -302,7 +309,12 @@ def build_jobs(
 
 
 def to_sequence(
-    request: GenerationRequest, prompt: PreparedPrompt, max_tokens: int, arrival: float, choice: int = 0
+    request: GenerationRequest,
+    prompt: PreparedPrompt,
+    max_tokens: int,
+    arrival: float,
+    choice: int = 0,
+    keep: KeepRule | None = None,
 ) -> Sequence:
     """Return the sequence of one choice of a request. The arguments are those of `build_jobs`."""
     return Sequence(
@@ -312,6 +324,7 @@ def to_sequence(
         max_tokens=max_tokens,
         spans=prompt.spans,
         salt=request.cache_salt,
+        keep=keep,
         client=request.client,
         arrival=arrival,
         deadline=None if request.timeout is None else arrival + request.timeout,

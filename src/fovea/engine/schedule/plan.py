@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fovea.engine.kv.manager import Move
+from fovea.engine.keep import Kept
+from fovea.engine.kv.manager import Compaction, Move
 from fovea.engine.schedule.itl_limit import PromptBudget
 from fovea.engine.sequence import ImageSpan, Sequence, StateWork
 from fovea.planner.cost import Composition, pairs_of
@@ -22,16 +23,23 @@ class Work:
     start: position of the first token to compute.
     count: number of tokens.
     state: slots of the sequence's state; None: the model has no layers with a state.
+    kept: what the sequence keeps after these tokens, which decide about it; None: all.
     """
 
     seq: Sequence
     start: int
     count: int
     state: StateWork | None = None
+    kept: Kept | None = None
 
     @property
     def stop(self) -> int:
         return self.start + self.count
+
+    @property
+    def rows(self) -> int:
+        """Rows of keys and values that the last token sees in layers without a window."""
+        return self.start + self.count - self.seq.dropped
 
     @property
     def samples(self) -> bool:
@@ -87,7 +95,7 @@ class StepPlan:
     encode: tuple[EncodeJob, ...] = ()
     preempted: tuple[str, ...] = ()
     encoded_ids: tuple[str, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[Move | Compaction, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -108,11 +116,11 @@ def composition_of(plan: StepPlan) -> Composition:
     for item in plan.work:
         if item.seq.decoding:
             decodes += item.count
-            context += item.count * item.stop
+            context += item.count * item.rows
         else:
             tokens += item.count
             chunks += 1
-            pairs += pairs_of(item.start, item.count)
+            pairs += pairs_of(item.start - item.seq.dropped, item.count)
     return Composition(decodes, context, tokens, chunks, pairs)
 
 
@@ -123,7 +131,7 @@ def composition_of_decodes(sequences: Iterable[Sequence]) -> Composition:
         if seq.decoding:
             count = 1 + len(seq.drafts)
             rows += count
-            context += count * (seq.computed_tokens + count)
+            context += count * (seq.computed_tokens - seq.dropped + count)
     return Composition(rows, context)
 
 

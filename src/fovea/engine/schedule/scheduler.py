@@ -25,6 +25,9 @@ by short prompts in their half of a step.
 When the pool is empty, the sequence that arrived last is preempted: it releases its blocks and returns to the
 queue, at the place that its arrival time gives it. It loses time, but no text: its tokens are recomputed,
 except those whose blocks are still cached.
+
+A sequence that keeps only a part of its tokens (`engine.keep`) computes the tokens that decide about the part
+in one step. The next step begins with the copy of what is kept.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from typing import Any
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import ScheduleSettings
+from fovea.engine.keep import WINDOW
 from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, PromptBudget
@@ -148,6 +152,9 @@ class Scheduler:
         most = min(self.config.max_step_tokens, tokens or self.config.max_step_tokens)
         budget = Budget(most, self.config.max_step_visual_tokens, prompts)
         current.sort(key=BY_ARRIVAL)
+        for seq in current:
+            if seq.keep is not None:
+                self._leave_out(seq, budget)
         decodes = [seq for seq in current if seq.decoding]
         others = [seq for seq in current if not seq.decoding]
         for later, seq in enumerate(decodes, 1 - len(decodes)):
@@ -186,6 +193,8 @@ class Scheduler:
             if seq.status is not RUNNING or item.count != 1 or seq.drafts or item.stop != seq.length:
                 return None
             if not seq.decoding:
+                return None
+            if seq.keep is not None and self.kv.point(seq) <= seq.length + 1:
                 return None
         going_on = [item.seq for item in plan.work if len(item.seq.output_ids) + 1 < item.seq.max_tokens]
         for seq in going_on:
@@ -268,15 +277,50 @@ class Scheduler:
 
     def _next_tokens(self, seq: Sequence, most: int, budget: Budget) -> int:
         """How many of its next `most` tokens a sequence should compute; no drafts if no block is free."""
+        begin, point = self._deciding(seq) if seq.keep is not None else (0, 0)
+        if point and seq.computed_tokens == begin:
+            most = max(most, point - begin)
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, most), budget)
         if self._whole_images:
             count = _to_image_border(seq, count)
+        if point:
+            count = _to_point(seq.computed_tokens, count, begin, point)
         if not seq.drafts:
             return count
         known, drafts = seq.length - seq.computed_tokens, self.kv.most_drafts()
         if not self.kv.can_extend(seq, seq.computed_tokens + count):
             count = min(count, known)  # nobody is preempted for drafts
         return count if drafts is None else min(count, known + drafts)
+
+    def _deciding(self, seq: Sequence) -> tuple[int, int]:
+        """The tokens [begin, point) that decide what a sequence keeps, and must be computed in one step.
+
+        (0, 0): it has not so many tokens yet.
+        """
+        point = self.kv.point(seq)
+        if point > seq.length:
+            return 0, 0
+        begin = max(0, point - WINDOW)
+        inside = seq.spans_between(begin, begin + 1) if self._whole_images else ()
+        return min([begin, *(span.start for span in inside)]), point
+
+    def _leave_out(self, seq: Sequence, budget: Budget) -> None:
+        """Let a sequence that has reached its point leave out what it does not keep.
+
+        If the point is in its answer, the tokens before it were computed one at a time. Then they are
+        computed again in one step, with the newest one.
+        """
+        point = self.kv.point(seq)
+        if seq.decoding and seq.length == point:
+            seq.computed_tokens = max(0, point - WINDOW)
+        if seq.status is not RUNNING or seq.computed_tokens != point:
+            return
+        while not self.kv.can_compact(seq):
+            victim = max(self.running, key=BY_ARRIVAL)
+            self._preempt(victim, budget)
+            if victim is seq:
+                return
+        self.kv.compact(seq)
 
     def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
         """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
@@ -393,7 +437,10 @@ class Scheduler:
 
     def _take(self, seq: Sequence, count: int, budget: Budget) -> None:
         self.kv.extend(seq, seq.computed_tokens + count)
-        budget.take(Work(seq, seq.computed_tokens, count, self.kv.plan_state(seq, count)))
+        kept, stop = None, seq.computed_tokens + count
+        if seq.keep is not None and stop == self.kv.point(seq):
+            kept = self.kv.kept_at(seq, seq.kept, stop)
+        budget.take(Work(seq, seq.computed_tokens, count, self.kv.plan_state(seq, count), kept))
 
     def _preempt(self, seq: Sequence, budget: Budget) -> None:
         budget.refund(seq)
@@ -429,6 +476,17 @@ def _to_image_border(seq: Sequence, count: int) -> int:
         if span.start < end < span.end:
             return (span.start if span.start > seq.computed_tokens else span.end) - seq.computed_tokens
     return count
+
+
+def _to_point(start: int, count: int, begin: int, point: int) -> int:
+    """Change the number of next tokens so that the tokens [begin, point) are computed in one step.
+
+    start: the next token.
+    """
+    end = start + count
+    if end >= point:
+        return point - start
+    return max(0, min(end, begin) - start)
 
 
 def _to_compute(seq: Sequence) -> int:

@@ -165,7 +165,19 @@ class JobBoard:
             self._send(job, Event(job.choice, picks, cached_tokens=cached, prompt=scored, reading=reading))
         else:
             timings = job.timings
-            event = Event(job.choice, picks, ended, reading, reason, stop, None, cached, scored, timings)
+            event = Event(
+                job.choice,
+                picks,
+                ended,
+                reading,
+                reason,
+                stop,
+                None,
+                cached,
+                scored,
+                timings,
+                job.seq.dropped,
+            )
             self._end(job, reason, event)
 
     def _cut(

@@ -45,6 +45,7 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "embed_cache_evictions": embeddings.evictions,
         "embed_cache_expired": embeddings.expirations,
         "preemptions": scheduler.preemptions,
+        "kv_dropped_tokens": scheduler.kv.dropped_tokens,
     }
 
 

@@ -98,6 +98,7 @@ async def _asked(request: Request, body: ChatRequest, params: SamplingParams) ->
         sampling=params,
         cache_salt=scope.salt,
         timeout=deadline.remaining,
+        kv_keep=body.kv_keep,
         priority=body.priority or 0,
         return_prompt_ids=bool(body.return_token_ids),
         fetch_s=max(images.wait.fetch_s, videos.wait.fetch_s),

@@ -180,6 +180,7 @@ class TritonPythonModel:
                 sampling=sampling(body, self._engine.info.default_sampling),
                 cache_salt=body.cache_salt or "",
                 timeout=body.timeout or self._timeout,
+                kv_keep=body.kv_keep,
                 priority=body.priority or 0,
                 usual_tokens=None if chat else USUAL_TOKENS,
             )
