@@ -3,20 +3,24 @@
 `SlotRunner` executes plans on numbered slots. A slot holds the hash of everything that a KV row depends on:
 all tokens and images up to its position. So a block that is shared, reused or named wrongly is detected when
 it is read. The next token is a function of the prefix alone, so every schedule must give the same answer.
-States are slots, too: each holds the hash of the prefix that it is the state of.
+States are slots, too: each holds the hash of the prefix that it is the state of. Sequences that keep a part
+of their tokens keep a part that follows from the tokens alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from random import Random
 from typing import Any
 
 from fovea.core.sampling import SamplingParams
+from fovea.engine import keep as keeping
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
+from fovea.engine.keep import NOTHING_DROPPED, KeepRule, Kept, kept_at, next_point
 from fovea.engine.kv.blocks import BlockPool, HostBlocks, WindowBlocks
-from fovea.engine.kv.manager import KVManager, Move
+from fovea.engine.kv.manager import Compaction, KVManager, Move
 from fovea.engine.kv.states import StateSlots
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
@@ -42,6 +46,7 @@ def sequence(
     salt: str = "",
     client: str = "",
     deadline: float | None = None,
+    keep: KeepRule | None = None,
 ) -> Sequence:
     """Create a sequence.
 
@@ -66,22 +71,67 @@ def sequence(
         client=(client, ""),
         arrival=arrival,
         deadline=deadline,
+        keep=keep,
     )
 
 
+BLOCK_SIZE = 2
+"""Tokens per block where sequences keep a part of their tokens."""
+
+
 def rows(seq: Sequence) -> list[int]:
-    """A hash for each position of what its KV row depends on: tokens and images up to it, and the salt."""
+    """A hash for each position of what its KV row depends on: tokens and images up to it, and the salt.
+
+    What was left out before changes later rows.
+    """
     keys = {place: span.key for span in seq.spans for place in range(span.start, span.end)}
     hashes, state = [], hash(seq.salt)
+    points = {kept.until for kept in points_of(seq)}
     for place, token in enumerate([*seq.prompt_ids, *seq.output_ids, *seq.drafts]):
+        if place in points:
+            state = hash((state, str(seq.keep)))
         state = hash((state, token, keys.get(place)))
         hashes.append(state)
     return hashes
 
 
+def points_of(seq: Sequence) -> Iterator[Kept]:
+    """What a sequence keeps at each point before its last token."""
+    kept = NOTHING_DROPPED
+    while seq.keep is not None:
+        point = next_point(seq.keep, len(seq.prompt_ids), kept, BLOCK_SIZE)
+        if point >= seq.length + len(seq.drafts):
+            return
+        kept = kept_at(seq.keep, point, kept, seq.visual_between(kept.until, point), BLOCK_SIZE)
+        yield kept
+
+
+def kept_rows(seq: Sequence, until: int) -> list[tuple[int, bool]]:
+    """What is in the rows that a sequence has kept at point `until`: a hash, and whether it is an image's."""
+    truth, found, before = rows(seq), list[tuple[int, bool]](), 0
+    for kept in points_of(seq):
+        if kept.until > until:
+            break
+        found += [(truth[at], bool(seq.visual_between(at, at + 1))) for at in range(before, kept.until)]
+        found, before = [found[row] for row in choice(seq, found, kept)], kept.until
+    return found
+
+
+def choice(seq: Sequence, found: list[tuple[int, bool]], kept: Kept) -> list[int]:
+    """Numbers of the rows that a sequence keeps, by chance, which follows from its tokens."""
+    dice = Random(found[-1][0])
+    assert seq.keep is not None
+    if seq.keep.method in ("snap", "window"):
+        return sorted(dice.sample(range(len(found)), kept.rows))
+    visual = [row for row, (_, is_visual) in enumerate(found) if is_visual]
+    text = [row for row, (_, is_visual) in enumerate(found) if not is_visual]
+    return sorted(dice.sample(visual, kept.visual)) + sorted(dice.sample(text, kept.text))
+
+
 def answer(seq: Sequence) -> list[int]:
     """The output tokens that `seq` must have at its end: generated alone, without any cache."""
     alone = Sequence(seq.id, list(seq.prompt_ids), seq.sampling, seq.max_tokens, seq.spans, salt=seq.salt)
+    alone.keep = seq.keep
     while len(alone.output_ids) < alone.max_tokens:
         alone.append([rows(alone)[-1] % 97])
     return alone.output_ids
@@ -128,6 +178,7 @@ class SlotRunner:
         self.windowed: dict[int, int] = {}
         self.encoded: list[str] = []
         self.computed_tokens = 0
+        self.choices: dict[str, list[int]] = {}
 
     def step(self) -> StepPlan:
         """Schedule and execute a step, update the scheduler, end finished sequences; check everything."""
@@ -142,6 +193,7 @@ class SlotRunner:
             for piece in work.split():
                 self._compute_state(piece)
             self._compute(work.seq, work.start, work.stop)
+            self._choose(work)
             if work.samples:
                 sampled[work.seq.id] = chosen_tokens(work)
                 self._hold(work.seq, sampled)
@@ -195,11 +247,14 @@ class SlotRunner:
         """Overwrite everything that a step would have written, and execute nothing."""
         size = self.scheduler.kv.block_size
         for move in plan.moves:
+            if isinstance(move, Compaction):
+                self.slots.update({block * size + at: -1 for block in move.target for at in range(size)})
+                continue
             target = self._target(move)
             target.update(dict.fromkeys(range(move.target * size, move.target * size + move.rows), -1))
         for work in plan.work:
             for place in range(work.start, work.stop):
-                self.slots[work.seq.blocks[place // size] * size + place % size] = -1
+                self.slots[self._slot(work.seq, place - work.seq.dropped)] = -1
                 if self.scheduler.kv.window is not None:
                     self.windowed[work.seq.window_blocks[place // size] * size + place % size] = -1
             for _, slot in work.state.saves if work.state is not None else ():
@@ -208,6 +263,11 @@ class SlotRunner:
     def _copy(self, plan: StepPlan) -> None:
         size = self.scheduler.kv.block_size
         for move in plan.moves:
+            if isinstance(move, Compaction):
+                old = [self.slots.get(b * size + at, 0) for b in move.source for at in range(size)]
+                for row, chosen in enumerate(self.choices.pop(move.owner)):
+                    self.slots[move.target[row // size] * size + row % size] = old[chosen]
+                continue
             source = self.saved if move.kind == "load" else self.windowed if move.windowed else self.slots
             target = self._target(move)
             for row in range(move.rows):
@@ -227,19 +287,37 @@ class SlotRunner:
             assert len(plans) <= limit, f"{limit} steps were not enough"
         return plans
 
-    def _compute(self, seq: Sequence, start: int, stop: int) -> None:
+    def _slot(self, seq: Sequence, row: int) -> int:
         size = self.scheduler.kv.block_size
+        return seq.blocks[row // size] * size + row % size
+
+    def _choose(self, work: Work) -> None:
+        """Note what a sequence keeps, if the step decides about it."""
+        seq, kept = work.seq, work.kept
+        if kept is None:
+            return
+        assert kept.until == work.stop <= seq.length
+        assert work.start <= seq.decides_from(work.stop), "the tokens that decide are not in one step"
+        found = kept_rows(seq, seq.kept.until)
+        truth = rows(seq)
+        found += [
+            (truth[at], bool(seq.visual_between(at, at + 1))) for at in range(seq.kept.until, work.stop)
+        ]
+        self.choices[seq.id] = choice(seq, found, kept)
+
+    def _compute(self, seq: Sequence, start: int, stop: int) -> None:
         truth = rows(seq)
         assert start == seq.computed_tokens
         assert 0 < stop <= seq.length + len(seq.drafts)
-        places = [seq.blocks[p // size] * size + p % size for p in range(stop)]
+        places = [self._slot(seq, row) for row in range(stop - seq.dropped)]
         for place in range(start, stop):
-            self.slots[places[place]] = truth[place]
+            self.slots[places[place - seq.dropped]] = truth[place]
         self._compute_window(seq, truth, start, stop)
         lasting = self.scheduler.images.lasting
         for span in seq.spans_between(0 if lasting else start, stop):
             assert self.scheduler.embeddings.get(span.key) == span.key
-        assert [self.slots.get(p) for p in places] == truth[:stop], f"{seq.id} reads KV that is not its own"
+        seen = [row for row, _ in kept_rows(seq, seq.kept.until)] + truth[seq.kept.until : stop]
+        assert [self.slots.get(p) for p in places] == seen, f"{seq.id} reads KV that is not its own"
 
     def _compute_window(self, seq: Sequence, truth: list[int], start: int, stop: int) -> None:
         """Write the rows of layers with a window, and check all rows that the first of these tokens sees."""
@@ -269,7 +347,9 @@ class SlotRunner:
     def _check_budgets(self, plan: StepPlan) -> None:
         config = self.scheduler.config
         beyond = MOST_IMAGE if self.scheduler.kv.whole_images else 0
-        assert plan.tokens <= config.max_step_tokens + beyond
+        decides = any(work.seq.keep is not None for work in plan.work)
+        more = keeping.WINDOW - 1 + beyond if decides else 0
+        assert plan.tokens <= config.max_step_tokens + beyond + more
         assert not beyond or not any(
             span.start < work.stop < span.end for work in plan.work for span in work.seq.spans
         ), "a step ends inside an image"

@@ -29,8 +29,7 @@ METHODS = ("window", "snap", "text", "images")
 tokens attend to most. text: those, but tokens of images are left out before text (LOOK-M, arXiv 2406.18139,
 without its merging). images: the reverse."""
 WINDOW = 32
-"""Tokens before a point whose queries decide; those of images among them only if there are no others (VL-Cache,
-arXiv 2410.23317)."""
+"""Most tokens before a point whose queries decide: those after the last image (VL-Cache, arXiv 2410.23317)."""
 RECENT = 8
 """Tokens before a point that are always kept."""
 SINKS = 4

@@ -20,7 +20,7 @@ from enum import Enum
 
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Client, FinishReason
-from fovea.engine.keep import NOTHING_DROPPED, KeepRule, Kept
+from fovea.engine.keep import NOTHING_DROPPED, WINDOW, KeepRule, Kept
 from fovea.kernels import NO_SLOT
 
 
@@ -191,6 +191,15 @@ class Sequence:
     def continue_from(self, kept: Kept) -> None:
         """Set what is kept. The block table must be that of these rows."""
         self.kept, self.dropped = kept, kept.dropped
+
+    def decides_from(self, point: int) -> int:
+        """The first of the tokens before a point of `keep` that decide what is kept.
+
+        They do not reach back into an image that ends before the point.
+        """
+        begin = max(0, point - WINDOW)
+        spans = self.spans_between(begin, point)
+        return max(begin, spans[-1].end) if spans and spans[-1].end < point else begin
 
     def append(self, tokens: Seq[int]) -> None:
         """Add generated tokens."""

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fovea.engine import keep as keeping
+from fovea.engine import sequence as sequences
 from fovea.engine.config import POLICY_NAMES
+from fovea.engine.keep import KeepRule
+from fovea.engine.kv import manager
 from fovea.engine.sequence import Sequence
-from tests.support.brains import MOST_IMAGE, SlotRunner, answer, scheduler, sequence
+from tests.support.brains import BLOCK_SIZE, MOST_IMAGE, SlotRunner, answer, points_of, scheduler, sequence
 from tests.support.thorough import examples
 
-BLOCK, IMAGE = 2, 10
+BLOCK, IMAGE = BLOCK_SIZE, 10
+SHARES = [KeepRule("snap", share=0.5), KeepRule("text", share=0.3), KeepRule("images", share=0.7)]
+BOUNDS = [KeepRule("snap", tokens=8), KeepRule("text", tokens=12), KeepRule("images", tokens=9)]
 PIECES = st.one_of(
     st.integers(0, 2),
     st.tuples(st.sampled_from(["cat", "dog", "elk"]), st.integers(1, 5)),
@@ -22,6 +30,10 @@ PIECES = st.one_of(
 
 class Stress(RuleBasedStateMachine):
     """Random operations on a scheduler with random budgets, cache sizes and policy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches: list[Any] = []
 
     @initialize(
         blocks=st.integers(2, 14),
@@ -63,6 +75,13 @@ class Stress(RuleBasedStateMachine):
         self.room, self.late = blocks * BLOCK, late
         if window:  # no model has both a window and states, or blocks in host memory
             host = states = 0
+        for module in (keeping, manager, sequences):  # small enough for these prompts
+            self.patches.append(patch.object(module, "WINDOW", 2))
+        self.patches += [patch.object(keeping, name, 1) for name in ("RECENT", "SINKS")]
+        for each in self.patches:
+            each.start()
+        whole_images = whole_images and not states
+        self.rules = [] if states else SHARES if window or whole_images else [*SHARES, *BOUNDS]
         enough = (window + step + MOST_IMAGE) // BLOCK + 2
         self.brain = scheduler(
             blocks=blocks,
@@ -74,7 +93,7 @@ class Stress(RuleBasedStateMachine):
             state_spacing=spacing,
             window=window,
             window_blocks=enough,
-            whole_images=whole_images and not states,
+            whole_images=whole_images,
             lasting_images=lasting_images,
             max_step_tokens=step,
             max_step_visual_tokens=visual,
@@ -96,10 +115,12 @@ class Stress(RuleBasedStateMachine):
         prompt=st.lists(PIECES, min_size=1, max_size=8),
         max_tokens=st.integers(1, 10),
         salt=st.sampled_from(["", "t"]),
+        rule=st.integers(0, 11),
     )
-    def arrive(self, prompt: list[int | tuple[str, int]], max_tokens: int, salt: str) -> None:
+    def arrive(self, prompt: list[int | tuple[str, int]], max_tokens: int, salt: str, rule: int) -> None:
         number = len(self.sequences)
-        seq = sequence(f"s{number}", prompt, arrival=number // 2, max_tokens=max_tokens, salt=salt)
+        keep = self.rules[rule] if rule < len(self.rules) else None
+        seq = sequence(f"s{number}", prompt, arrival=number // 2, max_tokens=max_tokens, salt=salt, keep=keep)
         if len(seq.prompt_ids) + max_tokens > self.room:
             return  # the engine rejects requests that can never fit
         self.sequences.append(seq)
@@ -144,14 +165,22 @@ class Stress(RuleBasedStateMachine):
             assert max(passed, default=0) <= self.brain.config.max_passes, "a sequence was passed too often"
 
     def teardown(self) -> None:
-        if not hasattr(self, "brain"):
-            return
+        try:
+            if hasattr(self, "brain"):
+                self.end()
+        finally:
+            for each in self.patches:
+                each.stop()
+
+    def end(self) -> None:
+        """Run everything to its end, and compare the answers."""
         # The oldest sequence is never preempted and advances in every step, by a token or by one of three
         # slices of an image (which is encoded again for each of its spans if nothing is cached), or waits
         # for a late token. So the number of steps is bounded.
         work = sum(len(seq.prompt_ids) + seq.max_tokens + 3 * len(seq.spans) for seq in self.sequences)
         waits = (self.late + 1) * sum(seq.max_tokens for seq in self.sequences)
-        self.runner.run(limit=2 * work + waits + 1)
+        points = sum(len(list(points_of(seq))) for seq in self.sequences if seq.keep is not None)
+        self.runner.run(limit=2 * work + waits + 6 * points + 2 * work * bool(points) + 1)
         for seq in self.sequences:
             assert seq.finish_reason is not None
             truth = answer(seq)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fovea.engine.execute.decode_rows import table
-from fovea.engine.keep import RECENT, SINKS, WINDOW, Kept
+from fovea.engine.keep import RECENT, SINKS, Kept
 from fovea.engine.kv.manager import Compaction
 from fovea.engine.layers.config import Attention, DecoderConfig
 from fovea.engine.layers.step import DecoderMemory
@@ -46,7 +46,7 @@ class KeptRows:
         """Return what notes the queries of a step; None: nothing is decided in it that needs them."""
         ends = accumulate(item.count for item in work)
         rows = [
-            (item, slice(end - min(WINDOW, item.count), end))
+            (item, slice(end - item.stop + item.seq.decides_from(item.stop), end))
             for item, end in zip(work, ends, strict=True)
             if item.kept is not None and item.seq.keep is not None and item.seq.keep.method != "window"
         ]
@@ -72,11 +72,11 @@ class KeptRows:
         visual = to_device(torch.from_numpy(visual_rows(item)), device)
         blocks = torch.as_tensor(table(item)[: -(-item.rows // self._pool.block_size)], device=device)
         count = len(next(iter(queries.values())))
-        asking = _asking(item, count).to(device)
+        places = torch.arange(item.rows - count, item.rows, device=device)
         chosen = []
         for layer, query in queries.items():
             keys = gather(self._memory.layer_kv(layer), blocks, query.dtype).flatten(0, 1)[: item.rows, 0]
-            scores = attention_scores(query[asking], asking + item.rows - count, keys, self._scales[layer])
+            scores = attention_scores(query, places, keys, self._scales[layer])
             chosen.append(best_rows(scores, visual, kept))
         return torch.stack(chosen)
 
@@ -91,7 +91,7 @@ class KeptRows:
 class Watch:
     """Notes queries of some rows of a step.
 
-    queries: by sequence id and layer, (w, heads, head_dim), of the last w tokens.
+    queries: by sequence id and layer, (w, heads, head_dim), of the w tokens that decide.
     """
 
     def __init__(self, layers: dict[int, int], rows: Sequence[tuple[Work, slice]]) -> None:
@@ -118,15 +118,6 @@ def visual_rows(item: Work) -> NDArray[np.bool_]:
     for span in seq.spans_between(seq.kept.until, item.stop):
         visual[max(span.start, seq.kept.until) - seq.dropped : min(span.end, item.stop) - seq.dropped] = True
     return visual
-
-
-def _asking(item: Work, count: int) -> Tensor:
-    """Return which of the last `count` tokens decide: those outside of images, if there are any."""
-    first = item.stop - count
-    visual = np.zeros(count, dtype=bool)
-    for span in item.seq.spans_between(first, item.stop):
-        visual[max(span.start - first, 0) : span.end - first] = True
-    return torch.from_numpy((~visual if not visual.all() else visual).nonzero()[0])
 
 
 def attention_scores(query: Tensor, places: Tensor, keys: Tensor, scale: float) -> Tensor:

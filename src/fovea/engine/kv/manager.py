@@ -403,7 +403,7 @@ class KVManager:
             self._mark_available(seq, name)
         for seq, blocks in self._compacted:
             if seq.blocks is blocks:  # it still runs
-                self._name_kept(seq, 0, len(blocks))
+                self._name_kept(seq, 0, seq.kept.rows // self.block_size)
         self._loading, self._compacted = [], []
         if self.states is not None:
             self.states.slots.unlock()

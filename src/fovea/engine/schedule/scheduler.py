@@ -41,7 +41,6 @@ from typing import Any
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import ScheduleSettings
-from fovea.engine.keep import WINDOW
 from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, PromptBudget
@@ -147,14 +146,14 @@ class Scheduler:
         """
         self._most = min(self.config.max_running, running or self.config.max_running)
         self.steps += 1
-        current, waiting = _among(self.running, only), _among(self.waiting, only)
-        self.images.begin(current, waiting)
         most = min(self.config.max_step_tokens, tokens or self.config.max_step_tokens)
         budget = Budget(most, self.config.max_step_visual_tokens, prompts)
-        current.sort(key=BY_ARRIVAL)
-        for seq in current:
+        for seq in _among(self.running, only):
             if seq.keep is not None:
                 self._leave_out(seq, budget)
+        current, waiting = _among(self.running, only), _among(self.waiting, only)
+        self.images.begin(current, waiting)
+        current.sort(key=BY_ARRIVAL)
         decodes = [seq for seq in current if seq.decoding]
         others = [seq for seq in current if not seq.decoding]
         for later, seq in enumerate(decodes, 1 - len(decodes)):
@@ -300,7 +299,7 @@ class Scheduler:
         point = self.kv.point(seq)
         if point > seq.length:
             return 0, 0
-        begin = max(0, point - WINDOW)
+        begin = seq.decides_from(point)
         inside = seq.spans_between(begin, begin + 1) if self._whole_images else ()
         return min([begin, *(span.start for span in inside)]), point
 
@@ -312,7 +311,7 @@ class Scheduler:
         """
         point = self.kv.point(seq)
         if seq.decoding and seq.length == point:
-            seq.computed_tokens = max(0, point - WINDOW)
+            seq.computed_tokens = seq.decides_from(point)
         if seq.status is not RUNNING or seq.computed_tokens != point:
             return
         while not self.kv.can_compact(seq):
