@@ -246,7 +246,7 @@ def test_usage_and_timings() -> None:
         "prompt_tokens": 10,
         "completion_tokens": 5,
         "total_tokens": 15,
-        "prompt_tokens_details": {"cached_tokens": 8, "image_tokens": 4},
+        "prompt_tokens_details": {"cached_tokens": 8, "image_tokens": 4, "dropped_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     timings = timings_body(StageTimings(fetch=0.0012345, media_decode=0.5, ttft=2))

@@ -55,6 +55,17 @@ def error(server: Server, path: str = PATH, **extra: Any) -> Json:
     return dict(answer.json()["error"])
 
 
+def test_a_request_chooses_what_it_keeps_and_is_told_what_was_left_out(server: Server) -> None:
+    long = {"prompt": PROMPT * 20}
+    details = complete(server, **long, kv_keep="snap:0.5")["usage"]["prompt_tokens_details"]
+    assert details["dropped_tokens"] > 20
+    assert complete(server, **long)["usage"]["prompt_tokens_details"]["dropped_tokens"] == 0
+    for path in (PATH, "/v1/chat/completions"):
+        wrong = error(server, path, kv_keep="snop:0.5")
+        assert wrong["param"] == "kv_keep"
+        assert "did you mean 'snap'?" in wrong["message"]
+
+
 def test_echo_puts_the_prompt_before_the_text(server: Server) -> None:
     plain, echoed = choice(server), choice(server, echo=True)
     assert echoed["text"] == PROMPT + plain["text"]

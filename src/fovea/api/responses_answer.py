@@ -238,6 +238,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
             "cached_tokens": usage.cached,
             "cache_write_tokens": 0,
             "image_tokens": usage.image,
+            "dropped_tokens": usage.dropped,
         },
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},

@@ -199,7 +199,10 @@ MOST_SECONDS = 1 << 31
 
 
 def _kv_keep(text: str) -> str:
-    _check_method("kv_keep", lambda: parse_keep(text))
+    try:
+        parse_keep(text)
+    except InvalidRequest as error:
+        raise ConfigError(error.message, param="kv_keep") from None
     return ""
 
 
