@@ -276,14 +276,16 @@ def find_needles(args: argparse.Namespace) -> None:
         for name in TYPES:
             with Engine.from_pretrained(model, **SINGLE_USER, **_settings(args, name)) as engine:
                 for context in args.contexts:
-                    found = [_finds(engine, text, context, depth, n) for n, depth in enumerate(DEPTHS)]
+                    found = [finds(engine, text, context, depth, n) for n, depth in enumerate(DEPTHS)]
                     right = f"{sum(found)} of {len(found)}"
                     rows.setdefault(f"{Path(model).name} at {context}", {})[name] = right
     report(rows)
 
 
-def _finds(engine: Engine, text: str, context: int, depth: float, number: int) -> bool:
-    """Whether the engine repeats a number that stands in a sentence at this depth."""
+def finds(
+    engine: Engine, text: str, context: int, depth: float, number: int, keep: str | None = None
+) -> bool:
+    """Whether the engine repeats a number that stands in a sentence at this depth. keep: see `kv_keep`."""
     code, name = str(1000 + 1237 * (number + context) % 9000), NAMES[number % len(NAMES)]
     encode = engine.tokenizer.encode_plain
     ids = encode(text)
@@ -292,7 +294,7 @@ def _finds(engine: Engine, text: str, context: int, depth: float, number: int) -
     needle = encode(f"\n\nRemember this: the code of the {name} is {code}.\n\n")
     question = encode(f"\n\nWhat is the code of the {name}? The code of the {name} is")
     prompt = TokenPrompt((*engine.tokenizer.start_ids, *ids[:place], *needle, *ids[place:], *question))
-    return code in engine.generate(prompt, max_tokens=12, temperature=0).text
+    return code in engine.generate(prompt, max_tokens=12, temperature=0, kv_keep=keep).text
 
 
 def _settings(args: argparse.Namespace, name: str) -> dict[str, Any]:
