@@ -1,4 +1,4 @@
-"""What it costs and gains to keep a part of the keys and values (`kv_keep`): chats, texts, needles, memory.
+"""Costs and gains of keeping a part of the keys and values (`kv_keep`): chats, texts, needles, memory.
 
     PYTHONPATH=src:. python3 benchmarks/kv_pruning.py chats [--images 4] [--count 200] [--rules snap:0.25 ...]
     PYTHONPATH=src:. python3 benchmarks/kv_pruning.py texts MODEL... --text FILE.txt [--rules snap:1024 ...]

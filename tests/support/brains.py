@@ -96,7 +96,7 @@ def rows(seq: Sequence) -> list[int]:
 
 
 def points_of(seq: Sequence) -> Iterator[Kept]:
-    """What a sequence keeps at each point before its last token."""
+    """Yield what a sequence keeps at each point before its last token."""
     kept = NOTHING_DROPPED
     while seq.keep is not None:
         point = next_point(seq.keep, len(seq.prompt_ids), kept, BLOCK_SIZE)
@@ -107,7 +107,7 @@ def points_of(seq: Sequence) -> Iterator[Kept]:
 
 
 def kept_rows(seq: Sequence, until: int) -> list[tuple[int, bool]]:
-    """What is in the rows that a sequence has kept at point `until`: a hash, and whether it is an image's."""
+    """Return a hash for each row that a sequence has kept at point `until`, and whether it is an image's."""
     truth, found, before = rows(seq), list[tuple[int, bool]](), 0
     for kept in points_of(seq):
         if kept.until > until:

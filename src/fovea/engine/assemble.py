@@ -302,7 +302,7 @@ def _warn_if_few_images_fit(config: EngineConfig, loaded: LoadedModel) -> None:
 
 
 def _keep_policy(config: EngineConfig, decoder: DecoderConfig) -> KeepPolicy:
-    """What requests may keep. Raises ConfigError if the model cannot take the configured rule."""
+    """Return the rules that requests may name. Raises ConfigError if the model cannot take the configured one."""
     try:
         return KeepPolicy.of(
             config.kv.kv_keep,

@@ -29,7 +29,7 @@ METHODS = ("window", "snap", "text", "images")
 tokens attend to most. text: those, but tokens of images are left out before text (LOOK-M, arXiv 2406.18139,
 without its merging). images: the reverse."""
 WINDOW = 32
-"""Most tokens before a point whose queries decide: those after the last image (VL-Cache, arXiv 2410.23317)."""
+"""Most tokens before a point that decide: those after the last image, as in VL-Cache (arXiv 2410.23317)."""
 RECENT = 8
 """Tokens before a point that are always kept."""
 SINKS = 4
@@ -42,7 +42,7 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """What a request keeps.
+    """A rule: which keys and values a request keeps.
 
     method: one of METHODS.
     share: share of the prompt, above 0 and below 1; 0: `tokens` counts.
@@ -86,7 +86,7 @@ def parse_keep(text: str) -> KeepRule | None:
 
 @dataclass(frozen=True, slots=True)
 class KeepPolicy:
-    """What requests to an engine may keep.
+    """The rules that requests to an engine may name.
 
     default: the rule of requests that name none; None: they keep all.
     block_size: tokens per KV block.
@@ -141,7 +141,7 @@ class KeepPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a sequence has kept at its latest point.
+    """The rows that a sequence has kept at its latest point.
 
     until: the point, a number of tokens; those from there on are all in place.
     visual, text: rows kept of the tokens before: first so many tokens of images, then so many others.

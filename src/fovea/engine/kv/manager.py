@@ -176,7 +176,7 @@ class KVManager:
         return self._point_after(seq, seq.kept)
 
     def kept_at(self, seq: Sequence, kept: Kept, point: int) -> Kept:
-        """What a sequence keeps at its next point. kept: what it has kept before."""
+        """Return what a sequence keeps at its next point. kept: what it has kept before."""
         assert seq.keep is not None
         return kept_at(seq.keep, point, kept, seq.visual_between(kept.until, point), self.block_size)
 
