@@ -91,7 +91,7 @@ def test_what_was_kept_of_images_counts_at_the_next_point() -> None:
 
 
 def test_a_model_takes_the_rules_that_it_can_follow() -> None:
-    plain = {"states": False, "windows": False, "whole_images": False}
+    plain = {"rows": 1024, "states": False, "windows": False, "whole_images": False}
     policy = KeepPolicy.of("snap:0.5", 16, **plain)
     assert policy.rule(None) == KeepRule("snap", share=0.5)
     assert policy.rule("all") is None
@@ -107,3 +107,11 @@ def test_a_model_takes_the_rules_that_it_can_follow() -> None:
         assert policy.rule("snap:0.5") is not None
         with pytest.raises(InvalidRequest, match=reason):
             policy.rule("snap:512")
+
+
+def test_a_bound_makes_room_for_more_tokens_than_the_pool_holds() -> None:
+    policy = KeepPolicy(rows=1024)
+    assert policy.most_context(8192, None) == 1024
+    assert policy.most_context(8192, KeepRule("snap", share=0.5)) == 1024
+    assert policy.most_context(8192, KeepRule("snap", tokens=1024)) == 8192
+    assert policy.most_context(8192, KeepRule("snap", tokens=1025)) == 1024

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fovea import Engine
-from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.errors import ConfigError, InvalidRequest, PromptTooLong
 from fovea.core.types import ChatPrompt, Completion, Message, TextPart, TokenPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.execute.kept_rows import attention_scores, best_rows, copy_rows
@@ -140,7 +140,12 @@ def test_no_schedule_changes_a_bit(bundled: LoadedModel, rule: str) -> None:
     expected = written(alone)
     assert alone.usage.dropped > 100
     assert expected != whole
-    for settings in ({"max_step_tokens": 33}, {"max_step_tokens": 100, "kv_blocks": 48}, {}):
+    arranged: list[dict[str, Any]] = [
+        {"max_step_tokens": 33},
+        {"max_step_tokens": 100, "kv_blocks": 48},
+        {"decode_graphs": "padded"},
+    ]
+    for settings in arranged:
         with running(bundled, **settings) as machine:
             with ThreadPoolExecutor(4) as pool, all_at_once(machine, 4):
                 calls = [pool.submit(machine.generate, PROMPT, **ours) for _ in range(2)]
@@ -156,7 +161,7 @@ def test_no_schedule_changes_a_bit(bundled: LoadedModel, rule: str) -> None:
 def test_a_long_chat_continues_from_what_it_has_kept(
     bundled: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never holds more rows than its bound, computes little per turn, and answers as without a cache."""
+    """It holds no more rows than its bound, outgrows the pool, and answers as without a cache."""
     most = 0
     extend = KVManager.extend
 
@@ -168,7 +173,10 @@ def test_a_long_chat_continues_from_what_it_has_kept(
     monkeypatch.setattr(KVManager, "extend", noted)
     messages: list[Message] = []
     turns: list[tuple[ChatPrompt, Completion]] = []
-    with running(bundled, kv_keep="snap:256", kv_blocks=64) as machine:
+    with running(bundled, kv_keep="snap:256", kv_blocks=40) as machine:
+        assert machine.info.max_context > 640
+        with pytest.raises(PromptTooLong, match="the context of 640"):
+            machine.generate(ask("Hello"), kv_keep="all", max_tokens=640)
         for turn in range(8):
             prompt = ask(f"{turn} {WORDS[:200]}", *([picture(turn, 256, 192)] if turn % 3 == 0 else []))
             messages += prompt.messages

@@ -112,9 +112,10 @@ def assemble(
         parts.report(memory, configured=config.kv.kv_cache_mib > 0)
     blocks = sizes.blocks
     rows = blocks * config.kv.block_size
+    keep = _keep_policy(config, decoder, rows)
     info = replace(
         loaded.info,
-        max_context=_context(config, loaded.info, rows),
+        max_context=_context(config, loaded.info, keep.most_context(loaded.info.max_context, keep.default)),
         max_running=config.schedule.max_running,
         kv_dtype=config.kv.kv_dtype,
     )
@@ -182,7 +183,6 @@ def assemble(
         config.pixels.frame_workers,
         value_bytes=model.dtype.itemsize,
     )
-    keep = _keep_policy(config, decoder)
     preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes, keep)
     refuse = config.schedule.when_full == "refuse"
     token_bytes = runner.block_bytes // config.kv.block_size
@@ -301,12 +301,13 @@ def _warn_if_few_images_fit(config: EngineConfig, loaded: LoadedModel) -> None:
         )
 
 
-def _keep_policy(config: EngineConfig, decoder: DecoderConfig) -> KeepPolicy:
-    """Return the rules that requests may name. Raises ConfigError if the model cannot take the configured one."""
+def _keep_policy(config: EngineConfig, decoder: DecoderConfig, rows: int) -> KeepPolicy:
+    """Return the rules that requests may name. Raises ConfigError if the model cannot take the default."""
     try:
         return KeepPolicy.of(
             config.kv.kv_keep,
             config.kv.block_size,
+            rows,
             states=decoder.stateful,
             windows=decoder.window is not None,
             whole_images=decoder.whole_images > 0,

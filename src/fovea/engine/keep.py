@@ -90,19 +90,24 @@ class KeepPolicy:
 
     default: the rule of requests that name none; None: they keep all.
     block_size: tokens per KV block.
+    rows: tokens that the KV pool holds.
     refusal: why the engine takes no rule; "": it takes some.
     only_shares: why it takes no number of tokens; "": it does.
     """
 
     default: KeepRule | None = None
     block_size: int = 16
+    rows: int = NEVER
     refusal: str = ""
     only_shares: str = ""
 
     @classmethod
-    def of(cls, text: str, block_size: int, *, states: bool, windows: bool, whole_images: bool) -> KeepPolicy:
+    def of(
+        cls, text: str, block_size: int, rows: int, *, states: bool, windows: bool, whole_images: bool
+    ) -> KeepPolicy:
         """Return the policy of an engine, whose setting is `text`.
 
+        block_size, rows: as above.
         states, windows: whether layers have a state, or a sliding window. whole_images: whether the tokens of
         an image see each other.
         Raises InvalidRequest if the engine cannot take the rule.
@@ -111,8 +116,16 @@ class KeepPolicy:
         shares = (
             "a sliding window" if windows else "images whose tokens see each other" if whole_images else ""
         )
-        policy = cls(None, block_size, refusal, shares and f"the model has {shares}")
+        policy = cls(None, block_size, rows, refusal, shares and f"the model has {shares}")
         return replace(policy, default=policy.rule(text))
+
+    def most_context(self, most: int, rule: KeepRule | None) -> int:
+        """Return how many tokens of prompt and answer a request with this rule may have.
+
+        A bound makes room for more than the pool holds. most: what the model allows.
+        """
+        bounded = rule is not None and rule.tokens and rule.tokens <= self.rows
+        return most if bounded else min(most, self.rows)
 
     def rule(self, text: str | None) -> KeepRule | None:
         """Return the rule of a request. text: its field kv_keep; None: the default.

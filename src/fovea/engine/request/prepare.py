@@ -120,7 +120,9 @@ class Preparer:
         """
         started = time.monotonic()
         check_prompt_media(info, request.prompt)
-        self._keep.rule(request.kv_keep)
+        most = self._keep.most_context(info.max_context, self._keep.rule(request.kv_keep))
+        if most < info.max_context:
+            info = replace(info, max_context=most)
         fits = partial(check_lengths, sampling=request.sampling, info=info, usual_tokens=request.usual_tokens)
         with stage("tokenize"):
             prompt = self.builder.outline(
