@@ -7,7 +7,8 @@
     PYTHONPATH=src:. python3 benchmarks/kv_pruning.py speed [--contexts 2048 8192]
 
 chats: the bundled model is asked about the newest of several images, each with a question that is answered
-    already. Right answers, and tokens that are kept of the prompt.
+    already. With --images 1 there are several questions about one image, and the last one counts. Right
+    answers, and tokens that are kept of the prompt.
 texts: perplexity of a text, whose later tokens see only what is kept. needles: facts found in it, which were
     inserted at several depths.
 turns: one long chat, in which every tenth turn brings an image: rows and blocks that it holds, tokens that a
@@ -51,6 +52,9 @@ ALL = "all"
 
 def chats(count: int, images: int) -> Iterator[list[Case]]:
     """Yield groups of cases with one image each, which no other group has."""
+    if images == 1:
+        yield from ([case] for case in scene_cases(count, ["chat"], seed=SEED))
+        return
     cases = list(scene_cases(-(-count * images // len(KINDS)), KINDS, seed=SEED))
     Random(SEED).shuffle(cases)
     for first in range(0, count * images, images):
@@ -64,7 +68,9 @@ def turn(case: Case) -> Message:
 
 
 def right(case: Case, answer: Completion) -> bool:
-    return Result(case, (answer.text,), 0, 0, 0).correct
+    """Whether the last answer is right. The others were given."""
+    given = (exchange.accepted[0] for exchange in case.exchanges[:-1])
+    return Result(case, (*given, answer.text), 0, 0, 0).correct
 
 
 def ask_chats(engine: Engine, groups: list[list[Case]], rule: str) -> list[Completion]:
@@ -73,7 +79,10 @@ def ask_chats(engine: Engine, groups: list[list[Case]], rule: str) -> list[Compl
     def one(group: list[Case]) -> Completion:
         messages: list[Message] = []
         for case in group:
-            messages += [turn(case), Message("assistant", (TextPart(case.exchanges[0].accepted[0]),))]
+            for number, exchange in enumerate(case.exchanges):
+                question = Message("user", (TextPart(exchange.question),))
+                messages.append(question if number else turn(case))
+                messages.append(Message("assistant", (TextPart(exchange.accepted[0]),)))
         prompt = ChatPrompt(tuple(messages[:-1]))
         return engine.generate(prompt, temperature=0.0, max_tokens=64, kv_keep=rule)
 

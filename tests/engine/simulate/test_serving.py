@@ -59,7 +59,9 @@ async def engine() -> AsyncIterator[SimulatedEngine]:
 def ask(
     text: str = "hello there", *, pictures: tuple[Image, ...] = (), name: str = "a", **options: Any
 ) -> GenerationRequest:
-    own = {key: options.pop(key) for key in ("timeout", "encode_only", "cache_salt") if key in options}
+    own = {
+        key: options.pop(key) for key in ("timeout", "encode_only", "cache_salt", "kv_keep") if key in options
+    }
     parts = (*(ImagePart(picture) for picture in pictures), TextPart(text))
     return GenerationRequest(name, ChatPrompt((Message("user", parts),)), SamplingParams(**options), **own)
 
@@ -88,6 +90,13 @@ async def test_without_a_length_an_answer_ends_by_itself(engine: SimulatedEngine
     answer = await whole(engine, ask())
     assert answer.finish_reasons == ("stop",)
     assert answer.usage.completion >= 1
+
+
+async def test_a_request_may_keep_a_part_of_its_keys_and_values(engine: SimulatedEngine) -> None:
+    done = await whole(engine, ask("hello there " * 60, kv_keep="snap:0.5", max_tokens=8))
+    assert 0 < done.usage.dropped < done.usage.prompt
+    with pytest.raises(InvalidRequest, match="kv_keep is 'snap:2'"):
+        await whole(engine, ask(kv_keep="snap:2"))
 
 
 async def test_equal_requests_get_equal_answers(engine: SimulatedEngine) -> None:

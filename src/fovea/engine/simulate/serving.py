@@ -30,6 +30,7 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.job import Event, Job, take_waiting
+from fovea.engine.keep import KeepPolicy, parse_keep
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.prepare import build_jobs, check_lengths, to_sequence
@@ -89,6 +90,8 @@ class SimulatedEngine:
         )
         refuse = config.schedule.when_full == "refuse"
         tokens = pool_tokens(config, cost)
+        kv = config.kv
+        self._keep = KeepPolicy(parse_keep(kv.kv_keep), kv.block_size, tokens)
         self.admission = Admission(config.schedule.max_in_flight, tokens, cost.kv_token_bytes, refuse=refuse)
         self._gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self._draining = False
@@ -110,6 +113,7 @@ class SimulatedEngine:
             raise InvalidRequest(
                 f"{form.param}: a simulated engine writes filler, which follows no format", param=form.param
             )
+        keep = self._keep.rule(request.kv_keep)
         arrival = time.monotonic()
         ticket = self.admission.enter(request.sampling.n)
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -123,7 +127,14 @@ class SimulatedEngine:
             ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, length, request.sampling.n))
             seconds = time.monotonic() - arrival
             jobs = build_jobs(
-                request, prompt, max_tokens, self.tokenizer, deliver, arrival=arrival, preprocess_s=seconds
+                request,
+                prompt,
+                max_tokens,
+                self.tokenizer,
+                deliver,
+                arrival=arrival,
+                preprocess_s=seconds,
+                keep=keep,
             )
             self.loop.submit(jobs)
             answer = AnswerState(request.id, prompt, [job.reader for job in jobs])
