@@ -48,6 +48,10 @@ KINDS = ("colour", "shape", "position", "existence", "counting", "listing", "rea
 METHODS = ("window", "snap", "text", "images")
 SEED = 4242
 ALL = "all"
+SMALL = 100_000
+"""Most pixels of an image in the long chat, so that the whole chat fits into the model's context."""
+LATER = ("Is there a star?", "What color is it?", "How many red objects are there?")
+"""Questions about an image after the first one. Their answers are not scored."""
 
 
 def chats(count: int, images: int) -> Iterator[list[Case]]:
@@ -59,6 +63,10 @@ def chats(count: int, images: int) -> Iterator[list[Case]]:
     Random(SEED).shuffle(cases)
     for first in range(0, count * images, images):
         yield cases[first : first + images]
+
+
+def area(case: Case) -> int:
+    return case.facts["width"] * case.facts["image_height"]
 
 
 def turn(case: Case) -> Message:
@@ -147,8 +155,9 @@ def open_engine(model: str, args: argparse.Namespace) -> Engine:
 
 def measure_turns(args: argparse.Namespace) -> None:
     """Run one chat for each rule, and note what it holds. The model sees its own answers."""
-    cases = list(scene_cases(-(-args.turns // len(KINDS)), KINDS, seed=SEED))[: args.turns]
+    cases = [case for case in scene_cases(args.images, KINDS, seed=SEED) if area(case) <= SMALL]
     Random(SEED).shuffle(cases)
+    spacing = args.turns // args.images
     most, extend = 0, KVManager.extend
 
     def noted(self: KVManager, seq: Sequence, tokens: int) -> None:
@@ -164,15 +173,13 @@ def measure_turns(args: argparse.Namespace) -> None:
         with Engine.from_pretrained(
             "fovea-tiny", device="cpu", kv_blocks=args.blocks, kv_keep=rule
         ) as engine:
-            for number, case in enumerate(cases):
-                new = turn(case)
-                if number % (args.turns // args.images):  # about the image of an earlier turn: not scored
-                    new = Message("user", (new.parts[-1],))
-                messages.append(new)
+            for number in range(args.turns):
+                case, old = cases[number // spacing], number % spacing
+                messages.append(Message("user", (TextPart(LATER[old % 3]),)) if old else turn(case))
                 answer = engine.generate(ChatPrompt(tuple(messages)), temperature=0.0, max_tokens=48)
                 messages.append(Message("assistant", (TextPart(answer.text),)))
                 computed.append(answer.usage.prompt - answer.usage.cached)
-                if len(new.parts) > 1:
+                if not old:
                     found.append(right(case, answer))
             last = answer.usage
         rows[rule] = {

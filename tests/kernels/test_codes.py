@@ -192,3 +192,14 @@ def test_codes_of_a_row_of_odd_width() -> None:
     )
     assert torch.equal(codes.values(), by_hand)
     assert torch.equal(CodedProduct([codes], None, None, False).rows(torch.arange(3)), by_hand)
+
+
+@EVERY_SCHEME
+def test_rows_times_powers_of_two_are_exact(scheme: str) -> None:
+    """Balanced keys of quantized checkpoints (`QueryKeyValue.balance`) need it."""
+    codes = SCHEMES[scheme](6, 512)
+    factors = torch.tensor([1.0, 2.0, 0.25, 1.0, 64.0, 0.5])
+    scaled = codes.times(factors)
+    exact = codes.values(torch.float32) * factors[:, None]
+    torch.testing.assert_close(scaled.values(torch.float32), exact, atol=0, rtol=0)
+    assert packable(scaled) is not None
