@@ -48,7 +48,7 @@ KINDS = ("colour", "shape", "position", "existence", "counting", "listing", "rea
 METHODS = ("window", "snap", "text", "images")
 SEED = 4242
 ALL = "all"
-SMALL = 100_000
+SMALL = 50_000
 """Most pixels of an image in the long chat, so that the whole chat fits into the model's context."""
 LATER = ("Is there a star?", "What color is it?", "How many red objects are there?")
 """Questions about an image after the first one. Their answers are not scored."""
@@ -176,7 +176,7 @@ def measure_turns(args: argparse.Namespace) -> None:
             for number in range(args.turns):
                 case, old = cases[number // spacing], number % spacing
                 messages.append(Message("user", (TextPart(LATER[old % 3]),)) if old else turn(case))
-                answer = engine.generate(ChatPrompt(tuple(messages)), temperature=0.0, max_tokens=48)
+                answer = engine.generate(ChatPrompt(tuple(messages)), temperature=0.0, max_tokens=24)
                 messages.append(Message("assistant", (TextPart(answer.text),)))
                 computed.append(answer.usage.prompt - answer.usage.cached)
                 if not old:

@@ -16,7 +16,7 @@ from fovea import Engine
 from fovea.core.errors import ConfigError, InvalidRequest, PromptTooLong
 from fovea.core.types import ChatPrompt, Completion, Message, TextPart, TokenPrompt
 from fovea.engine.config import EngineConfig
-from fovea.engine.execute.kept_rows import attention_scores, best_rows, copy_rows
+from fovea.engine.execute.kept_rows import NEAR, NEAR_SHARE, attention_scores, best_rows, copy_rows, spread
 from fovea.engine.keep import Kept
 from fovea.engine.kv.manager import Compaction, KVManager
 from fovea.engine.load import LoadedModel, load_model
@@ -70,8 +70,17 @@ def test_scores_are_the_largest_attention_weights_of_the_tokens_that_decide() ->
             for row in range(3):
                 weights[row, : 8 + row] = (0.5 * keys[: 8 + row, head] @ query[row, mine]).softmax(0)
             expected += weights.amax(0)
-        means = torch.stack([expected[max(0, at - 2) : at + 3].mean() for at in range(10)])
-        torch.testing.assert_close(found[head], torch.maximum(expected, means))
+        torch.testing.assert_close(found[head], expected)
+
+
+def test_words_around_a_fact_count_with_it_but_not_images() -> None:
+    scores, images = torch.zeros(1, 40), torch.zeros(40, dtype=torch.bool)
+    scores[0, 10], scores[0, 30], images[25:] = 1.0, 1.0, True
+    found = spread(scores, images)
+    near = [at for at in range(40) if found[0, at] == NEAR_SHARE]
+    assert near == [*range(10 - NEAR, 10), *range(11, 11 + NEAR)]
+    assert found[0, 10] == found[0, 30] == 1.0
+    assert found.sum() == 2 + 2 * NEAR * NEAR_SHARE
 
 
 def test_the_first_and_last_rows_are_kept_and_kinds_get_their_numbers() -> None:

@@ -28,6 +28,8 @@ METHODS = ("window", "snap", "text", "images")
 """window: the first tokens and the last ones (StreamingLLM, arXiv 2309.17453). snap: those that the last
 tokens attend to most. text: those, but tokens of images are left out before text (LOOK-M, arXiv 2406.18139,
 without its merging). images: the reverse."""
+BY_KIND = ("text", "images")
+"""Methods that divide what is kept between images and text."""
 WINDOW = 32
 """Most tokens before a point that decide: those after the last image, as in VL-Cache (arXiv 2410.23317)."""
 RECENT = 8

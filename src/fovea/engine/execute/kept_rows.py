@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fovea.engine.execute.decode_rows import table
-from fovea.engine.keep import RECENT, SINKS, Kept
+from fovea.engine.keep import BY_KIND, RECENT, SINKS, Kept
 from fovea.engine.kv.manager import Compaction
 from fovea.engine.layers.config import Attention, DecoderConfig
 from fovea.engine.layers.step import DecoderMemory
@@ -23,8 +23,9 @@ from fovea.engine.schedule.plan import Work
 from fovea.kernels.pages import KVPool, gather
 from fovea.kernels.transfer import to_device
 
-NEIGHBOURS = 5
-"""Rows of a neighbourhood: tokens beside those that are attended to are kept with them (SnapKV)."""
+NEAR, NEAR_SHARE = 7, 0.25
+"""A row of text counts as much as this share of the score of any row of text at most so far away. So the
+words around a fact are kept with it, as in SnapKV. In images each token counts for itself."""
 
 
 class KeptRows:
@@ -69,15 +70,17 @@ class KeptRows:
             last = torch.arange(item.rows - kept.rows + SINKS, item.rows, device=device)
             rows = torch.cat((torch.arange(SINKS, device=device), last))
             return rows.expand(len(self._places), heads, -1)
-        visual = to_device(torch.from_numpy(visual_rows(item)), device)
+        images = to_device(torch.from_numpy(visual_rows(item)), device)
+        divides = item.seq.keep is not None and item.seq.keep.method in BY_KIND
+        apart = images if divides else torch.zeros_like(images)
         blocks = torch.as_tensor(table(item)[: -(-item.rows // self._pool.block_size)], device=device)
         count = len(next(iter(queries.values())))
         places = torch.arange(item.rows - count, item.rows, device=device)
         chosen = []
         for layer, query in queries.items():
             keys = gather(self._memory.layer_kv(layer), blocks, query.dtype).flatten(0, 1)[: item.rows, 0]
-            scores = attention_scores(query, places, keys, self._scales[layer])
-            chosen.append(best_rows(scores, visual, kept))
+            scores = spread(attention_scores(query, places, keys, self._scales[layer]), images)
+            chosen.append(best_rows(scores, apart, kept))
         return torch.stack(chosen)
 
     def compact(self, move: Compaction) -> None:
@@ -106,14 +109,12 @@ class Watch:
 
 
 def visual_rows(item: Work) -> NDArray[np.bool_]:
-    """Return which rows of a sequence count as images', (rows up to the end of its work,).
+    """Return which rows of a sequence are known to be images', (rows up to the end of its work,).
 
-    Only rules that divide rows by kind count any.
+    Among rows that were kept before, only rules that divide them by kind know it.
     """
     seq = item.seq
     visual = np.zeros(item.rows, dtype=bool)
-    if seq.keep is None or seq.keep.method not in ("text", "images"):
-        return visual
     visual[: seq.kept.visual] = True
     for span in seq.spans_between(seq.kept.until, item.stop):
         visual[max(span.start, seq.kept.until) - seq.dropped : min(span.end, item.stop) - seq.dropped] = True
@@ -123,8 +124,7 @@ def visual_rows(item: Work) -> NDArray[np.bool_]:
 def attention_scores(query: Tensor, places: Tensor, keys: Tensor, scale: float) -> Tensor:
     """Return how much some rows attend to each row, (Hkv, rows) float32.
 
-    It is the largest weight that one of the rows gives, summed over the query heads of a KV head. A row whose
-    neighbours have a higher mean counts as much as this mean.
+    It is the largest weight that one of the rows gives, summed over the query heads of a KV head.
 
     query: (w, heads, head_dim). places: (w,), numbers of its rows. keys: (rows, Hkv, head_dim).
     """
@@ -133,9 +133,13 @@ def attention_scores(query: Tensor, places: Tensor, keys: Tensor, scale: float) 
     grouped = query.float().view(count, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
     scores = grouped @ keys.float().permute(1, 2, 0)[:, None] * scale  # (Hkv, group, w, rows)
     later = torch.arange(rows, device=keys.device) > places[:, None]
-    weights = scores.masked_fill_(later, -torch.inf).softmax(-1).amax(2).sum(1)
-    mean = functional.avg_pool1d(weights, NEIGHBOURS, 1, NEIGHBOURS // 2, count_include_pad=False)
-    return torch.maximum(weights, mean)
+    return scores.masked_fill_(later, -torch.inf).softmax(-1).amax(2).sum(1)
+
+
+def spread(scores: Tensor, images: Tensor) -> Tensor:
+    """Return scores (Hkv, rows) with a share for the neighbours of high ones. images: (rows,), see NEAR."""
+    best = functional.max_pool1d(scores.masked_fill(images, 0.0), 2 * NEAR + 1, 1, NEAR)
+    return torch.where(images, scores, torch.maximum(scores, NEAR_SHARE * best))
 
 
 def best_rows(scores: Tensor, visual: Tensor, kept: Kept) -> Tensor:
