@@ -73,7 +73,7 @@ def test_a_bound_is_never_passed() -> None:
     [
         ("text", 300, Kept(400, 0, 100)),  # as many other tokens as there is room for
         ("text", 350, Kept(400, 50, 50)),
-        ("images", 300, Kept(400, 88, 12)),  # the first and the last tokens stay
+        ("images", 300, Kept(400, 64, 36)),  # the question stays
         ("images", 60, Kept(400, 60, 40)),
         ("images", 400, Kept(400, 100, 0)),
         ("snap", 300, Kept(400, 0, 100)),

@@ -214,6 +214,7 @@ def kept_at(rule: KeepRule, point: int, kept: Kept, visual: int, block_size: int
         text = min(text, most)
         return Kept(point, most - text, text)
     if rule.method == "images":
-        images = min(images, most - min(text, RECENT + SINKS))
+        question = max(RECENT + SINKS, min(WINDOW + SINKS, most // 2))
+        images = min(images, most - min(text, question))
         return Kept(point, images, most - images)
     return Kept(point, 0, most)
