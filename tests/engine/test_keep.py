@@ -21,7 +21,7 @@ from fovea.engine.keep import (
 
 def test_a_rule_is_read_and_written_in_one_way() -> None:
     assert parse_keep("all") is None
-    for text in ("snap:0.25", "window:4096", "text:0.5", "images:128"):
+    for text in ("snap:0.25", "window:4096", "text:0.5", "images:128", "snap:1000001"):
         assert str(parse_keep(text)) == text
 
 

@@ -167,6 +167,17 @@ def test_no_schedule_changes_a_bit(bundled: LoadedModel, rule: str) -> None:
 
 
 @pytest.mark.kernels
+def test_a_single_token_may_decide(bundled: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token after an image does. Its step looks like a decode, but a recorded one tells no queries."""
+    monkeypatch.setattr(Sequence, "decides_from", lambda seq, point: point - 1)
+    ours = {"kv_keep": "snap:160", "max_tokens": 60, **GREEDY}
+    with running(bundled) as machine:
+        plain = machine.generate(PROMPT, **ours)
+    with running(bundled, decode_graphs="padded") as machine:
+        assert written(machine.generate(PROMPT, **ours)) == written(plain)
+
+
+@pytest.mark.kernels
 def test_a_long_chat_continues_from_what_it_has_kept(
     bundled: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

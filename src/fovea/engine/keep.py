@@ -56,7 +56,7 @@ class KeepRule:
     tokens: int = 0
 
     def __str__(self) -> str:
-        return f"{self.method}:{self.share or self.tokens:g}"
+        return f"{self.method}:{self.share or self.tokens}"
 
     def bound(self, block_size: int) -> int:
         """Most rows of a sequence, in whole blocks; only of a rule with a number of tokens."""

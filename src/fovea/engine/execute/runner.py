@@ -356,7 +356,8 @@ class Runner:
         on_device: (len(work),), the tokens of a step that only decodes; None: the host knows them.
         """
         device = self.model.device
-        decodes = self._rows.update(work) if only_decodes(work) else None
+        deciding = any(item.kept is not None for item in work)
+        decodes = self._rows.update(work) if only_decodes(work) and not deciding else None
         if decodes is not None:
             if self._padded is not None and (size := self._padded.padding.batch(decodes)):
                 return self._padded.run(size, decodes, on_device)
@@ -368,7 +369,7 @@ class Runner:
             visual_rows, embeds, deepstack = self._visual(work)
             positions = np.concatenate([prompt.positions_of(item) for prompt, item in prompts], axis=-1)
         tokens = to_device(torch.from_numpy(ids), device) if on_device is None else on_device
-        watch = self.kept.watch(work)
+        watch = self.kept.watch(work) if deciding else None
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
@@ -384,7 +385,8 @@ class Runner:
             image_rows(work, self._image_states) if self._cross is not None else (),
             watch,
         )
-        self.kept.choose(work, watch)
+        if deciding:
+            self.kept.choose(work, watch)
         return hidden
 
     def _image_states(self, span: ImageSpan) -> tuple[Tensor, ...]:
