@@ -168,7 +168,7 @@ def test_no_schedule_changes_a_bit(bundled: LoadedModel, rule: str) -> None:
 
 @pytest.mark.kernels
 def test_a_single_token_may_decide(bundled: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one after an image does. Its step looks like a decode, but a recorded one tells no queries."""
+    """The first one after an image does. Its step looks like a decode, but recorded ones tell no queries."""
     monkeypatch.setattr(Sequence, "decides_from", lambda seq, point: point - 1)
     ours = {"kv_keep": "snap:160", "max_tokens": 60, **GREEDY}
     with running(bundled) as machine:

@@ -56,7 +56,12 @@ def test_response() -> None:
     assert (body["model"], body["created_at"], body["status"]) == ("m", 7, "completed")
     assert body["usage"] == {
         "input_tokens": 9,
-        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0, "image_tokens": 3},
+        "input_tokens_details": {
+            "cached_tokens": 2,
+            "cache_write_tokens": 0,
+            "image_tokens": 3,
+            "dropped_tokens": 0,
+        },
         "output_tokens": 4,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 13,

@@ -78,7 +78,7 @@ def test_all_kinds_of_items() -> None:
     calls = [(item["call_id"], item["name"], item["arguments"]) for item in response["output"][2:]]
     assert calls == [("a", "look", '{"city": "Köln"}'), ("b", "stop", "{}")]
     assert response["usage"]["input_tokens_details"] == {
-        "cached_tokens": 2, "cache_write_tokens": 0, "image_tokens": 3,
+        "cached_tokens": 2, "cache_write_tokens": 0, "image_tokens": 3, "dropped_tokens": 0,
     }  # fmt: skip
     assert response["created_at"] == 5  # as the backend says
 

@@ -141,7 +141,7 @@ class GroupPlanner:
         return AttentionPlan(self._tensor(places), self._groups(work[:singles]), tuple(chunks))
 
     def _chunk(self, item: Work, row: int) -> Chunk:
-        begin, dropped = self._begin(item.start), self._dropped(item)
+        begin, dropped = self._begin(item.start), item.seq.dropped if self._window is None else 0
         blocks = table(item, windowed=self._window is not None)
         blocks = blocks[begin : -(-(item.stop - dropped) // self._block_size)]
         before = begin * self._block_size + dropped
@@ -175,10 +175,6 @@ class GroupPlanner:
         """Number of the block with which the table for the token at `position` begins."""
         return 0 if self._window is None else int(first_block(position, self._window, self._block_size))
 
-    def _dropped(self, item: Work) -> int:
-        """How many rows before their positions the tokens of a sequence are in this group."""
-        return item.seq.dropped if self._window is None else 0
-
     def _groups(self, singles: Sequence[Work]) -> tuple[Decodes, ...]:
         if not self._in_place:
             groups, first = [], 0
@@ -190,11 +186,13 @@ class GroupPlanner:
 
     def _decodes(self, work: Sequence[Work], row: int) -> Decodes:
         begins = np.array([self._begin(item.start) for item in work])
-        lengths = np.array([item.stop - self._dropped(item) for item in work]) - begins * self._block_size
+        stops = [item.stop for item in work] if self._window is not None else [item.rows for item in work]
+        lengths = np.array(stops) - begins * self._block_size
+        ends = begins - (-lengths // self._block_size)
         tables = np.zeros((len(work), -(-int(lengths.max()) // self._block_size)), dtype=np.int64)
         for number, item in enumerate(work):
             blocks = table(item, windowed=self._window is not None)
-            blocks = blocks[begins[number] : -(-(item.stop - self._dropped(item)) // self._block_size)]
+            blocks = blocks[begins[number] : ends[number]]
             tables[number, : len(blocks)] = np.maximum(blocks, 0)
         return self._padded(row, tables, lengths)
 

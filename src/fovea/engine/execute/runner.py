@@ -356,7 +356,7 @@ class Runner:
         on_device: (len(work),), the tokens of a step that only decodes; None: the host knows them.
         """
         device = self.model.device
-        deciding = any(item.kept is not None for item in work)
+        deciding = [item for item in work if item.kept is not None]
         decodes = self._rows.update(work) if only_decodes(work) and not deciding else None
         if decodes is not None:
             if self._padded is not None and (size := self._padded.padding.batch(decodes)):

@@ -433,7 +433,7 @@ class KVManager:
     def can_extend(self, seq: Sequence, tokens: int) -> bool:
         if self.window is not None and self.window.missing(seq, tokens) > self.window.pool.free:
             return False
-        missing = self.blocks_for(tokens - seq.dropped) - len(seq.blocks)
+        missing = -((seq.dropped - tokens) // self.block_size) - len(seq.blocks)
         return missing <= 0 or missing <= self.pool.free
 
     @property
@@ -451,7 +451,7 @@ class KVManager:
 
         Raises KeyError when no block is free.
         """
-        blocks = self.blocks_for(tokens - seq.dropped)
+        blocks = -((seq.dropped - tokens) // self.block_size)
         while len(seq.blocks) < blocks:
             seq.blocks.append(self._take(seq, len(seq.blocks)))
         if self.window is not None:

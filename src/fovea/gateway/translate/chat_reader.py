@@ -281,6 +281,7 @@ def usage_of(body: dict[str, Any]) -> Usage:
         cached=min(total, _count(of_prompt.get("cached_tokens"))),
         image=visual_tokens_of(of_prompt) or 0,
         reasoning=_count(of_answer.get("reasoning_tokens")),
+        dropped=_count(of_prompt.get("dropped_tokens")),
     )
 
 
