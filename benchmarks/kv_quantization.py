@@ -278,6 +278,7 @@ def find_needles(args: argparse.Namespace) -> None:
                 for context in args.contexts:
                     found = [_finds(engine, text, context, depth, n) for n, depth in enumerate(DEPTHS)]
                     right = f"{sum(found)} of {len(found)}"
+                    print(f"{Path(model).name} at {context}, {name}: {right}", flush=True)
                     rows.setdefault(f"{Path(model).name} at {context}", {})[name] = right
     report(rows)
 
@@ -338,7 +339,7 @@ def main() -> None:
         texts.add_argument("--mib", type=int, default=512)
         texts.add_argument("--window", type=int, default=4096)
         texts.add_argument("--characters", type=int, default=80_000)
-        texts.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8000])
+        texts.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     args = parser.parse_args()
     with torch.inference_mode():
         args.run(args)
