@@ -14,8 +14,8 @@
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
 # make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
 # make test-otel  traces received by MLflow's server (900 MB the first time)
-# make real   tests with two pretrained decoders, SmolLM2 135M and Gemma 3 270M (15 minutes; the first time it downloads
-#             600 MB and compiles llama.cpp)
+# make real   tests with two pretrained decoders, SmolLM2 135M and Gemma 3 270M (15 minutes of
+#             processor time; the first time 10 more, to download 600 MB and compile llama.cpp)
 # make check  lint, types, import rules (seconds)
 # make bench  every figure of README.md, and experts, states and windows (benchmarks/results/decoders.md); the first time
 #             installs the engines to compare with (an hour, 12 GB)

@@ -120,16 +120,20 @@ def measure_attention(args: argparse.Namespace) -> None:
             query = torch.randn(1, heads, dim).to(torch.bfloat16)
             # So many layers that their pages do not stay in the processor's cache.
             layers = max(1, (64 << 20) // (context * token_bytes(kv_heads, dim, 2, None)))
-            best = {}
-            for name in TYPES:
-                pool = KVPool((layers, blocks, 16), kv_heads, dim, torch.bfloat16, FORMATS.get(name))
+            pools = {
+                name: KVPool((layers, blocks, 16), kv_heads, dim, torch.bfloat16, FORMATS.get(name))
+                for name in TYPES
+            }
+            times: dict[str, list[float]] = {name: [] for name in TYPES}
+            for pool in pools.values():
                 _fill(pool)
-                times = []
-                for number in range(8 * layers):
-                    started = time.thread_time()
-                    kernels.attend(query, pool.kv[number % layers], plan, dim**-0.5)
-                    times.append(time.thread_time() - started)
-                best[name] = 1e9 * min(times) / (context * kv_heads)
+            for _ in range(args.rounds):  # by turns, so that other work on the machine affects both
+                for name, pool in pools.items():
+                    for layer in range(layers):
+                        started = time.thread_time()
+                        kernels.attend(query, pool.kv[layer], plan, dim**-0.5)
+                        times[name].append(time.thread_time() - started)
+            best = {name: 1e9 * min(taken) / (context * kv_heads) for name, taken in times.items()}
             row = f"{heads} heads, {kv_heads} of KV, {dim} numbers, {context} tokens"
             rows[row] = {name: f"{value:.0f} ns" for name, value in best.items()} | {
                 "faster": best["auto"] / best["int8"]
@@ -278,6 +282,7 @@ def find_needles(args: argparse.Namespace) -> None:
                 for context in args.contexts:
                     found = [finds(engine, text, context, depth, n) for n, depth in enumerate(DEPTHS)]
                     right = f"{sum(found)} of {len(found)}"
+                    print(f"{Path(model).name} at {context}, {name}: {right}", flush=True)
                     rows.setdefault(f"{Path(model).name} at {context}", {})[name] = right
     report(rows)
 
@@ -298,7 +303,10 @@ def finds(
 
 
 def _settings(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    return {"device": "cpu", "kv_dtype": name, "quantization": args.quantization, "kv_cache_mib": args.mib}
+    return {
+        "device": "cpu", "dtype": args.dtype, "kv_dtype": name, "quantization": args.quantization,
+        "kv_cache_mib": args.mib,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -321,7 +329,8 @@ def main() -> None:
     speed.add_argument("--threads", type=int, default=0)
     speed.add_argument("--int8-weights", action="store_true")
     speed.add_argument("--cpu-time", action="store_true", help="processor time, for a busy machine")
-    command("attention", measure_attention)
+    attention = command("attention", measure_attention)
+    attention.add_argument("--rounds", type=int, default=30)
     requests = command("requests", count_requests)
     requests.add_argument("--mib", type=int, default=16)
     requests.add_argument("--requests", type=int, default=96)
@@ -336,11 +345,12 @@ def main() -> None:
         texts = command(name, run)
         texts.add_argument("models", nargs="+")
         texts.add_argument("--text", type=Path, required=True)
+        texts.add_argument("--dtype", default="bfloat16")
         texts.add_argument("--quantization", default="none")
         texts.add_argument("--mib", type=int, default=512)
         texts.add_argument("--window", type=int, default=4096)
         texts.add_argument("--characters", type=int, default=80_000)
-        texts.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8000])
+        texts.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     args = parser.parse_args()
     with torch.inference_mode():
         args.run(args)

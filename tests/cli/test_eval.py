@@ -286,6 +286,37 @@ def test_perplexity_is_that_of_the_log_probabilities_of_pieces(
     assert found["tokens"] == len(nats)
     assert found["perplexity"] == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / len(text), rel=1e-5)
+    assert found["kv_dtype"] == "auto"
+
+
+def test_perplexity_names_the_type_of_the_kv_cache(fovea: Caller, tiny: Path, tmp_path: Path) -> None:
+    """The 8-bit cache changes the result a little, so the output says which one it was."""
+    (tmp_path / "text.txt").write_text("the blue square is left of the red circle. " * 4)
+    words = ("eval", tiny, "--perplexity", tmp_path / "text.txt", "--kv-dtype")
+    plain, small = (fovea(*words, name, "--json").json for name in ("auto", "int8"))
+    assert (plain["kv_dtype"], small["kv_dtype"]) == ("auto", "int8")
+    assert plain["perplexity"] != small["perplexity"]
+    assert small["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-2)
+    assert "kv dtype        int8\n" in fovea(*words, "int8").out
+
+
+def test_perplexity_has_no_deadline(
+    fovea: Caller, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's timeout of requests is not for a text, which a slow machine may score for many minutes."""
+    timeouts = []
+    stream = Engine.stream
+
+    def spy(engine: Engine, *args: Any, **options: Any) -> Any:
+        timeouts.append(engine.request(*args, **options).timeout)
+        return stream(engine, *args, **options)
+
+    monkeypatch.setattr(Engine, "stream", spy)
+    monkeypatch.setenv("FOVEA_REQUEST_TIMEOUT", "0.001")
+    (tmp_path / "text.txt").write_text("the blue square is left of the red circle. " * 4)
+    outcome = fovea("eval", tiny, "--perplexity", tmp_path / "text.txt", "--window", 20)
+    assert outcome.code == 0, outcome.err
+    assert set(timeouts) == {None}
 
 
 @pytest.mark.parametrize(

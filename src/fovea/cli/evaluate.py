@@ -174,8 +174,9 @@ def run_perplexity(args: argparse.Namespace) -> int:
     found = Perplexity.of(scored, len(text.encode()))
     facts = {
         "model": info.name, "text": str(args.perplexity), "window": window, "tokens": found.tokens,
-        "dtype": info.dtype, "quantization": info.quantization, "perplexity": found.perplexity,
-        "nats_per_token": found.nats / found.tokens, "bits_per_byte": found.bits_per_byte,
+        "dtype": info.dtype, "quantization": info.quantization, "kv_dtype": info.kv_dtype,
+        "perplexity": found.perplexity, "nats_per_token": found.nats / found.tokens,
+        "bits_per_byte": found.bits_per_byte,
     }  # fmt: skip
     if args.json:
         print(json.dumps(facts))

@@ -90,8 +90,9 @@ class ModelSettings:
 
     dtype: str = setting(
         "auto",
-        "Type of weights and activations. auto is the checkpoint's own type on CUDA, bfloat16 on CPUs that "
-        "run the C++ kernels or have bf16 units, float32 elsewhere.",
+        "Type of weights and activations. auto is float32 for checkpoints in float32; for those in 16 bits, "
+        "their own type on CUDA, bfloat16 on CPUs that run the C++ kernels or have bf16 units, float32 "
+        "elsewhere.",
         choices=DTYPES,
     )
     quantization: str = setting(
