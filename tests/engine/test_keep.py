@@ -10,6 +10,7 @@ from fovea.engine.keep import (
     NOTHING_DROPPED,
     RECENT,
     SINKS,
+    WINDOW,
     KeepPolicy,
     KeepRule,
     Kept,
@@ -107,6 +108,21 @@ def test_a_model_takes_the_rules_that_it_can_follow() -> None:
         assert policy.rule("snap:0.5") is not None
         with pytest.raises(InvalidRequest, match=reason):
             policy.rule("snap:512")
+
+
+@pytest.mark.parametrize("block_size", [1, 10, 15, 16, 26, 30, 31, 32, 64])
+def test_the_tokens_that_decide_come_after_what_was_kept(block_size: int) -> None:
+    """With 30 tokens per block and a bound of 128, three quarters left less than 32 tokens between points."""
+    for tokens in range(128, 400):
+        rule = KeepRule("snap", tokens=tokens)
+        if rule.bound(block_size) < 2 * block_size:
+            continue
+        first = kept_at(
+            rule, next_point(rule, 0, NOTHING_DROPPED, block_size), NOTHING_DROPPED, 0, block_size
+        )
+        assert first.rows >= RECENT + SINKS
+        assert first.rows % block_size == 0
+        assert next_point(rule, 0, first, block_size) - first.until >= WINDOW
 
 
 def test_a_bound_makes_room_for_more_tokens_than_the_pool_holds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fovea import Engine
+from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import ConfigError, InvalidRequest, PromptTooLong
 from fovea.core.types import ChatPrompt, Completion, Message, TextPart, TokenPrompt
 from fovea.engine.config import EngineConfig
@@ -212,6 +214,38 @@ def test_a_long_chat_continues_from_what_it_has_kept(
     with running(bundled, kv_keep="snap:256", prefix_cache=False) as machine:
         for chat, done in turns:
             assert written(machine.generate(chat, max_tokens=24, **GREEDY)) == written(done)
+
+
+@pytest.mark.kernels
+def test_forced_tokens_of_a_form_stop_before_a_point(bundled: LoadedModel) -> None:
+    """Drafts once ran past the point, or were the last token before it: then the request failed."""
+    form = AnswerFormat.json_schema(
+        {
+            "type": "object",
+            "properties": {f"a_rather_long_name_{n}": {"enum": ["yes", "no"]} for n in range(4)},
+            "required": [f"a_rather_long_name_{n}" for n in range(4)],
+            "additionalProperties": False,
+        }
+    )
+    with running(bundled) as machine:
+        encode = machine.tokenizer.encode_plain
+        for length in range(84, 128, 4):
+            prompt = TokenPrompt(tuple(encode(WORDS)[:length]))
+            ours: dict[str, Any] = {"temperature": 0, "max_tokens": 120, "format": form}
+            done = machine.generate(prompt, kv_keep="snap:128", **ours)
+            assert list(json.loads(done.text)) == [f"a_rather_long_name_{n}" for n in range(4)]
+            assert done.usage.dropped > 0
+
+
+def test_logprobs_of_a_prompt_are_told_once(tmp_path: Path) -> None:
+    """The tokens that decide may be the prompt's. Computed again, they replaced all log probabilities."""
+    prompt = TokenPrompt(tuple(torch.randint(5, 90, (120,), generator=torch.manual_seed(3)).tolist()))
+    with engine(write_text("llama", tmp_path)) as machine:
+        for rule in ("all", "snap:128"):
+            done = machine.generate(prompt, kv_keep=rule, max_tokens=30, prompt_logprobs=0, **GREEDY)
+            assert sum(each is not None for each in done.prompt_logprobs) == 119, rule
+        both = machine.generate(prompt, kv_keep="snap:0.25", max_tokens=4, n=2, **GREEDY)
+        assert both.usage.dropped == 2 * 90, "of both choices"
 
 
 @pytest.mark.parametrize("kind", others_slow(("windowed", "crossing", "tiled"), ("windowed",)))

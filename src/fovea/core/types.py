@@ -230,7 +230,7 @@ class Usage:
     cached: prompt tokens whose KV was in the prefix cache.
     image: prompt tokens of images or videos.
     reasoning: tokens of the answers in which the model reasoned.
-    dropped: tokens of prompt and answer whose keys and values were left out.
+    dropped: tokens of prompt and answers whose keys and values were left out, all choices together.
     """
 
     prompt: int = 0

@@ -194,7 +194,8 @@ def room(rule: KeepRule, point: int, block_size: int) -> int:
     """Return how many rows are kept at a point."""
     if rule.share:
         return _share(rule, point)
-    return 3 * rule.bound(block_size) // (4 * block_size) * block_size
+    bound = rule.bound(block_size)
+    return min(3 * bound // 4, bound - WINDOW) // block_size * block_size
 
 
 def _share(rule: KeepRule, prompt: int) -> int:

@@ -136,7 +136,7 @@ class Sequence:
     window_blocks: the same for layers with a sliding window (`kv.window_blocks`).
     block_hashes: names of the full blocks, as far as they are calculated.
     keep: which keys and values it keeps; None: all.
-    kept: what it has kept at the latest point of this rule.
+    kept: what it kept when the rule was applied last.
     dropped: tokens whose keys and values were left out, see `Kept`.
     state: slots of its state while it runs, if the model has layers with a state; None otherwise.
     status: waiting, running or finished.
@@ -189,17 +189,17 @@ class Sequence:
         self.length = len(self.prompt_ids) + len(self.output_ids)
 
     def continue_from(self, kept: Kept) -> None:
-        """Set what is kept. The block table must be that of these rows."""
+        """Set what is kept. The caller sets `blocks` to the blocks of these rows."""
         self.kept, self.dropped = kept, kept.dropped
 
     def decides_from(self, point: int) -> int:
         """The first of the tokens before a point of `keep` that decide what is kept.
 
-        They do not reach back into an image that ends before the point.
+        They do not reach back into an image that ends before the point, or into what was kept before.
         """
-        begin = max(0, point - WINDOW)
-        spans = self.spans_between(begin, point)
-        return max(begin, spans[-1].end) if spans and spans[-1].end < point else begin
+        begin = max(self.kept.until, point - WINDOW)
+        ends = (span.end for span in self.spans_between(begin, point) if span.end < point)
+        return max(ends, default=begin)
 
     def append(self, tokens: Seq[int]) -> None:
         """Add generated tokens."""

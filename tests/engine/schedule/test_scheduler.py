@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from fovea.engine.keep import KeepRule
 from fovea.engine.schedule.itl_limit import PromptBudget
 from fovea.engine.schedule.plan import Budget, EncodeJob, StepPlan, Work
 from fovea.engine.sequence import Sequence, Status
+from tests.support import brains
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
 
 
@@ -527,3 +529,54 @@ def test_a_target_holds_for_all_sequences() -> None:
         runner.step()
     assert brain.decodes < 3
     assert brain.streams_to_protect == brain.decodes
+
+
+def test_nobody_waits_for_the_end_of_an_image_that_gets_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that leaves out tokens names no rows after its point, so others must not wait for them."""
+    monkeypatch.setattr(brains, "BLOCK_SIZE", 16)
+    brain = scheduler(blocks=200, block_size=16, max_step_tokens=2048)
+    runner = SlotRunner(brain)
+    prompt = [*range(100), ("cat", 35), *range(100, 190)]  # the image ends after the point, in its block
+    kept = sequence("kept", prompt, max_tokens=50, keep=KeepRule("snap", tokens=128))
+    brain.add(kept)
+    for _ in range(4):
+        runner.step()
+    other = sequence("other", [*prompt, 5, 6, 7], max_tokens=3, arrival=1)
+    brain.add(other)
+    for _ in range(6):
+        runner.step()
+    assert other.finish_reason == "length"
+    runner.run()
+    assert [seq.output_ids for seq in (kept, other)] == [answer(kept), answer(other)]
+
+
+def test_a_sequence_joins_only_with_blocks_for_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was admitted with the blocks of another one, had none for its copies, and was preempted 31 times."""
+    monkeypatch.setattr(brains, "BLOCK_SIZE", 16)
+    brain = scheduler(blocks=14, block_size=16, max_step_tokens=2048)
+    runner = SlotRunner(brain)
+    whole = sequence("whole", [*range(128)], max_tokens=64)
+    kept = sequence("kept", [*range(128), 7, 8, 9], arrival=1, keep=KeepRule("snap", tokens=128))
+    brain.add(whole)
+    runner.step()
+    brain.add(kept)
+    runner.run()
+    assert brain.preemptions <= 1
+    assert [seq.output_ids for seq in (kept, whole)] == [answer(kept), answer(whole)]
+
+
+def test_drafts_stop_before_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brains, "BLOCK_SIZE", 16)
+    for count in (1, 5, 40):
+        brain = scheduler(blocks=64, block_size=16, max_step_tokens=512)
+
+        def guess(seq: Sequence, new: list[int], count: int = count) -> list[int]:
+            first = len(seq.output_ids) + len(new)
+            return answer(seq)[first : first + count]
+
+        runner = SlotRunner(brain, drafts=guess)
+        seq = sequence("a", 120, max_tokens=90, keep=KeepRule("snap", tokens=128))
+        brain.add(seq)
+        steps = len(runner.run())
+        assert seq.output_ids == answer(seq)
+        assert steps < 90, "drafts save steps"

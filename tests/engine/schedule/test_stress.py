@@ -51,6 +51,7 @@ class Stress(RuleBasedStateMachine):
         policy=st.sampled_from(POLICY_NAMES),
         passes=st.integers(0, 3),
         late=st.sampled_from([0, 0, 1, 5]),
+        drafts=st.sampled_from([0, 0, 3, 12]),
         seed=st.integers(0, 9),
     )
     def start(
@@ -70,6 +71,7 @@ class Stress(RuleBasedStateMachine):
         policy: str,
         passes: int,
         late: int,
+        drafts: int,
         seed: int,
     ) -> None:
         self.room, self.late = blocks * BLOCK, late
@@ -107,9 +109,18 @@ class Stress(RuleBasedStateMachine):
             image_bytes=IMAGE,
             slices=lambda: random.randint(1, 3),
             late=lambda: random.randint(0, late),
+            drafts=lambda seq, new: self.guess(seq, new, random.randint(0, drafts)),
         )
         self.sequences: list[Sequence] = []
         self.cancelled: set[str] = set()
+
+    def guess(self, seq: Sequence, new: list[int], count: int) -> list[int]:
+        """The next tokens of an answer; sometimes the last one is wrong."""
+        if not count or seq.id in self.cancelled:
+            return []
+        first = len(seq.output_ids) + len(new)
+        ahead = answer(seq)[first : first + count]
+        return [*ahead[:-1], ahead[-1] + count % 2] if ahead else []
 
     @rule(
         prompt=st.lists(PIECES, min_size=1, max_size=8),

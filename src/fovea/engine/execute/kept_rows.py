@@ -131,9 +131,12 @@ def attention_scores(query: Tensor, places: Tensor, keys: Tensor, scale: float) 
     count, heads, dim = query.shape
     rows, kv_heads, _ = keys.shape
     grouped = query.float().view(count, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
-    scores = grouped @ keys.float().permute(1, 2, 0)[:, None] * scale  # (Hkv, group, w, rows)
     later = torch.arange(rows, device=keys.device) > places[:, None]
-    return scores.masked_fill_(later, -torch.inf).softmax(-1).amax(2).sum(1)
+    found = []
+    for mine, own in zip(grouped, keys.unbind(1), strict=True):  # one head at a time, for less memory
+        scores = mine @ own.float().T * scale  # (group, w, rows)
+        found.append(scores.masked_fill_(later, -torch.inf).softmax(-1).amax(1).sum(0))
+    return torch.stack(found)
 
 
 def spread(scores: Tensor, images: Tensor) -> Tensor:
@@ -165,13 +168,11 @@ def copy_rows(pool: KVPool, move: Compaction, rows: Tensor) -> None:
 
     rows: (layers, Hkv, kept rows), for each head of each layer.
     """
-    device = pool.pages.device
+    device, size = pool.pages.device, pool.block_size
     source, target = (torch.tensor(blocks, device=device) for blocks in (move.source, move.target))
-    heads = torch.arange(rows.shape[1], device=device)
-    for pages, chosen in zip(pool.pages, rows, strict=True):
+    heads, new = torch.arange(rows.shape[1], device=device), torch.arange(rows.shape[2], device=device)
+    for pages, chosen in zip(pool.pages, rows.transpose(1, 2), strict=True):  # chosen: (kept rows, Hkv)
         for part in pool.parts(pages):
             numbers = part.view(torch.uint8) if part.dtype.is_floating_point and part.itemsize == 1 else part
-            found = numbers[source].flatten(0, 1)[chosen.T, :, heads]  # (kept rows, Hkv, 2, ...)
-            written = numbers[target].flatten(0, 1)
-            written[: len(found)] = found.transpose(1, 2)
-            numbers[target] = written.view(len(target), -1, *written.shape[1:])
+            found = numbers[source[chosen // size], chosen % size, :, heads]  # (kept rows, Hkv, 2, ...)
+            numbers[target[new // size], new % size] = found.transpose(1, 2)

@@ -255,6 +255,7 @@ class Runner:
             (item, place, end - item.stop + 1 + place)
             for end, item in zip(ends, work, strict=True)
             if item.seq.scores_prompt
+            and not item.seq.output_ids  # later they are computed again only for keys
             for place in prompt_rows(item)
         ]
         with forward_stage(work):

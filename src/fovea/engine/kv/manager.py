@@ -1,9 +1,9 @@
 """Block tables of sequences: which blocks of a prefix are cached, which a step needs, and which are released.
 
-Only full blocks are shared, and a full block is never written again: the last block, which a sequence still
-writes, is always its own. Where an image ends inside a block, the rows up to the end of the image have a name
-of their own. A later sequence with another question copies these rows, so an image is computed once, up to
-its last token.
+Only full blocks are shared, and a block that others may read is never written again: the last block, which a
+sequence still writes, is always its own. Where an image ends inside a block, the rows up to the end of the
+image have a name of their own. A later sequence with another question copies these rows, so an image is
+computed once, up to its last token.
 
 Blocks of image prefixes that the pool evicts are saved to host memory if a slot is available there, and
 loaded when a sequence needs them again. The copies, saves and loads of a step are a list of moves. Their
@@ -13,8 +13,8 @@ For models with layers that keep a state, a prefix can be reused only up to a pl
 (`states`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own; a
 sequence holds only those that it still sees (`WindowBlocks`).
 
-A sequence may keep only a part of its tokens (`keep`). Its blocks hold rows then, not all tokens, and have
-names of their own, which tell the rule, too.
+A sequence may keep only a part of its tokens (`keep`). Then its blocks hold the kept rows only, and their
+names include the rule.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ class KVManager:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def _rows(self, seq: Sequence) -> int:
-        """The most rows that a sequence needs for the tokens that it has now."""
+    def rows_of(self, seq: Sequence) -> int:
+        """The rows that a sequence needs until all tokens that it has now are computed."""
         rows = seq.length - seq.dropped
         return rows if seq.keep is None or seq.keep.share else min(rows, seq.keep.bound(self.block_size))
 
     def match(self, seq: Sequence) -> PrefixMatch:
         """The longest cached prefix of `seq` without its last token, which must be computed to get logits.
 
-        Of a sequence that keeps a part of its tokens it ends before the tokens that decide about the part.
+        If the sequence keeps only a part of its tokens, the match ends before the tokens that decide.
         """
         if not self.share_prefixes or seq.scores_prompt:
             return PrefixMatch(())
@@ -165,7 +165,7 @@ class KVManager:
         return self._outside_images(seq, PrefixMatch(before))
 
     def _limit(self, seq: Sequence, kept: Kept) -> int:
-        """The most tokens of a sequence that need not be computed, after it has kept so much."""
+        """The most tokens of a sequence that need not be computed. kept: what it keeps already."""
         return max(0, min(seq.length - 1, self._point_after(seq, kept) - WINDOW))
 
     def _point_after(self, seq: Sequence, kept: Kept) -> int:
@@ -200,7 +200,7 @@ class KVManager:
         return None
 
     def _kept_names(self, seq: Sequence, kept: Kept, count: int) -> Iterator[bytes]:
-        """The names of the first `count` blocks of a sequence that has kept so much.
+        """The names of the first `count` blocks of a sequence. kept: what it keeps already.
 
         What is in the first ones follows from the rule and the tokens before the point. The others hold all
         tokens from there on, but their keys and values follow from the kept ones, too.
@@ -268,7 +268,7 @@ class KVManager:
         """
         locked = sum(1 for block in match.blocks if self.pool.is_free(block))
         needed = sum(
-            max(0, self.blocks_for(self._rows(other)) - len(other.blocks))
+            max(0, self.blocks_for(self.rows_of(other)) - len(other.blocks)) + self._to_replace(other)
             for other in self._sequences.values()
         )
         if self.states is not None and not self.states.slots.available:
@@ -277,8 +277,27 @@ class KVManager:
             shared = self.window.shared(seq.block_hashes, len(match.blocks), self.matched_tokens(match))
             if not self.window.has_room(seq.length, shared, self._sequences.values()):
                 return False
-        own = self.blocks_for(self._rows(seq)) - len(match.blocks)
+        own = self.blocks_for(self.rows_of(seq)) - len(match.blocks)
+        if seq.keep is not None:
+            own += self._to_compact(seq, match.kept, sum(not self.pool.is_free(b) for b in match.blocks))
         return own <= self.pool.free - locked - needed - beside
+
+    def _to_replace(self, seq: Sequence) -> int:
+        """Blocks that an admitted sequence needs at its next point, because others use some of its own."""
+        if seq.keep is None or self.point(seq) > seq.length:
+            return 0
+        return self._to_compact(seq, seq.kept, sum(map(self.pool.is_shared, seq.blocks)))
+
+    def _to_compact(self, seq: Sequence, kept: Kept, shared: int) -> int:
+        """Blocks that the copy at the next point needs beside those that it releases.
+
+        kept: what the sequence keeps already. shared: how many of its blocks others use.
+        """
+        point = self._point_after(seq, kept)
+        if seq.keep is None or point > seq.length:
+            return 0
+        released = self.blocks_for(point - kept.dropped) - shared
+        return max(0, self.blocks_for(room(seq.keep, point, self.block_size)) - released)
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
         """Start the sequence's block table with the match, and plan the moves that the match needs.
@@ -307,7 +326,7 @@ class KVManager:
             if seq.keep is not None:  # blocks after the first point get other names
                 last = min(last, self.point(seq) // self.block_size) if not seq.kept.until else 0
             names = seq.block_hashes[len(match.blocks) : last]
-            names = [*names, *self._future_part_names(seq, last)]
+            names = [*names, *self._future_part_names(seq)]
         else:
             names = seq.block_hashes[len(match.blocks) :]
         for name in names:
@@ -354,12 +373,35 @@ class KVManager:
             slot = self.host.put(*self.pool.names(block))
             if slot is not None:
                 self._moves.append(Move("save", block, slot, self.block_size))
-        start = index * self.block_size + seq.dropped
-        if start < seq.kept.until:
+        if seq.kept.until:  # kept rows, and those after them, are never looked for in host memory
             return self.pool.take(Kind.TEXT)
+        start = index * self.block_size
         if seq.spans_between(start, start + self.block_size):
             return self.pool.take(Kind.VISUAL)
         return self.pool.take(Kind.LEAD if seq.spans and start < seq.spans[-1].start else Kind.TEXT)
+
+    def can_rewind(self, seq: Sequence) -> bool:
+        """Whether there are blocks for the copies that `rewind` makes."""
+        return len(seq.blocks) - self._first_again(seq) <= self.pool.free
+
+    def rewind(self, seq: Sequence) -> None:
+        """Count the tokens that decide at the point as missing, so that they are computed again.
+
+        Blocks that others may read are copied before, because not all kernels compute the same bits again.
+        """
+        table = list(seq.blocks)
+        for index in range(self._first_again(seq), len(table)):
+            block = table[index]
+            if self.pool.is_shared(block) or self.pool.names(block) != (None, ()):
+                table[index] = self._take(seq, index)
+                self._moves.append(Move("copy", block, table[index], self.block_size, seq.id))
+                self.pool.release(block)
+        seq.blocks = table
+        seq.computed_tokens = seq.decides_from(seq.length)
+
+    def _first_again(self, seq: Sequence) -> int:
+        """Number of the first block of the tokens that decide at the sequence's end."""
+        return (seq.decides_from(seq.length) - seq.dropped) // self.block_size
 
     def can_compact(self, seq: Sequence) -> bool:
         """Whether there are blocks for the rows that a sequence keeps at the point that it has reached."""
@@ -424,10 +466,13 @@ class KVManager:
         if self.states is not None:
             self.states.slots.forget_all()
 
-    def _future_part_names(self, seq: Sequence, count: int) -> list[bytes]:
-        """Names of the first rows of blocks that will get some. count: blocks that have plain names."""
-        ends = {span.end // self.block_size for span in seq.spans if span.end > seq.computed_tokens}
-        named = [index for index in ends if index <= count]
+    def _future_part_names(self, seq: Sequence) -> list[bytes]:
+        """The names that first rows of blocks will get. After a point there are none."""
+        if seq.kept.until:
+            return []
+        spans = [span for span in seq.spans if seq.computed_tokens < span.end <= self.point(seq)]
+        ends = {span.end // self.block_size for span in spans}
+        named = [index for index in ends if index <= len(seq.block_hashes)]
         return [name for index in named for _, name in self.names.image_ends(seq, index, seq.length)]
 
     def can_extend(self, seq: Sequence, tokens: int) -> bool:
@@ -483,7 +528,7 @@ class KVManager:
     def _name_kept(self, seq: Sequence, first: int, last: int) -> None:
         """Name the full blocks [first, last) of a sequence that has left out tokens.
 
-        With a share, what is kept follows from the end of the prompt, where no other prompt ends.
+        With a share there are none: only an equal prompt could use the blocks.
         """
         if not self.share_prefixes or seq.keep is None or seq.keep.share:
             return
@@ -584,7 +629,7 @@ class PrefixMatch:
 class Compaction:
     """A copy of the rows that a sequence keeps, in every layer, to the first rows of other blocks.
 
-    Which rows these are is known to the runner since the step before. Blocks may be old and new ones.
+    Which rows these are is known to the runner since the step before. A block may be in both tables.
 
     source: the block table that the sequence had.
     target: its new one.

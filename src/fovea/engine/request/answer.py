@@ -61,6 +61,7 @@ class AnswerState:
         self._open = len(readers)
         self._completion = 0
         self._cached = 0
+        self._dropped = 0
 
     @property
     def done(self) -> bool:
@@ -89,10 +90,11 @@ class AnswerState:
         usage = timings = None
         if event.finish_reason is not None:
             self._open -= 1
+            self._dropped += event.dropped_tokens
             if self.done:
                 reasoning = sum(count.tokens for count in self._reasoning)
                 usage = Usage(
-                    self._prompt, self._completion, self._cached, self._image, reasoning, event.dropped_tokens
+                    self._prompt, self._completion, self._cached, self._image, reasoning, self._dropped
                 )
                 timings = replace(event.timings, detokenize=reader.seconds)
         ids, self._ids = self._ids, ()

@@ -33,7 +33,7 @@ in one step. The next step begins with the copy of what is kept.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 from typing import Any
@@ -41,6 +41,7 @@ from typing import Any
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import ScheduleSettings
+from fovea.engine.keep import NEVER
 from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, PromptBudget
@@ -178,8 +179,8 @@ class Scheduler:
         So the device need not wait for the host. An answer that ends with its unknown token computes one row
         in vain, which no other sequence reads. The sequences get blocks for it.
 
-        Returns None unless the step only decodes, without drafts and states, no other request could join, and
-        blocks are free without a move.
+        Returns None unless the step only decodes, without drafts and states, no other request could join, no
+        sequence reaches its point, and blocks are free without a move.
         """
         settled = not (plan.encode or plan.encoded_ids or plan.moves or plan.preempted)
         full = len(self.running) >= self._most
@@ -276,14 +277,16 @@ class Scheduler:
 
     def _next_tokens(self, seq: Sequence, most: int, budget: Budget) -> int:
         """How many of its next `most` tokens a sequence should compute; no drafts if no block is free."""
-        begin, point = self._deciding(seq) if seq.keep is not None else (0, 0)
-        if point and seq.computed_tokens == begin:
+        begin, point = self._deciding(seq) if seq.keep is not None else (0, NEVER)
+        if point <= seq.length and seq.computed_tokens == begin:
             most = max(most, point - begin)
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, most), budget)
         if self._whole_images:
             count = _to_image_border(seq, count)
-        if point:
+        if point <= seq.length:
             count = _to_point(seq.computed_tokens, count, begin, point)
+        else:  # the newest token of the answer is the last one before the point, never a draft
+            count = min(count, point - 1 - seq.computed_tokens)
         if not seq.drafts:
             return count
         known, drafts = seq.length - seq.computed_tokens, self.kv.most_drafts()
@@ -292,34 +295,36 @@ class Scheduler:
         return count if drafts is None else min(count, known + drafts)
 
     def _deciding(self, seq: Sequence) -> tuple[int, int]:
-        """The tokens [begin, point) that decide what a sequence keeps, and must be computed in one step.
-
-        (0, 0): it has not so many tokens yet.
-        """
+        """The tokens [begin, point) that decide what a sequence keeps, and must be computed in one step."""
         point = self.kv.point(seq)
         if point > seq.length:
-            return 0, 0
+            return 0, point
         begin = seq.decides_from(point)
         inside = seq.spans_between(begin, begin + 1) if self._whole_images else ()
         return min([begin, *(span.start for span in inside)]), point
 
     def _leave_out(self, seq: Sequence, budget: Budget) -> None:
-        """Let a sequence that has reached its point leave out what it does not keep.
+        """If a sequence has reached its point, plan the copy of what it keeps.
 
-        If the point is in its answer, the tokens before it were computed one at a time. Then they are
-        computed again in one step, with the newest one.
+        If the point is in its answer, the tokens that decide were computed one by one. So they first count as
+        missing: the next step computes them again, together with the newest token.
         """
         point = self.kv.point(seq)
-        if seq.decoding and seq.length == point:
-            seq.computed_tokens = seq.decides_from(point)
-        if seq.status is not RUNNING or seq.computed_tokens != point:
+        if seq.status is not RUNNING:
             return
-        while not self.kv.can_compact(seq):
+        if seq.decoding and seq.length == point and self._make_room(seq, self.kv.can_rewind, budget):
+            self.kv.rewind(seq)
+        if seq.computed_tokens == point and self._make_room(seq, self.kv.can_compact, budget):
+            self.kv.compact(seq)
+
+    def _make_room(self, seq: Sequence, fits: Callable[[Sequence], bool], budget: Budget) -> bool:
+        """Preempt sequences until something fits. Returns False if the last one was `seq` itself."""
+        while not fits(seq):
             victim = max(self.running, key=BY_ARRIVAL)
             self._preempt(victim, budget)
             if victim is seq:
-                return
-        self.kv.compact(seq)
+                return False
+        return True
 
     def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
         """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
@@ -373,7 +378,7 @@ class Scheduler:
         if budget.preempted or len(self.running) >= self._most - 1 or budget.most(seq) <= 0:
             return False
         oldest = next(other for other in joining if other.status is Status.WAITING)
-        own = self.kv.blocks_for(seq.length)
+        own = self.kv.blocks_for(self.kv.rows_of(seq))
         if oldest is not seq and not self.kv.can_admit(oldest, self.kv.match(oldest), own):
             return False
         match = self.kv.match(seq)
@@ -480,7 +485,7 @@ def _to_image_border(seq: Sequence, count: int) -> int:
 def _to_point(start: int, count: int, begin: int, point: int) -> int:
     """Change the number of next tokens so that the tokens [begin, point) are computed in one step.
 
-    start: the next token.
+    start: the next token, at most `begin`.
     """
     end = start + count
     if end >= point:

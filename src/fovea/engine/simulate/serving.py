@@ -30,7 +30,7 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.job import Event, Job, take_waiting
-from fovea.engine.keep import KeepPolicy, parse_keep
+from fovea.engine.keep import KeepPolicy
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.prepare import build_jobs, check_lengths, to_sequence
@@ -91,7 +91,9 @@ class SimulatedEngine:
         refuse = config.schedule.when_full == "refuse"
         tokens = pool_tokens(config, cost)
         kv = config.kv
-        self._keep = KeepPolicy(parse_keep(kv.kv_keep), kv.block_size, tokens)
+        self._keep = KeepPolicy.of(
+            kv.kv_keep, kv.block_size, tokens, states=False, windows=False, whole_images=False
+        )
         self.admission = Admission(config.schedule.max_in_flight, tokens, cost.kv_token_bytes, refuse=refuse)
         self._gate = FirstTokenGate(stepper.first_tokens, config.schedule)
         self._draining = False
