@@ -30,14 +30,14 @@ def test_a_rule_is_read_and_written_in_one_way() -> None:
     ("text", "message"),
     [
         ("snop:0.25", "did you mean 'snap'"),
-        ("snap", "a share below 1 or a number of tokens from 128 on"),
-        ("snap:0", "a share below 1"),
-        ("snap:1", "a share below 1"),
-        ("snap:-0.5", "a share below 1"),
-        ("snap:nan", "a share below 1"),
-        ("snap:inf", "a share below 1"),
-        ("snap:127", "a number of tokens from 128 on"),
-        ("snap:200.5", "a number of tokens"),
+        ("snap", "a share between 0 and 1 or a whole number of tokens from 128 on"),
+        ("snap:0", "a share between 0 and 1"),
+        ("snap:1", "a share between 0 and 1"),
+        ("snap:-0.5", "a share between 0 and 1"),
+        ("snap:nan", "a share between 0 and 1"),
+        ("snap:inf", "a share between 0 and 1"),
+        ("snap:127", "a whole number of tokens from 128 on"),
+        ("snap:200.5", "a whole number of tokens"),
         ("", "accepted: all, window, snap, text, images"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_model_takes_the_rules_that_it_can_follow() -> None:
     assert policy.rule(None) == KeepRule("snap", share=0.5)
     assert policy.rule("all") is None
     assert policy.rule("window:128") == KeepRule("window", tokens=128)
-    with pytest.raises(InvalidRequest, match="at least two blocks, 512 tokens"):
+    with pytest.raises(InvalidRequest, match="at least two KV blocks .*, 512 tokens"):
         KeepPolicy.of("all", 256, **plain).rule("snap:400")
     stateful = KeepPolicy.of("all", 16, **{**plain, "states": True})
     assert stateful.rule(None) is None

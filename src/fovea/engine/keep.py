@@ -2,7 +2,7 @@
 
 A rule leaves out keys and values of earlier tokens in layers that see all tokens. Shared prefixes stay whole:
 what is kept is copied to blocks of the sequence's own. Positions do not change, because keys are rotated
-before they are stored. So of a sequence with `Kept`, the token at position p is in row `p - kept.dropped`.
+before they are stored. After tokens were left out, the token at position p is in row `p - kept.dropped`.
 
 A rule is applied at points, which depend on nothing but the tokens and the rule. At a point the last WINDOW
 tokens are computed in one step, and how their queries weight the earlier tokens decides what is kept
@@ -26,16 +26,16 @@ from fovea.core.errors import InvalidRequest
 ALL: Final = "all"
 METHODS = ("window", "snap", "text", "images")
 """window: the first tokens and the last ones (StreamingLLM, arXiv 2309.17453). snap: those that the last
-tokens attend to most. text: those, but tokens of images are left out before text (LOOK-M, arXiv 2406.18139,
-without its merging). images: the reverse."""
+tokens attend to most (SnapKV, arXiv 2404.14469). text: as snap, but tokens of images go first (LOOK-M, arXiv
+2406.18139, without its merging). images: as snap, but text goes first."""
 BY_KIND = ("text", "images")
 """Methods that divide what is kept between images and text."""
 WINDOW = 32
-"""Most tokens before a point that decide: those after the last image, as in VL-Cache (arXiv 2410.23317)."""
+"""At most so many tokens before a point decide: those after the last image (VL-Cache, arXiv 2410.23317)."""
 RECENT = 8
-"""Tokens before a point that are always kept."""
+"""Tokens before a point that are always kept; of text alone, if images are counted apart."""
 SINKS = 4
-"""Tokens at the beginning of the prompt that are always kept: much attention goes to them."""
+"""The first tokens, or the first ones of text, which are always kept: much attention goes to them."""
 LEAST = 128
 """The smallest bound in tokens."""
 NEVER = 1 << 62
@@ -47,8 +47,8 @@ class KeepRule:
     """A rule: which keys and values a request keeps.
 
     method: one of METHODS.
-    share: share of the prompt, above 0 and below 1; 0: `tokens` counts.
-    tokens: most tokens that a sequence keeps, at least LEAST; 0: `share` counts.
+    share: share of the prompt, above 0 and below 1; 0: the rule has `tokens` instead.
+    tokens: most tokens that a sequence keeps, at least LEAST; 0: the rule has `share` instead.
     """
 
     method: str
@@ -59,7 +59,7 @@ class KeepRule:
         return f"{self.method}:{self.share or self.tokens}"
 
     def bound(self, block_size: int) -> int:
-        """Most rows of a sequence, in whole blocks; only of a rule with a number of tokens."""
+        """Most rows of a sequence, rounded down to whole blocks; only of a rule with a number of tokens."""
         return self.tokens // block_size * block_size
 
 
@@ -71,7 +71,10 @@ def parse_keep(text: str) -> KeepRule | None:
     if text == ALL:
         return None
     method, _, amount = text.partition(":")
-    accepted = f"all, or METHOD:AMOUNT with a share below 1 or a number of tokens from {LEAST} on"
+    accepted = (
+        f"all, or METHOD:AMOUNT with a method of {', '.join(METHODS)}, and a share between 0 and 1 or a whole "
+        f"number of tokens from {LEAST} on"
+    )
     if method not in METHODS:
         near = nearest(method, (ALL, *METHODS))
         raise InvalidRequest(f"kv_keep is {text!r}; {near} A rule is {accepted}", param="kv_keep")
@@ -140,7 +143,9 @@ class KeepPolicy:
         if rule is None:
             return None
         if self.refusal:
-            raise InvalidRequest(f"kv_keep is {text!r}, but {self.refusal}; accepted: all", param="kv_keep")
+            raise InvalidRequest(
+                f"kv_keep is {text!r}, but {self.refusal}; this model accepts only all", param="kv_keep"
+            )
         if rule.tokens and self.only_shares:
             raise InvalidRequest(
                 f"kv_keep is {text!r}, but {self.only_shares}; accepted: all, or a share such as snap:0.25",
@@ -148,7 +153,8 @@ class KeepPolicy:
             )
         if rule.tokens and rule.bound(self.block_size) < 2 * self.block_size:
             raise InvalidRequest(
-                f"kv_keep is {text!r}; accepted: at least two blocks, {2 * self.block_size} tokens",
+                f"kv_keep is {text!r}; a number of tokens must be at least two KV blocks (block_size is "
+                f"{self.block_size}), {2 * self.block_size} tokens",
                 param="kv_keep",
             )
         return rule
@@ -159,7 +165,8 @@ class Kept:
     """The rows that a sequence has kept at its latest point.
 
     until: the point, a number of tokens; those from there on are all in place.
-    visual, text: rows kept of the tokens before: first so many tokens of images, then so many others.
+    visual, text: rows kept of the tokens before: first so many of images, then so many others. Methods that
+        do not divide by kind count all as text.
     """
 
     until: int = 0
@@ -172,7 +179,7 @@ class Kept:
 
     @property
     def dropped(self) -> int:
-        """Tokens that were left out. Later ones are so many rows before their positions."""
+        """Tokens that were left out. The row of a later token is its position minus this."""
         return self.until - self.rows
 
 
@@ -183,7 +190,7 @@ KEEP_ALL = KeepPolicy()
 def next_point(rule: KeepRule, prompt: int, kept: Kept, block_size: int) -> int:
     """Return after how many tokens the rule is applied next; NEVER: it is not.
 
-    prompt: tokens of the prompt. kept: what is kept so far.
+    prompt: number of tokens of the prompt. kept: what is kept so far.
     """
     if not rule.share:
         return kept.dropped + rule.bound(block_size)
@@ -206,7 +213,7 @@ def kept_at(rule: KeepRule, point: int, kept: Kept, visual: int, block_size: int
     """Return what is kept at a point.
 
     kept: what was kept before.
-    visual: tokens of images in [kept.until, point).
+    visual: number of tokens of images in [kept.until, point).
     """
     images = kept.visual + visual
     text = point - kept.dropped - images
@@ -215,6 +222,7 @@ def kept_at(rule: KeepRule, point: int, kept: Kept, visual: int, block_size: int
         text = min(text, most)
         return Kept(point, most - text, text)
     if rule.method == "images":
+        # Text stays for the question, which is about as long as the tokens that decide.
         question = max(RECENT + SINKS, min(WINDOW + SINKS, most // 2))
         images = min(images, most - min(text, question))
         return Kept(point, images, most - images)

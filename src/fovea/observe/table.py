@@ -202,7 +202,7 @@ COUNTERS = {
     "computed_tokens": "tokens computed, prompts and answers",
     "generation_tokens": "tokens generated",
     "preemptions": "sequences that lost their blocks and were recomputed",
-    "kv_dropped_tokens": "tokens whose keys and values requests left out, see kv_keep",
+    "kv_dropped_tokens": "tokens whose keys and values were left out (kv_keep)",
     "integrity_errors": "failed consistency checks of the caches; anything but 0 is a defect",
 }
 RATES = {

@@ -24,12 +24,12 @@ from fovea.kernels.pages import KVPool, gather
 from fovea.kernels.transfer import to_device
 
 NEAR, NEAR_SHARE = 7, 0.25
-"""A row of text counts as much as this share of the score of any row of text at most so far away. So the
-words around a fact are kept with it, as in SnapKV. In images each token counts for itself."""
+"""A row of text gets at least this share of the best score of text within so many rows. So the words around
+a fact are kept with it, as in SnapKV. In images each token counts for itself."""
 
 
 class KeptRows:
-    """The rows that sequences keep, from the step that decides about them to the copy before the next one.
+    """Remembers which rows sequences keep, from the step that decides until they are copied.
 
     config: shape of the decoder. memory: its keys and values.
     """
@@ -44,7 +44,7 @@ class KeptRows:
         self._chosen: dict[str, Tensor] = {}
 
     def watch(self, work: Sequence[Work]) -> Watch | None:
-        """Return what notes the queries of a step; None: nothing is decided in it that needs them."""
+        """Return an object that records queries of a step; None: nothing is decided in it that needs them."""
         ends = accumulate(item.count for item in work)
         rows = [
             (item, slice(end - item.stop + item.seq.decides_from(item.stop), end))
@@ -92,7 +92,7 @@ class KeptRows:
 
 
 class Watch:
-    """Notes queries of some rows of a step.
+    """Records the queries of the rows that decide in a step.
 
     queries: by sequence id and layer, (w, heads, head_dim), of the w tokens that decide.
     """
@@ -111,7 +111,7 @@ class Watch:
 def visual_rows(item: Work) -> NDArray[np.bool_]:
     """Return which rows of a sequence are known to be images', (rows up to the end of its work,).
 
-    Among rows that were kept before, only rules that divide them by kind know it.
+    Of rows that were kept before it is known only with methods that divide them by kind.
     """
     seq = item.seq
     visual = np.zeros(item.rows, dtype=bool)
@@ -148,7 +148,7 @@ def spread(scores: Tensor, images: Tensor) -> Tensor:
 def best_rows(scores: Tensor, visual: Tensor, kept: Kept) -> Tensor:
     """Return the rows with the highest scores, (Hkv, kept rows): first those of images, then the others.
 
-    Each part is ascending. The last rows, and the first ones of the other kind, are kept always.
+    Each part is ascending. The last rows, and the first ones of text, have the highest scores.
 
     scores: (Hkv, rows), which are changed. visual: (rows,), which rows count as images'. kept: how many to
         keep of each kind.
