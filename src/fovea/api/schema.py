@@ -39,7 +39,7 @@ MAX_TOKENS = (
 SALT = "Extension. Requests share cached results only if their salts are equal."
 KV_KEEP = (
     "Extension. Which keys and values are kept: all, or METHOD:AMOUNT, such as snap:0.25 (a share of the "
-    "prompt) or snap:4096 (at most so many tokens, from 128 on), with the methods window, snap, text, images. "
+    "prompt) or snap:4096 (at most so many tokens, from 128 on). Methods: window, snap, text, images. "
     "Fewer kept tokens make long answers faster and are lossy. Default: the server's setting."
 )
 TIMEOUT = (

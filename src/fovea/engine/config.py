@@ -233,8 +233,8 @@ class KVSettings:
     )
     kv_keep: str = setting(
         ALL,
-        "Default of the request field kv_keep, which keys and values are kept: all, or METHOD:AMOUNT, such as "
-        "snap:0.25 (a quarter of the prompt) or snap:4096 (at most 4,096 tokens, prompt and answer together). "
+        "Default of the request field kv_keep, which keys and values are kept: all, or METHOD:AMOUNT, as "
+        "snap:0.25 (a quarter of the prompt) or snap:4096 (at most 4,096 tokens, prompt and answer). "
         "Methods: snap (for most uses), images, text, window. Lossy, and not for all models: docs/kv.md.",
         check=_kv_keep,
         words="all, or METHOD:AMOUNT",

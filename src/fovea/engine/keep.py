@@ -72,8 +72,8 @@ def parse_keep(text: str) -> KeepRule | None:
         return None
     method, _, amount = text.partition(":")
     accepted = (
-        f"all, or METHOD:AMOUNT with a method of {', '.join(METHODS)}, and a share between 0 and 1 or a whole "
-        f"number of tokens from {LEAST} on"
+        f"all, or METHOD:AMOUNT with a method of {', '.join(METHODS)}, and a share between 0 and 1 or a "
+        f"whole number of tokens from {LEAST} on"
     )
     if method not in METHODS:
         near = nearest(method, (ALL, *METHODS))
