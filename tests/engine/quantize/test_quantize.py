@@ -43,7 +43,7 @@ TEXT = "The quick brown fox jumps over the lazy dog. " * 12
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return record("fovea-tiny", list(scene_cases(1, ["colour"], seed=5)), [TEXT], 2, lambda: None)
+    return record("fovea-tiny", list(scene_cases(1, ["colour"], seed=5)), [TEXT], 2, lambda: None)[0]
 
 
 def quantize(
@@ -218,7 +218,7 @@ def test_parts_and_exceptions(tmp_path: Path) -> None:
 def test_other_architectures(architecture: str, tmp_path: Path) -> None:
     """Fused tensors, centred norms, layers with states, experts: what cannot be rounded stays as it is."""
     folder = str(write(architecture, tmp_path / "plain"))
-    samples = record(folder, [], [TEXT], 2, lambda: None)
+    samples, _ = record(folder, [], [TEXT], 2, lambda: None)
     run = quantize(folder, tmp_path / "copy", {"decoder": Scheme("int8")}, samples)
     assert run.lines
     load_model(str(tmp_path / "copy"), EngineConfig.of(**PLAIN))
@@ -260,7 +260,7 @@ def test_a_run_that_was_stopped_continues(samples: list[Sample], tmp_path: Path)
         (["--to", "decoder=int4,eyes=int8"], "accepted parts: decoder, tower, projector, head"),
         (["--to", "int8", "--except", "down"], "NAME=SCHEME"),
         (["--to", "int8", "--calibrate", "/nowhere.txt"], "/nowhere.txt cannot be read"),
-        (["--to", "int8", "--visual-weight", "-1"], "accepted: numbers above 0"),
+        (["--to", "int8", "--visual-weight", "-1"], "accepted: auto, and numbers above 0"),
     ],
 )
 def test_mistakes_are_named(
