@@ -171,11 +171,11 @@ def measured_schemes(wish: Wish) -> list[Scheme]:
 def exceptions_of(lines: list[Line]) -> str:
     """Return a list of the decoder's maps that have another scheme than most."""
     decoder = [line for line in lines if line.part == "decoder"]
+    if not decoder:
+        return "all maps of the decoder stay plain"
     usual = Counter(line.scheme for line in decoder).most_common(1)[0][0]
-    others = [
-        f"{line.name.removesuffix('.weight')}={line.scheme}" for line in decoder if line.scheme != usual
-    ]
-    return "\n".join(others) or f"all maps of the decoder are {usual}"
+    others = [(line.name.removesuffix(".weight"), line.scheme) for line in decoder if line.scheme != usual]
+    return "\n".join(f"{name}={scheme}" for name, scheme in others) or f"all maps of the decoder are {usual}"
 
 
 def read_data(names: list[str], most: int) -> tuple[list[Case], list[str]]:

@@ -42,8 +42,8 @@ def choose(maps: Mapping[str, Sequence[Option]], room: int) -> dict[str, Scheme 
     left = room - sum(options[0].nbytes for options in maps.values())
     if left < 0:
         raise ConfigError(
-            f"--size is {-left:,} bytes less than the copy takes with the schemes of --to; accepted: a larger "
-            "size, or schemes of more parts",
+            f"--size is {-left:,} bytes less than the copy takes with the schemes of --to; accepted: a "
+            "larger size, or schemes of more parts",
             param="size",
         )
     chosen = dict.fromkeys(maps, 0)

@@ -31,7 +31,7 @@ CHUNK = 256
 """Rows whose logits are in memory at a time."""
 FOLDER, FILE = "measuring", "measured.json"
 """Folder in the output folder for rows, and its file of the result: a stopped run does not measure again."""
-PROMPTS = 16
+PROMPTS = 8
 """Prompts that are measured at most."""
 LEAST = 1e-30
 
@@ -97,7 +97,7 @@ def measure(
             run = LayerRun(source.model, layer, number, used)
             for at, sample in enumerate(used):
                 x = rows[at].requires_grad_()
-                run.forward(sample, x).backward(gradients[at])
+                torch.autograd.backward(run.forward(sample, x), gradients[at])
                 assert x.grad is not None
                 gradients[at] = x.grad
                 run.forget()
@@ -146,12 +146,12 @@ def _loss(
     total, gradients = 0.0, []
     for sample, hidden in zip(samples, rows, strict=True):
         gradient = torch.zeros_like(hidden)
-        for places in (sample.targets >= 0).nonzero()[:, 0].split(CHUNK):
+        for places in torch.split((sample.targets >= 0).nonzero()[:, 0], CHUNK):
             x = hidden[places].requires_grad_()
             logits = functional.linear(model.decoder.norm(x), weight)
             logits = torch.tanh(logits / cap) * cap if cap else logits
             loss = functional.cross_entropy(logits, sample.targets[places], reduction="sum")
-            loss.backward()
+            torch.autograd.backward(loss)
             assert x.grad is not None
             gradient[places] = x.grad
             total += float(loss.detach())
@@ -203,7 +203,7 @@ class _Observer:
                     sums[name] += (moved * gradient).sum(-1).square().sum()
 
             if y.requires_grad:
-                y.register_hook(note)
+                y.register_hook(note)  # type: ignore[no-untyped-call]
             return finish(y, each.activation, each.gated, residual)
 
         each.forward = forward  # type: ignore[method-assign]

@@ -139,7 +139,7 @@ def _with_targets(samples: list[Sample], prompt: int, answer: int | None) -> lis
     targets = torch.cat((ids[1:], torch.tensor([-1])))
     if answer is not None:
         targets[: max(0, len(ids) - 1 - answer)] = -1
-    parts = targets.split([len(sample.x) for sample in samples])
+    parts = torch.split(targets, [len(sample.x) for sample in samples])
     return [replace(sample, prompt=prompt, targets=part) for sample, part in zip(samples, parts, strict=True)]
 
 
@@ -208,7 +208,7 @@ def _prompts(
         size = min(TEXT_TOKENS, engine.info.max_context - 1) - len(start)
         pieces += [(TokenPrompt((*start, *ids[at : at + size])), None) for at in range(0, len(ids), size)]
     # Of many pieces, some from everywhere in the texts are taken.
-    wanted = max(most - len(questions), most // 2 if questions else most)
+    wanted = max(1, most - len(questions), most // 2 if questions else most)
     some = pieces[:: max(1, -(-len(pieces) // wanted))]
     return [prompt for pair in zip_longest(questions, some) for prompt in pair if prompt is not None][:most]
 

@@ -167,9 +167,9 @@ class Quantizer:
             result, error = self._round(each.weight.data, moments.get(each), scheme)
             each.weight.data = result.values()
             names = [name for name, _ in checkpoint_targets(each, paths[each] + ".")]
-            for name, rows in zip(names, row_numbers(each).values(), strict=False):
-                if name.endswith(".weight"):
-                    rounded[name] = result, rows
+            names = [name for name in names if name.endswith(".weight")]  # row_numbers has no biases
+            for name, rows in zip(names, row_numbers(each).values(), strict=True):
+                rounded[name] = result, rows
             self.lines.append(
                 Line(names[0], "decoder", str(scheme), each.weight.numel(), result.nbytes, error)
             )
@@ -189,7 +189,7 @@ class Quantizer:
         return self._measured.visual[number] if self._measured is not None else 1.0
 
     def _choose(self, size: float) -> dict[str, Scheme | None]:
-        """Return the schemes of the decoder's maps, by their paths, with which the copy has at most a size."""
+        """Return the schemes of the decoder's maps, by their paths, for a copy of at most a size."""
         assert self._measured is not None
         plain = sum(_nbytes(fill) for fill in self._source.fills)
         room = (size * plain if size <= 1 else size) - plain
@@ -368,7 +368,8 @@ class Quantizer:
                 if file.name not in ("config.json", INDEX):
                     shutil.copyfile(file, self._out / file.name)
         config = read_json(self._source.folder / "config.json")
-        config["quantization_config"] = describe(self._schemes)
+        if any(self._schemes.values()):
+            config["quantization_config"] = describe(self._schemes)
         (self._out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         size = sum((self._out / file).stat().st_size for file in set(self._index.values()))
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(self._index.items()))}
