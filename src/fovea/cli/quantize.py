@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     encoder: dict[str, Moments] = {}
     measured = None
     if cases or texts:
+        source.expect_calibration()
         parts = [part for part in ("tower", "projector") if wish.schemes.get(part)]
         with progress("reading calibration data", args.prompts) as advance:
             wanted = (lambda path: True) if parts else None
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             shown = ", ".join(f"{each:.2f}" for each in measured.visual)
             print(f"\nweight of rows of images, by layer: {shown}")
         if wish.size is not None:
-            print(f"\n{exceptions_of(lines)}")
+            print(f"\n{exceptions_of(lines, wish)}")
     if not lines:
         print("fovea: no map was quantized", file=sys.stderr)
     print(args.out)
@@ -168,14 +168,14 @@ def measured_schemes(wish: Wish) -> list[Scheme]:
     return list(found)
 
 
-def exceptions_of(lines: list[Line]) -> str:
-    """Return a list of the decoder's maps that have another scheme than most."""
-    decoder = [line for line in lines if line.part == "decoder"]
-    if not decoder:
-        return "all maps of the decoder stay plain"
-    usual = Counter(line.scheme for line in decoder).most_common(1)[0][0]
-    others = [(line.name.removesuffix(".weight"), line.scheme) for line in decoder if line.scheme != usual]
-    return "\n".join(f"{name}={scheme}" for name, scheme in others) or f"all maps of the decoder are {usual}"
+def exceptions_of(lines: list[Line], wish: Wish) -> str:
+    """Return the maps of the decoder that have another scheme than most were to have, in the form of
+    --except.
+    """
+    asked = str(wish.schemes.get("decoder"))
+    others = [line for line in lines if line.part == "decoder" and line.scheme != asked]
+    shown = [f"{line.name.removesuffix('.weight')}={line.scheme}" for line in others]
+    return "\n".join(shown) or f"all quantized maps of the decoder are {asked}"
 
 
 def read_data(names: list[str], most: int) -> tuple[list[Case], list[str]]:

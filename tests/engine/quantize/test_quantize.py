@@ -217,9 +217,10 @@ def test_parts_and_exceptions(tmp_path: Path) -> None:
         assert ask(engine, "What is this?")
 
 
-@pytest.mark.parametrize(
-    "architecture", ["qwen3_vl", "gemma3", "glm4v", "qwen3_5", "internvl", "lfm2_vl", "qwen3_vl_moe"]
-)
+OTHERS = ["qwen3_vl", "gemma3", "glm4v", "qwen3_5", "internvl", "lfm2_vl", "qwen3_vl_moe"]
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
 def test_other_architectures(architecture: str, tmp_path: Path) -> None:
     """Fused tensors, centred norms, layers with states, experts: what cannot be rounded stays as it is."""
     folder = str(write(architecture, tmp_path / "plain"))
@@ -372,6 +373,31 @@ def test_tower_and_projector_are_calibrated(tmp_path: Path) -> None:
     assert all(line.error is not None and line.error < 0.05 for line in run.lines)
     with Engine.from_pretrained(str(tmp_path), **PLAIN) as engine:
         assert ask(engine, "What is this?")
+
+
+@pytest.mark.parametrize(
+    "architecture", others_slow([*OTHERS, "qwen2_5_vl", "gemma4"], ["qwen3_5", "gemma3"])
+)
+def test_costs_of_other_architectures(architecture: str, tmp_path: Path) -> None:
+    """Gradients pass windows, states, convolutions, cross-attention and experts."""
+    folder = str(write(architecture, tmp_path / "plain"))
+    samples, _ = record(folder, [], [TEXT], 2, lambda: None)
+    measured = measure(Checkpoint(folder), samples, [Scheme("int8")], tmp_path / "copy", lambda: None)
+    assert measured.costs
+    assert all(cost >= 0 for costs in measured.costs.values() for cost in costs.values())
+    assert any(cost > 0 for costs in measured.costs.values() for cost in costs.values())
+
+
+def test_layers_that_attend_to_images_are_not_calibrated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write("mllama", tmp_path / "plain"))
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    command = ["quantize", folder, "--to", "int8", "--out", str(tmp_path / "copy")]
+    assert main([*command, "--calibrate", str(text)]) != 0
+    assert "without --calibrate" in capsys.readouterr().err
+    assert main(command) == 0
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fovea.core.errors import CheckpointError
+from fovea.core.errors import CheckpointError, UnsupportedModel
+from fovea.engine.layers.config import CrossAttention
 from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import FusedLinear, Linear, RMSNorm, checkpoint_targets
@@ -54,6 +55,14 @@ class Checkpoint:
         )
         expect_complete(assignment)
         self.fills = assignment.fills
+
+    def expect_calibration(self) -> None:
+        """Raise UnsupportedModel if calibration prompts cannot pass the layers one by one."""
+        if any(isinstance(layer.mixer, CrossAttention) for layer in self.model.decoder.config.layers):
+            raise UnsupportedModel(
+                "layers that attend to images cannot be calibrated; accepted: the same command without "
+                "--calibrate"
+            )
 
     def load(self, module: nn.Module, prefix: str) -> None:
         """Fill a module of the model, whose attribute path is `prefix`, with its weights."""

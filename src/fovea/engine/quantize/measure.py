@@ -10,10 +10,10 @@ gradients (the empirical Fisher matrix), row by row.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -61,7 +61,7 @@ def measure(
 ) -> Measured:
     """Run the samples forward and back.
 
-    Only prompts of a single step are used, and at most PROMPTS of them from all places of the data.
+    At most PROMPTS prompts are used, from all places of the data.
     schemes: those whose costs are measured.
     out: the output folder; a folder in it holds rows between layers, and then the result.
     advance: called for each layer, once forward and once back.
@@ -74,9 +74,11 @@ def measure(
         if found.pop("key") == key:
             return Measured(found["loss"], tuple(found["visual"]), found["costs"])
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = Counter(sample.prompt for sample in samples)
-    whole = [sample for sample in samples if numbers[sample.prompt] == 1]
-    used = whole[:: max(1, -(-len(whole) // PROMPTS) | 1)]  # an odd step: questions and texts are in turn
+    numbers = list(dict.fromkeys(sample.prompt for sample in samples))
+    # An odd step, because questions and texts are in turn.
+    chosen = set(numbers[:: max(1, -(-len(numbers) // PROMPTS) | 1)])
+    used = [sample for sample in samples if sample.prompt in chosen]
+    prompts = [list(group) for _, group in groupby(range(len(used)), lambda at: used[at].prompt)]
     count = len(source.model.decoder.layers)
     rows = [sample.x for sample in used]
     for number in range(count):
@@ -95,11 +97,13 @@ def measure(
             ratios.insert(0, _ratio(used, gradients))
             observer = _Observer(layer, f"decoder.layers.{number}", schemes)
             run = LayerRun(source.model, layer, number, used)
-            for at, sample in enumerate(used):
-                x = rows[at].requires_grad_()
-                torch.autograd.backward(run.forward(sample, x), gradients[at])
-                assert x.grad is not None
-                gradients[at] = x.grad
+            for places in prompts:  # later samples of a prompt read keys and values of earlier ones
+                outputs = [run.forward(used[at], rows[at].requires_grad_()) for at in places]
+                torch.autograd.backward(outputs, [gradients[at] for at in places])
+                for at in places:
+                    gradient = rows[at].grad
+                    assert gradient is not None
+                    gradients[at] = gradient
                 run.forget()
             costs |= observer.costs(tokens)
         _file(folder, number).unlink()
