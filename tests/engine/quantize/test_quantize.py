@@ -349,14 +349,13 @@ def test_a_size_that_is_too_small_is_an_error(tmp_path: Path) -> None:
         run.run()
 
 
-def test_costs_are_what_the_loss_grows_by(samples: list[Sample], tmp_path: Path) -> None:
-    """Measured costs have the size of the loss that rounding one map really adds."""
+def test_costs_of_schemes(samples: list[Sample], tmp_path: Path) -> None:
+    """Costs are positive, those of 8 bits far smaller than those of 4, and kept for a run that continues."""
     source, scheme = Checkpoint("fovea-tiny"), Scheme("int4", 32)
     measured = measure(source, copies(samples), [scheme, Scheme("int8")], tmp_path, lambda: None)
     assert measured.loss > 0
     for costs in measured.costs.values():
-        assert costs["int8"] > 0
-        assert costs["int4:32"] > 0
+        assert 0 < costs["int8"] < 0.2 * costs["int4:32"]
     assert len(measured.visual) == len(source.model.decoder.layers)
     assert all(0 < ratio < 100 for ratio in measured.visual)
     again = measure(source, copies(samples), [scheme, Scheme("int8")], tmp_path, lambda: None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -22,10 +22,9 @@ from torch.nn import functional
 
 from fovea.engine.layers.decoder import build_layer
 from fovea.engine.layers.linear import Linear
-from fovea.engine.quantize.layers import Checkpoint, Fold, LayerRun, stages
+from fovea.engine.quantize.layers import Checkpoint, LayerRun, stages
 from fovea.engine.quantize.record import Sample
 from fovea.engine.quantize.schemes import Scheme, round_weight
-from fovea.engine.quantize.search import Moments, round_by_columns, smooth
 from fovea.kernels.activation import finish
 
 CHUNK = 256
@@ -44,8 +43,8 @@ class Measured:
     loss: mean cross entropy of the tokens that count, in nats.
     visual: for each layer, the mean absolute gradient of rows of images over that of rows of text; smaller
         ones are raised to the median of all layers, as MBQ (arXiv 2412.19509) does. 1 without images.
-    costs: for each map by its path, and scheme by name: growth of the loss if the map is rounded, in nats
-        per token.
+    costs: for each map by its path, and scheme by name: growth of the loss if the map is rounded to the
+        nearest, in nats per token.
     """
 
     loss: float
@@ -96,10 +95,8 @@ def measure(
         rows = torch.load(_file(folder, number))
         with _layer(source, number) as layer:
             ratios.insert(0, _ratio(used, gradients))
-            before = [replace(sample, x=x) for sample, x in zip(used, rows, strict=True)]
-            run = LayerRun(source.model, layer, number, before)
-            with torch.no_grad():
-                observer = _Observer(layer, f"decoder.layers.{number}", schemes, run)
+            run = LayerRun(source.model, layer, number, used)
+            observer = _Observer(layer, f"decoder.layers.{number}", schemes)
             for places in prompts:  # later samples of a prompt read keys and values of earlier ones
                 outputs = [run.forward(used[at], rows[at].requires_grad_()) for at in places]
                 torch.autograd.backward(outputs, [gradients[at] for at in places])
@@ -187,14 +184,12 @@ def _ratio(samples: Sequence[Sample], gradients: Sequence[Tensor]) -> float:
 class _Observer:
     """Adds up what roundings of a layer's maps cost while gradients pass them."""
 
-    def __init__(self, layer: nn.Module, prefix: str, schemes: Sequence[Scheme], run: LayerRun) -> None:
+    def __init__(self, layer: nn.Module, prefix: str, schemes: Sequence[Scheme]) -> None:
         self._sums: dict[str, dict[str, Tensor]] = {}
         paths = {module: f"{prefix}.{path}" for path, module in layer.named_modules()}
-        maps = stages(layer)
-        moments = run.inputs([each for each, _ in maps], 1.0) if schemes else {}
-        for each, fold in maps:
+        for each, _ in stages(layer):
             changes = {
-                str(scheme): _change(each.weight.data, fold, moments[each], scheme)
+                str(scheme): round_weight(each.weight.data, scheme).values() - each.weight.data
                 for scheme in schemes
                 if scheme.fits(each.in_features)
             }
@@ -222,14 +217,3 @@ class _Observer:
             path: {name: float(total) / (2 * tokens) for name, total in sums.items()}
             for path, sums in self._sums.items()
         }
-
-
-def _change(weight: Tensor, fold: Fold | None, moments: Moments, scheme: Scheme) -> Tensor:
-    """Return the change of a weight that is rounded as a copy's are: what is hard for the nearest values may
-    be easy with calibration. 8 bits are rounded to the nearest, because they cost little either way.
-    """
-    if scheme.name != "int4" or not moments.weight:
-        return round_weight(weight, scheme).values() - weight
-    factors = torch.ones(weight.shape[1]) if fold is None else fold.reduce(smooth(weight, moments, scheme))
-    rounded = round_by_columns(weight * factors, moments.divided(factors), scheme)
-    return rounded.values() / factors - weight
