@@ -15,12 +15,17 @@ from fovea.core.markdown import markdown_table
 from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
 
 if TYPE_CHECKING:
+    from fovea.engine.quantize.record import Sample
     from fovea.engine.quantize.run import Line, Wish
+    from fovea.engine.quantize.schemes import Scheme
+    from fovea.engine.quantize.search import Moments
 
 SCENES = "scenes"
 SCENE_SEED = 77
 """Seed of the scenes for calibration. Those of `fovea eval` have others."""
 PROMPTS = 64
+AUTO = "auto"
+UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 def register(commands: Any) -> None:
@@ -35,8 +40,8 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--to", required=True, metavar="SCHEME",
-        help="int8, int4 (groups of 32), int4:64, int4:128 or fp8 for the decoder; or schemes of parts, such "
-        "as decoder=int4,tower=int8,projector=none,head=int8",
+        help="int8, int4 (groups of 32), int4:64, int4:128, int4-a8, int8-a16 or fp8 for the decoder; or "
+        "schemes of parts, such as decoder=int4,tower=int8,projector=none,head=int8",
     )  # fmt: skip
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write")
     parser.add_argument(
@@ -56,8 +61,14 @@ def register(commands: Any) -> None:
         help="another scheme for maps whose names contain NAME, such as layers.0.=int8 or down_proj=none",
     )  # fmt: skip
     parser.add_argument(
-        "--visual-weight", type=float, default=1.0, metavar="X",
-        help="how much a row of an image counts beside a row of text in the calibration (default: 1)",
+        "--visual-weight", default=AUTO, metavar="X",
+        help="how much a row of an image counts beside a row of text in the calibration; auto: as much as "
+        "the loss depends on it, measured for each layer (default: auto)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--size", metavar="SIZE",
+        help="give the maps that lose most more bits, as long as the copy takes at most this size: a share "
+        "of the plain one such as 0.35, or such as 120MB or 5GB; needs --calibrate",
     )  # fmt: skip
     parser.add_argument("--report", action="store_true", help="print a line for each part and scheme")
     parser.set_defaults(run=run)
@@ -65,34 +76,56 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fovea.engine.quantize.layers import Checkpoint
+    from fovea.engine.quantize.measure import measure
     from fovea.engine.quantize.record import record
     from fovea.engine.quantize.run import Quantizer
 
-    wish = parse_wish(args.to, args.exceptions, args.visual_weight)
+    wish = parse_wish(args.to, args.exceptions, args.visual_weight, args.size)
     cases, texts = read_data(args.calibrate, args.prompts)
+    if wish.size is not None and not cases and not texts:
+        raise ConfigError("--size needs calibration data; accepted: --calibrate DATA", param="size")
     source = Checkpoint(args.model)
-    samples = []
+    count = len(source.model.decoder.layers)
+    samples: list[Sample] = []
+    encoder: dict[str, Moments] = {}
+    measured = None
     if cases or texts:
+        source.expect_calibration()
+        parts = [part for part in ("tower", "projector") if wish.schemes.get(part)]
         with progress("reading calibration data", args.prompts) as advance:
-            samples = record(args.model, cases, texts, args.prompts, advance)
-    with progress("quantizing layers", len(source.model.decoder.layers) + 1) as advance:
-        lines = Quantizer(source, args.out, wish, samples, advance).run()
+            wanted = (lambda path: True) if parts else None
+            samples, encoder = record(args.model, cases, texts, args.prompts, advance, wanted)
+        has_images = any(bool(sample.is_visual().any()) for sample in samples)
+        if wish.size is not None or (wish.visual_weight is None and has_images):
+            with progress("measuring layers", 2 * count) as advance:
+                schemes = measured_schemes(wish)
+                measured = measure(source, samples, schemes, args.out, advance)
+    with progress("quantizing layers", count + 1) as advance:
+        quantizer = Quantizer(source, args.out, wish, samples, advance, encoder, measured)
+        lines = quantizer.run()
     if args.report:
         print(report(lines))
+        if measured is not None and has_images:
+            shown = ", ".join(f"{each:.2f}" for each in measured.visual)
+            print(f"\nweight of rows of images, by layer: {shown}")
+        if wish.size is not None:
+            print(f"\n{exceptions_of(lines, wish)}")
     if not lines:
         print("fovea: no map was quantized", file=sys.stderr)
     print(args.out)
     return 0
 
 
-def parse_wish(to: str, exceptions: list[str], visual_weight: float) -> Wish:
+def parse_wish(to: str, exceptions: list[str], visual_weight: str, size: str | None) -> Wish:
     """Return what the flags ask for. Raises ConfigError, naming the flag and what is accepted."""
     from fovea.engine.quantize.run import PARTS, Wish
     from fovea.engine.quantize.schemes import parse_scheme
 
-    if not 0 < visual_weight < float("inf"):
+    weight = None if visual_weight == AUTO else _number(visual_weight)
+    if weight is not None and not 0 < weight < float("inf"):
         raise ConfigError(
-            f"--visual-weight is {visual_weight}; accepted: numbers above 0", param="visual_weight"
+            f"--visual-weight is {visual_weight!r}; accepted: auto, and numbers above 0",
+            param="visual_weight",
         )
     pairs = _pairs([part for part in to.split(",") if part], "to") if "=" in to else {"decoder": to}
     for part in pairs:
@@ -100,7 +133,49 @@ def parse_wish(to: str, exceptions: list[str], visual_weight: float) -> Wish:
             raise ConfigError(f"--to names {part!r}; accepted parts: {', '.join(PARTS)}", param="to")
     schemes = {part: parse_scheme(text, "to") for part, text in pairs.items()}
     others = {name: parse_scheme(text, "except") for name, text in _pairs(exceptions, "except").items()}
-    return Wish(schemes, others, visual_weight)
+    return Wish(schemes, others, weight, None if size is None else parse_size(size))
+
+
+def parse_size(text: str) -> float:
+    """Return bytes, or a share up to 1 of the plain size. Raises ConfigError."""
+    unit = next((unit for unit in UNITS if text.upper().endswith(unit)), "")
+    number = _number(text[: len(text) - len(unit)]) * UNITS.get(unit, 1)
+    if not 0 < number < float("inf") or (not unit and number > 1):
+        raise ConfigError(
+            f"--size is {text!r}; accepted: a share of the plain size such as 0.35, or {' or '.join(UNITS)} "
+            "such as 120MB",
+            param="size",
+        )
+    return number
+
+
+def _number(text: str) -> float:
+    """Return the number that a text shows; NaN: it shows none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def measured_schemes(wish: Wish) -> list[Scheme]:
+    """Return the schemes whose costs the choice for a size compares."""
+    from fovea.engine.quantize.budget import ladder
+
+    wanted = [wish.schemes.get("decoder"), *wish.exceptions.values()]
+    if wish.size is None:
+        return []
+    found = {each: None for scheme in wanted if scheme for each in ladder(scheme) if each}
+    return list(found)
+
+
+def exceptions_of(lines: list[Line], wish: Wish) -> str:
+    """Return the maps of the decoder that have another scheme than most were to have, in the form of
+    --except.
+    """
+    asked = str(wish.schemes.get("decoder"))
+    others = [line for line in lines if line.part == "decoder" and line.scheme != asked]
+    shown = [f"{line.name.removesuffix('.weight')}={line.scheme}" for line in others]
+    return "\n".join(shown) or f"all quantized maps of the decoder are {asked}"
 
 
 def read_data(names: list[str], most: int) -> tuple[list[Case], list[str]]:

@@ -83,7 +83,7 @@ class Decoder(nn.Module):
         images: the rows that see image states.
         watch: see `Step`.
         """
-        scale = self._query_scale(positions, x.dtype)
+        scale = self.query_scale(positions, x.dtype)
         step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer, images, watch)
         first = 0
         if visual_rows is not None:
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
             first, step, read = self.config.writing_layers, step.of_read_rows(read), None
         return self._run(x, first, last, step, read)
 
-    def _query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The scale of each row's queries, (T, 1, 1); None: it is 1 for all rows."""
         if self.config.query_scaling is None:
             return None

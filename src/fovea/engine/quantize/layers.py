@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fovea.core.errors import CheckpointError
+from fovea.core.errors import CheckpointError, UnsupportedModel
+from fovea.engine.layers.config import CrossAttention
 from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import FusedLinear, Linear, RMSNorm, checkpoint_targets
@@ -54,6 +55,14 @@ class Checkpoint:
         )
         expect_complete(assignment)
         self.fills = assignment.fills
+
+    def expect_calibration(self) -> None:
+        """Raise UnsupportedModel if calibration prompts cannot pass the layers one by one."""
+        if any(isinstance(layer.mixer, CrossAttention) for layer in self.model.decoder.config.layers):
+            raise UnsupportedModel(
+                "layers that attend to images cannot be calibrated; accepted: the same command without "
+                "--calibrate"
+            )
 
     def load(self, module: nn.Module, prefix: str) -> None:
         """Fill a module of the model, whose attribute path is `prefix`, with its weights."""
@@ -110,16 +119,26 @@ class LayerRun:
         # All layers use the memory of the first one, so the others never take any.
         places = tuple((place[0], 0) if isinstance(place, tuple) else place for place in memory.places)
         self._memory = replace(memory, places=places)
+        self._decoder = model.decoder
         self._rotary = [RotaryAngles(rotary) for rotary in config.rotaries]
 
-    def forward(self, sample: Sample) -> Tensor:
-        """Return the layer's output rows for a sample."""
+    def forward(self, sample: Sample, x: Tensor | None = None) -> Tensor:
+        """Return the layer's output rows for a sample. x: its input rows; None: the sample's own."""
         angles = tuple(rotary(sample.positions, torch.float32) for rotary in self._rotary)
-        step = Step(angles, sample.plan, self._memory, None, sample.per_layer, sample.images)
-        out: Tensor = self.layer(sample.x, step)
+        scale = self._decoder.query_scale(sample.positions, torch.float32)
+        step = Step(angles, sample.plan, self._memory, scale, sample.per_layer, sample.images)
+        out: Tensor = self.layer(sample.x if x is None else x, step)
         if self.number < len(sample.deepstack) and sample.visual_rows is not None:
             out = out.index_add(0, sample.visual_rows, sample.deepstack[self.number])
         return out
+
+    def forget(self) -> None:
+        """Detach keys, values and states from the graph of the prompts so far."""
+        for pool in self._memory.kv:
+            assert isinstance(pool.kv, Tensor)
+            pool.kv = pool.kv.detach()
+        states = tuple(tuple(tensor.detach() for tensor in layer) for layer in self._memory.states)
+        self._memory = replace(self._memory, states=states)
 
     def inputs(self, maps: Iterable[Linear], visual_weight: float) -> dict[Linear, Moments]:
         """Run all samples, and return the statistics of these maps' inputs.

@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ from fovea.engine.layers.decoder import build_layer
 from fovea.engine.layers.linear import Linear, PatchLinear, checkpoint_targets
 from fovea.engine.models.stored import STORED_TYPES
 from fovea.engine.models.targets import Fill
+from fovea.engine.quantize.budget import Option, choose, ladder
 from fovea.engine.quantize.layers import Checkpoint, Fold, LayerRun, row_numbers, stages
+from fovea.engine.quantize.measure import FOLDER as MEASURING
+from fovea.engine.quantize.measure import Measured
 from fovea.engine.quantize.record import Sample
 from fovea.engine.quantize.schemes import Rounded, Scheme, round_weight
 from fovea.engine.quantize.search import Moments, round_by_columns, smooth
@@ -47,12 +50,15 @@ class Wish:
     exceptions: schemes of single maps, by a part of their names in the checkpoint; the first that fits
         counts.
     visual_weight: weight of rows of images beside rows of text, by which MBQ (arXiv 2412.19509) balances
-        them.
+        them; None: it is measured for each layer.
+    size: bytes of the copy's tensors at most, or, up to 1, a share of the plain ones; maps of the decoder
+        that lose most get larger schemes, as far as there is room. None: no map does.
     """
 
     schemes: Mapping[str, Scheme | None]
     exceptions: Mapping[str, Scheme | None] = field(default_factory=dict)
-    visual_weight: float = 1.0
+    visual_weight: float | None = 1.0
+    size: float | None = None
 
     def scheme_of(self, part: str, name: str, k: int) -> Scheme | None:
         """Return the scheme of a map of that name in the checkpoint, with k inputs."""
@@ -62,6 +68,10 @@ class Wish:
                 scheme = other
                 break
         return scheme if scheme is not None and scheme.fits(k) else None
+
+    def is_exception(self, name: str) -> bool:
+        """Whether the user asks for a scheme of this map by its name."""
+        return any(piece in name for piece in self.exceptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +96,12 @@ class Line:
 class Quantizer:
     """Writes a quantized copy of a checkpoint to a folder.
 
-    samples: what `record` returns; empty: nothing is calibrated, and every weight is rounded to the nearest.
+    samples: rows of calibration prompts; empty: no map of the decoder is calibrated, and every weight is
+        rounded to the nearest.
     advance: called after each decoder layer, and after the rest.
+    encoder: statistics of the inputs of maps of tower and projector, by their paths; the weights of others
+        are rounded to the nearest.
+    measured: what `measure` returns; needed if the wish has a size or no visual weight.
     """
 
     def __init__(
@@ -97,9 +111,12 @@ class Quantizer:
         wish: Wish,
         samples: Sequence[Sample],
         advance: Callable[[], None],
+        encoder: Mapping[str, Moments] | None = None,
+        measured: Measured | None = None,
     ) -> None:
         self._source, self._out, self._wish, self._samples = source, out, wish, list(samples)
-        self._advance = advance
+        self._advance, self._encoder, self._measured = advance, encoder or {}, measured
+        self._chosen: dict[str, Scheme | None] = {}
         self._schemes: dict[str, Scheme | None] = {}
         self._index: dict[str, str] = {}
         self.lines: list[Line] = []
@@ -110,6 +127,8 @@ class Quantizer:
         self._out.mkdir(parents=True, exist_ok=True)
         model = self._source.model
         done = self._resume()
+        if self._wish.size is not None:
+            self._chosen = self._choose(self._wish.size)
         for number in range(len(model.decoder.layers)):
             if number >= done:
                 self._layer(number)
@@ -131,11 +150,11 @@ class Quantizer:
         chosen: list[tuple[Linear, Fold | None, Scheme]] = []
         for each, fold in stages(layer):
             scheme = self._wish.scheme_of("decoder", paths[each], each.in_features)
+            scheme = self._chosen.get(paths[each], scheme)
             if scheme is not None:
                 chosen.append((each, fold, scheme))
-        moments = (
-            run.inputs([each for each, _, _ in chosen], self._wish.visual_weight) if self._samples else {}
-        )
+        visual = self._visual_weight(number)
+        moments = run.inputs([each for each, _, _ in chosen], visual) if self._samples else {}
         for each, fold, scheme in chosen:
             if fold is not None and each in moments:
                 factors = fold.reduce(smooth(each.weight.data, moments[each], scheme))
@@ -148,9 +167,9 @@ class Quantizer:
             result, error = self._round(each.weight.data, moments.get(each), scheme)
             each.weight.data = result.values()
             names = [name for name, _ in checkpoint_targets(each, paths[each] + ".")]
-            for name, rows in zip(names, row_numbers(each).values(), strict=False):
-                if name.endswith(".weight"):
-                    rounded[name] = result, rows
+            names = [name for name in names if name.endswith(".weight")]  # row_numbers has no biases
+            for name, rows in zip(names, row_numbers(each).values(), strict=True):
+                rounded[name] = result, rows
             self.lines.append(
                 Line(names[0], "decoder", str(scheme), each.weight.numel(), result.nbytes, error)
             )
@@ -162,6 +181,43 @@ class Quantizer:
         for sample in self._samples:
             sample.x = run.forward(sample)
         model.decoder.layers[number] = layer.to("meta")
+
+    def _visual_weight(self, number: int) -> float:
+        given = self._wish.visual_weight
+        if given is not None:
+            return given
+        return self._measured.visual[number] if self._measured is not None else 1.0
+
+    def _choose(self, size: float) -> dict[str, Scheme | None]:
+        """Return the schemes of the decoder's maps, by their paths, for a copy of at most a size."""
+        assert self._measured is not None
+        plain = sum(_nbytes(fill) for fill in self._source.fills)
+        room = (size * plain if size <= 1 else size) - plain
+        for fill, _, scheme in self._rest_maps():
+            assert fill.entry.shape is not None
+            if scheme is not None:
+                room += _nbytes(fill) - scheme.nbytes(*fill.entry.shape)
+        maps: dict[str, list[Option]] = {}
+        for number, layer in enumerate(self._source.model.decoder.layers):
+            prefix = f"decoder.layers.{number}"
+            itemsize = self._dtype(prefix).itemsize
+            paths = {module: f"{prefix}.{path}" for path, module in layer.named_modules()}
+            for each, _ in stages(layer):
+                n, k, path = each.out_features, each.in_features, paths[each]
+                scheme = self._wish.scheme_of("decoder", path, k)
+                if scheme is None:
+                    continue
+                room += n * k * itemsize
+                costs = self._measured.costs[path]
+                ways = [scheme] if self._wish.is_exception(path) else ladder(scheme)
+                maps[path] = [
+                    Option(None, n * k * itemsize, 0.0)
+                    if way is None
+                    else Option(way, way.nbytes(n, k), costs.get(str(way), 0.0))
+                    for way in ways
+                    if way is None or way.fits(k)
+                ]
+        return choose(maps, int(room))
 
     def _round(self, weight: Tensor, moments: Moments | None, scheme: Scheme) -> tuple[Rounded, float | None]:
         """Return a rounded weight, and the share of its outputs' energy that this changes."""
@@ -201,33 +257,52 @@ class Quantizer:
         return {entry.name: whole.reshape(entry.shape).to(STORED_TYPES[entry.dtype])}  # type: ignore[arg-type]
 
     def _rest(self) -> None:
-        """Write everything outside of the decoder's layers. Its maps are rounded to the nearest."""
+        """Write everything outside of the decoder's layers."""
+        tensors: dict[str, Tensor] = {}
+        maps = {fill.entry.name: (path, scheme) for fill, path, scheme in self._rest_maps()}
+        for fill in self._source.fills:
+            target, name = fill.pieces[0].target, fill.entry.name
+            if target.startswith("decoder.layers."):
+                continue
+            tensor = self._source.read(fill)
+            path, scheme = maps.get(name, ("", None))
+            if path:
+                self._schemes[name.removesuffix(".weight")] = scheme
+            if scheme is None:
+                tensors[name] = tensor
+                continue
+            result, error = self._round(tensor.float(), self._encoder.get(path), scheme)
+            tensors |= result.tensors(name)
+            part = self._part(path)
+            self.lines.append(Line(target, part, str(scheme), tensor.numel(), result.nbytes, error))
+        self._write("rest.safetensors", tensors)
+
+    def _rest_maps(self) -> Iterator[tuple[Fill, str, Scheme | None]]:
+        """Yield the linear maps outside of the decoder's layers: tensor, path of the layer, and scheme."""
         model = self._source.model
-        projector = {layer for module in model.projector_modules() for layer in module.modules()}
-        parts = {
-            name: "head" if path.startswith("head.") else "projector" if layer in projector else "tower"
+        paths = {
+            name: path
             for path, layer in model.named_modules()
             if isinstance(layer, Linear) and not isinstance(layer, PatchLinear)
             for name in model.checkpoint_names(path, layer)
         }
-        tensors: dict[str, Tensor] = {}
         for fill in self._source.fills:
-            target, entry = fill.pieces[0].target, fill.entry
-            if target.startswith("decoder.layers."):
+            target, shape = fill.pieces[0].target, fill.entry.shape or ()
+            if target.startswith("decoder.layers.") or target not in paths:
                 continue
-            tensor = self._source.read(fill)
-            is_map = target in parts and target.endswith(".weight") and tensor.ndim == 2
-            part = parts.get(target, "")
-            scheme = self._wish.scheme_of(part, target, tensor.shape[1]) if is_map else None
-            if is_map:
-                self._schemes[entry.name.removesuffix(".weight")] = scheme
-            if scheme is None:
-                tensors[entry.name] = tensor
-                continue
-            result = round_weight(tensor.float(), scheme)
-            tensors |= result.tensors(entry.name)
-            self.lines.append(Line(target, part, str(scheme), tensor.numel(), result.nbytes))
-        self._write("rest.safetensors", tensors)
+            if target.endswith(".weight") and len(shape) == 2 and not fill.transposed:
+                path = paths[target]
+                yield fill, path, self._wish.scheme_of(self._part(path), target, shape[1])
+
+    def _part(self, path: str) -> str:
+        """Return the part of the model, one of PARTS, to which a layer at a path outside of the decoder
+        belongs.
+        """
+        model = self._source.model
+        if path.startswith("head."):
+            return "head"
+        projector = {layer for module in model.projector_modules() for layer in module.modules()}
+        return "projector" if model.get_submodule(path) in projector else "tower"
 
     def _write(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         from safetensors.torch import save_file
@@ -268,7 +343,7 @@ class Quantizer:
 
         path = self._out / STATE
         if not path.is_file():
-            if any(self._out.iterdir()):
+            if any(file.name != MEASURING for file in self._out.iterdir()):
                 raise ConfigError(f"{self._out} is not empty; accepted: an empty or new folder", param="out")
             return 0
         with safe_open(path, "pt") as file:
@@ -293,11 +368,13 @@ class Quantizer:
                 if file.name not in ("config.json", INDEX):
                     shutil.copyfile(file, self._out / file.name)
         config = read_json(self._source.folder / "config.json")
-        config["quantization_config"] = describe(self._schemes)
+        if any(self._schemes.values()):
+            config["quantization_config"] = describe(self._schemes)
         (self._out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         size = sum((self._out / file).stat().st_size for file in set(self._index.values()))
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(self._index.items()))}
         (self._out / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        shutil.rmtree(self._out / MEASURING, ignore_errors=True)
         (self._out / STATE).unlink(missing_ok=True)
 
 
@@ -345,3 +422,8 @@ def pattern(name: str) -> str:
     if "lm_head" in parts:
         return "lm_head"
     return "re:.*" + re.escape(".".join(parts[-4:])) + "$" if len(parts) > 4 else name
+
+
+def _nbytes(fill: Fill) -> int:
+    """Bytes of a tensor in its file."""
+    return fill.entry.stop - fill.entry.start

@@ -1,7 +1,9 @@
 """The schemes to which `fovea quantize` rounds weights, and their tensors in the format compressed-tensors.
 
 int8: a scale for each output; activations are rounded to 8 bits in each call (W8A8).
+int8-a16: the same weights; activations are not rounded (W8A16).
 int4: a scale and a zero point for each group of inputs of an output; activations are not rounded (W4A16).
+int4-a8: the same weights; activations are rounded to 8 bits in each call (W4A8).
 fp8: 8-bit floats with a scale for each output; activations are rounded to 8-bit floats in each call.
 """
 
@@ -33,17 +35,27 @@ class Scheme:
 
     name: "int8", "int4" or "fp8".
     group: inputs that share a scale; 0: all inputs of an output do.
+    unusual: activations have the other number of bits: 8 instead of 16 for int4, 16 instead of 8 for int8.
     """
 
     name: str
     group: int = 0
+    unusual: bool = False
+
+    @property
+    def activations(self) -> int:
+        """Bits to which activations are rounded in each call; 16: they are not rounded."""
+        return 16 if bool(self.group) != self.unusual else 8
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.group}" if self.group else self.name
+        suffix = f"-a{self.activations}" if self.unusual else ""
+        return f"{self.name}{suffix}:{self.group}" if self.group else f"{self.name}{suffix}"
 
     def fits(self, k: int) -> bool:
         """Whether weights with k inputs can be rounded: groups must be whole, and words full."""
-        return not self.group or (k % self.group == 0 and k % 8 == 0)
+        if self.group:
+            return k % self.group == 0
+        return self.format != "pack-quantized" or k % 4 == 0
 
     def settings(self) -> dict[str, Any]:
         """Return the scheme as compressed-tensors describes it."""
@@ -55,7 +67,9 @@ class Scheme:
             "dynamic": False,
         }
         if self.group:
-            return {"weights": weights | {"group_size": self.group}, "input_activations": None}
+            weights["group_size"] = self.group
+        if self.activations == 16:
+            return {"weights": weights, "input_activations": None}
         inputs = {
             "num_bits": 8,
             "type": weights["type"],
@@ -68,23 +82,35 @@ class Scheme:
     @property
     def format(self) -> str:
         """The name of the layout of its tensors."""
-        return {"int8": "int-quantized", "int4": "pack-quantized", "fp8": "float-quantized"}[self.name]
+        if self.name == "fp8":
+            return "float-quantized"
+        return "pack-quantized" if self.group or self.activations == 16 else "int-quantized"
+
+    def nbytes(self, n: int, k: int) -> int:
+        """Return the bytes of a rounded weight (n, k) in a file."""
+        groups = k // self.group if self.group else 1
+        zeros = -(-n // 8) * 4 * groups if self.group else 0
+        shape = 16 if self.format == "pack-quantized" else 0
+        return (n * k // 2 if self.group else n * k) + 2 * n * groups + zeros + shape
 
 
 def parse_scheme(text: str, param: str) -> Scheme | None:
     """Return the scheme of a text such as "int4" or "int4:64"; None for "none". Raises ConfigError."""
     name, _, group = text.partition(":")
-    known = (NONE, "int8", "int4", "fp8")
+    known = (NONE, "int8", "int8-a16", "int4", "int4-a8", "fp8")
     if name not in known:
         raise ConfigError(
             f"{param} is {text!r}; {nearest(name, known)}, or int4:N for groups of N", param=param
         )
-    if group and (name != "int4" or group not in map(str, GROUPS)):
+    base, unusual, _ = name.partition("-a")
+    if group and (base != "int4" or group not in map(str, GROUPS)):
         accepted = ", ".join(f"int4:{size}" for size in GROUPS)
         raise ConfigError(f"{param} is {text!r}; accepted groups: {accepted}", param=param)
     if name == NONE:
         return None
-    return Scheme(name, int(group or GROUPS[0]) if name == "int4" else 0)
+    if base == "int4":
+        return Scheme(base, int(group or GROUPS[0]), bool(unusual))
+    return Scheme(base, 0, bool(unusual))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +146,35 @@ class Rounded:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors that stand for the weight `name`, which ends with "weight"."""
-        if self.zero is None:
+        if self.scheme.format != "pack-quantized":
             return {name: self.numbers, f"{name}_scale": self.scale}
-        n, k = self.numbers.shape
+        shape = {f"{name}_shape": torch.tensor(self.numbers.shape)}
+        if self.zero is None:
+            packed = _words(self.numbers.long() + 128, 8)
+            return {f"{name}_packed": packed, f"{name}_scale": self.scale} | shape
         return {
-            f"{name}_packed": _words(self.numbers),
+            f"{name}_packed": _words(self.numbers, 4),
             f"{name}_scale": self.scale,
-            f"{name}_zero_point": _words(self.zero.T.contiguous()).T.contiguous(),
-            f"{name}_shape": torch.tensor([n, k]),
-        }
+            f"{name}_zero_point": _words(self.zero.T.contiguous(), 4).T.contiguous(),
+        } | shape
 
 
-def _words(codes: Tensor) -> Tensor:
-    """Pack codes of 4 bits (rows, columns), eight in an int32, the first in the lowest bits."""
-    padded = functional.pad(codes.long(), (0, -codes.shape[1] % 8)).view(len(codes), -1, 8)
-    words = (padded << 4 * torch.arange(8)).sum(-1)
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes of so many bits (rows, columns) into int32, the first in the lowest bits."""
+    count = 32 // bits
+    padded = functional.pad(codes.long(), (0, -codes.shape[1] % count)).view(len(codes), -1, count)
+    words = (padded << bits * torch.arange(count)).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
 
-def round_weight(weight: Tensor, scheme: Scheme) -> Rounded:
-    """Round a weight (n, k) float32 to the nearest values of a scheme."""
+def round_weight(weight: Tensor, scheme: Scheme, ranges: int = STEPS) -> Rounded:
+    """Round a weight (n, k) float32 to the nearest values of a scheme.
+
+    ranges: number of ranges that int4 tries for a group.
+    """
     if scheme.group:
         groups = weight.view(len(weight), -1, scheme.group)
-        scale, zero = fit_groups(groups)
+        scale, zero = fit_groups(groups, steps=ranges)
         codes = codes_of(groups, scale, zero)
         return Rounded(
             scheme, codes.flatten(1).to(torch.uint8), scale.to(torch.bfloat16), zero.to(torch.uint8)
@@ -154,17 +186,18 @@ def round_weight(weight: Tensor, scheme: Scheme) -> Rounded:
     return Rounded(scheme, numbers, scale)
 
 
-def fit_groups(groups: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def fit_groups(groups: Tensor, importance: Tensor | None = None, steps: int = STEPS) -> tuple[Tensor, Tensor]:
     """Return scales and zero points (..., groups) of int4, float32, with the least squared error of several
     ranges.
 
     groups: (..., groups, group).
     importance: a factor of each value's squared error, which can be broadcast to `groups`; None: 1.
+    steps: number of ranges.
     """
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     least = torch.full_like(low, torch.inf)
     best_scale, best_zero = torch.ones_like(low), torch.zeros_like(low)
-    for step in range(STEPS):
+    for step in range(steps):
         share = 1 - STEP * step
         scale = _bf16(((high - low) * share / MOST).clamp(min=1e-12))
         zero = (-low * share / scale).round().clamp(0, MOST)
