@@ -163,7 +163,7 @@ def test_scaled_queries_do_not_read_values_on_the_host() -> None:
     """Kernels for CUDA have a stack, too. A CUDA graph cannot be recorded of code that reads values."""
     made = Decoder(decoder([ATTENTION], scaling=(0.1, 8))).to("meta")
     made.use_stack(StackingKernels())  # type: ignore[arg-type]
-    made._query_scale(torch.zeros(3, device="meta"), torch.float32)
+    made.query_scale(torch.zeros(3, device="meta"), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["decoder.layers.0.mlp.experts.gate_up_proj", "tower.positions"])
