@@ -42,8 +42,8 @@ from fovea.engine.kv.states import StateSlots
 from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.step import DecoderMemory
 from fovea.engine.load import LoadedModel
+from fovea.engine.models.look_heads import heads_digest
 from fovea.engine.models.registry import video_model_names
-from fovea.engine.models.weights import head_digest
 from fovea.engine.regions.encoder import VisualEncoder
 from fovea.engine.request.admission import Admission, FirstTokenGate
 from fovea.engine.request.pixels import PixelPool, PixelStore
@@ -147,7 +147,7 @@ def assemble(
         whole_images=decoder.whole_images > 0,
         lasting_images=bool(decoder.cross_layers),
     )
-    encoder = VisualEncoder(model, loaded.processor, embeddings, regions, head=loaded.relevance)
+    encoder = VisualEncoder(model, loaded.processor, embeddings, regions, heads=loaded.look_heads)
     runner = Runner(
         model,
         embeddings,
@@ -216,7 +216,7 @@ def _measure(
     if memory is None or config.kv.kv_blocks:
         return None
     outputs: EmbeddingCache[VisualFeatures] = EmbeddingCache(0)
-    encoder = VisualEncoder(model, loaded.processor, outputs, RegionCache(0), head=loaded.relevance)
+    encoder = VisualEncoder(model, loaded.processor, outputs, RegionCache(0), heads=loaded.look_heads)
     make = partial(
         Runner,
         model,
@@ -350,7 +350,7 @@ def prompt_builder(
         video_models=video_model_names(),
         detail=detail,
         visual=visual,
-        relevance_digest=head_digest(loaded.relevance),
+        relevance_digest=heads_digest(loaded.look_heads),
         special_tokens_in_text=special_tokens_in_text,
     )
 

@@ -33,6 +33,7 @@ from fovea.engine.load import (
 )
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.gguf.checkpoint import GgufCheckpoint, find_gguf
+from fovea.engine.models.look_heads import read_heads
 from fovea.engine.models.quantized import find_family
 from fovea.engine.models.registry import architecture_of
 from fovea.engine.models.stored import (
@@ -46,7 +47,6 @@ from fovea.engine.models.stored import (
 )
 from fovea.engine.models.targets import Assignment, Problem, TensorEntry, assign
 from fovea.engine.models.text import text_config
-from fovea.engine.models.weights import read_head
 from fovea.engine.profile import shape_of
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.tokenizer import ChatTokenizer
@@ -72,7 +72,6 @@ SECONDS = 60.0
 Processors = tuple[ImageProcessor, QwenVideos | None]
 """The processor of images, and the planner of videos if the model takes videos."""
 INDEX = "model.safetensors.index.json"
-HEAD = "relevance.safetensors"
 CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 """Files that the configuration is read from. Original InternVL checkpoints need the ids of tokens."""
 
@@ -107,9 +106,9 @@ def check_checkpoint(name: str, revision: str = "", mmproj: str = "") -> Report:
         report.skip("model", "tensors, images and prompt: config.json, or a file read with it, is faulty")
         return report
     model = report.attempt("model", lambda: _check_model(folder, config, stored, report))
-    if model is not None and not any(path.name == HEAD for path in refused):
-        width = model.decoder.config.hidden
-        report.attempt("relevance", lambda: read_head(folder, width))
+    if model is not None:
+        known = model.decoder.config.look_heads
+        report.attempt("relevance", lambda: read_heads(folder, known))
     # Libraries open these files themselves. So the check ends here if one of them must not be opened.
     if unsafe := [path.name for path in refused if path.suffix != WEIGHTS]:
         report.skip("prompt", f"images and prompt: {', '.join(unsafe[:3])} must not be opened")

@@ -22,13 +22,14 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
 from fovea.engine.models.gguf.checkpoint import find_gguf
 from fovea.engine.models.gguf.reader import SUFFIX
+from fovea.engine.models.look_heads import Head, read_heads
 from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.side_files import build_processors, default_sampling
 from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype, trim_memory
 from fovea.engine.models.targets import canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
-from fovea.engine.models.weights import NOTHING, RECIPES, Head, Packer, load_weights, read_head
+from fovea.engine.models.weights import NOTHING, RECIPES, Packer, load_weights
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers import fingerprint
@@ -59,7 +60,7 @@ class LoadedModel:
     fingerprint: digest of everything that decides encoder outputs, for the cache on disk (`tiers/disk.py`);
         empty without that cache.
     videos: plans videos; None: the model takes none.
-    relevance: the trained relevance head, arrays by name; None: there is none.
+    look_heads: the attention heads that look for what a question is about; None: none were chosen.
     """
 
     model: VisionLanguageModel
@@ -68,7 +69,7 @@ class LoadedModel:
     info: ModelInfo
     fingerprint: str = ""
     videos: QwenVideos | None = None
-    relevance: Head | None = None
+    look_heads: tuple[Head, ...] | None = None
 
 
 def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
@@ -159,8 +160,8 @@ class Checkpoint(Protocol):
         """Return the checkpoint's values for parameters of sampling that a request does not set."""
         ...
 
-    def head(self, width: int) -> Head | None:
-        """See `models.weights.read_head`."""
+    def look_heads(self, known: Iterable[Head]) -> tuple[Head, ...] | None:
+        """See `models.look_heads.read_heads`."""
         ...
 
 
@@ -192,8 +193,8 @@ class Folder:
     def default_sampling(self) -> dict[str, float | int]:
         return default_sampling(self.path)
 
-    def head(self, width: int) -> Head | None:
-        return read_head(self.path, width)
+    def look_heads(self, known: Iterable[Head]) -> tuple[Head, ...] | None:
+        return read_heads(self.path, known)
 
 
 def open_checkpoint(path: Path, mmproj: str = "") -> Checkpoint:
@@ -292,8 +293,8 @@ def load_model(
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
         reasons=tokenizer.dialect.reasoning is not None,
     )
-    head = checkpoint.head(model.decoder.config.hidden)
-    return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, head)
+    heads = checkpoint.look_heads(model.decoder.config.look_heads)
+    return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, heads)
 
 
 def _without_layers(model: VisionLanguageModel) -> tuple[str, ...]:

@@ -14,14 +14,12 @@ with the map of the question's key words (`keywords`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from fovea.relevance.balancing import sigmoid
 from fovea.relevance.texture import Bytes, Map, Texture, lab
 
 LEVELS, STEP = 33, 16
@@ -78,20 +76,6 @@ def perspectival(texture: Texture) -> Map:
         difference = box_means(channels, centre) - box_means(channels, surround)
         salience += np.sqrt(np.square(difference).sum(2))
     return stretch(salience, grain=GRAIN)
-
-
-def keywords(texture: Texture, question: str) -> Map:
-    """How much each cell holds of the things that key words of the question name, (rows, columns) in [0, 1].
-
-    Key words are English.
-    For words about text it is the density of strokes, for the name of a colour the nearness to that colour. A
-    question without key words gets the higher of content and salience.
-    """
-    maps = [stretch(values, least) for values, least in keyword_amounts(texture, question)]
-    if not maps:
-        return np.maximum(propositional(texture), perspectival(texture))
-    highest: Map = np.max(maps, axis=0).astype(np.float32)
-    return highest
 
 
 def keyword_amounts(texture: Texture, question: str) -> list[tuple[Map, float]]:
@@ -209,46 +193,12 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[Texture], NDArray[np.float32]], f
 )  # fmt: skip
 
 
-Array = NDArray[np.floating[Any]]
-
-
-def couple(weights: Mapping[str, Array], features: Array, words: Array) -> Array:
-    """The coupling of each token of the image to the question by a trained head, (n,) in [0, 1].
-
-    The head comes from training/relevance.py. Token and mean of the question are projected into one space; a
-    hidden layer reads both and their product.
-
-    weights: the head's parameters, by name.
-    features: (n, D).
-    words: (Q, D).
-    """
-    image = _linear(weights, "image", normalize(features))
-    query = np.maximum(_linear(weights, "words", normalize(words)), 0).mean(0)
-    query = _linear(weights, "query", query)
-    both = np.concatenate((image, np.broadcast_to(query, image.shape), image * query), axis=1)
-    hidden = np.maximum(_linear(weights, "hidden", both), 0)
-    return sigmoid(_linear(weights, "coupling", hidden)[:, 0])
-
-
-def similarity(features: Array, words: Array) -> Array:
-    """The highest cosine similarity of each token to any word, (n,).
-
-    features: (n, D); their mean is subtracted first.
-    words: (Q, D).
-    """
-    centred = features - features.mean(0)
-    highest: Array = (_unit(centred) @ _unit(words).T).max(1).astype(np.float32)
-    return highest
-
-
-def resample(values: Array, shape: tuple[int, int], grid: tuple[int, int]) -> Map:
+def resample(table: Map, grid: tuple[int, int]) -> Map:
     """Interpolate values of the tokens of a view of the whole bilinearly to the cells of the full grid.
 
-    values: (rows * columns,) of `shape`.
-    shape: rows and columns of the view.
+    table: rows and columns of the view.
     grid: rows and columns of the full grid; the result has this shape.
     """
-    table = values.reshape(shape)
     for axis, size in enumerate(grid):
         count = table.shape[axis]
         at = np.clip((np.arange(size) + 0.5) * (count / size) - 0.5, 0, count - 1)
@@ -258,31 +208,3 @@ def resample(values: Array, shape: tuple[int, int], grid: tuple[int, int]) -> Ma
         part = part[:, None] if axis == 0 else part[None]
         table = table.take(low, axis) * (1 - part) + table.take(high, axis) * part
     return table.astype(np.float32)
-
-
-def couple_without_head(features: Array, words: Array, shape: tuple[int, int], keyword_map: Map) -> Map:
-    """The coupling for a model without a head: similarity and key words, (rows, columns) of the full grid.
-
-    features, words: as in `similarity`.
-    shape: rows and columns of the view that features are tokens of.
-    keyword_map: `knowing.keywords`, (rows, columns).
-    """
-    grid = keyword_map.shape[0], keyword_map.shape[1]
-    similar = resample(stretch(similarity(features, words)), shape, grid)
-    return (0.25 * similar + 0.75 * keyword_map).astype(np.float32)
-
-
-def _linear(weights: Mapping[str, Array], name: str, x: Array) -> Array:
-    """Apply the linear layer `name`: x (..., in) to (..., out)."""
-    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-
-def _unit(rows: Array) -> Array:
-    unit: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
-    return unit
-
-
-def normalize(rows: Array) -> Array:
-    """Scale each row to a mean square of 1."""
-    scaled: Array = rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + 1e-6)
-    return scaled

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fovea.relevance.balancing import Balancer, Tensions, Ways
-from fovea.relevance.knowing import keyword_amounts, keywords, perspectival, propositional
+from fovea.relevance.balancing import Tensions, Ways, balance, tensions_for
+from fovea.relevance.knowing import keyword_amounts, perspectival, propositional
 from fovea.relevance.policy import Allocation, content_mask
 from fovea.relevance.realizing import Shape
 from fovea.relevance.texture import Bytes, Map, Mask, Texture, texture
@@ -42,31 +41,9 @@ class Survey:
         """Rows and columns of cells."""
         return self.texture.grid
 
-    def keyword_map(self, question: str) -> Map:
-        """`knowing.keywords` of this image: (rows, columns) in [0, 1], scaled within the image."""
-        return keywords(self.texture, question)
-
     def keyword_amounts(self, question: str) -> list[tuple[Map, float]]:
         """`knowing.keyword_amounts` of this image, on a scale that allows to compare images."""
         return keyword_amounts(self.texture, question)
-
-    def statistics(self, total: int) -> NDArray[np.floating[Any]]:
-        """The ten numbers, (10,) in float32, from which the tensions are computed.
-
-        It holds the mean and deviation of the propositional and of the perspectival map; the mean and the
-        quantiles 0.9 and 0.99 of the density of edges; log2(total) / 10, total / cells, and log2(cells) / 10.
-
-        total: tokens to be chosen.
-        """
-        edges = self.texture["sobel"]
-        cells = edges.size
-        values = (
-            self.propositional.mean(), self.propositional.std(),
-            self.perspectival.mean(), self.perspectival.std(),
-            edges.mean(), np.quantile(edges, 0.9), np.quantile(edges, 0.99),
-            np.log2(total) / 10,
-        )  # fmt: skip
-        return np.array((*values, total / cells, np.log2(cells) / 10), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +129,26 @@ def survey(pixels: Bytes, cell: int) -> Survey:
     return Survey(channels, propositional(channels), perspectival(channels))
 
 
+def tensions(question: str, survey: Survey) -> Tensions:
+    """The tensions of a question about a surveyed image."""
+    return tensions_for(
+        question, float(survey.propositional.mean()), float(np.quantile(survey.texture["sobel"], 0.99))
+    )
+
+
 def realize(
-    survey: Survey, participatory: Map, total: int, *, tensions: Tensions, balancer: Balancer, choose: Chooser
+    survey: Survey, asked: Map | None, total: int, *, tensions: Tensions, choose: Chooser
 ) -> Realization:
     """Decide which views of an image are encoded.
 
-    participatory: the third map, (rows, columns) in [0, 1].
+    asked: the participatory map, (rows, columns) in [0, 1]; None: there is no question.
     total: tokens to be chosen.
     choose: the function that lays out the image by relevance, content and `total`.
     """
     started = time.perf_counter()
+    participatory = np.zeros(survey.grid, np.float32) if asked is None else asked
     ways = Ways(survey.propositional, survey.perspectival, participatory)
-    relevance = balancer.balance(ways, tensions)
+    relevance = balance(ways, tensions)
     allocation = choose(relevance, content_mask(ways.propositional, ways.perspectival), total)
     return Realization(allocation, ways, tensions, relevance, time.perf_counter() - started)
 

@@ -36,6 +36,9 @@ CONTENT, SALIENCE = 0.08, 0.35
 """A cell has content if its propositional value is above CONTENT or its perspectival value above SALIENCE."""
 LARGE_IMAGE = 512
 """An image with at least so many cells is large: it is encoded as regions, beside a view of the whole."""
+LOOK, LOOK_SHARE = 256, 8
+"""The view of a large image that the model looks at has LOOK tokens, or one for LOOK_SHARE cells if that is
+more."""
 ONE_REGION_COMPRESS = 0.7
 """From this compress tension on, a large image is one region, too, because the question needs all of it."""
 MOST_CUTS = 3
@@ -75,6 +78,17 @@ def first_view(grid: Shape, total: int, compress: float) -> Shape:
     if rows * columns < LARGE_IMAGE or compress >= ONE_REGION_COMPRESS:
         return grid
     return shape_within(rows, columns, attending.whole_tokens(total, compress))
+
+
+def look_shape(grid: Shape) -> Shape:
+    """Rows and columns of the view of the whole that the model looks at, in tokens.
+
+    A small image is looked at as it is.
+    """
+    rows, columns = grid
+    if rows * columns < LARGE_IMAGE:
+        return grid
+    return shape_within(rows, columns, max(LOOK, rows * columns // LOOK_SHARE))
 
 
 def attend(

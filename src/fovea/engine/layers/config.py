@@ -332,6 +332,17 @@ class DecoderConfig:
         """Numbers of the layers with cross-attention."""
         return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, CrossAttention))
 
+    @property
+    def look_heads(self) -> tuple[tuple[int, int], ...]:
+        """Layer and number of every query head that attends to keys of its own layer, ascending."""
+        mixers = ((number, layer.mixer) for number, layer in enumerate(self.layers))
+        return tuple(
+            (number, head)
+            for number, mixer in mixers
+            if isinstance(mixer, Attention) and mixer.source is None
+            for head in range(mixer.heads)
+        )
+
     def state_shapes(self) -> tuple[tuple[tuple[tuple[int, ...], bool], ...], ...]:
         """Shapes of the states of one sequence: for each layer with a state, (shape, exact) of its tensors.
 

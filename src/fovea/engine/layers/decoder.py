@@ -88,17 +88,17 @@ class Decoder(nn.Module):
         first = 0
         if visual_rows is not None:
             for index, features in enumerate(deepstack):
-                x = self._run(x, index, index + 1, step).index_add(0, visual_rows, features)
+                x = self.run(x, index, index + 1, step).index_add(0, visual_rows, features)
                 first = index + 1
         last = len(self.layers)
         if first == last:
             return x if read is None else x[read]
         if read is not None and plan.read:
-            x = self._run(x, first, self.config.writing_layers, step, read)
+            x = self.run(x, first, self.config.writing_layers, step, read)
             if not len(read):
                 return x
             first, step, read = self.config.writing_layers, step.of_read_rows(read), None
-        return self._run(x, first, last, step, read)
+        return self.run(x, first, last, step, read)
 
     def query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The scale of each row's queries, (T, 1, 1); None: it is 1 for all rows."""
@@ -111,7 +111,11 @@ class Decoder(nn.Module):
         scale = 1 + beta * torch.log(1 + torch.floor(positions / period))
         return scale.to(dtype)[:, None, None]
 
-    def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
+        """Run the layers from number `first` to before `last`, which adds no DeepStack features.
+
+        read: numbers of the rows of the last of these layers that are returned; None: all.
+        """
         if self._stack is not None and step.query_scale is None and step.watch is None:
             (pool,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
             return self._stack(x, first, last, *angles, pool.kv, attention, read)

@@ -35,8 +35,6 @@ STORED_TYPES = DTYPES | {
     "F8_E8M0": torch.float8_e8m0fnu,
 }
 """Types of the tensors of a safetensors file that can be read."""
-OLD_HEAD = "relevance.safetensors"
-"""File name of the relevance head in older versions, beside the weights. It is never read as weights."""
 ORIGINAL_NAME = "consolidated"
 """Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
 MAX_HEADER = 100 * 1024 * 1024
@@ -151,7 +149,7 @@ def find_shards(folder: Path) -> Shards:
         files = tuple(path for path in shards if path.is_file())
         missing = tuple(path.name for path in shards if not path.is_file())
         return Shards(files, missing, places)
-    found = sorted(path for path in folder.glob("*.safetensors") if path.name != OLD_HEAD)
+    found = sorted(folder.glob("*.safetensors"))
     if (folder / "model.safetensors") in found:
         found = [path for path in found if not path.name.startswith(ORIGINAL_NAME)]
     if not found:

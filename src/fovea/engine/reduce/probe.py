@@ -15,34 +15,24 @@ price is one more run of the first layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import EngineError
-from fovea.engine.layers.decoder import Decoder
-from fovea.engine.layers.layer import Layer
-from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Step
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.reduce.base import Probe
-from fovea.engine.sequence import ImageSpan
-from fovea.engine.step.positions import mrope_positions
+from fovea.engine.reduce.prompt_run import PromptRun
 from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.encoding import VisualFeatures, cuts
-from fovea.kernels.attention import AttentionPlan, Chunk
-from fovea.kernels.pages import KVPool
 
 QUERY_ROWS = 512
 """Queries whose attention is computed at once."""
 LAYERS = 2
 """Number of layers of a probe."""
-BLOCK = 16
-"""Tokens per block of the probe's own KV."""
 
 
 @torch.inference_mode()
@@ -57,38 +47,22 @@ def run_probe(
 ) -> Probe:
     """Run the first `layers` layers over the prompt [before, visual tokens, after] and return its states.
 
-    The engine's KV is not touched. The probe allocates KV of its own for one layer at a time.
-
     before, after: token ids. `after` must not be empty: the attention is that of its last token.
     visual: features of all tokens of the image.
     grid: (rows, columns) of the visual tokens.
 
     Raises EngineError if `after` is empty or there are fewer than `layers` layers.
     """
-    decoder, count = model.decoder, visual.embeds.shape[0]
-    if not after or not 1 <= layers <= len(decoder.layers):
+    if not after or not 1 <= layers <= len(model.decoder.layers):
         raise EngineError(
-            f"a probe cannot run {layers} of {len(decoder.layers)} layers "
+            f"a probe cannot run {layers} of {len(model.decoder.layers)} layers "
             f"with {len(after)} tokens after the image"
         )
-    start, length = len(before), len(before) + count + len(after)
-    texts = [decoder.embed(torch.tensor(ids, device=model.device)) for ids in (before, after) if ids]
-    x = torch.cat([*texts[:-1], visual.embeds, texts[-1]])
-    memory = _memory(decoder, -(-length // BLOCK), x)
-    angles = decoder.angles(_positions(model, start, length, grid), x.dtype)
-    plans = tuple(_plan(length, group.window, model.device) for group in decoder.config.kv_groups)
-    step = Step(angles, DecoderPlan(plans), memory)
-    places = torch.arange(start, start + count, device=model.device)
-    for index, layer in enumerate(islice(cast("Iterable[Layer]", decoder.layers), layers)):
-        last = x[-1:]
-        x = layer(x, step)
-        if index < len(visual.deepstack):
-            x = x.index_add(0, places, visual.deepstack[index])
-    kv = step.memory.layer_kv(layers - 1)
-    assert isinstance(kv, Tensor), "a probe's own memory has the model's type"
-    keys = kv.flatten(0, 1)[:length, 0]
-    scores = _decoder_attention(layer, last, kv, keys, step)[start : start + count]
-    return Probe(decoder.norm(x), keys, scores, start)
+    run = PromptRun(model, before, visual, [after], grid)
+    run.run(layers - 1)
+    [scores] = run.attention(layers - 1)
+    run.run(layers)
+    return Probe(model.decoder.norm(run.x), run.keys(layers - 1), scores.mean(0), run.start)
 
 
 @torch.inference_mode()
@@ -140,46 +114,3 @@ def _tower_attention(query: Tensor, key: Tensor) -> Tensor:
 def probe_modules(model: VisionLanguageModel) -> list[nn.Module]:
     """Decoder modules that decide which visual tokens are kept: embedding table and layers of a probe."""
     return [model.decoder.embed_tokens, *islice(model.decoder.layers, LAYERS)]
-
-
-def _memory(decoder: Decoder, blocks: int, x: Tensor) -> DecoderMemory:
-    """KV of one layer, which all layers of the probe use one after the other."""
-    config = decoder.config
-    heads = config.attention_heads
-    pool = KVPool((1, blocks, BLOCK), heads.kv, heads.dim, x.dtype, device=x.device)
-    return DecoderMemory((pool,), (), ((0, 0),) * len(config.layers))
-
-
-def _positions(model: VisionLanguageModel, start: int, length: int, grid: tuple[int, int]) -> Tensor:
-    if model.merge is None:
-        return torch.arange(length, device=model.device)
-    side, count = model.merge, grid[0] * grid[1]
-    span = ImageSpan(0, start, count, count, "", (1, grid[0] * side, grid[1] * side))
-    positions, _ = mrope_positions(length, [span], side)
-    return torch.from_numpy(np.ascontiguousarray(positions)).to(model.device)
-
-
-def _plan(length: int, window: int | None, device: torch.device) -> AttentionPlan:
-    table, places = (torch.arange(n, device=device) for n in (-(-length // BLOCK), length))
-    limits = None
-    if window is not None:
-        limits = torch.stack(((places + 1 - window).clamp(min=0), places + 1), 1)
-    return AttentionPlan(places, (), (Chunk(0, length, 0, table, limits),))
-
-
-def _decoder_attention(layer: Layer, last: Tensor, kv: Tensor, keys: Tensor, step: Step) -> Tensor:
-    """Attention of the newest row to each key, mean over heads, (L,) float32; 0 for keys before its window.
-
-    last: (1, hidden), input of the layer for that row.
-    keys: (L, kv_heads, d).
-    """
-    attention = layer.self_attn
-    cos, sin = step.angles[attention.shape.rotary]
-    slot = step.plan.attention[attention.group].slots[-1:]
-    query = attention.store(layer.before(last), kv, cos[-1:], sin[-1:], slot)
-    grouped = query.float().view(attention.kv_heads, -1, attention.dim)
-    products = torch.einsum("hgd,lhd->hgl", grouped, keys.float()) * attention.scale
-    if attention.shape.window is not None:
-        products[..., : -attention.shape.window] = float("-inf")
-    scores: Tensor = products.softmax(-1).mean((0, 1))
-    return scores

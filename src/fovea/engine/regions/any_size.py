@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -26,24 +27,19 @@ from torch import Tensor
 from fovea.engine.cache.embeddings import RegionCache
 from fovea.engine.reduce.base import unit_rows
 from fovea.engine.reduce.methods import cells, choose_by_bands, dpp_kernel
+from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, cuts, slice_rows
 from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage, Reduction
 from fovea.engine.vision.processor.pixels import resize
 from fovea.engine.vision.processor.regions import read_survey
 from fovea.engine.visual_budget.methods import METHODS
-from fovea.relevance import knowing
-from fovea.relevance.balancing import Balancer, Tensions
-from fovea.relevance.pipeline import Chooser, Realization, Survey, realize
-from fovea.relevance.policy import Allocation, attend, first_view
+from fovea.relevance.knowing import resample
+from fovea.relevance.pipeline import Realization, Survey
+from fovea.relevance.policy import Allocation, attend, first_view, look_shape
 from fovea.relevance.realizing import Shape, View, patch_fractions, whole
 from fovea.relevance.texture import Map, Mask
 
-FloatArray = NDArray[np.floating[Any]]
-WordEmbeddings = Callable[[Sequence[int]], Tensor]
-"""Maps token ids (Q,) to the decoder's input embeddings (Q, D)."""
-MAX_REALIZATIONS = 256
-"""Number of recent images whose realizations are remembered."""
 Pixels = NDArray[np.uint8]
 MAX_NAMES = 8192
 """Number of recent views whose names are remembered, so that computing them again needs no pixels."""
@@ -94,56 +90,49 @@ class AnySizeRegionEncoder:
 
         ahead: images whose views may fill up a batch.
         """
-        surveyed = self._prepare(image)
-        if surveyed.first.native:
-            first = yield from self._whole(image)
-        else:
-            piece = self._cutter.piece(image, surveyed.survey.grid, surveyed.first, 1.0)
-            [first] = yield from self._encode([piece], ahead)
-        realization = self._realize(surveyed, first)
-        views = realization.allocation.layout.views
-        if views[0].shape != surveyed.first.shape:
-            raise RuntimeError(
-                f"the view of the whole was encoded at {surveyed.first.shape}, but the layout has "
-                f"{views[0].shape}"
-            )
-        rest = yield from self._encode(self._region_pieces(surveyed, realization), ahead)
-        return _join(views, [first, *rest], realization.allocation.layout.places())
-
-    def _prepare(self, image: ProcessedImage) -> _SurveyedImage:
-        """Compute what needs no encoder output: survey, tensions and first view."""
-        plan, reduction = image.plan, image.plan.reduction
+        reduction = image.plan.reduction
         assert reduction is not None
         survey = read_survey(image, self._factor)
-        tensions = self._relevance.tensions(survey, reduction, plan.tokens)
-        shape = first_view(survey.grid, plan.tokens, tensions.compress)
-        return _SurveyedImage(image, reduction, survey, tensions, View(whole(*survey.grid), shape, ()))
+        realization = self._relevance.reuse_realization(reduction.key)
+        if realization is None:
+            realization = yield from self._realize(image, reduction, survey, ahead)
+        views = realization.allocation.layout.views
+        if views[0].native:
+            first = yield from self._whole(image)
+            rest = yield from self._encode(self._pieces(image, realization, views[1:]), ahead)
+            features = [first, *rest]
+        else:
+            features = yield from self._encode(self._pieces(image, realization, views), ahead)
+        return _join(views, features, realization.allocation.layout.places())
 
-    def _realize(self, surveyed: _SurveyedImage, first: VisualFeatures) -> Realization:
-        """Reuse the layout if this image was already realized with this key. Otherwise realize it."""
-        earlier = self._relevance.reuse_realization(surveyed.reduction.key)
-        return earlier or self._relevance.realize(
-            surveyed.survey,
-            surveyed.reduction,
-            surveyed.image.plan.tokens,
-            surveyed.tensions,
-            self._relevance.couple(surveyed.survey, surveyed.reduction, surveyed.first.shape, first.embeds),
-            lambda relevance, content, total: attend_with_diversity(
-                relevance, content, total, surveyed.tensions.compress, first.embeds
-            ),
-        )
+    def _realize(
+        self, image: ProcessedImage, reduction: Reduction, survey: Survey, ahead: UpcomingImages
+    ) -> Slices[Realization]:
+        """Look at a small view of the image with the question, and decide which views are encoded."""
+        shape = look_shape(survey.grid)
+        asked = None
+        if reduction.look is not None:
+            if shape == survey.grid:
+                view = yield from self._whole(image)
+            else:
+                piece = self._cutter.piece(image, survey.grid, View(whole(*survey.grid), shape, ()), 1.0)
+                [view] = yield from self._encode([piece], ahead)
+            asked = yield from self._relevance.look(reduction.look, view, shape)
+            asked = resample(asked, survey.grid)
+        total = image.plan.tokens
+        tensions = self._relevance.tensions(survey, reduction, asked)
+        if first_view(survey.grid, total, tensions.compress) != survey.grid:
+            choose = partial(attend, compress=tensions.compress)
+        else:
+            every = yield from self._whole(image)
+            choose = partial(attend_with_diversity, compress=tensions.compress, embeds=every.embeds)
+        return self._relevance.realize(survey, reduction, total, tensions, asked, choose)
 
-    def _region_pieces(
-        self, surveyed: _SurveyedImage, realization: Realization, shape: Shape | None = None
-    ) -> list[Piece]:
-        """The pieces of all chosen regions. shape: only those that are encoded at this shape; None: all."""
+    def _pieces(self, image: ProcessedImage, realization: Realization, views: Sequence[View]) -> list[Piece]:
         allocation = realization.allocation
         scores = dict(zip(allocation.regions, allocation.scores, strict=True))
-        return [
-            self._cutter.piece(surveyed.image, surveyed.survey.grid, view, scores[view.region])
-            for view in allocation.layout.views[1:]
-            if shape in (None, view.shape)
-        ]
+        grid = allocation.layout.grid
+        return [self._cutter.piece(image, grid, view, scores.get(view.region, 1.0)) for view in views]
 
     def _encode(self, pieces: Sequence[Piece], ahead: UpcomingImages) -> Slices[list[VisualFeatures]]:
         """Features of the pieces, in their order: from the cache, or encoded now, one shape at a time."""
@@ -210,103 +199,21 @@ class AnySizeRegionEncoder:
         reduction = image.plan.reduction
         if reduction is None or not METHODS[reduction.method].by_region:
             return []
-        surveyed = self._prepare(image)
-        if surveyed.first.native:
-            return []
-        name = self._cutter.cached_name(image, surveyed.first)
-        first = None if name is None else self.regions.peek(name)
-        if first is None:
-            fits = surveyed.first.shape == shape
-            pieces = [self._cutter.piece(image, surveyed.survey.grid, surveyed.first, 1.0)] if fits else []
+        grid = read_survey(image, self._factor).grid
+        realization = self._relevance.recent_realization(reduction.key)
+        if realization is None:
+            views: tuple[View, ...] = (View(whole(*grid), look_shape(grid), ()),)
+            pieces = [self._cutter.piece(image, grid, view, 1.0) for view in views]
         else:
-            pieces = self._region_pieces(surveyed, self._realize(surveyed, first), shape)
-        return [piece for piece in pieces if self.regions.peek(piece.name) is None]
-
-
-class RelevanceModel:
-    """Chooses the views of an image by relevance, with one model's word embeddings and head.
-
-    For one thread, except `recent_realization`.
-    """
-
-    def __init__(self, words: WordEmbeddings, head: Mapping[str, FloatArray] | None = None) -> None:
-        """words: gives the embeddings of the question's token ids.
-
-        head: weights of the relevance head trained for this model, by name; None: there is none.
-        """
-        self._embed = words
-        self._head = head
-        self._balancer = Balancer(head)
-        self._realizations: OrderedDict[str, Realization] = OrderedDict()
-
-    def tensions(self, survey: Survey, reduction: Reduction, total: int) -> Tensions:
-        """The tensions for an image, from question, survey and load; no encoder output is needed.
-
-        total: tokens to be chosen.
-        """
-        words = self._word_embeddings(reduction) if self._balancer.learns_tensions else None
-        pooled = None if words is None else knowing.normalize(words).mean(0)
-        tensions = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
-        return tensions.under(reduction.load)
-
-    def realize(
-        self,
-        survey: Survey,
-        reduction: Reduction,
-        total: int,
-        tensions: Tensions,
-        participatory: Map,
-        choose: Chooser,
-    ) -> Realization:
-        """Decide which views of an image are encoded, and remember the decision under the reduction's key.
-
-        total: tokens to be chosen.
-        participatory: from `couple`.
-        choose: lays out the image.
-        """
-        realization = realize(
-            survey, participatory, total, tensions=tensions, balancer=self._balancer, choose=choose
-        )
-        self._remember(reduction.key, realization)
-        return realization
-
-    def couple(self, survey: Survey, reduction: Reduction, shape: Shape, embeds: Tensor) -> Map:
-        """The coupling of each cell to the question, (rows, columns).
-
-        shape, embeds: a view of the whole image, and its features (tokens, D); they are used if there are
-            words.
-        """
-        words = self._word_embeddings(reduction)
-        if words is None:
-            return survey.keyword_map(reduction.question)
-        features = embeds.float().cpu().numpy()
-        if self._head is None:
-            keywords = survey.keyword_map(reduction.question)
-            return knowing.couple_without_head(features, words, shape, keywords)
-        return knowing.resample(knowing.couple(self._head, features, words), shape, survey.grid)
-
-    def recent_realization(self, key: str) -> Realization | None:
-        """The realization of the image with this key, if it is remembered. Thread-safe."""
-        return self._realizations.get(key)
-
-    def reuse_realization(self, key: str) -> Realization | None:
-        """Return the realization with this key, if it is remembered, and make it the most recent one."""
-        realization = self._realizations.get(key)
-        if realization is not None:
-            self._remember(key, realization)
-        return realization
-
-    def _word_embeddings(self, reduction: Reduction) -> FloatArray | None:
-        if not reduction.word_ids:
-            return None
-        rows: FloatArray = self._embed(reduction.word_ids).float().cpu().numpy()
-        return rows
-
-    def _remember(self, key: str, realization: Realization) -> None:
-        self._realizations[key] = realization
-        self._realizations.move_to_end(key)
-        while len(self._realizations) > MAX_REALIZATIONS:
-            self._realizations.popitem(last=False)
+            views = realization.allocation.layout.views
+            pieces = self._pieces(image, realization, views)
+        return [
+            piece
+            for piece in pieces
+            if piece.view.shape == shape
+            and not (piece.view.native and piece.view.region == whole(*grid))
+            and self.regions.peek(piece.name) is None
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -398,22 +305,8 @@ class Cutter:
         return f"{digest.hexdigest()} {view.shape} {place}"
 
 
-@dataclass(frozen=True, slots=True)
-class _SurveyedImage:
-    """An image with its survey, its tensions and its first view, before anything is encoded.
-
-    first: the view of the whole image.
-    """
-
-    image: ProcessedImage
-    reduction: Reduction
-    survey: Survey
-    tensions: Tensions
-    first: View
-
-
 def attend_with_diversity(
-    relevance: Map, content: Mask, total: int, compress: float, embeds: Tensor
+    relevance: Map, content: Mask, total: int, *, compress: float, embeds: Tensor
 ) -> Allocation:
     """Lay out an image by `policy.attend`, but choose tokens of a small image that differ from each other.
 

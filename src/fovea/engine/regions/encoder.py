@@ -6,27 +6,29 @@ another question, method or ratio needs no encoding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fovea.core.measure import stage
 from fovea.engine.cache.embeddings import EmbeddingCache, RegionCache
 from fovea.engine.models.base import VisionLanguageModel, value_tensor
+from fovea.engine.models.look_heads import Head
 from fovea.engine.reduce.base import ReductionInput
 from fovea.engine.reduce.methods import reducer
-from fovea.engine.regions.any_size import AnySizeRegionEncoder, RelevanceModel
+from fovea.engine.regions.any_size import AnySizeRegionEncoder
+from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.encoding import Slices, Tiler, UpcomingImages, VisualFeatures
-from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
+from fovea.engine.vision.processor.base import ImageProcessor, LookPrompt, ProcessedImage, Reduction
 from fovea.engine.vision.processor.regions import read_survey, tiling
 from fovea.engine.visual_budget.methods import METHODS
+from fovea.relevance.knowing import resample
 from fovea.relevance.policy import Tiling, attend_tiles, kept_tokens, needed_tiles
+from fovea.relevance.realizing import Shape
+from fovea.relevance.texture import Map
 
 
 class VisualEncoder:
@@ -43,16 +45,16 @@ class VisualEncoder:
         outputs: EmbeddingCache[VisualFeatures],
         regions: RegionCache[VisualFeatures],
         *,
-        head: Mapping[str, NDArray[np.float32]] | None = None,
+        heads: Sequence[Head] | None = None,
     ) -> None:
         """outputs: the encoder-output cache, for whole outputs.
 
-        head: weights of the relevance head trained for this model; None: there is none.
+        heads: the heads that look for what a question is about; None: those of `look.usual_heads`.
         """
         self._model = model
         self._capabilities = processor.capabilities
         self._outputs = outputs
-        self.relevance = RelevanceModel(partial(word_embeddings, model), head)
+        self.relevance = RelevanceModel(model, heads)
         self.regions = regions
         self._region_encoder = self._make_region_encoder()
 
@@ -177,13 +179,15 @@ class TileRegionEncoder:
         tiles = tiling(plan, side, reduction.full_tokens)
         survey = read_survey(image, image.arrays["pixel_values"].shape[-1] // side)
         [base] = yield from self._encode_tiles(image, [0])
-        patches = base[len(base) - side**2 :]
+        asked = None
+        if reduction.look is not None:
+            asked = yield from self._look(reduction.look, base, survey.grid, tiles)
         realization = self._relevance.realize(
             survey,
             reduction,
             plan.tokens,
-            self._relevance.tensions(survey, reduction, plan.tokens),
-            self._relevance.couple(survey, reduction, (side, side), patches),
+            self._relevance.tensions(survey, reduction, asked),
+            asked,
             lambda relevance, content, total: attend_tiles(relevance, content, total, tiles),
         )
         numbers = needed_tiles(realization.allocation, tiles)
@@ -196,6 +200,14 @@ class TileRegionEncoder:
         kept = torch.tensor(kept_tokens(realization.allocation, tiles), device=base.device)
         embeds = torch.cat((base, rows))[kept]
         return VisualFeatures(embeds, places=kept[:, None].to(torch.int32))
+
+    def _look(self, prompt: LookPrompt, base: Tensor, grid: Shape, tiles: Tiling) -> Slices[Map]:
+        """The participatory map of the picture. base: tokens of the view of the whole."""
+        side = self._model.side
+        view = yield from self._relevance.look(prompt, VisualFeatures(base), (1, len(base)))
+        square = view[0, len(base) - side**2 :].reshape(side, side)
+        # The view shows the picture without its border, whatever its shape.
+        return resample(square, grid)
 
     def _encode_tiles(self, image: ProcessedImage, numbers: list[int]) -> Slices[list[Tensor]]:
         """Projected patches of some tiles, (patches, hidden) each.

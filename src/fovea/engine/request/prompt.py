@@ -12,12 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
-from fovea.core.media import VisualTokens
-from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt, VideoPart
+from fovea.core.media import Image, PixelBudget, VisualTokens
+from fovea.core.types import (
+    ChatPrompt,
+    ImagePart,
+    Message,
+    Prompt,
+    TextPart,
+    TextPrompt,
+    TokenPrompt,
+    VideoPart,
+)
 from fovea.engine.request.prompt_plan import Clips, PlannedImage, PlannedVideo, PreparedPrompt, unplaced_spans
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan
-from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
+from fovea.engine.vision.processor.base import ImageProcessor, LookPrompt, VisualPlan
 from fovea.engine.vision.processor.video import KeptCells, QwenVideos
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget
 from fovea.engine.visual_budget.detail import DetailRule, FullDetail, asks_for_text
@@ -25,6 +34,14 @@ from fovea.engine.visual_budget.methods import METHODS
 from fovea.relevance.images import Turn
 
 log = logging.getLogger("fovea.engine")
+
+BRIEFLY = "Answer briefly."
+"""Follows the question of a look: a model that is about to begin a sentence attends to its words, and not to
+the image."""
+NEUTRAL = "Describe the image."
+"""The request that a look compares a question with."""
+LOOK_CHARACTERS = 2000
+"""Most characters of a question that a look reads, from its end."""
 
 
 class PromptBuilder:
@@ -37,7 +54,7 @@ class PromptBuilder:
     video_models: names of models that take videos, for the error message of one that takes none.
     detail: the rule for `detail: auto`; None: the model's own resolution.
     visual: how many visual tokens images keep whose request does not say it; None: all.
-    relevance_digest: digest of the trained relevance head, see `VisualBudget`.
+    relevance_digest: digest of the choice of heads that look, see `VisualBudget`.
     special_tokens_in_text: control tokens in the text of messages are control tokens, not text.
     """
 
@@ -58,7 +75,9 @@ class PromptBuilder:
         self.processor = processor
         self._video_models = video_models
         self.detail = detail or DetailRule(FullDetail())
-        self._visual_budget = VisualBudget(processor, tokenizer.encode, visual, relevance_digest)
+        self._visual_budget = VisualBudget(
+            processor, tokenizer.encode, visual, relevance_digest, self.look_prompt
+        )
         if self.detail.degrade_from and self.detail.degrade_by != "detail":
             self._visual_budget.check_setting("degrade_by", self.detail.degrade_by)
         self._videos = videos[0] if videos else None
@@ -127,6 +146,36 @@ class PromptBuilder:
         videos = [video if video.settled else self._settle(video) for video in outline.videos]
         text, what = outline.source
         return self._lay_out(text, outline.images, videos, what)
+
+    def look_prompt(self, image: Image, plan: VisualPlan, question: str) -> LookPrompt | None:
+        """The prompts with which the model looks for what a question is about.
+
+        They are conversations of one turn, so what a look finds serves every conversation.
+
+        plan: with all tokens of the image.
+
+        Returns None if the chat template refuses such a conversation.
+        """
+        words = f"{question.strip()[-LOOK_CHARACTERS:]} {BRIEFLY}"
+        try:
+            asked, neutral = self._one_turn(image, plan, words), self._one_turn(image, plan, NEUTRAL)
+        except InvalidRequest:
+            return None
+        return LookPrompt(*asked, neutral[1]) if asked[0] == neutral[0] else None
+
+    def _one_turn(
+        self, image: Image, plan: VisualPlan, words: str
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids before and after the visual tokens in a conversation of one turn."""
+        planned = PlannedImage(image, replace(plan, tokens=1, text=plan.text_of(1)), "", PixelBudget(), "")
+        if self.tokenizer.has_template:
+            render = self.tokenizer.render_sealed if self._seals_messages else self.tokenizer.render
+            text, what = render([Message("user", (ImagePart(image), TextPart(words)))]), "messages"
+        else:
+            text, what = f"{self._markers[0]}\n{words}\n", "text"
+        prompt = self._lay_out(text, [planned], [], what)
+        [span] = prompt.spans
+        return tuple(prompt.ids[: span.start]), tuple(prompt.ids[span.end :])
 
     def _lay_out(
         self, text: str, images: Sequence[PlannedImage], videos: Sequence[PlannedVideo], what: str

@@ -20,6 +20,7 @@ from fovea.core.types import ImagePart
 from fovea.engine.vision.processor.base import (
     Capabilities,
     ImageProcessor,
+    LookPrompt,
     Reduction,
     ResizingProcessor,
     VisualPlan,
@@ -32,6 +33,14 @@ QUESTION_IDS = 64
 """Most token ids of a question that methods read, from its end."""
 
 
+MakeLookPrompt = Callable[[Image, VisualPlan, str], LookPrompt | None]
+"""Maps an image, its plan with all tokens and a question to the prompts of a look; None: no look."""
+
+
+def _no_look(image: Image, plan: VisualPlan, question: str) -> LookPrompt | None:
+    return None
+
+
 class VisualBudget:
     """Plans the visual tokens of one model's images."""
 
@@ -41,19 +50,22 @@ class VisualBudget:
         encode: Callable[[str], list[int]],
         visual: VisualTokens | None,
         relevance_digest: str = "",
+        look_prompt: MakeLookPrompt = _no_look,
     ) -> None:
         """Raises ConfigError if `visual` names a method that this model's images do not support.
 
         encode: maps a text to token ids.
         visual: the method for images whose request names none; None: they keep all tokens.
-        relevance_digest: digest of the relevance head. It is part of the keys, because another head chooses
-            other tokens.
+        relevance_digest: digest of the choice of heads that look. It is part of the keys, because other heads
+            choose other tokens.
+        look_prompt: writes the prompts with which the model looks for what a question is about.
         """
         self._capabilities = processor.capabilities
         self._encode = encode
         self._methods = possible_methods(self._capabilities)
         self._visual = None if visual is None else resolve_preset(visual, self._methods)
         self._relevance_digest = relevance_digest
+        self._look_prompt = look_prompt
         if self._visual is not None:
             self.check_setting("visual_tokens", self._visual.method)
 
@@ -154,6 +166,7 @@ class VisualBudget:
             question=context.question if words else "",
             word_ids=tuple(self._encode(context.question)[-QUESTION_IDS:]) if words else (),
             load=load,
+            look=self._look_prompt(image, plan, context.question) if words and method.by_region else None,
         )
         text = plan.text_of(keep)
         reduced = replace(plan, tokens=keep, text=text, key=";".join(marks), reduction=reduction)

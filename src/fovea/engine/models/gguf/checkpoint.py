@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fovea.engine.models.gguf.text import text_config, text_only, text_sources
 from fovea.engine.models.gguf.tokenizer import build_tokenizer, chat_template, end_ids, read_vocabulary
 from fovea.engine.models.gguf.towers import Tower
 from fovea.engine.models.gguf.weights import GgufWeights
+from fovea.engine.models.look_heads import Head, read_heads
 from fovea.engine.models.side_files import processors_of
 from fovea.engine.models.tokenizer import make_tokenizer, reason
 from fovea.engine.request.tokenizer import ChatTokenizer
@@ -101,8 +102,9 @@ class GgufCheckpoint:
         model = self._tower.model
         return processors_of(config, model.images, model.videos, model.joint, self._tower.file.path)
 
-    def head(self, width: int) -> None:
-        """Return None: a GGUF file has no relevance head."""
+    def look_heads(self, known: Iterable[Head]) -> tuple[Head, ...] | None:
+        """Read them from the folder of the file."""
+        return read_heads(self._files[0].path.parent, known)
 
     def default_sampling(self) -> dict[str, float | int]:
         """Return the sampling defaults of the metadata, for parameters that a request does not set."""

@@ -22,6 +22,19 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class LookPrompt:
+    """Two prompts about one image, as token ids: one with a question, one with a request to describe it.
+
+    before: the ids before the image, of both.
+    asked, neutral: the ids after the image.
+    """
+
+    before: tuple[int, ...]
+    asked: tuple[int, ...]
+    neutral: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reduction:
     """The choice of fewer visual tokens than an image has, for the encoder to carry out.
 
@@ -33,6 +46,8 @@ class Reduction:
     question: the user's words; empty if the method does not use them.
     word_ids: the last token ids of the question; empty if the method does not use them.
     load: the engine's load, rounded to quarters, at most 1; 0 if the method does not use it.
+    look: the prompts by which the model looks for what the question is about; None: there is no question, or
+        the method does not look.
     """
 
     method: str
@@ -43,6 +58,7 @@ class Reduction:
     question: str = field(default="", repr=False)
     word_ids: tuple[int, ...] = field(default=(), repr=False)
     load: float = 0.0
+    look: LookPrompt | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,67 @@
+"""The attention heads with which a model looks for what a question is about, kept beside its checkpoint.
+
+`fovea relevance calibrate` chooses them. They are in a folder of their own inside the checkpoint's folder, so
+other programs do not read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fovea.core.errors import CheckpointError
+from fovea.core.json_text import parse_object
+
+Head = tuple[int, int]
+"""Number of a layer of the decoder, and of a query head in it."""
+PATH = Path("fovea") / "look.json"
+"""Path of the file, relative to the checkpoint's folder."""
+MOST_BYTES = 1 << 20
+MOST_HEADS = 256
+
+
+def read_heads(folder: Path, known: Iterable[Head] | None = None) -> tuple[Head, ...] | None:
+    """Read the heads of the checkpoint in a folder, ascending. Returns None if there is no file.
+
+    known: the heads that the model has; None: any.
+    Raises CheckpointError.
+    """
+    path = folder / PATH
+    if not path.is_file():
+        return None
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise CheckpointError(f"{path} has {size} bytes; accepted: at most {MOST_BYTES}")
+    try:
+        entries = parse_object(path.read_bytes()).get("heads")
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {str(error)[:500]}") from error
+    fits = isinstance(entries, list) and 1 <= len(entries) <= MOST_HEADS
+    if not fits or not all(map(_is_pair, entries)):
+        raise CheckpointError(
+            f"{path}: heads must be a list of 1 to {MOST_HEADS} pairs of a layer and a head, such as [[3, 2]]"
+        )
+    heads = tuple(sorted({(layer, head) for layer, head in entries}))
+    if known is not None and (unknown := sorted(set(heads) - set(known))):
+        layer, head = unknown[0]
+        raise CheckpointError(f"{path}: the model has no head {head} with keys of its own in layer {layer}")
+    return heads
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and all(type(n) is int and n >= 0 for n in entry)
+
+
+def write_heads(folder: Path, heads: Sequence[Head]) -> Path:
+    """Write the heads of the checkpoint in a folder. Returns the file's path."""
+    path = folder / PATH
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"heads": [list(head) for head in heads]}) + "\n")
+    return path
+
+
+def heads_digest(heads: Sequence[Head] | None) -> str:
+    """A digest of the heads, for cache keys. It is empty if none were chosen."""
+    return "" if heads is None else hashlib.blake2b(repr(tuple(heads)).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,177 @@
+"""Runs prompts through the first layers of the decoder alone, to read what they attend to in an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fovea.engine.layers.layer import Layer
+from fovea.engine.layers.mixers import AttentionMixer
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Step
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.sequence import ImageSpan
+from fovea.engine.step.positions import mrope_positions, place, plain_positions
+from fovea.engine.vision.encoding import VisualFeatures
+from fovea.kernels import NO_SLOT
+from fovea.kernels.attention import AttentionPlan, Chunk
+from fovea.kernels.states import StatePlan, StateRun, state_plan
+
+BLOCK = 16
+"""Tokens per block of a run's own KV."""
+
+
+class PromptRun:
+    """Prompts with the same image and different ends, on their way through the decoder's first layers.
+
+    The engine's KV is not touched: the run allocates memory of its own. The rows of the first prompt come
+    first. Each other prompt has only the rows after the blocks that it shares with the first. A decoder with
+    states shares none.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        before: Sequence[int],
+        visual: VisualFeatures,
+        ends: Sequence[Sequence[int]],
+        grid: tuple[int, int],
+    ) -> None:
+        """before, ends: token ids before the image, and after it for each prompt; no end may be empty.
+
+        visual: features of the image. With places, they are tokens of the full grid.
+        grid: (rows, columns) of the visual tokens, or of the full grid.
+        """
+        decoder, device = model.decoder, model.device
+        self._decoder = decoder
+        self.done = 0
+        self._visual = visual
+        self.start, self.count = len(before), len(visual.embeds)
+        common = self.start + self.count
+        self.lengths = [common + len(end) for end in ends]
+        shared = 0 if any(decoder.config.state_shapes()) else common // BLOCK * BLOCK
+        first = decoder.embed(torch.tensor([*before, *ends[0]], device=device))
+        whole = torch.cat([first[: self.start], visual.embeds, first[self.start :]])
+        rests = [decoder.embed(torch.tensor(end, device=device)) for end in ends[1:]]
+        self.x = torch.cat([whole, *(part for rest in rests for part in (whole[shared:common], rest))])
+        # Each sequence: its first row, its first token, and its blocks.
+        self._sequences: list[tuple[int, int, Tensor]] = []
+        row = blocks = 0
+        for number, length in enumerate(self.lengths):
+            begin = shared if number else 0
+            own = -(-length // BLOCK) - begin // BLOCK
+            table = torch.cat((torch.arange(begin // BLOCK), torch.arange(blocks, blocks + own)))
+            self._sequences.append((row, begin, table.to(device)))
+            row, blocks = row + length - begin, blocks + own
+        longest = _positions(model, visual, self.start, max(self.lengths), grid)
+        positions = torch.cat(
+            [
+                longest[..., begin:length]
+                for length, (_, begin, _) in zip(self.lengths, self._sequences, strict=True)
+            ],
+            dim=-1,
+        )
+        view = torch.arange(self.start, common, device=device)
+        self._view_rows = torch.cat([row + view[view >= begin] - begin for row, begin, _ in self._sequences])
+        self._view = torch.cat([view[view >= begin] - self.start for _, begin, _ in self._sequences])
+        self._step = Step(
+            decoder.angles(positions, self.x.dtype),
+            DecoderPlan(
+                tuple(self._plan(group.window) for group in decoder.config.kv_groups), self._states(device)
+            ),
+            DecoderMemory.allocate(
+                decoder.config,
+                (blocks,) * len(decoder.config.kv_groups),
+                BLOCK,
+                len(ends),
+                self.x.dtype,
+                device,
+            ),
+            decoder.query_scale(positions, self.x.dtype),
+        )
+
+    def run(self, layers: int) -> None:
+        """Run the rows through all layers before number `layers`."""
+        for number in range(self.done, layers):
+            self.x = self._decoder.run(self.x, number, number + 1, self._step)
+            if number < len(self._visual.deepstack):
+                added = self._visual.deepstack[number][self._view]
+                self.x = self.x.index_add(0, self._view_rows, added)
+        self.done = max(self.done, layers)
+
+    def attention(self, number: int) -> list[Tensor]:
+        """Attention of each prompt's last token in layer `number`, for which `run(number)` was called.
+
+        For each prompt (heads, visual tokens) in float32. A head's attention to all tokens adds up to 1.
+        """
+        layer = cast("Sequence[Layer]", self._decoder.layers)[number]
+        mixer, step = layer.self_attn, self._step
+        kv = step.memory.layer_kv(number)
+        assert isinstance(kv, Tensor), "a run's own memory has the model's type"
+        query = mixer.store(
+            self._own_rows(layer.before(self.x), mixer), kv, *step.angles[mixer.shape.rotary],
+            step.plan.attention[mixer.group].slots,
+        )  # fmt: skip
+        if step.query_scale is not None:
+            query = query * step.query_scale
+        results = []
+        for length, (row, begin, table) in zip(self.lengths, self._sequences, strict=True):
+            grouped = query[row + length - begin - 1].float().view(mixer.kv_heads, -1, mixer.dim)
+            keys = kv[table].flatten(0, 1)[:length, 0].float()
+            products = torch.einsum("hgd,lhd->hgl", grouped, keys) * mixer.scale
+            if mixer.shape.window is not None:
+                products[..., : -mixer.shape.window] = float("-inf")
+            scores = products.softmax(-1).flatten(0, 1)
+            results.append(scores[:, self.start : self.start + self.count])
+        return results
+
+    def keys(self, number: int) -> Tensor:
+        """Rotated keys of the first prompt in a layer that has run, (L, kv_heads, d)."""
+        kv = self._step.memory.layer_kv(number)
+        assert isinstance(kv, Tensor)
+        return kv[self._sequences[0][2]].flatten(0, 1)[: self.lengths[0], 0]
+
+    @staticmethod
+    def _own_rows(projected: Tensor, mixer: AttentionMixer) -> Tensor:
+        """Queries, keys and values without the gates, which are last."""
+        return projected[:, : -mixer.heads * mixer.dim] if mixer.shape.gated else projected
+
+    def _plan(self, window: int | None) -> AttentionPlan:
+        chunks, slots = [], []
+        for length, (row, begin, table) in zip(self.lengths, self._sequences, strict=True):
+            places = torch.arange(begin, length, device=table.device)
+            limits = None
+            if window is not None:
+                limits = torch.stack(((places + 1 - window).clamp(min=0), places + 1), 1)
+            chunks.append(Chunk(row, length - begin, begin, table, limits))
+            slots.append(table[places // BLOCK] * BLOCK + places % BLOCK)
+        return AttentionPlan(torch.cat(slots), (), tuple(chunks))
+
+    def _states(self, device: torch.device) -> StatePlan | None:
+        if not any(self._decoder.config.state_shapes()):
+            return None
+        runs = [
+            [StateRun(row, length, NO_SLOT, ((length, number),))]
+            for number, (length, (row, _, _)) in enumerate(zip(self.lengths, self._sequences, strict=True))
+        ]
+        return state_plan(runs, device)
+
+
+def _positions(
+    model: VisionLanguageModel, visual: VisualFeatures, start: int, length: int, grid: tuple[int, int]
+) -> Tensor:
+    """Positions of a prompt with one image whose first visual token is number `start`."""
+    count, places = len(visual.embeds), visual.places
+    side = model.merge or 1
+    full = 0 if places is None else grid[0] * grid[1]
+    span = ImageSpan(0, start, count, count, "", (1, grid[0] * side, grid[1] * side), full_tokens=full)
+    if model.merge is None:
+        positions, _ = plain_positions(length, [span])
+    else:
+        positions, _ = mrope_positions(length, [span], side)
+    if places is not None:
+        place(positions, span, places.cpu().numpy().astype(np.int64))
+    return torch.from_numpy(np.ascontiguousarray(positions)).to(model.device)
