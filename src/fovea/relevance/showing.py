@@ -19,7 +19,7 @@ LEAST_SIDE = 640
 LEAST_FONT, LEAST_NUMBER, FONT_PER_SIDE = 13, 7, 75
 """Smallest font of the legend, smallest font of a number in a small region (both in pixels), and the longer
 side divided by the font: a large drawing is seen scaled down, so its letters are larger."""
-NUMBER_PER_SIDE = 6
+NUMBER_PER_SIDE = 8
 """The shorter side of a region divided by the font of its number, if that is more than LEAST_FONT."""
 MUCH_WIDER = 2.0
 """An image with more than this ratio of width to height has its legend below it."""
