@@ -54,7 +54,7 @@ def view(page: Page, relevance: dict[str, Any]) -> None:
     }
 
     def respond(route: Route) -> None:
-        last = text_chunk("", "stop") | {"fovea": {"timings_ms": {}, "images": [use]}}
+        last = text_chunk("", "stop") | {"fovea": {"timings_ms": {"encode": 12}, "images": [use]}}
         route.fulfill(
             status=200, content_type="text/event-stream", body=events(text_chunk("It is a star."), last)
         )
