@@ -81,9 +81,9 @@ def test_regions_are_drawn(fovea: Caller, model: Path, here: Path, name: str, ki
     assert outcome.json["images"][0]["relevance"]["tokens"] == 72
     with PIL.Image.open(name) as drawn_image:
         assert drawn_image.format == kind
-        assert drawn_image.width == 384
-        assert drawn_image.height > 640, "the legend is below the image"
-        shown = np.asarray(drawn_image.convert("RGB"))[:640].astype(int)
+        assert drawn_image.height == 640
+        assert drawn_image.width > 384, "the legend is beside the image"
+        shown = np.asarray(drawn_image.convert("RGB"))[:, :384].astype(int)
     with PIL.Image.open("page.png") as page:
         assert (abs(shown - np.asarray(page).astype(int)).mean(axis=2) > 8).any()
 
@@ -98,7 +98,7 @@ def test_the_first_image_is_drawn_with_its_own_number_of_tokens(
     assert 1 < kept[0] < outcome.json["images"][0]["of"] == FULL
     assert 1 <= kept[1] <= 6
     with PIL.Image.open("heat.png") as drawn_image:
-        assert drawn_image.width == 384
+        assert drawn_image.height == 640
 
 
 def test_a_turned_image_is_drawn_upright(fovea: Caller, model: Path, here: Path) -> None:

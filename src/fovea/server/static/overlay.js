@@ -14,10 +14,10 @@ export function heatColour(value) {
   });
 }
 
-const FAINT = 40; // opacity of a cell without relevance, of 255
-const STRONG = 200;
+const COLD = 110; // opacity of a cell without relevance, of 255; the image stays readable below every colour
+const HOT = 80;
 
-// A canvas with one pixel per cell; the less relevant a cell, the more of the image shows through. map: rows of
+// A canvas with one pixel per cell; the more relevant a cell, the more of the image shows through. map: rows of
 // relevance.
 export function heatMap(map) {
   const [rows, columns] = [map.length, map[0].length];
@@ -25,26 +25,58 @@ export function heatMap(map) {
   const context = canvas.getContext("2d");
   const pixels = context.createImageData(columns, rows);
   map.flat().forEach((value, cell) => {
-    pixels.data.set([...heatColour(value), FAINT + (STRONG - FAINT) * value], 4 * cell);
+    pixels.data.set([...heatColour(value), COLD + (HOT - COLD) * value], 4 * cell);
   });
   context.putImageData(pixels, 0, 0);
   return canvas;
 }
 
-// One frame per region that got tokens of its own. labels: whether each frame shows its number of tokens.
-export function regionBoxes(regions, labels) {
+// The regions that got tokens of their own, most tokens first, each with its number and its index in the list.
+export function numbered(regions) {
+  return regions.map((region, index) => ({ ...region, index })).filter((region) => region.tokens)
+    .sort((a, b) => b.tokens - a.tokens || b.relevance - a.relevance)
+    .map((region, place) => ({ ...region, number: place + 1 }));
+}
+
+// The facts about a numbered region. Answers that were stored before regions had a reason have no `why`.
+export function regionWords({ number, why, tokens, of, lod, relevance }) {
+  return `Region ${number}${why ? `, ${why}` : ""}: ${tokens} of ${of} tokens, ` +
+    `${Math.round(100 * lod)} % of native resolution, relevance ${relevance.toFixed(2)}`;
+}
+
+// One frame per region that got tokens of its own. point: called with an index and whether that region is pointed
+// at or focused; null: the frames are not for pointing at, and have no numbers.
+export function regionBoxes({ regions, map }, point) {
   const layer = el("div", { class: "regions" });
-  regions.forEach((region, index) => {
-    if (!region.tokens) return;
+  for (const region of numbered(regions)) {
     const [left, top, right, bottom] = region.box;
     const kind = region.lod >= 1 ? "native" : "lower";
-    const frame = el("div", { class: `region ${kind}`, "data-region": index });
+    const named = point && { tabindex: "0", role: "img", "aria-label": regionWords(region) };
+    const frame = el("div", { class: `region ${kind}`, "data-region": region.index, ...named,
+      ...(point && pointing(region.index, point)) });
     frame.style.left = `${100 * left}%`;
     frame.style.top = `${100 * top}%`;
     frame.style.width = `${100 * (right - left)}%`;
     frame.style.height = `${100 * (bottom - top)}%`;
-    if (labels) frame.append(el("span", { class: "tag", text: String(region.tokens) }));
+    if (point) frame.append(el("span", { class: `tag ${calmCorner(region.box, map)}`, text: String(region.number) }));
     layer.append(frame);
-  });
+  }
   return layer;
+}
+
+// Listeners of an element that stands for a region.
+export function pointing(index, point) {
+  const [start, end] = [() => point(index, true), () => point(index, false)];
+  return { onmouseenter: start, onmouseleave: end, onfocus: start, onblur: end };
+}
+
+// Classes of the corner of a box whose cell is the least relevant, so that a number there hides little.
+function calmCorner([left, top, right, bottom], map) {
+  const [rows, columns] = [map.length, map[0].length];
+  const cell = (share, count, end) => Math.max(0, Math.min(count - 1, Math.round(share * count) - end));
+  const [rowTop, rowBottom] = [cell(top, rows, 0), cell(bottom, rows, 1)];
+  const [columnLeft, columnRight] = [cell(left, columns, 0), cell(right, columns, 1)];
+  const corners = [["", map[rowTop][columnLeft]], ["right", map[rowTop][columnRight]],
+    ["bottom", map[rowBottom][columnLeft]], ["right bottom", map[rowBottom][columnRight]]];
+  return corners.reduce((best, corner) => (corner[1] < best[1] ? corner : best))[0];
 }

@@ -1,9 +1,15 @@
 // One image in a dialog, with zoom, the heat map of relevance, and the regions with their numbers of tokens.
 
 import { el, iconButton } from "./dom.js";
-import { heatMap, regionBoxes } from "./overlay.js";
+import { heatMap, numbered, pointing, regionBoxes, regionWords } from "./overlay.js";
 
 const ZOOMS = [0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8];
+const LOOKS = [
+  "The words of your question decided alone.",
+  "The model looked once at a small view with your question.",
+  "The model looked twice at a small view with your question.",
+];
+const HINT = "Point at a region, or reach it with the Tab key, to read why it got tokens.";
 
 export class Viewer {
   // dialog: an empty <dialog>.
@@ -18,6 +24,7 @@ export class Viewer {
   show(item, url, use) {
     this.item = item;
     const relevance = use?.relevance;
+    this.shown = relevance ? numbered(relevance.regions) : [];
     this.stage = el("div", { class: "stage" }, el("img", { src: url, alt: item.name, draggable: "false" }));
     this.scroller = el("div", { class: "scroller", tabindex: "0", role: "group", "aria-label": "Image" }, this.stage);
     this.percent = el("output", { class: "number zoom", "aria-live": "polite" });
@@ -32,9 +39,11 @@ export class Viewer {
           iconButton("zoomIn", "Zoom in", () => this.step(1)),
           el("button", { type: "button", text: "Fit", onclick: () => this.fit() })),
         iconButton("close", "Close", () => this.dialog.close())),
-      el("div", { class: "viewer-body" }, this.scroller, relevance ? this.details(use) : null));
+      el("div", { class: "viewer-body" },
+        el("div", { class: "viewer-main" }, this.scroller, relevance ? this.words() : null),
+        relevance ? this.details(use) : null));
     if (relevance) {
-      this.stage.append(heatMap(relevance.map), regionBoxes(relevance.regions, true));
+      this.stage.append(heatMap(relevance.map), regionBoxes(relevance, (index, on) => this.mark(index, on)));
     }
     this.dialog.setAttribute("aria-label", item.name);
     this.dialog.showModal();
@@ -56,36 +65,50 @@ export class Viewer {
 
   details(use) {
     const { relevance } = use;
-    const shown = relevance.regions.map((region, index) => ({ ...region, index })).filter((region) => region.tokens)
-      .sort((a, b) => b.tokens - a.tokens || b.relevance - a.relevance);
+    const shown = this.shown;
     const row = (region) => el("tr", {
-      tabindex: "0",
-      onmouseenter: () => this.mark(region.index, true), onmouseleave: () => this.mark(region.index, false),
-      onfocus: () => this.mark(region.index, true), onblur: () => this.mark(region.index, false),
+      tabindex: "0", "data-row": region.index, ...pointing(region.index, (index, on) => this.mark(index, on)),
     },
+      el("th", { class: "number", scope: "row", text: String(region.number) }),
+      el("td", { class: "why", text: region.why ?? "" }),
       el("td", { class: "number", text: `${region.tokens} of ${region.of}` }),
       el("td", { class: "number", text: `${Math.round(100 * region.lod)} %` }),
       el("td", { class: "number", text: region.relevance.toFixed(2) }));
     const note = shown.length ? null : el("p", {
       class: "small muted", text: "No region was encoded on its own: tokens of the whole image were selected.",
     });
+    const without = relevance.regions.length - shown.length;
+    const rest = without === 1 ? "1 more region is" : `${without} more regions are`;
     return el("aside", { class: "viewer-side", "aria-label": "Regions" },
       el("p", {}, el("strong", { class: "number", text: `${use.visual_tokens} of ${use.of}` }), " visual tokens"),
       el("p", { class: "small muted", text: `${relevance.thumbnail_tokens} show the whole image; ` +
         `${relevance.grid[0]} × ${relevance.grid[1]} cells; decided in ${relevance.allocation_ms} ms.` }),
+      LOOKS[relevance.looks] ? el("p", { class: "small muted", text: LOOKS[relevance.looks] }) : null,
       note ?? el("table", {},
         el("caption", { text: "Regions" }),
-        el("thead", {}, el("tr", {}, ["Tokens", "Resolution", "Relevance"].map(
-          (text) => el("th", { class: "number", scope: "col", text })))),
+        el("thead", {}, el("tr", {}, ["No.", "Why", "Tokens", "Resolution", "Relevance"].map(
+          (text) => el("th", { class: text === "Why" ? "why" : "number", scope: "col", text })))),
         el("tbody", {}, shown.map(row))),
+      shown.length && without && relevance.thumbnail_tokens ? el("p", {
+        class: "small muted", text: `${rest} only in the small view of the whole.`,
+      }) : null,
       el("ul", { class: "legend small muted" },
         el("li", {}, el("span", { class: "swatch native" }), "encoded at native resolution"),
         el("li", {}, el("span", { class: "swatch lower" }), "encoded at a lower one"),
         el("li", {}, el("span", { class: "swatch warm" }), "warm cells matter for the question")));
   }
 
+  // The line below the image with the facts about the region that is pointed at or focused.
+  words() {
+    this.line = el("p", { class: "region-words small", text: this.shown.length ? HINT : "" });
+    return this.line;
+  }
+
   mark(index, on) {
-    this.stage.querySelector(`[data-region="${index}"]`)?.classList.toggle("marked", on);
+    for (const each of this.dialog.querySelectorAll(`[data-region="${index}"], [data-row="${index}"]`)) {
+      each.classList.toggle("marked", on);
+    }
+    this.line.textContent = on ? regionWords(this.shown.find((region) => region.index === index)) : HINT;
   }
 
   fit() {
@@ -123,7 +146,7 @@ export class Viewer {
 export function thumbnail(viewer, item, url, use) {
   const relevance = use?.relevance;
   const frame = el("span", { class: "frame" }, el("img", { src: url, alt: "" }));
-  if (relevance) frame.append(heatMap(relevance.map), regionBoxes(relevance.regions, false));
+  if (relevance) frame.append(heatMap(relevance.map), regionBoxes(relevance, null));
   const tokens = use ? `, ${use.visual_tokens} visual tokens` : "";
   return el("button", {
     type: "button", class: "thumb", "aria-label": `Open ${item.name}${tokens}`, title: item.name,
