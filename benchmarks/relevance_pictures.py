@@ -10,14 +10,17 @@ one. Two figures say how much it gets:
 
   share   share of the regions' tokens that lie in the box. The tokens of a region are spread evenly over its
           area, and each counts for the part that overlaps the box; the tokens of the view of the whole do
-          not count. A picture that is too small to be divided is a single region, and the explanation does
-          not say which of its tokens were kept, so it has no share (-).
+          not count. A picture that is not divided is a single region, and the explanation does not say
+          which of its tokens were kept, so it has no share (-). This happens to small pictures, and to
+          questions that need all of the picture (how many, which of a list). Means of shares are over the
+          questions that have one, together with their unrelated question.
   best    percentile of the most relevant cell of the box among all cells of the map, from 0 to 100; of equal
           cells, half count as lower. The cells of the box are those that overlap it by at least half of the
           largest overlap that any cell has. A large box has a high percentile on any map, so compare the
           figure with that of the unrelated question.
 
-`area` is the share of the picture that is in the box, so it is the share of tokens without any relevance.
+`area` is the share of the picture that is in the box, so it is the share of tokens that are spread evenly
+over the picture.
 
 The command writes one HTML page to --out, with both maps and the box of every question. The page holds the
 pictures themselves, so it is large (about 8 MB) and not kept in the repository. The table alone is written
@@ -42,6 +45,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import PIL.ImageDraw
+from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -109,10 +113,12 @@ def token_share(regions: Sequence[Mapping[str, Any]], box: Box) -> float | None:
 
     None: the image is one region, or no region has tokens.
     """
-    total = sum(region["tokens"] for region in regions)
+    total: int = sum(region["tokens"] for region in regions)
     if not total or [list(region["box"]) for region in regions] == [WHOLE]:
         return None
-    inside = sum(region["tokens"] * _overlap(region["box"], box) / area(region["box"]) for region in regions)
+    inside: float = sum(
+        region["tokens"] * _overlap(region["box"], box) / area(region["box"]) for region in regions
+    )
     return inside / total
 
 
@@ -144,10 +150,11 @@ def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
     return max(0.0, width) * max(0.0, height)
 
 
-def _overlaps(count: int, start: float, end: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _overlaps(count: int, start: float, end: float) -> NDArray[np.float64]:
     """Overlap of each of `count` equal parts of the range from 0 to 1 with a range, (count,)."""
     edges = np.arange(count + 1) / count
-    return np.maximum(0.0, np.minimum(edges[1:], end) - np.maximum(edges[:-1], start))
+    overlaps: NDArray[np.float64] = np.minimum(edges[1:], end) - np.maximum(edges[:-1], start)
+    return overlaps.clip(0.0)
 
 
 def ask(engine: Engine, image: Image, question: str, keep: float) -> tuple[str, Mapping[str, Any]]:
@@ -169,7 +176,7 @@ def measure(engine: Engine, pictures: Iterable[Picture], folder: Path, keep: flo
     cases = []
     for picture in pictures:
         image = to_image(picture.file(folder))
-        small = PIL.Image.fromarray(pixels_of(image))
+        small = PIL.Image.fromarray(pixels_of(image))  # as the model sees it: turned upright, without alpha
         small.thumbnail((WIDTH, small.height))
         for question in picture.questions:
             texts, explanations = zip(
