@@ -21,16 +21,13 @@ from fovea.relevance.texture import Map
 
 WEIGHTS = 0.4, 0.3, 0.3
 """Weights of the results of the three tensions, in the order above."""
-SMOOTH = 0.05
-"""An image whose sharpness is lower has no fine detail."""
+PART_AND_WHOLE = 0.1, 0.4
+"""A question about a part is spread over no more than the first share of an image, one about the whole over
+the second or more."""
 SPREAD = 0.3
 """Weight of the distance from the most relevant cells, at full diversity."""
 PEAKS = 50
 """Most cells that count as the most relevant ones."""
-_FINE = re.compile(
-    r"\b(?:(?:text|word|letter|character|digit|number|code|label|name|date|price|detail)s?|read\w*|writ\w*|say|small|tiny)\b",
-    re.IGNORECASE,
-)
 _GLOBAL = re.compile(
     r"\b(?:how many|count\w*|list|describe|everything|all|every|compare|scene|overall)\b", re.IGNORECASE
 )
@@ -82,24 +79,35 @@ def balance(ways: Ways, tensions: Tensions) -> Map:
     return _to_unit(WEIGHTS[0] * first + WEIGHTS[1] * second + WEIGHTS[2] * third)
 
 
-def tensions_for(question: str, busyness: float, sharpness: float) -> Tensions:
+def tensions_for(question: str, busyness: float, spread: float | None) -> Tensions:
     """The tensions of a question about an image.
 
-    busyness: mean of the propositional map. sharpness: quantile 0.99 of the density of edges.
+    busyness: mean of the propositional map.
+    spread: share of the image that the question is about, from `spread_of`; None: there is no question.
 
-    compress: low for questions about text and small things, which need detail; high for questions about all
-        of the image (counting, describing); slightly raised for an image without fine detail, which loses
-        nothing at a lower resolution.
+    compress: low for a question about one part, which needs detail; high for one about all of the image, by
+        its words or because the model looks everywhere.
     focus: lower for a busy image, so that more of it is covered than of a simple one.
     """
     compress = 0.5
-    if _FINE.search(question):
-        compress = 0.15
-    elif _GLOBAL.search(question):
-        compress = 0.85
-    elif sharpness < SMOOTH:
-        compress = 0.6
+    if spread is not None:
+        low, high = PART_AND_WHOLE
+        compress = 0.1 + 0.8 * float(np.clip((spread - low) / (high - low), 0, 1))
+    if _GLOBAL.search(question):
+        compress = max(compress, 0.85)
     return Tensions(compress, exploit=0.8, focus=float(np.clip(0.9 - 0.8 * busyness, 0.4, 0.9)))
+
+
+def spread_of(values: Map) -> float:
+    """The share of cells among which values are spread: 1 if they are even, 1 / cells if one has all.
+
+    It is the exponential of their entropy, divided by the number of cells.
+    """
+    share = values[values > 0].astype(np.float64)
+    if not len(share):
+        return 1.0
+    share /= share.sum()
+    return float(np.exp(-(share * np.log(share)).sum())) / values.size
 
 
 def remoteness(raw: Map) -> Map:

@@ -1,14 +1,12 @@
-"""Ways of knowing which cells of an image matter: by content, by salience, by the question, by the model.
+"""Ways of knowing which cells of an image matter: by content, by salience, and by what the question is about.
 
 They are named after Vervaeke. Each way is a map over the cells of one image's texture, (rows, columns) in
 [0, 1].
 
 Propositional: how much a cell contains, by the entropy of its luminance and the variance of it at two scales.
 Perspectival: how much a cell stands out, by the differences between its colours and those around it.
-Participatory: how strongly the model couples a cell to the question. The inputs are `features`, the encoder's
-tokens of a view of the whole image (usually a small one), and `words`, the decoder's embeddings of the
-question. A head that was trained for the model reads both. Without a head, their cosine similarity is mixed
-with the map of the question's key words (`keywords`).
+Participatory: how much the question is about a cell, by the model's own attention (`engine.reduce.look`).
+`participatory` carries it from the view that the model looked at to all cells, and along lines of text.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from fovea.relevance.texture import Bytes, Map, Texture, lab
+from fovea.relevance.texture import Bytes, Map, Mask, Texture, lab
 
 LEVELS, STEP = 33, 16
 """A cell's histogram of luminance has LEVELS bins of STEP grey values each. The middle bin is centred on the
@@ -34,6 +32,12 @@ STROKE_NOISE = 0.005
 HUE_POWER = 12
 """Exponent of the similarity in hue. With it a third of a red counts as orange, and half of a blue as
 purple."""
+STROKES = 0.03
+"""Least density of strokes (`text_like`) of a cell with text. Shapes without text have a third of it."""
+ALONG, ACROSS = 0.95, 0.5
+"""Shares of a value that the next cell of a line gets, and the cell above or below."""
+SMALLEST = 1e-3
+"""Values that grow by less than this have grown enough."""
 GRAIN = 6.0
 """Least contrast of salience, as a multiple of the background's. In even noise the most salient cells have
 two to three times the salience of the least salient ones; content has more than that."""
@@ -191,6 +195,35 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[Texture], NDArray[np.float32]], f
         STROKE_NOISE,
     ),
 )  # fmt: skip
+
+
+def participatory(asked: Map, texture: Texture) -> Map:
+    """How much the question is about each cell, (rows, columns) in [0, 1].
+
+    A model that is about to read a line attends to its beginning. So the line counts as a whole.
+
+    asked: attention to each token of a view of the whole image, (rows, columns) of that view.
+    """
+    cells = resample(asked / max(float(asked.max()), 1e-9), texture.grid)
+    return along_lines(cells / max(float(cells.max()), 1e-9), text_like(texture) > STROKES)
+
+
+def along_lines(values: Map, strokes: Mask) -> Map:
+    """Carry values from cell to cell of a line of text, with a part of them to the lines above and below.
+
+    values: (rows, columns). strokes: whether a cell has strokes like those of text.
+    """
+    # One cell without strokes is the space between two words.
+    line = strokes.copy()
+    line[:, 1:-1] |= strokes[:, :-2] & strokes[:, 2:]
+    while True:
+        wide = np.pad(values, 1)
+        beside = np.maximum(wide[1:-1, :-2], wide[1:-1, 2:])
+        stacked = np.maximum(wide[:-2, 1:-1], wide[2:, 1:-1])
+        grown = np.maximum(values, line * np.maximum(ALONG * beside, ACROSS * stacked))
+        if np.abs(grown - values).max() < SMALLEST:
+            return values.astype(np.float32)
+        values = grown
 
 
 def resample(table: Map, grid: tuple[int, int]) -> Map:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fovea.relevance.balancing import Tensions, Ways, balance, tensions_for
-from fovea.relevance.knowing import keyword_amounts, perspectival, propositional
-from fovea.relevance.policy import Allocation, content_mask
-from fovea.relevance.realizing import Shape
+from fovea.relevance.balancing import Tensions, Ways, balance, spread_of, tensions_for
+from fovea.relevance.knowing import keyword_amounts, participatory, perspectival, propositional
+from fovea.relevance.policy import Allocation, content_mask, score
+from fovea.relevance.realizing import Region, Shape
 from fovea.relevance.texture import Bytes, Map, Mask, Texture, texture
 
 Chooser = Callable[[Map, Mask, int], Allocation]
@@ -46,6 +46,10 @@ class Survey:
         return keyword_amounts(self.texture, question)
 
 
+ASKED = 0.3
+"""A region is asked about if a cell in it has so much of the highest participatory value of the image."""
+
+
 @dataclass(frozen=True, slots=True)
 class Realization:
     """The decision about one image and question, and its reasons.
@@ -55,6 +59,7 @@ class Realization:
     tensions: the tensions under which the maps were combined.
     relevance: of every cell, (rows, columns) in [0, 1].
     seconds: time that balancing and attending took.
+    looks: how often the model looked at a view with the question; 0: there was no question.
     """
 
     allocation: Allocation
@@ -62,6 +67,7 @@ class Realization:
     tensions: Tensions
     relevance: Map = field(repr=False)
     seconds: float
+    looks: int = 0
 
     def explanation(self) -> dict[str, Any]:
         """The decision as JSON values, for an answer to a request with `explain`.
@@ -79,7 +85,7 @@ class Realization:
         rows, columns = self.relevance.shape
         views = {view.region: view for view in self.allocation.layout.views[-len(self.allocation.regions) :]}
         regions = []
-        for region, score, budget in zip(
+        for region, worth, budget in zip(
             self.allocation.regions, self.allocation.scores, self.allocation.budgets, strict=True
         ):
             view = views.get(region)
@@ -96,7 +102,8 @@ class Realization:
                         name: _rounded(getattr(self.ways, name)[region.cells].mean())
                         for name in ("propositional", "perspectival", "participatory")
                     },
-                    "relevance": _rounded(score),
+                    "relevance": _rounded(worth),
+                    "why": self._why(region) if budget else "",
                     "tokens": budget,
                     "of": region.tokens,
                     "lod": _rounded((area / region.tokens) ** 0.5),
@@ -111,11 +118,21 @@ class Realization:
             "thumbnail_tokens": self.allocation.layout.tokens - sum(self.allocation.budgets),
             "tokens": self.allocation.layout.tokens,
             "of": self.allocation.full,
+            "looks": self.looks,
             "allocation_ms": round(self.seconds * 1000, 2),
             "grid": [rows, columns],
             "map": [[_rounded(value, 2) for value in line] for line in self.relevance],
             "regions": regions,
         }
+
+    def _why(self, region: Region) -> str:
+        """The main reason for a region's tokens, in words."""
+        if self.ways.participatory[region.cells].max() >= ASKED:
+            return "asked about"
+        stands_out, content = (
+            score(values[region.cells]) for values in (self.ways.perspectival, self.ways.propositional)
+        )
+        return "stands out" if stands_out > content else "much content"
 
 
 def survey(pixels: Bytes, cell: int) -> Survey:
@@ -129,11 +146,13 @@ def survey(pixels: Bytes, cell: int) -> Survey:
     return Survey(channels, propositional(channels), perspectival(channels))
 
 
-def tensions(question: str, survey: Survey) -> Tensions:
-    """The tensions of a question about a surveyed image."""
-    return tensions_for(
-        question, float(survey.propositional.mean()), float(np.quantile(survey.texture["sobel"], 0.99))
-    )
+def tensions(question: str, survey: Survey, asked: Map | None) -> Tensions:
+    """The tensions of a question about a surveyed image.
+
+    asked: attention to each token of a view of the whole, any shape; None: there is no question.
+    """
+    spread = None if asked is None else spread_of(asked)
+    return tensions_for(question, float(survey.propositional.mean()), spread)
 
 
 def realize(
@@ -141,16 +160,17 @@ def realize(
 ) -> Realization:
     """Decide which views of an image are encoded.
 
-    asked: the participatory map, (rows, columns) in [0, 1]; None: there is no question.
+    asked: attention to each token of a view of the whole, (rows, columns) of it; None: there is no question.
     total: tokens to be chosen.
     choose: the function that lays out the image by relevance, content and `total`.
     """
     started = time.perf_counter()
-    participatory = np.zeros(survey.grid, np.float32) if asked is None else asked
-    ways = Ways(survey.propositional, survey.perspectival, participatory)
+    known = np.zeros(survey.grid, np.float32) if asked is None else participatory(asked, survey.texture)
+    ways = Ways(survey.propositional, survey.perspectival, known)
     relevance = balance(ways, tensions)
     allocation = choose(relevance, content_mask(ways.propositional, ways.perspectival), total)
-    return Realization(allocation, ways, tensions, relevance, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Realization(allocation, ways, tensions, relevance, seconds, int(asked is not None))
 
 
 def _rounded(value: float, digits: int = 4) -> float:

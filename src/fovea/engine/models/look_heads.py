@@ -35,7 +35,7 @@ def read_heads(folder: Path, known: Iterable[Head] | None = None) -> tuple[Head,
     if (size := path.stat().st_size) > MOST_BYTES:
         raise CheckpointError(f"{path} has {size} bytes; accepted: at most {MOST_BYTES}")
     try:
-        entries = parse_object(path.read_bytes()).get("heads")
+        entries: Any = parse_object(path.read_bytes()).get("heads")
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {str(error)[:500]}") from error
     fits = isinstance(entries, list) and 1 <= len(entries) <= MOST_HEADS

@@ -34,7 +34,6 @@ from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage,
 from fovea.engine.vision.processor.pixels import resize
 from fovea.engine.vision.processor.regions import read_survey
 from fovea.engine.visual_budget.methods import METHODS
-from fovea.relevance.knowing import resample
 from fovea.relevance.pipeline import Realization, Survey
 from fovea.relevance.policy import Allocation, attend, first_view, look_shape
 from fovea.relevance.realizing import Shape, View, patch_fractions, whole
@@ -118,7 +117,6 @@ class AnySizeRegionEncoder:
                 piece = self._cutter.piece(image, survey.grid, View(whole(*survey.grid), shape, ()), 1.0)
                 [view] = yield from self._encode([piece], ahead)
             asked = yield from self._relevance.look(reduction.look, view, shape)
-            asked = resample(asked, survey.grid)
         total = image.plan.tokens
         tensions = self._relevance.tensions(survey, reduction, asked)
         if first_view(survey.grid, total, tensions.compress) != survey.grid:

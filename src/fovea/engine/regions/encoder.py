@@ -22,13 +22,10 @@ from fovea.engine.reduce.methods import reducer
 from fovea.engine.regions.any_size import AnySizeRegionEncoder
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.encoding import Slices, Tiler, UpcomingImages, VisualFeatures
-from fovea.engine.vision.processor.base import ImageProcessor, LookPrompt, ProcessedImage, Reduction
+from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
 from fovea.engine.vision.processor.regions import read_survey, tiling
 from fovea.engine.visual_budget.methods import METHODS
-from fovea.relevance.knowing import resample
 from fovea.relevance.policy import Tiling, attend_tiles, kept_tokens, needed_tiles
-from fovea.relevance.realizing import Shape
-from fovea.relevance.texture import Map
 
 
 class VisualEncoder:
@@ -181,7 +178,8 @@ class TileRegionEncoder:
         [base] = yield from self._encode_tiles(image, [0])
         asked = None
         if reduction.look is not None:
-            asked = yield from self._look(reduction.look, base, survey.grid, tiles)
+            view = yield from self._relevance.look(reduction.look, VisualFeatures(base), (1, len(base)))
+            asked = view[0, len(base) - side**2 :].reshape(side, side)
         realization = self._relevance.realize(
             survey,
             reduction,
@@ -200,14 +198,6 @@ class TileRegionEncoder:
         kept = torch.tensor(kept_tokens(realization.allocation, tiles), device=base.device)
         embeds = torch.cat((base, rows))[kept]
         return VisualFeatures(embeds, places=kept[:, None].to(torch.int32))
-
-    def _look(self, prompt: LookPrompt, base: Tensor, grid: Shape, tiles: Tiling) -> Slices[Map]:
-        """The participatory map of the picture. base: tokens of the view of the whole."""
-        side = self._model.side
-        view = yield from self._relevance.look(prompt, VisualFeatures(base), (1, len(base)))
-        square = view[0, len(base) - side**2 :].reshape(side, side)
-        # The view shows the picture without its border, whatever its shape.
-        return resample(square, grid)
 
     def _encode_tiles(self, image: ProcessedImage, numbers: list[int]) -> Slices[list[Tensor]]:
         """Projected patches of some tiles, (patches, hidden) each.

@@ -29,17 +29,17 @@ class RelevanceModel:
         self._realizations: OrderedDict[str, Realization] = OrderedDict()
 
     def look(self, prompt: LookPrompt, view: VisualFeatures, shape: Shape) -> Slices[Map]:
-        """How much the question is about each token of a view of the whole image, `shape` in [0, 1].
+        """How much the question attends to each token of a view of the whole image, of that shape.
 
         view: features of the view's tokens, as many as `shape` has.
         """
         attention = yield from look(self._model, prompt, view, shape, self._heads)
         asked: Map = attention.cpu().numpy().reshape(shape)
-        return asked / max(float(asked.max()), 1e-9)
+        return asked
 
     def tensions(self, survey: Survey, reduction: Reduction, asked: Map | None) -> Tensions:
         """The tensions for an image. asked: what the question is about, from `look`; None: there is none."""
-        return tensions(reduction.question, survey).under(reduction.load)
+        return tensions(reduction.question, survey, asked).under(reduction.load)
 
     def realize(
         self,
