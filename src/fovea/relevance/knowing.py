@@ -117,6 +117,16 @@ def _near(texture: Texture, rgb: tuple[int, int, int]) -> Map:
     return near
 
 
+def readable_at(texture: Texture) -> Map:
+    """Resolution per side at which each cell can still be read, as a share of the native one: 1 or a half.
+
+    Small letters vary within small parts of a cell, and are lost at half the resolution. Large letters and
+    shapes vary between these parts, and are not.
+    """
+    fine, coarse = deviations_of_cells(texture.luma, texture.cell)
+    return np.where(fine > coarse, 1.0, 0.5).astype(np.float32)
+
+
 def deviations_of_cells(luma: Bytes, cell: int) -> tuple[Map, Map]:
     """Standard deviations of luminance within and between 4x4 parts of each cell, both (rows, columns).
 

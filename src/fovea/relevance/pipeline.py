@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from fovea.relevance.balancing import Tensions, Ways, balance, spread_of, tensions_for
-from fovea.relevance.knowing import keyword_amounts, participatory, perspectival, propositional
-from fovea.relevance.policy import Allocation, content_mask, score
+from fovea.relevance.knowing import keyword_amounts, participatory, perspectival, propositional, readable_at
+from fovea.relevance.policy import ASKED, Allocation, Cells, content_mask, score
 from fovea.relevance.realizing import Region, Shape
-from fovea.relevance.texture import Bytes, Map, Mask, Texture, texture
+from fovea.relevance.texture import Bytes, Map, Texture, texture
 
-Chooser = Callable[[Map, Mask, int], Allocation]
-"""Maps relevance and content of every cell, both (rows, columns), and a total of tokens to an allocation."""
+Chooser = Callable[[Cells, int], Allocation]
+"""Maps an image's cells and a total of tokens to an allocation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,6 @@ class Survey:
     def keyword_amounts(self, question: str) -> list[tuple[Map, float]]:
         """`knowing.keyword_amounts` of this image, on a scale that allows to compare images."""
         return keyword_amounts(self.texture, question)
-
-
-ASKED = 0.3
-"""A region is asked about if a cell in it has so much of the highest participatory value of the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +158,14 @@ def realize(
 
     asked: attention to each token of a view of the whole, (rows, columns) of it; None: there is no question.
     total: tokens to be chosen.
-    choose: the function that lays out the image by relevance, content and `total`.
+    choose: lays out the image.
     """
     started = time.perf_counter()
     known = np.zeros(survey.grid, np.float32) if asked is None else participatory(asked, survey.texture)
     ways = Ways(survey.propositional, survey.perspectival, known)
     relevance = balance(ways, tensions)
-    allocation = choose(relevance, content_mask(ways.propositional, ways.perspectival), total)
+    content = content_mask(ways.propositional, ways.perspectival)
+    allocation = choose(Cells(relevance, content, known, readable_at(survey.texture)), total)
     seconds = time.perf_counter() - started
     return Realization(allocation, ways, tensions, relevance, seconds, int(asked is not None))
 

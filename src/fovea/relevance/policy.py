@@ -1,16 +1,17 @@
 """Turns relevance into a layout: which regions are encoded, at which resolution, with how many tokens.
 
 A large image is laid out as a view of the whole at low resolution, and regions. The tension between compress
-and particularize divides the total between them. A region whose content fits its budget is encoded at native
-resolution, and its blank cells are left out. The most relevant region whose content does not fit is cut
-around its peak, so that the part with the peak is native. Any other region is encoded at a lower resolution.
-A small image, or one that the question needs as a whole, is one region at native resolution, and some of its
-tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md). If the total is
-too small for regions, the image is one region at a low resolution.
+and particularize divides the total between them. A region that the question is about gets the tokens with
+which it can be read, before others get any; if it is too large, it is cut around its peak. A region whose
+content fits its budget is encoded at native resolution, and its blank cells are left out. Any other region is
+encoded at a lower resolution. A small image, or one that the question needs as a whole, is one region at
+native resolution, and some of its tokens are kept: a lower resolution costs such images more accuracy
+(benchmarks/LOG.md). If the total is too small for regions, the image is one region at a low resolution.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,8 @@ ONE_REGION_COMPRESS = 0.7
 """From this compress tension on, a large image is one region, too, because the question needs all of it."""
 MOST_CUTS = 3
 """Most regions that are cut, because each part is encoded on its own."""
+ASKED = 0.3
+"""A cell is asked about if it has so much of the highest participatory value of the image."""
 LEAST_CUT = 4
 """Fewest cells with content for which a part of a region is cut out."""
 
@@ -67,17 +70,46 @@ class Allocation:
     full: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Maps of every cell by which an image is laid out, each (rows, columns).
+
+    relevance: in [0, 1].
+    content: whether the cell has content.
+    asked: the participatory map, in [0, 1].
+    detail: resolution per side at which the cell can still be read, as a share of the native one.
+    """
+
+    relevance: Map
+    content: Mask
+    asked: Map
+    detail: Map
+
+
 def content_mask(propositional: Map, perspectival: Map) -> Mask:
     """Whether each cell has content, (rows, columns)."""
     return (propositional > CONTENT) | (perspectival > SALIENCE)
 
 
-def first_view(grid: Shape, total: int, compress: float) -> Shape:
-    """Rows and columns of the view of the whole, in tokens. That view is the first one of the layout."""
+def is_one_region(grid: Shape, compress: float) -> bool:
+    """Whether an image is one region at native resolution: it is small, or the question needs all of it."""
+    return grid[0] * grid[1] < LARGE_IMAGE or compress >= ONE_REGION_COMPRESS
+
+
+def first_view(grid: Shape, total: int, compress: float, demand: int) -> Shape:
+    """Rows and columns of the view of the whole, in tokens. That view is the first one of the layout.
+
+    If the total has room for it beside all content, it is the view that the model looked at, which is
+    encoded already.
+
+    demand: how many cells have content.
+    """
     rows, columns = grid
-    if rows * columns < LARGE_IMAGE or compress >= ONE_REGION_COMPRESS:
+    if is_one_region(grid, compress):
         return grid
-    return shape_within(rows, columns, attending.whole_tokens(total, compress))
+    own, looked = shape_within(rows, columns, attending.whole_tokens(total, compress)), look_shape(grid)
+    area = looked[0] * looked[1]
+    return looked if own[0] * own[1] < area <= total - demand else own
 
 
 def look_shape(grid: Shape) -> Shape:
@@ -91,76 +123,86 @@ def look_shape(grid: Shape) -> Shape:
     return shape_within(rows, columns, max(LOOK, rows * columns // LOOK_SHARE))
 
 
-def attend(
-    relevance: Map,
-    content: Mask,
-    total: int,
-    compress: float = 0.5,
-    policy: str | attending.Policy = "thresholds",
-    side: int = SIDE,
-) -> Allocation:
+def attend(cells: Cells, total: int, compress: float = 0.5, side: int = SIDE) -> Allocation:
     """Lay out an image with exactly `total` tokens.
 
-    relevance: of each cell, (rows, columns) in [0, 1].
-    content: whether each cell has content, (rows, columns).
     total: tokens, at least one and fewer than cells; otherwise ValueError is raised.
     compress: the tension between compress and particularize, in [0, 1].
-    policy: a name in `attending.POLICIES`, or a function, as in `attending.allocate`.
-    side: usual side of a region, in tokens.
+    side: longest side of a region with content, in tokens.
     """
-    grid = relevance.shape[0], relevance.shape[1]
-    if not 0 < total < relevance.size:
-        raise ValueError(
-            f"{total} of {relevance.size} tokens cannot be chosen; accepted: 1 to {relevance.size - 1}"
-        )
-    shape = first_view(grid, total, compress)
+    grid, count = cells.relevance.shape, cells.relevance.size
+    if not 0 < total < count:
+        raise ValueError(f"{total} of {count} tokens cannot be chosen; accepted: 1 to {count - 1}")
+    shape = first_view(grid, total, compress, int(cells.content.sum()))
     if shape[0] * shape[1] >= total:
-        return _one_region(relevance, content, total, shape)
+        return _one_region(cells, total, shape)
     first = View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))
-    regions = partition(content, side)
-    regions, scores, demands, budgets = _divide(regions, relevance, content, total - first.tokens, policy)
-    pairs = zip(regions, budgets, strict=True)
-    views = [view(region, budget, relevance, content) for region, budget in pairs if budget]
-    return Allocation(Layout(grid, (first, *views)), regions, scores, demands, budgets, relevance.size)
+    regions, scores, demands, budgets = _divide(partition(cells.content, side), cells, total - first.tokens)
+    views = [
+        view(region, budget, cells.relevance, cells.content)
+        for region, budget in zip(regions, budgets, strict=True)
+        if budget
+    ]
+    return Allocation(Layout(grid, (first, *views)), regions, scores, demands, budgets, count)
 
 
 def _divide(
-    regions: tuple[Region, ...], relevance: Map, content: Mask, total: int, policy: str | attending.Policy
+    regions: tuple[Region, ...], cells: Cells, total: int
 ) -> tuple[tuple[Region, ...], tuple[float, ...], tuple[int, ...], tuple[int, ...]]:
     """Divide `total` tokens among regions. Returns the fields of `Allocation` from `regions` to `budgets`.
 
-    If the content of a region does not fit, the region is cut around its peak, and the tokens are divided
-    again.
+    If a region that is asked about does not get what it needs, it is cut around its peak, and the tokens are
+    divided again.
     """
+    about = cells.asked >= ASKED
     for cuts in range(MOST_CUTS + 1):
         natives = [region.tokens for region in regions]
-        demands = tuple(int(content[region.cells].sum()) for region in regions)
-        scores = tuple(score(relevance[region.cells]) for region in regions)
-        budgets = attending.allocate(scores, natives, total, policy, demands)
-        index, cells = attending.find_cut(scores, demands, budgets, policy)
-        if cells < LEAST_CUT or cuts == MOST_CUTS:
+        places = [region.cells for region in regions]
+        demands = tuple(int(cells.content[place].sum()) for place in places)
+        scores = tuple(score(cells.relevance[place], about[place]) for place in places)
+        needs = [need(cells.content[place], about[place], cells.detail[place]) for place in places]
+        budgets = attending.allocate(scores, natives, total, demands, needs)
+        index, held = attending.find_cut(scores, needs, budgets)
+        if held < LEAST_CUT or cuts == MOST_CUTS:
             break
-        parts = cut_out(regions[index], relevance, content, cells)
+        parts = cut_out(regions[index], cells.relevance, cells.content, held)
         regions = tuple(sorted((*regions[:index], *parts, *regions[index + 1 :])))
     return regions, scores, demands, budgets
 
 
-def score(relevance: Map) -> float:
-    """Relevance of a region: the mean of its highest quarter of cells.
+def need(content: Mask, about: Mask, level: Map) -> int:
+    """Tokens with which a region that is asked about can be read; 0: it is not asked about.
+
+    All of its content is shown at the highest resolution that a cell asked about needs.
+
+    content, about: of the region's cells. level: resolution per side at which each of them can be read.
+    """
+    held = content & about
+    if not held.any():
+        return 0
+    return math.ceil(int(content.sum()) * float(level[held].max()) ** 2 - 1e-6)
+
+
+def score(relevance: Map, about: Mask | None = None) -> float:
+    """Relevance of a region: the mean of its highest quarter of cells, or of the cells that are asked about.
 
     With the mean of all cells, a small thing in an empty region would hardly count.
 
-    relevance: of the region's cells, any shape.
+    relevance: of the region's cells, any shape. about: whether each is asked about; None: none is.
     """
     values = np.sort(relevance.ravel())[::-1]
-    return float(values[: max(1, len(values) // 4)].mean())
+    quarter = float(values[: max(1, len(values) // 4)].mean())
+    if about is None or not about.any():
+        return quarter
+    return max(quarter, float(relevance[about].mean()))
 
 
-def _one_region(relevance: Map, content: Mask, total: int, shape: Shape) -> Allocation:
+def _one_region(cells: Cells, total: int, shape: Shape) -> Allocation:
     """Lay out an image as one region, encoded at `shape`."""
-    region = whole(*relevance.shape)
-    layout = Layout(relevance.shape, (view_at(region, shape, total, relevance),))
-    return Allocation(layout, (region,), (1.0,), (int(content.sum()),), (total,), relevance.size)
+    grid, count = cells.relevance.shape, cells.relevance.size
+    region = whole(*grid)
+    layout = Layout(grid, (view_at(region, shape, total, cells.relevance),))
+    return Allocation(layout, (region,), (1.0,), (int(cells.content.sum()),), (total,), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,24 +245,24 @@ class Tiling:
         ]
 
 
-def attend_tiles(relevance: Map, content: Mask, total: int, tiling: Tiling) -> Allocation:
+def attend_tiles(cells: Cells, total: int, tiling: Tiling) -> Allocation:
     """Choose tiles and their cells, `total` tokens together.
 
     The layout's first view is the whole. The others are tiles, in the grid of the picture with its newlines.
 
-    relevance, content: of the picture's cells, (rows, columns).
+    cells: of the picture, without newlines.
     total: tokens, including `tiling.base`, and more than that; otherwise ValueError is raised.
     """
     if total <= tiling.base:
         raise ValueError(f"{total} tokens are not more than the {tiling.base} of the view of the whole")
-    ends = relevance.mean(1, keepdims=True)
-    relevance = np.concatenate((relevance, ends), axis=1)
-    content = np.concatenate((content, content.any(1, keepdims=True)), axis=1)
+    ends = cells.relevance.mean(1, keepdims=True)
+    relevance = np.concatenate((cells.relevance, ends), axis=1)
+    content = np.concatenate((cells.content, cells.content.any(1, keepdims=True)), axis=1)
     regions = tiling.regions
     natives = [region.tokens for region in regions]
     demands = [int(content[region.cells].sum()) for region in regions]
     scores = [score(relevance[region.cells]) for region in regions]
-    budgets = attending.allocate(scores, natives, total - tiling.base, "sharp", demands)
+    budgets = attending.allocate(scores, natives, total - tiling.base, demands, demands)
     views = [View(whole(*relevance.shape), (1, tiling.base), tuple(range(tiling.base)))]
     for region, budget in zip(regions, budgets, strict=True):
         if budget:

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from fovea.relevance.texture import Map, Mask
 
 SIDE = 14
-"""Side of a region, in tokens. 14x14 tokens are the 200-token level of the ARR-COC design. Smaller regions
-cut through text more often, and the model reads it less well (benchmarks/LOG.md)."""
-SHIFT = 2
-"""Largest distance of a cut, in tokens, from the place where it would make regions equal."""
+"""Longest side of a region, in tokens. Smaller regions lack their surround, and the model reads them less
+well (benchmarks/LOG.md)."""
 BLANK = 0.001
 """A cell without content counts as so much relevance against a rectangle, because it is encoded, too."""
 
@@ -47,22 +45,51 @@ class Region:
 
 
 def partition(content: Mask, side: int = SIDE) -> tuple[Region, ...]:
-    """Cut the grid into regions of about equal size. They are in reading order and cover the grid exactly.
+    """Cut the grid into regions by what is there. They are in reading order and cover the grid exactly.
 
-    Each cut separates as little content as possible, at most SHIFT tokens from the place where it would make
-    regions equal. No side of a region is longer than `side` + SHIFT tokens. The question plays no part, so
-    that all questions about an image get the same regions.
+    Like an XY-cut (Nagy and Seth, 1984), it cuts a region in two as long as a side is longer than `side`, in
+    the middle half of its longer side: where that separates the least content, there in the widest band of
+    blank cells. The question plays no part, so that all questions about an image get the same regions.
 
     content: whether a cell has content, (rows, columns).
-    side: usual side of a region, in tokens.
+    side: longest side of a region, in tokens.
     """
-    across = (content[1:] & content[:-1]).sum(1)
-    along = (content[:, 1:] & content[:, :-1]).sum(0)
-    return tuple(
-        Region(top, left, bottom - top, right - left)
-        for top, bottom in _cuts(across, side)
-        for left, right in _cuts(along, side)
-    )
+    done: list[Region] = []
+    left = [whole(*content.shape)]
+    while left:
+        region = left.pop()
+        if max(region.rows, region.columns) <= side:
+            done.append(region)
+        else:
+            left += _halves(region, content[region.cells])
+    return tuple(sorted(done))
+
+
+def _halves(region: Region, held: Mask) -> tuple[Region, Region]:
+    """Cut a region across its longer side. held: whether its cells have content."""
+    wide = region.columns > region.rows
+    lines = held.T if wide else held
+    length = len(lines)
+    separated = (lines[1:] & lines[:-1]).sum(1)
+    blank: Mask = ~lines.any(axis=1)
+    near = range(max(1, length // 4), min(length, length - length // 4 + 1))
+
+    def cost(at: int) -> tuple[int, int, int]:
+        """Content that a cut before line `at` separates, its distance to content, and to the middle."""
+        before, after = blank[:at][::-1], blank[at:]
+        room = min(_run(before), _run(after))
+        return int(separated[at - 1]), -room, abs(2 * at - length)
+
+    at = min(near, key=cost)
+    row, column, rows, columns = region.row, region.column, region.rows, region.columns
+    if wide:
+        return Region(row, column, rows, at), Region(row, column + at, rows, columns - at)
+    return Region(row, column, at, columns), Region(row + at, column, rows - at, columns)
+
+
+def _run(values: Mask) -> int:
+    """How many values are true before the first that is not."""
+    return len(values) if values.all() else int(np.argmin(values))
 
 
 def cut_out(region: Region, relevance: Map, content: Mask, cells: int) -> tuple[Region, ...]:
@@ -104,24 +131,6 @@ def _sums(values: NDArray[Any], row: int, column: int) -> NDArray[np.float64]:
     bands = table[row + 1 :][None] - table[row::-1][:, None]
     sums: NDArray[np.float64] = bands[:, :, None, column + 1 :] - bands[:, :, column::-1, None]
     return sums
-
-
-def _cuts(separated: NDArray[np.int_], side: int) -> list[tuple[int, int]]:
-    """Start and end of each region along one axis.
-
-    separated: for a cut before cell 1, 2, ..., how many pairs of neighbours that both have content it
-        separates.
-    """
-    length = len(separated) + 1
-    count, shift = -(-length // side), min(SHIFT, side // 4)
-    edges = [0]
-    for number in range(1, count):
-        equal = length * number // count
-        last = min(equal + shift, edges[-1] + side + shift)
-        near = sorted(range(equal - shift, last + 1), key=lambda edge: abs(edge - equal))
-        edges.append(min(near, key=lambda edge: separated[edge - 1]))
-    edges.append(length)
-    return list(zip(edges, edges[1:], strict=False))
 
 
 Index = NDArray[np.int64]

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from fovea.engine.cache.embeddings import RegionCache
 from fovea.engine.reduce.base import unit_rows
-from fovea.engine.reduce.methods import cells, choose_by_bands, dpp_kernel
+from fovea.engine.reduce.methods import cells as grid_cells
+from fovea.engine.reduce.methods import choose_by_bands, dpp_kernel
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, cuts, slice_rows
@@ -35,9 +36,8 @@ from fovea.engine.vision.processor.pixels import resize
 from fovea.engine.vision.processor.regions import read_survey
 from fovea.engine.visual_budget.methods import METHODS
 from fovea.relevance.pipeline import Realization, Survey
-from fovea.relevance.policy import Allocation, attend, first_view, look_shape
+from fovea.relevance.policy import Allocation, Cells, attend, is_one_region, look_shape
 from fovea.relevance.realizing import Shape, View, patch_fractions, whole
-from fovea.relevance.texture import Map, Mask
 
 Pixels = NDArray[np.uint8]
 MAX_NAMES = 8192
@@ -119,11 +119,11 @@ class AnySizeRegionEncoder:
             asked = yield from self._relevance.look(reduction.look, view, shape)
         total = image.plan.tokens
         tensions = self._relevance.tensions(survey, reduction, asked)
-        if first_view(survey.grid, total, tensions.compress) != survey.grid:
-            choose = partial(attend, compress=tensions.compress)
-        else:
+        if is_one_region(survey.grid, tensions.compress):
             every = yield from self._whole(image)
             choose = partial(attend_with_diversity, compress=tensions.compress, embeds=every.embeds)
+        else:
+            choose = partial(attend, compress=tensions.compress)
         return self._relevance.realize(survey, reduction, total, tensions, asked, choose)
 
     def _pieces(self, image: ProcessedImage, realization: Realization, views: Sequence[View]) -> list[Piece]:
@@ -303,26 +303,23 @@ class Cutter:
         return f"{digest.hexdigest()} {view.shape} {place}"
 
 
-def attend_with_diversity(
-    relevance: Map, content: Mask, total: int, *, compress: float, embeds: Tensor
-) -> Allocation:
+def attend_with_diversity(cells: Cells, total: int, *, compress: float, embeds: Tensor) -> Allocation:
     """Lay out an image by `policy.attend`, but choose tokens of a small image that differ from each other.
 
     A small image is one native view. Its tokens are chosen by their relevance and by how much they differ,
     because similar tokens carry the same information.
 
-    relevance, content: of each cell, (rows, columns).
     total: tokens to keep.
     compress: the tension between compress and particularize, in [0, 1].
     embeds: tokens of the first view, (tokens, hidden).
     """
-    allocation = attend(relevance, content, total, compress)
+    allocation = attend(cells, total, compress)
     view = allocation.layout.views[0]
     if len(allocation.layout.views) > 1 or not view.native:
         return allocation
-    quality = torch.from_numpy(1 + relevance).flatten().to(embeds.device)
+    quality = torch.from_numpy(1 + cells.relevance).flatten().to(embeds.device)
     rows = unit_rows(embeds) * quality[:, None]
-    places = cells(view.shape, rows.device)
+    places = grid_cells(view.shape, rows.device)
     numbers = choose_by_bands(quality, total, lambda band: dpp_kernel(rows[band], places[band]))
     indices = tuple(sorted(numbers.tolist()))
     layout = replace(allocation.layout, views=(replace(view, token_indices=indices),))

@@ -186,7 +186,7 @@ class TileRegionEncoder:
             plan.tokens,
             self._relevance.tensions(survey, reduction, asked),
             asked,
-            lambda relevance, content, total: attend_tiles(relevance, content, total, tiles),
+            lambda cells, total: attend_tiles(cells, total, tiles),
         )
         numbers = needed_tiles(realization.allocation, tiles)
         encoded = []
