@@ -26,6 +26,7 @@ from fovea.relevance.realizing import (
     cut_out,
     partition,
     shape_within,
+    token_places,
     top_tokens,
     view,
     view_at,
@@ -137,13 +138,37 @@ def attend(cells: Cells, total: int, compress: float = 0.5, side: int = SIDE) ->
     if shape[0] * shape[1] >= total:
         return _one_region(cells, total, shape)
     first = View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))
-    regions, scores, demands, budgets = _divide(partition(cells.content, side), cells, total - first.tokens)
+    divided = _divide(partition(cells.content, side), cells, total - first.tokens)
+    first = _without(first, _shown_natively(cells, *divided))
+    regions, scores, demands, budgets = _divide(divided[0], cells, total - first.tokens)
     views = [
         view(region, budget, cells.relevance, cells.content)
         for region, budget in zip(regions, budgets, strict=True)
         if budget
     ]
     return Allocation(Layout(grid, (first, *views)), regions, scores, demands, budgets, count)
+
+
+def _shown_natively(
+    cells: Cells,
+    regions: tuple[Region, ...],
+    scores: tuple[float, ...],
+    demands: tuple[int, ...],
+    budgets: tuple[int, ...],
+) -> Mask:
+    """The cells of regions that are asked about and shown at native resolution."""
+    shown = np.zeros(cells.relevance.shape, bool)
+    for region, demand, budget in zip(regions, demands, budgets, strict=True):
+        if budget >= demand and (cells.asked[region.cells] >= ASKED).any():
+            shown[region.cells] = True
+    return shown
+
+
+def _without(first: View, shown: Mask) -> View:
+    """The view of the whole without the tokens whose cell is shown natively, which would say it twice."""
+    places = token_places(first.region, first.shape)
+    kept = np.flatnonzero(~shown[places[:, 0], places[:, 1]])
+    return View(first.region, first.shape, tuple(kept.tolist()))
 
 
 def _divide(
