@@ -45,9 +45,7 @@ def register(commands: Any) -> None:
         "needed: a good head attends to another place if another part of a picture is asked about. Without "
         "this file, all heads of the middle layers are used. See docs/relevance.md.",
     )
-    calibrate.add_argument(
-        "model", metavar="MODEL", help=f"a folder, a hub id, or {DEFAULT_MODEL}"
-    )
+    calibrate.add_argument("model", metavar="MODEL", help=f"a folder, a hub id, or {DEFAULT_MODEL}")
     calibrate.add_argument(
         "--images", type=Path, metavar="DIR", help="pictures to choose by (default: generated scenes)"
     )
