@@ -159,7 +159,7 @@ def _shown_natively(
     """The cells of regions that are asked about and shown at native resolution."""
     shown = np.zeros(cells.relevance.shape, bool)
     for region, demand, budget in zip(regions, demands, budgets, strict=True):
-        if budget >= demand and (cells.asked[region.cells] >= ASKED).any():
+        if budget >= demand > 0 and (cells.asked[region.cells] >= ASKED).any():
             shown[region.cells] = True
     return shown
 
