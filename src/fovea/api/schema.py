@@ -184,16 +184,17 @@ class VisualTokensBody(Wire):
     """The number of visual tokens that each image keeps, and the method that chooses them.
 
     A `preset` sets method and number, so `method`, `keep` and `budget` must be absent then. Otherwise at most
-    one of `keep` and `budget` may be given. Without both, the method relevance chooses the number for each
-    image, if the model can encode images by regions. In all other cases half of the tokens are kept.
+    one of `keep` and `budget` may be given. Without both, the method relevance keeps as many as the question
+    needs, as with `"keep": "auto"`, and other methods keep half of the tokens.
     """
 
     preset: Literal["document", "general", "fast"] | None = option(
         "A method with its number of tokens under one name."
     )
     method: Word | None = option("Name of the method that chooses the tokens. Default: relevance.")
-    keep: Number | None = option(
-        "Share of each image's tokens to keep; with the method views, of all images together.", gt=0, le=1
+    keep: Annotated[Number, Field(gt=0, le=1)] | Literal["auto"] | None = option(
+        "Share of each image's tokens to keep, more than 0 and at most 1; with the method views, of all "
+        "images together. With the method relevance also `auto`: as many as the question needs."
     )
     budget: Integer | None = option(
         "Number of tokens of each image; with the method views, of all images together.", ge=1, le=MAX_COUNT

@@ -12,12 +12,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fovea.cli import options
 from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import ConfigError, InvalidRequest
-from fovea.core.media import DETAILS, PixelBudget, VideoBudget, VisualTokens
+from fovea.core.media import AUTO, DETAILS, PixelBudget, VideoBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.visual_budget.methods import METHODS, find_method
@@ -202,7 +202,7 @@ def add_reduction_options(parser: argparse.ArgumentParser) -> None:
         type=_share_or_count,
         metavar="X",
         help="how many of each image's visual tokens are kept (method views: of all images' together): "
-        "a share up to 1, or a number",
+        "a share up to 1, a number, or auto: as many as the question needs (method relevance)",
     )
     group.add_argument(
         "--method",
@@ -218,17 +218,19 @@ def visual_tokens(args: argparse.Namespace, *, explain: bool = False) -> VisualT
     """
     if args.budget is None and args.method is None and not explain:
         return None
-    keep = args.budget if isinstance(args.budget, float) else None
+    keep = None if isinstance(args.budget, int) else args.budget
     budget = args.budget if isinstance(args.budget, int) else None
     return VisualTokens(find_method(args.method or "relevance").name, keep, budget, explain)
 
 
-def _share_or_count(text: str) -> float | int:
+def _share_or_count(text: str) -> float | int | Literal["auto"]:
     """Parse --budget: a number up to 1 is a share, a larger whole number is a number of tokens."""
+    if text == AUTO:
+        return AUTO
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, and not {AUTO}") from None
     if value > 1 and value.is_integer():
         return int(value)
     if not 0 < value <= 1:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from fovea.core.errors import InvalidImage, InvalidRequest
 
@@ -93,41 +93,60 @@ class Image:
         return 0.0 if isinstance(self.pixels, Rgb) else self.pixels.seconds
 
 
+AUTO: Final = "auto"
+"""As many visual tokens as the question needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class VisualTokens:
     """How many of an image's visual tokens the decoder gets, and the method that chooses them.
 
     method: name of a method or preset in `engine.visual_budget.methods`.
-    keep: share of the image's visual tokens that are kept, more than 0 and at most 1.
+    keep: share of the image's visual tokens that are kept, more than 0 and at most 1; "auto": as many as the
+        question needs, which the method `relevance` finds out.
     budget: number of visual tokens that are kept, from 1 on.
     explain: whether the answer reports the regions and their relevance; the method `relevance` supports it.
     from_operator: the number comes from the server's settings, not from the request. Too small a number is
         then raised to the fewest tokens that the model allows, and not refused.
+    at_most: largest share that "auto" may keep.
 
-    At most one of keep and budget may be set. With neither, `relevance` derives the number from the image
-    where the model supports regions; otherwise half of the tokens are kept. With the method `views`, all
-    images of a request that have equal values share one keep or budget.
+    At most one of keep and budget may be set. With neither, `relevance` keeps as many as with "auto", and
+    other methods keep half of the tokens. With the method `views`, all images of a request that have equal
+    values share one keep or budget.
 
     Raises InvalidRequest for values outside these ranges.
     """
 
     method: str
-    keep: float | None = None
+    keep: float | Literal["auto"] | None = None
     budget: int | None = None
     explain: bool = False
     from_operator: bool = False
+    at_most: float = 1.0
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget is not None:
             raise InvalidRequest("keep and budget say the same; send one", param="visual_tokens")
-        if self.keep is not None and not (_is(self.keep, int | float) and 0 < self.keep <= 1):
+        if self.keep == AUTO and self.method != "relevance":
             raise InvalidRequest(
-                f"keep is {self.keep!r}; accepted: more than 0, at most 1", param="visual_tokens"
+                f"keep is 'auto', which {self.method} does not support; accepted: the method relevance, or a "
+                "share of more than 0, at most 1",
+                param="visual_tokens",
+            )
+        share = self.share
+        if share is not None and not (_is(share, int | float) and 0 < share <= 1):
+            raise InvalidRequest(
+                f"keep is {self.keep!r}; accepted: more than 0, at most 1, or 'auto'", param="visual_tokens"
             )
         if self.budget is not None and not (_is(self.budget, int) and self.budget >= 1):
             raise InvalidRequest(
                 f"budget is {self.budget!r}; accepted: a whole number from 1 on", param="visual_tokens"
             )
+
+    @property
+    def share(self) -> float | None:
+        """The share that is kept; None: the wish names none."""
+        return None if self.keep == AUTO else self.keep
 
 
 def _is(value: object, kind: type | UnionType) -> bool:

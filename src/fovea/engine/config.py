@@ -485,7 +485,8 @@ class VisualSettings:
     visual_tokens: str = setting(
         "off",
         "How many visual tokens an image keeps if its request does not say: off (all of them), METHOD:SHARE "
-        "(relevance:0.5), or a preset: document (all), general, fast.",
+        "(relevance:0.5), relevance:auto (as many as the question needs), or a preset: document (all), "
+        "general, fast.",
         check=_visual_tokens,
         words="off, METHOD:SHARE, or a preset",
     )

@@ -8,7 +8,6 @@ come last.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,24 +19,6 @@ WHOLE_SHARE = 0.1, 0.9
 """The share of the total that the view of the whole takes: at a compress tension of 0, and of 1."""
 STEEPNESS = 4.0
 """The share of a region's content that is shown grows with this power of its relevance."""
-
-
-def entropy_total(relevance: Scores) -> int:
-    """The total for an image without a given budget: exp(entropy of relevance), plus a ninth.
-
-    The exponential of the entropy is the number of cells if relevance is even, and 1 if there is one peak.
-    The ninth is for the view of the whole image. (The ARR-COC design scales the entropy itself to 64 to 400
-    tokens; the exponential needs no range.)
-
-    relevance: of the cells with content, any shape.
-    """
-    values = np.asarray(relevance, np.float64).ravel()
-    values = values[values > 0]
-    if not len(values):
-        return 1
-    share = values / values.sum()
-    sharing = math.exp(-float((share * np.log(share)).sum()))
-    return math.ceil(sharing / (1 - WHOLE_SHARE[0]) - 1e-9)
 
 
 def whole_tokens(total: int, compress: float) -> int:

@@ -93,9 +93,14 @@ def tensions_for(question: str, busyness: float, spread: float | None) -> Tensio
     if spread is not None:
         low, high = PART_AND_WHOLE
         compress = 0.1 + 0.8 * float(np.clip((spread - low) / (high - low), 0, 1))
-    if _GLOBAL.search(question):
+    if asks_for_all(question):
         compress = max(compress, 0.85)
     return Tensions(compress, exploit=0.8, focus=float(np.clip(0.9 - 0.8 * busyness, 0.4, 0.9)))
+
+
+def asks_for_all(question: str) -> bool:
+    """Whether a question's words, in English, are about all of an image, such as counting or describing."""
+    return _GLOBAL.search(question) is not None
 
 
 def spread_of(values: Map) -> float:

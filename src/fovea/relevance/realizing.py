@@ -71,7 +71,7 @@ def _halves(region: Region, held: Mask) -> tuple[Region, Region]:
     lines = held.T if wide else held
     length = len(lines)
     separated = (lines[1:] & lines[:-1]).sum(1)
-    blank: Mask = ~lines.any(axis=1)
+    blank = np.logical_not(np.any(lines, axis=1))
     near = range(max(1, length // 4), min(length, length - length // 4 + 1))
 
     def cost(at: int) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fovea.core.errors import ConfigError, InvalidRequest
-from fovea.core.media import Image, PixelBudget, VisualTokens
+from fovea.core.media import AUTO, Image, PixelBudget, VisualTokens
 from fovea.core.types import ImagePart
 from fovea.engine.vision.processor.base import (
     Capabilities,
@@ -108,7 +108,7 @@ class VisualBudget:
         for number, part in enumerate(pictures):
             wish = self._wish(part.budget)
             if wish is not None and METHODS[wish.method].kind == "views":
-                groups.setdefault((wish.keep, wish.budget), []).append(number)
+                groups.setdefault((wish.share, wish.budget), []).append(number)
         mentions = last_mentions(context.turns, len(pictures)) if groups else []
         for (keep, budget), numbers in groups.items():
             images = [
@@ -130,7 +130,7 @@ class VisualBudget:
         if wish is None or METHODS[wish.method].kind == "views":
             return None
         method = METHODS[wish.method]
-        keep = self._count_tokens(image, plan, wish)
+        keep = self._count_tokens(image, plan, wish, context.question)
         regions = self._capabilities.regions
         from_operator = budget.visual is None or wish.from_operator
         if from_operator and method.by_region and regions is not None:
@@ -226,13 +226,14 @@ class VisualBudget:
                 param=PARAM,
             )
 
-    def _count_tokens(self, image: Image, plan: VisualPlan, wish: VisualTokens) -> int:
+    def _count_tokens(self, image: Image, plan: VisualPlan, wish: VisualTokens, question: str) -> int:
         regions = self._capabilities.regions
         if wish.budget is not None:
             return min(plan.tokens, wish.budget)
-        if wish.keep is None and METHODS[wish.method].by_region and regions is not None:
-            return min(plan.tokens, regions.own_tokens(image, plan))
-        return keep_count(plan.tokens, 0.5 if wish.keep is None else wish.keep)
+        most = keep_count(plan.tokens, wish.at_most)
+        if METHODS[wish.method].by_region and regions is not None and wish.keep in (None, AUTO):
+            return min(most, regions.enough_tokens(image, plan, question))
+        return min(most, keep_count(plan.tokens, wish.share or 0.5))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from fovea.core.media import LEVELS, Level, PixelBudget, VisualTokens
-from fovea.engine.visual_budget.methods import parse_visual_tokens, resolve_preset
+from fovea.core.media import AUTO, LEVELS, Level, PixelBudget, VisualTokens
+from fovea.engine.visual_budget.methods import METHODS, parse_visual_tokens, resolve_preset
 
 if TYPE_CHECKING:  # the settings import this package, to check names of methods
     from fovea.engine.config import VisualSettings
@@ -112,7 +112,8 @@ class DetailRule:
     policy: decides the level without load.
     degrade_from: load from which the level is one lower; half way from there to 1 it is two lower. 0: never.
     degrade_by: "detail": the level is lowered. Otherwise a method of reduction: the level stays, and images
-        keep SHARES_UNDER_LOAD of their usual tokens. An image whose request names a method or a number keeps
+        keep SHARES_UNDER_LOAD of their usual tokens; with the method relevance they keep as many as the
+        question needs, and at most so many. An image whose request names a method or a number keeps
         what the request names.
     usual_share: share of the tokens that images keep without load.
     """
@@ -136,7 +137,7 @@ class DetailRule:
             DETAIL_POLICIES[settings.detail_policy](),
             settings.degrade_from,
             settings.degrade_by,
-            1.0 if visual is None or visual.keep is None else visual.keep,
+            1.0 if visual is None else visual.share or 1.0,
         )
 
     def settle(
@@ -160,8 +161,13 @@ class DetailRule:
             if not down or budget.visual is not None:
                 return replace(budget, detail=choice.level), choice.reason
             share = self.usual_share * SHARES_UNDER_LOAD[down - 1]
-            wish = VisualTokens(self.degrade_by, share, from_operator=True)
-            reason = f"{choice.reason}; the image keeps {wish.keep:g} of its tokens {cause}"
+            if METHODS[self.degrade_by].by_region:
+                wish = VisualTokens(self.degrade_by, AUTO, from_operator=True, at_most=share)
+                kept = f"as many of its tokens as the question needs, at most {share:g}"
+            else:
+                wish = VisualTokens(self.degrade_by, share, from_operator=True)
+                kept = f"{share:g} of its tokens"
+            reason = f"{choice.reason}; the image keeps {kept}, {cause}"
             return replace(budget, detail=choice.level, visual=wish), reason
         rank = max(0, LEVELS.index(choice.level) - down)
         reason = choice.reason

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from fovea.core.errors import InvalidRequest
-from fovea.core.media import VisualTokens
+from fovea.core.media import AUTO, VisualTokens
 
 PARAM = "visual_tokens"
 """The request's parameter, for error messages."""
@@ -147,7 +147,7 @@ def resolve_preset(wish: VisualTokens, accepted: Container[str] = METHODS) -> Vi
 
 
 def parse_visual_tokens(text: str) -> VisualTokens | None:
-    """Read a setting's value: "off", a preset, or METHOD:SHARE ("relevance:0.5").
+    """Read a setting's value: "off", a preset, METHOD:SHARE ("relevance:0.5"), or "relevance:auto".
 
     Returns None if all tokens are kept. A preset is returned by name; `resolve_preset` replaces it when the
     model is known. Raises InvalidRequest.
@@ -157,11 +157,14 @@ def parse_visual_tokens(text: str) -> VisualTokens | None:
     if text in PRESETS:
         return None if PRESETS[text].method is None else VisualTokens(text)
     name, _, share = text.partition(":")
+    if share == AUTO:
+        return VisualTokens(find_method(name).name, AUTO)
     try:
         return VisualTokens(find_method(name).name, keep=float(share or "0.5"))
     except ValueError:
         raise InvalidRequest(
-            f"{PARAM}: {share!r} is not a share; accepted: more than 0, at most 1", param=PARAM
+            f"{PARAM}: {share!r} is not a share; accepted: more than 0, at most 1, or {AUTO} for relevance",
+            param=PARAM,
         ) from None
 
 

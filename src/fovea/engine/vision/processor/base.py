@@ -216,8 +216,8 @@ class RegionProcessor(Protocol):
         """Return the image as it is prepared without the reduction, with all of its tokens."""
         ...
 
-    def own_tokens(self, image: Image, plan: VisualPlan) -> int:
-        """Number of tokens that the image's content needs, for requests that name no number.
+    def enough_tokens(self, image: Image, plan: VisualPlan, question: str) -> int:
+        """Number of tokens that a question about the image needs, for the budget `auto`.
 
         plan: with all tokens. CPU-bound, some milliseconds.
         """

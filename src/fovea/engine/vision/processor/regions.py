@@ -20,9 +20,9 @@ from fovea.engine.vision.processor.anyres import Anyres, size_without_border
 from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.engine.vision.processor.settings import Tower
-from fovea.relevance.attending import entropy_total
+from fovea.relevance.enough import asks_for_part, enough_tokens
 from fovea.relevance.pipeline import Survey, survey
-from fovea.relevance.policy import Tiling, content_mask
+from fovea.relevance.policy import Tiling
 from fovea.relevance.texture import Texture
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ class AnySizeRegions:
         patches = self.processor.patches(image.arrays["rgb"])
         return replace(image, plan=plan, arrays={"pixel_values": patches})
 
-    def own_tokens(self, image: Image, plan: VisualPlan) -> int:
-        """Number of tokens by the entropy of a coarse survey (`attending.entropy_total`)."""
+    def enough_tokens(self, image: Image, plan: VisualPlan, question: str) -> int:
+        """Number of tokens by `relevance.enough`, with a coarse survey."""
+        if not asks_for_part(question):
+            return plan.tokens
         coarse = survey_coarsely(self.processor, image, plan)
-        relevance = np.maximum(coarse.propositional, coarse.perspectival)
-        content = content_mask(coarse.propositional, coarse.perspectival)
-        return entropy_total(relevance[content])
+        return enough_tokens(question, coarse.propositional, coarse.perspectival)
 
 
 def survey_coarsely(processor: AnySizeProcessor, image: Image, plan: VisualPlan) -> Survey:
@@ -120,9 +120,9 @@ class TileRegions:
         assert reduction is not None
         return replace(image, plan=replace(image.plan, tokens=reduction.full_tokens, reduction=None))
 
-    def own_tokens(self, image: Image, plan: VisualPlan) -> int:
-        """Half of all tokens, and at least `fewest_tokens`."""
-        return max(self.fewest_tokens, plan.tokens // 2)
+    def enough_tokens(self, image: Image, plan: VisualPlan, question: str) -> int:
+        """Half of all tokens for a question about a part, and at least `fewest_tokens`; else all."""
+        return max(self.fewest_tokens, plan.tokens // 2) if asks_for_part(question) else plan.tokens
 
 
 def tiling(plan: VisualPlan, side: int, full: int) -> Tiling:
