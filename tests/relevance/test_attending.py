@@ -1,4 +1,4 @@
-"""Budgets of regions: exact sums, needs first, shares by relevance, content before blank cells, and totals."""
+"""Budgets of regions: exact sums, needs first, shares by relevance, and content before blank cells."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fovea.relevance.attending import (
-    STEEPNESS,
-    WHOLE_SHARE,
-    allocate,
-    entropy_total,
-    find_cut,
-    whole_tokens,
-)
+from fovea.relevance.attending import STEEPNESS, WHOLE_SHARE, allocate, find_cut, whole_tokens
 from tests.relevance.division import assert_more_for_the_more_relevant, assert_needs_come_first
 from tests.support.thorough import examples
 
@@ -171,50 +164,3 @@ def test_the_view_of_the_whole_takes_a_tenth_to_nine_tenths() -> None:
     assert WHOLE_SHARE == (0.1, 0.9)
     assert [whole_tokens(1000, compress) for compress in (0, 0.25, 0.5, 1)] == [100, 300, 500, 900]
     assert [whole_tokens(total, 0) for total in (1, 4, 20)] == [1, 1, 2]
-
-
-@given(st.lists(scores, max_size=60))
-def test_the_entropy_total_has_room_for_all_content_and_no_more(relevance: list[float]) -> None:
-    result = entropy_total(np.array(relevance, np.float32))
-    assert 1 <= result <= max(1, -(-10 * len(relevance) // 9))
-
-
-@given(st.integers(1, 2000), st.floats(1 / 64, 1, width=32), st.integers(0, 50))
-def test_equally_relevant_cells_all_count(cells: int, value: float, blank: int) -> None:
-    """There is one token for each of them. These are nine tenths of the total; the rest shows the whole."""
-    relevance = np.array([value] * cells + [0.0] * blank, np.float32)
-    assert entropy_total(relevance) == -(-10 * cells // 9)
-
-
-def test_one_peak_needs_one_token_beside_the_whole() -> None:
-    assert entropy_total(np.array([1.0])) == 2
-    assert entropy_total(np.array([1.0] + [0.0] * 99)) == 2
-    assert entropy_total(np.array([1.0] + [0.001] * 15)) == 2
-    assert entropy_total(np.zeros(16)) == entropy_total(np.zeros(0)) == 1
-
-
-def test_entropy_total_by_hand() -> None:
-    """Shares of 1/2, 1/4 and 1/4 have an entropy of 1.5 bits: 2.83 cells, or 3.14 with the whole."""
-    assert entropy_total(np.array([0.5, 0.25, 0.25])) == 4
-    assert entropy_total(np.array([[0.2, 0.1], [0.1, 0.0]], np.float32)) == 4
-
-
-@given(st.lists(st.floats(1 / 64, 1, width=32), min_size=1, max_size=60), st.sampled_from((0.125, 0.5, 2.0)))
-def test_the_entropy_total_depends_neither_on_order_nor_on_scale(
-    relevance: list[float], scale: float
-) -> None:
-    values = np.array(relevance)
-    result = entropy_total(values)
-    assert entropy_total(values * scale) == result
-    # Sums in another order may differ in their last bits.
-    assert abs(entropy_total(values[::-1]) - result) <= 1
-
-
-def test_the_entropy_total_grows_as_relevance_spreads() -> None:
-    """It grows with each relevant cell among 16, and with the evenness of 100 cells."""
-    result = [entropy_total(np.array([1.0] * many + [0.0] * (16 - many))) for many in range(1, 17)]
-    assert result == [-(-10 * many // 9) for many in range(1, 17)]
-    even = np.ones(100)
-    sharper = [entropy_total(even + height * (np.arange(100) == 40)) for height in (0, 10, 100, 1000)]
-    assert sharper == sorted(sharper, reverse=True)
-    assert len(set(sharper)) == 4
