@@ -107,9 +107,7 @@ def test_with_diversity_a_stronger_coupling_can_lower_relevance() -> None:
     raised[0, 8] = 0.51
     nothing = np.zeros_like(maps)
     tensions = Tensions(1.0, 1.0, 0.0)
-    before, after = (
-        balance(Ways(nothing, nothing, each), tensions)[0, 8] for each in (maps, raised)
-    )
+    before, after = (balance(Ways(nothing, nothing, each), tensions)[0, 8] for each in (maps, raised))
     assert after < before
 
 
