@@ -1,4 +1,4 @@
-"""The way from attention to a small view to all cells, along lines of text, and the resolution that they need."""
+"""The way from attention to a small view to all cells, along lines of text, and their needed resolution."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Layouts have exactly the given number of tokens, begin with the first view, and show first what is asked about."""
-
+"""Layouts have exactly the given total, begin with the first view, and show first what is asked about."""
 from __future__ import annotations
 
 from dataclasses import replace
