@@ -192,7 +192,7 @@ class VisualTokensBody(Wire):
         "A method with its number of tokens under one name."
     )
     method: Word | None = option("Name of the method that chooses the tokens. Default: relevance.")
-    keep: Annotated[Number, Field(gt=0, le=1)] | Literal["auto"] | None = option(
+    keep: Literal["auto"] | Annotated[Number, Field(gt=0, le=1)] | None = option(
         "Share of each image's tokens to keep, more than 0 and at most 1; with the method views, of all "
         "images together. With the method relevance also `auto`: as many as the question needs."
     )

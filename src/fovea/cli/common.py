@@ -214,11 +214,14 @@ def add_reduction_options(parser: argparse.ArgumentParser) -> None:
 def visual_tokens(args: argparse.Namespace, *, explain: bool = False) -> VisualTokens | None:
     """Return the wish of the flags for visual tokens; None: the flags have none. Raises InvalidRequest.
 
-    explain: whether the answer has to explain which regions were kept.
+    explain: whether the answer has to explain which regions were kept. Then half of the tokens are kept if no
+        flag says how many: all tokens need no explanation.
     """
     if args.budget is None and args.method is None and not explain:
         return None
     keep = None if isinstance(args.budget, int) else args.budget
+    if args.budget is None and explain:
+        keep = 0.5
     budget = args.budget if isinstance(args.budget, int) else None
     return VisualTokens(find_method(args.method or "relevance").name, keep, budget, explain)
 

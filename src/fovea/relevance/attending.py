@@ -105,7 +105,8 @@ def _shares(
 
     def given(factor: float) -> NDArray[np.int64]:
         shown = np.floor(np.minimum(1, factor * worth) * wants + 1e-9).astype(np.int64)
-        return np.maximum(shown, budgets)
+        most: NDArray[np.int64] = np.maximum(shown, budgets)
+        return most
 
     low, high = 0.0, 1.0 / max(float(worth[worth > 0].min(initial=1.0)), 1e-12)
     for _ in range(50):

@@ -163,11 +163,11 @@ class DetailRule:
             share = self.usual_share * SHARES_UNDER_LOAD[down - 1]
             if METHODS[self.degrade_by].by_region:
                 wish = VisualTokens(self.degrade_by, AUTO, from_operator=True, at_most=share)
-                kept = f"as many of its tokens as the question needs, at most {share:g}"
+                kept = f"as many tokens as the question needs and at most {share:g} of them"
             else:
                 wish = VisualTokens(self.degrade_by, share, from_operator=True)
                 kept = f"{share:g} of its tokens"
-            reason = f"{choice.reason}; the image keeps {kept}, {cause}"
+            reason = f"{choice.reason}; the image keeps {kept} {cause}"
             return replace(budget, detail=choice.level, visual=wish), reason
         rank = max(0, LEVELS.index(choice.level) - down)
         reason = choice.reason
