@@ -33,7 +33,8 @@ class Cost:
     """
 
     survey: float
-    first_view: float
+    view: float
+    decoder: float
     planning: float
 
     @property
