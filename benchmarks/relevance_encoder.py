@@ -18,7 +18,7 @@ from fovea.engine.load import LoadedModel
 from fovea.engine.regions.encoder import VisualEncoder
 from fovea.engine.request.inputs import to_image
 from fovea.engine.request.prompt_plan import process
-from fovea.engine.vision.encoding import run_to_end
+from fovea.engine.vision.encoding import one_by_one
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.evaluation.sweep import RELEVANCE
 from fovea.relevance.pipeline import Realization
@@ -53,9 +53,12 @@ class RelevanceEncoder:
 
     @torch.inference_mode()
     def realize(self, image: ProcessedImage) -> Realization:
-        """Encode a prepared image, and return the decision about its views."""
+        """Encode a prepared image until it is decided which views it has, and return the decision."""
         assert image.plan.reduction is not None
-        run_to_end(self._encoder.slices(image, lambda: iter(())))
-        realization = self._encoder.relevance.recent_realization(image.plan.reduction.key)
+        key, decisions = image.plan.reduction.key, self._encoder.relevance
+        for _ in one_by_one(self._encoder.slices(image, lambda: iter(()))):
+            if decisions.recent_realization(key) is not None:
+                break
+        realization = decisions.recent_realization(key)
         assert realization is not None
         return realization

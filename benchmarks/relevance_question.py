@@ -1,6 +1,6 @@
 """Measure whether `relevance` follows the question, on generated scenes with three things to ask about.
 
-    python benchmarks/relevance_question.py [MODEL] [--scenes 200] [--keep 0.1]
+    python benchmarks/relevance_question.py [MODEL] [--scenes 120] [--keep 0.1,0.025]
 
 Each large held-out scene has a code in small letters, one to three small items, and a large item. Each of the
 three things has a question of its own. For every thing the decision for its own question is compared with the
@@ -27,6 +27,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -53,9 +54,12 @@ from relevance_encoder import RelevanceEncoder
 from relevance_page import Verdict
 
 SIZES = (1344, 896), (896, 1344), (1024, 1024)
-KEEP = 0.1
+KEEPS = (0.1, 0.025)
+"""Shares of the tokens that are kept. At a tenth there is room for nearly all content of such a scene, whatever
+is asked. At a fortieth there is not, so something has to be left out."""
 TEXT, SMALL, LARGE = KINDS = "small text", "small object", "large object"
 ALL = "all"
+SCENES = 120
 TIMES_AS_MUCH, MOST_WITHOUT = 2.0, 0.01
 """Targets: the share of the own question against that of the unrelated one, and the largest share of own
 questions that leave the thing without a token."""
@@ -164,7 +168,8 @@ def _estimate(above: NDArray[np.float64], below: NDArray[np.float64]) -> Estimat
     """Quotient of two sums over scenes, with the interval of a bootstrap over scenes."""
     chosen = np.random.default_rng(0).integers(0, len(above), (RESAMPLES, len(above)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = np.quantile(above[chosen].sum(1) / below[chosen].sum(1), (0.025, 0.975))
+        values = np.sort(above[chosen].sum(1) / below[chosen].sum(1))
+        low, high = values[[RESAMPLES // 40, RESAMPLES - 1 - RESAMPLES // 40]]
         return Estimate(float(above.sum() / below.sum()), float(low), float(high))
 
 
@@ -259,22 +264,28 @@ def read(realization: Realization, box: Box) -> Reading:
     )
 
 
-def measure(loaded: LoadedModel, count: int, seed: int = HELD_OUT_SEED, keep: float = KEEP) -> Result:
-    """Decide about all questions of `count` scenes."""
+def measure(
+    loaded: LoadedModel, count: int, seed: int = HELD_OUT_SEED, keeps: Sequence[float] = KEEPS
+) -> tuple[Result, ...]:
+    """Decide about all questions of `count` scenes at each share of the tokens."""
     encoder = RelevanceEncoder(loaded, caches=True)
-    pairs = []
+    pairs: dict[float, list[Pair]] = {keep: [] for keep in keeps}
     for number, (image, things) in enumerate(scenes(seed, count)):
-        decisions = [encoder.realize(encoder.prepare(image, one.question, keep)) for one in things]
-        for place, thing in enumerate(things):
-            # Each of the other two things is the unrelated one in half of the scenes.
-            other = (place + 1 + number % 2) % len(things)
-            pairs.append(
-                Pair(number, thing.kind, read(decisions[place], thing.box), read(decisions[other], thing.box))
-            )
-    return Result(keep, tuple(pairs))
+        for keep in keeps:
+            decisions = [encoder.realize(encoder.prepare(image, one.question, keep)) for one in things]
+            for place, thing in enumerate(things):
+                # Each of the other two things is the unrelated one in half of the scenes.
+                other = (place + 1 + number % 2) % len(things)
+                own, unrelated = (read(decisions[at], thing.box) for at in (place, other))
+                pairs[keep].append(Pair(number, thing.kind, own, unrelated))
+    return tuple(Result(keep, tuple(members)) for keep, members in pairs.items())
 
 
-def verdicts(result: Result) -> list[Verdict]:
+def verdicts(results: Sequence[Result]) -> list[Verdict]:
+    return [verdict for result in results for verdict in _verdicts(result)]
+
+
+def _verdicts(result: Result) -> list[Verdict]:
     ratio = result.ratio(ALL)
     failed, cases = result.without_token(ALL, lambda pair: pair.own)
     return [
@@ -293,18 +304,19 @@ def verdicts(result: Result) -> list[Verdict]:
     ]
 
 
-def markdown(result: Result) -> str:
+def markdown(results: Sequence[Result]) -> str:
     """The section of the page."""
-    areas = (
-        f"{result.scenes} held-out scenes of 1344x896, 896x1344 and 1024x1024, {result.keep:g} of the tokens "
-        "kept. Each has a code in small letters, one to three small items, and a large item. Each of these "
-        "three things is asked about. The unrelated question is the one about another thing of the same "
-        "scene, so it differs from the own question in nothing but what it asks about. The percentile is that "
-        "of the best asked cell among all cells. The share is that of the tokens of regions which lie in the "
-        "asked box. The view of the whole does not count as a region. A thing is without a token if no token "
-        "of a region shows it. Intervals are 95%: of a bootstrap over scenes, and Wilson's for counts."
+    about = (
+        f"{results[0].scenes} held-out scenes of 1344x896, 896x1344 and 1024x1024. Each has a code in small "
+        "letters, one to three small items, and a large item, and each of these three things is asked about. "
+        "The unrelated question is the one about another thing of the same scene, so only the question "
+        "differs. The percentile is that of the best asked cell among all cells. The share is that of the "
+        "tokens of regions that lie in the asked box; the view of the whole is not a region. A thing is "
+        "without a token if no token of a region shows it. Intervals are 95%: of a bootstrap over scenes, and "
+        "Wilson's for counts."
     )
-    return f"{areas}\n\n{aligned(_rows(result))}"
+    tables = (f"{result.keep:g} of the tokens kept:\n\n{aligned(_rows(result))}" for result in results)
+    return "\n\n".join((about, *tables))
 
 
 def _rows(result: Result) -> Iterator[list[str]]:
@@ -339,18 +351,22 @@ def _count(failed: int, cases: int) -> str:
     return f"{failed} of {cases} ({100 * low:.1f} - {100 * high:.1f}%)"
 
 
-def body(result: Result) -> dict[str, Any]:
+def body(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The figures as JSON values."""
-    return {
-        "keep": result.keep,
-        "scenes": result.scenes,
-        "kinds": {kind: _figures(result, kind) for kind in (*KINDS, ALL)},
-    }
+    return [
+        {
+            "keep": result.keep,
+            "scenes": result.scenes,
+            "kinds": {kind: _figures(result, kind) for kind in (*KINDS, ALL)},
+        }
+        for result in results
+    ]
 
 
 def _figures(result: Result, kind: str) -> dict[str, Any]:
     pairs = result.of(kind)
-    figures: dict[str, Any] = {"ratio": result.ratio(kind).value}
+    ratio = result.ratio(kind).value
+    figures: dict[str, Any] = {"ratio": ratio if isfinite(ratio) else None}
     for name in ("own", "unrelated"):
         readings: Sequence[Reading] = [getattr(pair, name) for pair in pairs]
         figures[name] = {
@@ -369,16 +385,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="fovea-tiny")
-    parser.add_argument("--scenes", type=int, default=200)
-    parser.add_argument("--keep", type=float, default=KEEP)
+    parser.add_argument("--scenes", type=int, default=SCENES)
+    parser.add_argument("--keep", type=lambda text: tuple(map(float, text.split(","))), default=KEEPS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=HELD_OUT_SEED)
     args = parser.parse_args()
     set_threads(args.threads)
-    result = measure(load_model(args.model, EngineConfig()), args.scenes, args.seed, args.keep)
-    print(markdown(result))
+    results = measure(load_model(args.model, EngineConfig()), args.scenes, args.seed, args.keep)
+    print(markdown(results))
     print()
-    print(json.dumps({"model": args.model, "seed": args.seed, **body(result)}))
+    print(json.dumps({"model": args.model, "seed": args.seed, "question": body(results)}))
 
 
 if __name__ == "__main__":
