@@ -81,7 +81,7 @@ def _without_look(chunk: Chunk) -> AbstractContextManager[Any]:
 
 
 def _shuffled(chunk: Chunk) -> AbstractContextManager[Any]:
-    others, usual = chunk.other_questions(), chunk.budget._look_prompt  # noqa: SLF001
+    others, usual = chunk.other_questions(), chunk.budget._look_prompt
 
     def prompt(image: Image, plan: VisualPlan, question: str) -> LookPrompt | None:
         return usual(image, plan, others.get(image.identity, question))
@@ -190,7 +190,7 @@ async def ask(
     concurrency: int = 4,
 ) -> Ablation:
     """Ask all cases with all variants. `EVERYTHING` must be among them. Raises SystemExit for a failure."""
-    runner, budget = CaseRunner(engine, LONGEST_ANSWER), engine.parts.preparer.builder._visual_budget  # noqa: SLF001
+    runner, budget = CaseRunner(engine, LONGEST_ANSWER), engine.parts.preparer.builder._visual_budget
     kinds: list[str] = []
     right: dict[tuple[str, float], list[bool]] = {(v, keep): [] for v in variants for keep in keeps}
     for members in _chunks(cases):
@@ -249,9 +249,7 @@ def markdown(ablation: Ablation) -> str:
         "its peak either. Differences are from the row with everything, in points, on the same questions, "
         "with 95% intervals (Newcombe, paired) and the p-value of McNemar's exact test."
     )
-    tables = (
-        f"{keep:g} of the tokens kept:\n\n{aligned(_rows(ablation, keep))}" for keep in ablation.keeps
-    )
+    tables = (f"{keep:g} of the tokens kept:\n\n{aligned(_rows(ablation, keep))}" for keep in ablation.keeps)
     return "\n\n".join((about, *tables))
 
 

@@ -1,7 +1,7 @@
 """Runs a model's encoder with the method `relevance`, without the engine's scheduler and loop.
 
-It has the engine's own objects: the prompt builder, which writes the prompts of a look, and the encoder, which
-looks, decides, and encodes the views. So a benchmark reads the decision itself, with the place of every token.
+It has the engine's own objects: the prompt builder, which writes the prompts of a look, and the encoder,
+which looks and decides. So a benchmark reads the decision itself, with the place of every token.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from random import Random
@@ -55,8 +56,8 @@ from relevance_page import Verdict
 
 SIZES = (1344, 896), (896, 1344), (1024, 1024)
 KEEPS = (0.1, 0.025)
-"""Shares of the tokens that are kept. At a tenth there is room for nearly all content of such a scene, whatever
-is asked. At a fortieth there is not, so something has to be left out."""
+"""Shares of the tokens that are kept. At a tenth there is room for nearly all content of such a scene,
+whatever is asked. At a fortieth there is not, so something has to be left out."""
 TEXT, SMALL, LARGE = KINDS = "small text", "small object", "large object"
 ALL = "all"
 SCENES = 120
@@ -110,6 +111,11 @@ class Pair:
     kind: str
     own: Reading
     unrelated: Reading
+
+
+READINGS: Mapping[str, Callable[[Pair], Reading]] = {
+    "own": lambda pair: pair.own, "unrelated": lambda pair: pair.unrelated,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +318,9 @@ def markdown(results: Sequence[Result]) -> str:
         "The unrelated question is the one about another thing of the same scene, so only the question "
         "differs. The percentile is that of the best asked cell among all cells. The share is that of the "
         "tokens of regions that lie in the asked box; the view of the whole is not a region. A thing is "
-        "without a token if no token of a region shows it. Intervals are 95%: of a bootstrap over scenes, and "
-        "Wilson's for counts."
+        "without a token if no token of a region shows it. At a tenth there is room for nearly all content "
+        "of such a scene, whatever is asked; with fewer tokens something has to be left out. Intervals are "
+        "95%: of a bootstrap over scenes, and Wilson's for counts."
     )
     tables = (f"{result.keep:g} of the tokens kept:\n\n{aligned(_rows(result))}" for result in results)
     return "\n\n".join((about, *tables))
@@ -325,21 +332,20 @@ def _rows(result: Result) -> Iterator[list[str]]:
         "own / unrelated", "without a token",
     ]  # fmt: skip
     for kind in (*KINDS, ALL):
-        for name in ("own", "unrelated"):
-
-            def reading(pair: Pair, name: str = name) -> Reading:
-                chosen: Reading = getattr(pair, name)
-                return chosen
-
+        for name, reading in READINGS.items():
             yield [
                 kind,
                 name,
-                _interval(result.mean(kind, lambda pair, of=reading: of(pair).participatory)),
-                _interval(result.mean(kind, lambda pair, of=reading: of(pair).relevance)),
-                _interval(result.mean(kind, lambda pair, of=reading: 100 * of(pair).share)),
+                _interval(result.mean(kind, partial(_figure, reading, "participatory", 1))),
+                _interval(result.mean(kind, partial(_figure, reading, "relevance", 1))),
+                _interval(result.mean(kind, partial(_figure, reading, "share", 100))),
                 _interval(result.ratio(kind)) if name == "own" else "",
                 _count(*result.without_token(kind, reading)),
             ]
+
+
+def _figure(reading: Callable[[Pair], Reading], name: str, scale: float, pair: Pair) -> float:
+    return scale * float(getattr(reading(pair), name))
 
 
 def _interval(estimate: Estimate) -> str:
@@ -367,14 +373,14 @@ def _figures(result: Result, kind: str) -> dict[str, Any]:
     pairs = result.of(kind)
     ratio = result.ratio(kind).value
     figures: dict[str, Any] = {"ratio": ratio if isfinite(ratio) else None}
-    for name in ("own", "unrelated"):
-        readings: Sequence[Reading] = [getattr(pair, name) for pair in pairs]
+    for name, reading in READINGS.items():
+        readings = [reading(pair) for pair in pairs]
         figures[name] = {
             **{
-                figure: float(np.mean([getattr(reading, figure) for reading in readings]))
+                figure: float(np.mean([getattr(one, figure) for one in readings]))
                 for figure in ("participatory", "relevance", "share")
             },
-            "without_token": sum(not reading.inside for reading in readings),
+            "without_token": sum(not one.inside for one in readings),
             "questions": len(readings),
         }
     return figures
