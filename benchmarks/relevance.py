@@ -11,8 +11,9 @@ The page has three parts:
 
 The sweep has 100 questions of each usual kind, and 300 of each kind about small details in images of up to
 1344x896: 2,000 in all, each asked with all settings. The ablation has a part of them. The script writes
-relevance.json, relevance.md and relevance.png to --out. To save time (MINUTES on two cores), every method is
-measured at 0.5 of the tokens; at other shares only relevance and the methods that a target compares it with.
+relevance.json, relevance.md and relevance.png to --out. To save time (55 minutes on two cores), every method
+is measured at 0.5 of the tokens; at other shares only relevance and the methods that a target compares it
+with.
 `fovea eval --sweep` measures any method at any share. The last line is JSON.
 """
 

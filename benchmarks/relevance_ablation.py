@@ -1,6 +1,6 @@
 """Measure what each part of `relevance` contributes: the same questions with one part at a time taken away.
 
-    python benchmarks/relevance_ablation.py [--count 25] [--detail-count 75] [--variants a,b]
+    python benchmarks/relevance_ablation.py [--count 15] [--detail-count 45] [--variants a,b]
 
 There are `--count` questions of each usual kind and `--detail-count` of each kind about small details. A part
 is taken away by replacing a function of the engine while the questions are asked; the product has no switches
@@ -47,7 +47,7 @@ KEEPS = (0.25, 0.1)
 LONGEST_ANSWER = 96
 CHUNK = 28
 """Cases that all variants are asked before the next ones are drawn."""
-COUNT, DETAIL_COUNT = 25, 75
+COUNT, DETAIL_COUNT = 15, 45
 EVERYTHING = "everything"
 Part = Callable[["Chunk"], AbstractContextManager[Any]]
 """Takes a part away while a chunk is asked."""
@@ -68,7 +68,7 @@ class Chunk:
     def other_questions(self) -> dict[str, str]:
         """The question of the next case with another text, by the identity of the image."""
         texts = [case.exchanges[0].question for case, _ in self.cases]
-        others = {}
+        others: dict[str, str] = {}
         for place, (_, visual) in enumerate(self.cases):
             later = (text for text in (*texts[place + 1 :], *texts[:place]) if text != texts[place])
             other = next(later, texts[place])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -17,10 +17,12 @@ from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.encoding import Slices
 from fovea.evaluation.datasets import Case
 from fovea.relevance.pipeline import survey
+from fovea.relevance.policy import look_shape
 from relevance_encoder import RelevanceEncoder
 from relevance_page import Cost
 
 Result = TypeVar("Result")
+TIMES = "survey", "view", "decoder", "planning"
 
 
 @dataclass(slots=True)
@@ -48,15 +50,17 @@ def measure(name: str, cases: Iterable[Case], keep: float) -> Cost:
         measure_case(RelevanceEncoder(loaded, caches=False), loaded.processor.capabilities, case, keep)
         for case in (samples[0], *samples)
     ][1:]
-    return Cost(*(median(getattr(cost, one.name) for cost in costs) for one in fields(Cost)))
+    times = {name: median(getattr(cost, name) for cost in costs) for name in TIMES}
+    return Cost(**times, reused=fmean(cost.reused for cost in costs))
 
 
 def measure_case(encoder: RelevanceEncoder, capabilities: Any, case: Case, keep: float) -> Cost:
     image = encoder.prepare(case.images[0], case.exchanges[0].question, keep)
     _, surveying = timed(partial(survey, image.arrays["rgb"], capabilities.any_size.factor))
     with watched() as watch:
-        encoder.realize(image)
-    return Cost(surveying, watch.view, watch.decoder, watch.planning)
+        layout = encoder.realize(image).allocation.layout
+    reused = layout.views[0].shape == look_shape(layout.grid)
+    return Cost(surveying, watch.view, watch.decoder, watch.planning, float(reused))
 
 
 @contextmanager

@@ -30,13 +30,15 @@ CACHE_BYTES = 256 << 20
 class RelevanceEncoder:
     """The encoder of a loaded model.
 
-    caches: whether encoded images and views are kept for the next question.
+    budget: the component that plans visual tokens and has the prompts of a look written.
     """
 
     def __init__(self, loaded: LoadedModel, *, caches: bool) -> None:
+        """caches: whether encoded images and views are kept for the next question."""
         size = CACHE_BYTES if caches else 0
         self._processor = loaded.processor
         self._builder = prompt_builder(loaded)
+        self.budget = self._builder._visual_budget
         self._encoder = VisualEncoder(
             loaded.model, loaded.processor, EmbeddingCache(size), RegionCache(size), heads=loaded.look_heads
         )
