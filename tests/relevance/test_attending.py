@@ -1,181 +1,153 @@
-"""Budgets of regions: exact sums, more for the more relevant, content before blank cells, and the totals."""
+"""Budgets of regions: exact sums, needs first, shares by relevance, and content before blank cells."""
 
 from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given, settings
-from numpy.typing import NDArray
 
-from fovea.relevance.attending import (
-    LADDER,
-    POLICIES,
-    WHOLE_SHARE,
-    Policy,
-    Scores,
-    allocate,
-    entropy_total,
-    find_cut,
-    sharp,
-    thresholds,
-    whole_tokens,
-)
-from tests.relevance.division import assert_more_for_the_more_relevant
+from fovea.relevance.attending import STEEPNESS, WHOLE_SHARE, allocate, find_cut, whole_tokens
+from tests.relevance.division import assert_more_for_the_more_relevant, assert_needs_come_first
 from tests.support.thorough import examples
 
+Case = tuple[float, int, int, int]
 scores = st.floats(0, 1, width=32)
-regions = st.lists(st.tuples(scores, st.integers(1, 500), st.integers(0, 500)), min_size=1, max_size=24)
+regions = st.lists(
+    st.tuples(scores, st.integers(1, 500), st.integers(0, 500), st.one_of(st.just(0), st.integers(0, 500))),
+    min_size=1,
+    max_size=24,
+)
+"""Score, native tokens, tokens with content, and need of each region."""
 totals = st.integers(0, 3000)
-policies = st.sampled_from(sorted(POLICIES))
 
 
-def curved(scores: Scores) -> NDArray[np.float64]:
-    """A policy with any shares: the square of the score."""
-    return np.square(scores.astype(np.float64))
+def columns(cases: list[Case]) -> tuple[list[float], list[int], list[int], list[int]]:
+    relevance, natives, demands, needs = (list(each) for each in zip(*cases, strict=True))
+    return relevance, natives, demands, needs
 
 
-@given(regions, totals, policies, st.booleans())
+@given(regions, totals, st.booleans(), st.booleans())
 def test_sums_are_exact_and_no_region_exceeds_its_native_tokens(
-    cases: list[tuple[float, int, int]], total: int, policy: str, demanding: bool
+    cases: list[Case], total: int, demanding: bool, asked: bool
 ) -> None:
-    relevance, natives, demands = (list(each) for each in zip(*cases, strict=True))
-    budgets = allocate(relevance, natives, total, policy, demands if demanding else None)
+    relevance, natives, demands, needs = columns(cases)
+    options = demands if demanding else None, needs if asked else None
+    budgets = allocate(relevance, natives, total, *options)
     assert sum(budgets) == min(total, sum(natives))
     assert all(0 <= tokens <= native for tokens, native in zip(budgets, natives, strict=True))
-    assert budgets == allocate(relevance, natives, total, policy, demands if demanding else None)
+    assert budgets == allocate(relevance, natives, total, *options)
 
 
-@given(regions, totals, policies)
-def test_content_comes_before_blank_cells(
-    cases: list[tuple[float, int, int]], total: int, policy: str
-) -> None:
+@given(regions, totals)
+def test_content_comes_before_blank_cells(cases: list[Case], total: int) -> None:
     """No region gets a blank token before every region has a token for each of its cells with content."""
-    relevance, natives, demands = (list(each) for each in zip(*cases, strict=True))
-    needed = [min(demand, native) for demand, native in zip(demands, natives, strict=True)]
-    budgets = allocate(relevance, natives, total, policy, demands)
-    if any(tokens > need for tokens, need in zip(budgets, needed, strict=True)):
-        assert all(tokens >= need for tokens, need in zip(budgets, needed, strict=True))
+    relevance, natives, demands, needs = columns(cases)
+    wanted = [min(demand, native) for demand, native in zip(demands, natives, strict=True)]
+    budgets = allocate(relevance, natives, total, demands, needs)
+    if any(tokens > want for tokens, want in zip(budgets, wanted, strict=True)):
+        assert all(tokens >= want for tokens, want in zip(budgets, wanted, strict=True))
 
 
 @settings(max_examples=examples(400))
-@given(regions, st.floats(0, 1), st.sampled_from((*sorted(POLICIES), curved)))
-def test_a_more_relevant_region_is_shown_at_least_as_well(
-    cases: list[tuple[float, int, int]], share: float, policy: str | Policy
-) -> None:
+@given(regions, st.floats(0, 1))
+def test_needs_come_first_and_then_relevance(cases: list[Case], share: float) -> None:
     """Tokens per cell with content never grow as relevance falls, but for the rounding to whole tokens.
 
     A less relevant region once got the remainder, because all of its cells fitted into it.
     """
-    relevance, natives, demands = (list(each) for each in zip(*cases, strict=True))
-    budgets = allocate(relevance, natives, round(share * sum(natives)), policy, demands)
-    assert_more_for_the_more_relevant(relevance, natives, demands, budgets)
+    relevance, natives, demands, needs = columns(cases)
+    budgets = allocate(relevance, natives, round(share * sum(natives)), demands, needs)
+    wanted = [min(demand, native) for demand, native in zip(demands, natives, strict=True)]
+    assert_needs_come_first(wanted, needs, budgets)
+    assert_more_for_the_more_relevant(relevance, natives, demands, needs, budgets)
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=20), totals)
+def test_demands_for_all_tokens_and_no_needs_change_nothing(natives: list[int], total: int) -> None:
+    relevance = np.linspace(0, 1, len(natives)).astype(np.float32)
+    result = allocate(relevance, natives, total)
+    assert result == allocate(relevance, natives, total, natives)
+    assert result == allocate(relevance, natives, total, natives, [0] * len(natives))
+
+
+@given(st.integers(1, 30), st.integers(1, 400), st.floats(1 / 64, 1, width=32), totals)
+def test_equal_regions_get_equal_shares_and_the_earlier_get_the_remainder(
+    count: int, native: int, score: float, total: int
+) -> None:
+    """All of the remainder, up to a token for each of the others, once went to the first region."""
+    result = allocate([score] * count, [native] * count, total)
+    assert list(result) == sorted(result, reverse=True)
+    assert result[0] - result[-1] <= 1
+
+
+near = st.floats(0.0625, 1, width=32)
 
 
 @settings(max_examples=examples(200))
-@given(regions, st.floats(0, 1), st.sampled_from((*sorted(POLICIES), curved)))
-def test_only_the_most_relevant_that_can_take_it_get_more_than_their_target(
-    cases: list[tuple[float, int, int]], share: float, policy: str | Policy
+@given(near, st.floats(0.98, 1), st.integers(1, 400), st.lists(st.tuples(near, st.integers(1, 400))), totals)
+def test_regions_of_nearly_equal_relevance_get_nearly_equal_shares(
+    score: float, ratio: float, native: int, others: list[tuple[float, int]], total: int
 ) -> None:
-    relevance, natives, demands = (list(each) for each in zip(*cases, strict=True))
-    needs = np.minimum(demands, natives)
-    budgets = allocate(relevance, natives, round(share * sum(natives)), policy, demands)
-    targets = (policy if callable(policy) else POLICIES[policy])(np.array(relevance, np.float32)) * needs
-    order = sorted(range(len(cases)), key=lambda index: (-np.float32(relevance[index]), index))
-    for place, region in enumerate(order):
-        if budgets[region] > targets[region] + 1e-6:
-            assert all(budgets[more] >= needs[more] for more in order[:place])
+    """Within 2% of the relevance, a region gets at least 0.92 of the other's tokens, but for the rounding."""
+    relevance = [score, score * ratio, *(each for each, _ in others)]
+    more, less, *_ = allocate(relevance, [native, native, *(size for _, size in others)], total)
+    assert more >= less >= 0.98**STEEPNESS * (more - 1) - 1
 
 
-@given(st.lists(st.integers(1, 400), min_size=1, max_size=20), totals, policies)
-def test_demands_for_all_tokens_change_nothing(natives: list[int], total: int, policy: str) -> None:
-    relevance = np.linspace(0, 1, len(natives)).astype(np.float32)
-    assert allocate(relevance, natives, total, policy) == allocate(relevance, natives, total, policy, natives)
-
-
-@given(st.integers(1, 30), st.integers(1, 400), totals, policies)
-def test_among_equal_regions_the_earlier_gets_at_least_as_much(
-    count: int, native: int, total: int, policy: str
-) -> None:
-    result = allocate([0.5] * count, [native] * count, total, policy)
-    assert list(result) == sorted(result, reverse=True)
-
-
-@given(st.lists(scores, min_size=2, max_size=20), st.integers(1, 400), totals, policies)
+@given(st.lists(scores, min_size=2, max_size=20), st.integers(1, 400), totals)
 def test_among_regions_of_equal_size_the_more_relevant_gets_at_least_as_much(
-    relevance: list[float], native: int, total: int, policy: str
+    relevance: list[float], native: int, total: int
 ) -> None:
-    result = allocate(relevance, [native] * len(relevance), total, policy)
+    result = allocate(relevance, [native] * len(relevance), total)
     ordered = [tokens for _, tokens in sorted(zip(relevance, result, strict=True), key=lambda pair: -pair[0])]
     distinct = len(set(relevance)) == len(relevance)
     assert not distinct or ordered == sorted(ordered, reverse=True)
 
 
-def test_the_thresholds_of_the_design() -> None:
-    """The levels are shares of 200 tokens; the highest asks for more than all of them."""
-    relevance = np.array([0, 0.24, 0.25, 0.49, 0.5, 0.74, 0.75, 1])
-    assert LADDER == (16, 64, 200, 400)
-    assert thresholds(relevance).tolist() == [0.08, 0.08, 0.32, 0.32, 1, 1, 1, 1]
-    assert thresholds(relevance / 4).tolist() == thresholds(relevance).tolist()
-    assert thresholds(np.zeros(2)).tolist() == [1, 1]
+def test_shares_grow_with_the_fourth_power_of_relevance() -> None:
+    """Half of the relevance is a sixteenth of the share: 80 of 100 tokens, and 5 of 100."""
+    assert STEEPNESS == 4
+    assert allocate([1.0, 0.5], [100, 100], 85) == (80, 5)
+    assert allocate([0.2, 0.1], [100, 100], 85) == (80, 5), "only the ratio counts"
+    assert allocate([1.0, 0.5], [100, 200], 90) == (80, 10), "a share is one of the region's own content"
+    assert allocate([1.0, 0.5], [400, 400], 85, [100, 100]) == (80, 5)
 
 
-def test_sharp_gives_all_to_the_most_relevant() -> None:
-    """The remainder goes to the next region."""
-    assert not sharp(np.ones(3)).any()
-    assert allocate([0.2, 0.9, 0.5], [64, 64, 64], 128, "sharp") == (0, 64, 64)
-    assert allocate([0.2, 0.9, 0.5], [64, 64, 64], 100, "sharp") == (0, 64, 36)
+def test_a_region_with_all_of_its_content_leaves_the_rest_to_the_others() -> None:
+    """The second region gets what the first has no content for, and blank cells come last."""
+    assert allocate([1.0, 0.5], [100, 100], 150) == (100, 50)
+    assert allocate([1.0, 0.5], [100, 100], 70, [40, 20]) == (50, 20)
+    assert allocate([1.0, 0.5], [100, 100], 130, [40, 20]) == (100, 30)
 
 
-def test_levels_are_shares_of_each_regions_own_content() -> None:
-    """A level once was a number of tokens: with 64 each, a small region was shown better than a large one."""
-    assert allocate([0.1, 0.3, 0.4, 0.9], [100, 25, 200, 50], 50 + 64 + 8 + 8) == (8, 8, 64, 50)
-    demands = [50, 100, 200]
-    assert allocate([0.3, 0.4, 1.0], [400] * 3, 200 + 32 + 16, demands=demands) == (16, 32, 200)
-    assert allocate([0.3, 0.4, 1.0], [400] * 3, 200 + 84 + 16, demands=demands) == (16, 84, 200)
+def test_needs_are_met_before_the_shares() -> None:
+    assert allocate([1.0, 0.5], [100, 100], 100, needs=[0, 20]) == (80, 20)
+    assert allocate([1.0, 0.5], [100, 100], 20, needs=[0, 20]) == (0, 20)
+    assert allocate([1.0, 0.5], [100, 100], 30, needs=[25, 20]) == (25, 5)
+    assert allocate([1.0, 0.5], [100, 100], 85, needs=[30, 2]) == (80, 5), "a need is no limit"
 
 
-def test_targets_are_met_in_the_order_of_relevance() -> None:
-    assert allocate([0.9, 0.8, 0.1], [64, 64, 64], 128 + 15) == (64, 64, 15)
-    assert allocate([0.9, 0.8, 0.1], [64, 64, 64], 80) == (64, 16, 0)
-    assert allocate([0.9, 0.8, 0.7], [64, 64, 64], 7) == (7, 0, 0)
+def test_a_need_is_not_more_than_the_content() -> None:
+    assert allocate([1.0, 0.5], [100, 100], 60, [50, 50], [0, 90]) == (10, 50)
 
 
-def test_the_remainder_goes_to_the_most_relevant_that_can_take_it() -> None:
-    """The case of examples/page.png: the second region once got 144 tokens, the text's region 55."""
-    scores, natives, demands = [0.48, 0.27, 0.239, 0.24], [192, 144, 128, 96], [37, 9, 17, 16]
-    assert allocate(scores, natives, 232, demands=demands) == (190, 9, 17, 16)
-    assert allocate(scores, natives, 240, demands=demands) == (192, 15, 17, 16)
+def test_the_remainder_of_rounding_goes_to_the_most_relevant() -> None:
+    assert allocate([0.9, 0.9], [100, 100], 101) == (51, 50)
+    assert allocate([0.9] * 20, [100] * 20, 19) == (*[1] * 19, 0)
+    assert allocate([0.5, 0.9, 0.9], [64, 64, 64], 1) == (0, 1, 0)
 
 
-def test_a_policy_of_ones_own_gives_any_share() -> None:
-    assert allocate([0.0, 0.5, 1.0], [400] * 3, 500, curved) == (0, 100, 400)
-    assert allocate([0.0, 0.5, 1.0], [400] * 3, 510, curved) == (0, 110, 400)
+def test_regions_without_relevance_come_last_and_one_after_the_other() -> None:
+    assert allocate([0.0, 1.0, 0.0], [10, 10, 10], 25) == (10, 10, 5)
+    assert allocate([0.0, 0.0], [10, 10], 12) == (10, 2)
 
 
-def test_the_part_to_cut_out_of_a_region_that_is_too_large() -> None:
-    """The rest of the region keeps its target, so the part takes what is above that."""
+def test_the_region_to_cut_is_the_most_relevant_with_less_than_its_need() -> None:
     assert find_cut([0.9, 0.5], [100, 50], [100, 50]) == (0, 0)
     assert find_cut([0.4, 0.9], [50, 100], [0, 60]) == (1, 60)
-    assert find_cut([0.4, 0.9], [50, 100], [20, 100], "sharp") == (0, 20)
-    assert find_cut([0.4, 1.0], [100, 100], [66, 100]) == (0, 50), "50 natively, and 16 for the other 50"
-    assert find_cut([0.4, 1.0], [100, 100], [20, 100]) == (0, 0), "the target of 32 is not met"
-
-
-@pytest.mark.parametrize("policy", [*sorted(POLICIES), pytest.param(curved, id="curved")])
-def test_a_part_that_is_cut_out_is_native(policy: str | Policy) -> None:
-    """With the part and the rest as two regions, the same total shows the part at native resolution."""
-    cuts = 0
-    for total in range(1, 600):
-        index, cells = find_cut(
-            [1.0, 0.4, 0.1], [200] * 3, allocate([1.0, 0.4, 0.1], [200] * 3, total, policy), policy
-        )
-        if cells:
-            scores, natives = [1.0, 0.4, 0.1], [200] * 3
-            scores[index : index + 1], natives[index : index + 1] = [scores[index]] * 2, [cells, 200 - cells]
-            assert allocate(scores, natives, total, policy)[index] == cells
-            cuts += 1
-    assert cuts > 300
+    assert find_cut([0.4, 0.9], [50, 100], [20, 100]) == (0, 20)
+    assert find_cut([0.9, 0.4, 0.4], [0, 50, 50], [10, 20, 10]) == (1, 20), "among equal ones the earlier"
+    assert find_cut([0.9, 0.4], [0, 0], [0, 0]) == (0, 0), "no region is asked about"
 
 
 @given(st.integers(1, 100_000), st.floats(0, 1), st.floats(0, 1))
@@ -191,50 +163,3 @@ def test_the_view_of_the_whole_takes_a_tenth_to_nine_tenths() -> None:
     assert WHOLE_SHARE == (0.1, 0.9)
     assert [whole_tokens(1000, compress) for compress in (0, 0.25, 0.5, 1)] == [100, 300, 500, 900]
     assert [whole_tokens(total, 0) for total in (1, 4, 20)] == [1, 1, 2]
-
-
-@given(st.lists(scores, max_size=60))
-def test_the_entropy_total_has_room_for_all_content_and_no_more(relevance: list[float]) -> None:
-    result = entropy_total(np.array(relevance, np.float32))
-    assert 1 <= result <= max(1, -(-10 * len(relevance) // 9))
-
-
-@given(st.integers(1, 2000), st.floats(1 / 64, 1, width=32), st.integers(0, 50))
-def test_equally_relevant_cells_all_count(cells: int, value: float, blank: int) -> None:
-    """There is one token for each of them. These are nine tenths of the total; the rest shows the whole."""
-    relevance = np.array([value] * cells + [0.0] * blank, np.float32)
-    assert entropy_total(relevance) == -(-10 * cells // 9)
-
-
-def test_one_peak_needs_one_token_beside_the_whole() -> None:
-    assert entropy_total(np.array([1.0])) == 2
-    assert entropy_total(np.array([1.0] + [0.0] * 99)) == 2
-    assert entropy_total(np.array([1.0] + [0.001] * 15)) == 2
-    assert entropy_total(np.zeros(16)) == entropy_total(np.zeros(0)) == 1
-
-
-def test_entropy_total_by_hand() -> None:
-    """Shares of 1/2, 1/4 and 1/4 have an entropy of 1.5 bits: 2.83 cells, or 3.14 with the whole."""
-    assert entropy_total(np.array([0.5, 0.25, 0.25])) == 4
-    assert entropy_total(np.array([[0.2, 0.1], [0.1, 0.0]], np.float32)) == 4
-
-
-@given(st.lists(st.floats(1 / 64, 1, width=32), min_size=1, max_size=60), st.sampled_from((0.125, 0.5, 2.0)))
-def test_the_entropy_total_depends_neither_on_order_nor_on_scale(
-    relevance: list[float], scale: float
-) -> None:
-    values = np.array(relevance)
-    result = entropy_total(values)
-    assert entropy_total(values * scale) == result
-    # Sums in another order may differ in their last bits.
-    assert abs(entropy_total(values[::-1]) - result) <= 1
-
-
-def test_the_entropy_total_grows_as_relevance_spreads() -> None:
-    """It grows with each relevant cell among 16, and with the evenness of 100 cells."""
-    result = [entropy_total(np.array([1.0] * many + [0.0] * (16 - many))) for many in range(1, 17)]
-    assert result == [-(-10 * many // 9) for many in range(1, 17)]
-    even = np.ones(100)
-    sharper = [entropy_total(even + height * (np.arange(100) == 40)) for height in (0, 10, 100, 1000)]
-    assert sharper == sorted(sharper, reverse=True)
-    assert len(set(sharper)) == 4

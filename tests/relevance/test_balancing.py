@@ -1,4 +1,4 @@
-"""Balancing of three maps under three tensions; the effects of load, question and learned weights."""
+"""Balancing of three maps under three tensions, and the tensions by question, image, look and load."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 
 from fovea.relevance import balancing
-from fovea.relevance.balancing import SPREAD, Balancer, Tensions, Ways, prior
+from fovea.relevance.balancing import SPREAD, Tensions, Ways, balance, spread_of, tensions_for
 
 MAP = np.float32
 shares = st.floats(0, 1, width=32)
-IMAGE = np.full(10, 0.3, np.float32)
-"""Statistics of an image, in the form of `Survey.statistics`."""
 
 
 def ways(propositional: object, perspectival: object, participatory: object) -> Ways:
@@ -48,17 +46,17 @@ def test_two_cells_by_hand() -> None:
         (0.0, 1.0, 0.3 / 4, 0.4 + 0.3 / 2),
         (0.5, 0.0, 0.2 + 0.3 / 4 + 0.3 * SPREAD, 0.2 + 0.3 / 2),
     ):
-        result = Balancer().balance(maps, Tensions(compress, 1.0, focus))
+        result = balance(maps, Tensions(compress, 1.0, focus))
         assert result.tolist() == ([[1, 0]] if first > second else [[0, 1]])
     between = ways([1, 0, 0.5], [0, 0, 0], [0, 1, 0.5])
-    result = Balancer().balance(between, Tensions(0.0, 1.0, 1.0))
+    result = balance(between, Tensions(0.0, 1.0, 1.0))
     assert result[0] == pytest.approx([0, 1, 0.5], abs=1e-6)
 
 
 def test_exploration_prefers_cells_that_do_not_stand_out() -> None:
     maps = ways([0, 0], [1, 0], [0, 0])
-    assert Balancer().balance(maps, Tensions(0.5, 1.0, 1.0)).tolist() == [[1, 0]]
-    assert Balancer().balance(maps, Tensions(0.5, 0.0, 1.0)).tolist() == [[0, 1]]
+    assert balance(maps, Tensions(0.5, 1.0, 1.0)).tolist() == [[1, 0]]
+    assert balance(maps, Tensions(0.5, 0.0, 1.0)).tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -70,7 +68,7 @@ def test_the_whole_formula(seed: int) -> None:
     second = exploit * maps.perspectival + (1 - exploit) * (1 - maps.perspectival)
     third = focus * raw + (1 - focus) * (raw + 0.3 * remoteness(raw))
     expected = unit(0.4 * first + 0.3 * second + 0.3 * third)
-    result = Balancer().balance(maps, Tensions(compress, exploit, focus))
+    result = balance(maps, Tensions(compress, exploit, focus))
     assert result == pytest.approx(expected, abs=1e-5)
     assert result.dtype == np.float32
 
@@ -80,11 +78,11 @@ def test_relevance_is_scaled_within_each_image() -> None:
     maps = random_ways(3)
     faint = Ways(maps.propositional / 2, maps.perspectival, maps.participatory / 2)
     for each in (maps, faint):
-        result = Balancer().balance(each, Tensions(0.3, 0.7, 0.6))
+        result = balance(each, Tensions(0.3, 0.7, 0.6))
         assert result.min() == 0
         assert result.max() == 1
     same = ways([0.4, 0.4], [0.1, 0.1], [1, 1])
-    assert not Balancer().balance(same, Tensions(0.3, 0.7, 1.0)).any()
+    assert not balance(same, Tensions(0.3, 0.7, 1.0)).any()
 
 
 @given(st.integers(0, 10_000), st.integers(0, 34), shares, shares, shares)
@@ -96,8 +94,8 @@ def test_a_stronger_coupling_never_lowers_relevance(
     raised = maps.participatory.copy()
     raised.flat[cell] = max(raised.flat[cell], more)
     tensions = Tensions(compress, exploit, 1.0)
-    before = Balancer().balance(maps, tensions)
-    after = Balancer().balance(Ways(maps.propositional, maps.perspectival, raised), tensions)
+    before = balance(maps, tensions)
+    after = balance(Ways(maps.propositional, maps.perspectival, raised), tensions)
     assert after.flat[cell] >= before.flat[cell] - 1e-5
 
 
@@ -109,9 +107,7 @@ def test_with_diversity_a_stronger_coupling_can_lower_relevance() -> None:
     raised[0, 8] = 0.51
     nothing = np.zeros_like(maps)
     tensions = Tensions(1.0, 1.0, 0.0)
-    before, after = (
-        Balancer().balance(Ways(nothing, nothing, each), tensions)[0, 8] for each in (maps, raised)
-    )
+    before, after = (balance(Ways(nothing, nothing, each), tensions)[0, 8] for each in (maps, raised))
     assert after < before
 
 
@@ -144,65 +140,67 @@ def test_remoteness_is_the_distance_to_the_nearest_peak(rows: int, columns: int,
     assert balancing.remoteness(raw) == pytest.approx(remoteness(raw), abs=1e-5)
 
 
-def layer(rng: np.random.Generator, out: int, into: int) -> tuple[np.ndarray, np.ndarray]:
-    return rng.normal(size=(out, into)).astype(MAP), rng.normal(size=out).astype(MAP)
+@given(st.text(max_size=40), shares, st.one_of(st.none(), st.floats(0, 1)))
+def test_tensions_lie_in_their_ranges(question: str, busy: float, spread: float | None) -> None:
+    result = tensions_for(question, busy, spread)
+    assert 0.1 <= result.compress <= 0.9 + 1e-9
+    assert result.exploit == 0.8
+    assert 0.4 <= result.focus <= 0.9
 
 
-def weights(words: int = 3) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    arrays: dict[str, np.ndarray] = {}
-    for name, sizes in (("raw", (3, 4, 1)), ("context", (words + 10, 5, 4, 3))):
-        for number, (into, out) in enumerate(zip(sizes, sizes[1:], strict=False)):
-            arrays[f"{name}.{number}.weight"], arrays[f"{name}.{number}.bias"] = layer(rng, out, into)
-    return arrays
+def test_a_question_about_a_small_part_needs_detail() -> None:
+    """Up to a tenth of the image it needs the most, from four tenths on the least."""
+    result = [tensions_for("", 0.3, spread).compress for spread in (0.0, 0.1, 0.25, 0.4, 1.0)]
+    assert result == pytest.approx([0.1, 0.1, 0.5, 0.9, 0.9])
+    assert tensions_for("", 0.3, None).compress == 0.5, "there is no question"
 
 
-def network(table: dict[str, np.ndarray], name: str, layers: int, x: np.ndarray) -> list[float]:
-    for number in range(layers):
-        if number:
-            x = np.array([max(0.0, value) for value in x])
-        rows = zip(table[f"{name}.{number}.weight"], table[f"{name}.{number}.bias"], strict=True)
-        x = np.array(
-            [
-                sum(float(a) * float(b) for a, b in zip(row, x, strict=True)) + float(bias)
-                for row, bias in rows
-            ]
-        )
-    return [1 / (1 + math.exp(-value)) for value in x]
+WHOLE = (
+    "How many circles are there?", "count them", "Counting?", "List the things", "Describe the picture.",
+    "Is everything blue?", "Are all of them red?", "every one", "Compare both", "What scene is this?",
+    "overall?",
+)  # fmt: skip
+NEITHER = ("What is in the red circle?", "", "Is the bread on the wall?", "an account, a recount, a context")
 
 
-def test_learned_weights_step_by_step() -> None:
-    table, ways_of_image = weights(), random_ways(5)
-    words, statistics = np.array([0.5, -1, 2], MAP), np.linspace(-1, 1, 10).astype(MAP)
-    balancer = Balancer(table)
-    assert balancer.learns_tensions
-    assert not Balancer().learns_tensions
-    result = balancer.tensions("Read it", words, statistics)
-    maps = (ways_of_image.propositional, ways_of_image.perspectival, ways_of_image.participatory)
-    expected = network(table, "context", 3, np.array([*words, *statistics]))
-    assert balancer.tensions("Count them", words, statistics) == result
-    assert (result.compress, result.exploit, result.focus) == pytest.approx(expected, abs=1e-5)
-    raw = np.array(
-        [network(table, "raw", 2, np.array([each.flat[cell] for each in maps]))[0] for cell in range(35)]
-    ).reshape(5, 7)
-    first = result.compress * maps[0] + (1 - result.compress) * maps[2]
-    second = result.exploit * maps[1] + (1 - result.exploit) * (1 - maps[1])
-    third = raw + (1 - result.focus) * 0.3 * remoteness(raw)
-    expected_map = unit(0.4 * first + 0.3 * second + 0.3 * third)
-    assert balancer.balance(ways_of_image, result) == pytest.approx(expected_map, abs=1e-5)
+def test_words_about_the_whole_image_need_the_whole() -> None:
+    """Only whole words have this effect. A look that is spread even wider keeps its value."""
+    for question in WHOLE:
+        assert tensions_for(question, 0.3, 0.05).compress == 0.85, question
+        assert tensions_for(question, 0.3, None).compress == 0.85, question
+        assert tensions_for(question, 0.3, 0.9).compress == pytest.approx(0.9), question
+    for question in NEITHER:
+        assert tensions_for(question, 0.3, 0.05).compress == 0.1, question
 
 
-def test_without_weights_or_words_the_priors_are_used() -> None:
-    for question in ("Read it", "Count them", "What is it?"):
-        assert Balancer(weights()).tensions(question, None, IMAGE) == prior(question, IMAGE)
-        assert Balancer().tensions(question, np.ones(3, MAP), IMAGE) == prior(question, IMAGE)
-        assert Balancer(weights()).tensions(question, np.ones(3, MAP), IMAGE) != prior(question, IMAGE)
+@given(shares, shares)
+def test_a_busy_image_has_a_lower_focus(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert tensions_for("", high, 0.2).focus <= tensions_for("", low, 0.2).focus
+    result = [tensions_for("", busy, 0.2).focus for busy in (0.0, 0.25, 0.6, 1.0)]
+    assert result == pytest.approx([0.9, 0.7, 0.42, 0.4], abs=1e-6)
 
 
-def test_large_logits_cause_no_overflow_warning() -> None:
-    table = weights()
-    table["raw.1.bias"] = np.array([-1000], MAP)
-    table["context.2.bias"] = np.array([-1000, 1000, -1000], MAP)
-    balancer, maps = Balancer(table), random_ways(7)
-    assert balancer.tensions("", np.ones(3, MAP), IMAGE) == Tensions(0.0, 1.0, 0.0)
-    assert np.isfinite(balancer.balance(maps, Tensions(1.0, 1.0, 1.0))).all()
+def test_spread_by_hand() -> None:
+    """Shares of 1/2, 1/4 and 1/4 have an entropy of 1.5 bits: 2.83 of four cells."""
+    assert spread_of(np.array([[2, 1], [1, 0]], MAP)) == pytest.approx(2**1.5 / 4)
+    assert spread_of(np.array([[0, 0], [5, 0]], MAP)) == 0.25
+    assert spread_of(np.zeros((3, 3), MAP)) == 1, "no cell stands out"
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(1 / 64, 8, width=32))
+def test_attention_that_is_even_is_spread_over_all_cells_with_it(
+    cells: int, blank: int, value: float
+) -> None:
+    values = np.array([[value] * cells + [0.0] * blank], MAP)
+    assert spread_of(values) == pytest.approx(cells / (cells + blank))
+
+
+@given(st.lists(shares, min_size=1, max_size=30), st.sampled_from((0.125, 0.5, 4.0)))
+def test_spread_depends_on_no_scale_and_lies_between_one_cell_and_all(
+    values: list[float], scale: float
+) -> None:
+    table = np.array([values], MAP)
+    result = spread_of(table)
+    assert 1 / len(values) - 1e-9 <= result <= 1 + 1e-9
+    assert spread_of(table * scale) == pytest.approx(result, abs=1e-4)

@@ -9,7 +9,14 @@ import pytest
 
 from fovea.evaluation.scenes.draw import label_box
 from fovea.relevance import knowing
-from fovea.relevance.knowing import STROKE_NOISE, keywords, perspectival, propositional, stretch, text_like
+from fovea.relevance.knowing import (
+    STROKE_NOISE,
+    keyword_amounts,
+    perspectival,
+    propositional,
+    stretch,
+    text_like,
+)
 from fovea.relevance.policy import content_mask
 from fovea.relevance.texture import Texture, texture
 from tests.relevance.pictures import cells_touching, held_out_questions, picture, ranks
@@ -28,6 +35,11 @@ SHAPES = [
 def content_cells(image: Texture) -> np.ndarray:
     maps = propositional(image), perspectival(image)
     return content_mask(*maps)
+
+
+def keywords(image: Texture, question: str) -> np.ndarray:
+    """The highest amount in each cell of the things that key words name, scaled within the image."""
+    return np.max([stretch(values, least) for values, least in keyword_amounts(image, question)], axis=0)
 
 
 def noise(amplitude: int, grey: int, side: int = 448) -> Texture:
@@ -91,17 +103,18 @@ def test_black_is_dark_and_without_colour() -> None:
 
 def test_key_words_inside_other_words_have_no_effect() -> None:
     image, _ = picture(*SHAPES)
-    general = keywords(image, "")
-    assert np.array_equal(general, np.maximum(propositional(image), perspectival(image)))
-    for question in ("Is it scared?", "What is bluetooth?", "How essay?", "breadth"):
-        assert np.array_equal(keywords(image, question), general)
-    assert not np.array_equal(keywords(image, "blue"), general)
+    for question in ("", "Is it scared?", "What is bluetooth?", "How essay?", "breadth"):
+        assert keyword_amounts(image, question) == []
+    assert len(keyword_amounts(image, "blue")) == 1
 
 
-def test_several_key_words_give_the_highest_of_their_maps() -> None:
+def test_each_key_word_has_its_own_amounts() -> None:
     image, _ = picture(*SHAPES, text=("KX27QA", 200, 300, 30))
-    both = keywords(image, "Read the text next to the blue square.")
-    assert np.array_equal(both, np.maximum(keywords(image, "read"), keywords(image, "blue")))
+    both = keyword_amounts(image, "Read the text next to the blue square.")
+    (text, least), (blue, _) = both
+    assert np.array_equal(text, text_like(image))
+    assert least == STROKE_NOISE
+    assert np.array_equal(blue, keyword_amounts(image, "blue")[0][0])
 
 
 def test_a_single_cell_of_another_colour_stands_out() -> None:

@@ -8,15 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fovea.relevance.balancing import BUSYNESS, SHARPNESS, Balancer, Tensions, Ways, prior
-from fovea.relevance.pipeline import Realization, Survey, realize, survey
-from fovea.relevance.policy import Allocation, attend, content_mask, first_view
+from fovea.relevance.balancing import Tensions, Ways, balance, spread_of, tensions_for
+from fovea.relevance.knowing import participatory, readable_at
+from fovea.relevance.pipeline import Realization, Survey, realize, survey, tensions
+from fovea.relevance.policy import Allocation, Cells, attend, content_mask, first_view, look_shape
 from fovea.relevance.realizing import SIDE
-from fovea.relevance.texture import CHANNELS, Texture
 from tests.relevance.pictures import CELL, cells_touching, picture
 from tests.support.thorough import others_slow
 
 SMALL, LARGE = 320, 896
+WHYS = {"asked about", "stands out", "much content"}
 
 
 def page(side: int) -> np.ndarray:
@@ -26,24 +27,30 @@ def page(side: int) -> np.ndarray:
     return pixels
 
 
+def attention(image_survey: Survey, row: float, column: float) -> np.ndarray:
+    """Attention of a look to one token of the view, at these shares of the image's sides."""
+    shape = look_shape(image_survey.grid)
+    asked = np.full(shape, 0.01, np.float32)
+    asked[int(row * shape[0]), int(column * shape[1])] = 1
+    return asked
+
+
 def realize_page(
-    image_survey: Survey, question: str, total: int, compress: float | None = None, side: int = SIDE
+    image_survey: Survey,
+    question: str,
+    total: int,
+    compress: float | None = None,
+    side: int = SIDE,
+    asked: np.ndarray | None = None,
 ) -> Realization:
-    """Lay out an image like the engine does it for towers of any size. compress: None: the prior's."""
-    balancer = Balancer()
-    tensions = balancer.tensions(question, None, image_survey.statistics(total))
+    """Lay out an image like the engine does it for towers of any size. compress: None: the question's."""
+    tension = tensions(question, image_survey, asked)
     if compress is not None:
-        tensions = replace(tensions, compress=compress)
+        tension = replace(tension, compress=compress)
     return realize(
-        image_survey,
-        image_survey.keyword_map(question),
-        total,
-        tensions=tensions,
-        balancer=balancer,
-        choose=lambda relevance, content, total: attend(
-            relevance, content, total, tensions.compress, side=side
-        ),
-    )
+        image_survey, asked, total, tensions=tension,
+        choose=lambda cells, total: attend(cells, total, tension.compress, side=side),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("side", [SMALL, LARGE])
@@ -56,7 +63,7 @@ def test_the_layout_begins_with_the_first_view(side: int, share: float, cell: in
     for question in ("Where is the red thing?", "Read the text", "How many things are there?"):
         realization = realize_page(image_survey, question, total)
         assert realization.allocation.layout.views[0].shape == first_view(
-            image_survey.grid, total, realization.tensions.compress
+            image_survey.grid, total, realization.tensions.compress, sum(realization.allocation.demands)
         )
         assert realization.allocation.layout.tokens == total
 
@@ -73,67 +80,69 @@ def test_layouts_of_wide_and_high_images_begin_with_the_first_view(
     image_survey = survey(pixels, CELL)
     for total in (2, 3, 4, *range(1, image_survey.grid[0] * image_survey.grid[1], 37)):
         realization = realize_page(image_survey, "Read the text", total, compress)
-        assert realization.allocation.layout.views[0].shape == first_view(image_survey.grid, total, compress)
+        demand = sum(realization.allocation.demands)
+        shape = first_view(image_survey.grid, total, compress, demand)
+        assert realization.allocation.layout.views[0].shape == shape
 
 
-def test_statistics_by_hand() -> None:
-    """Four cells and two tokens: means, deviations, interpolated quantiles, and the budget."""
-    channels = np.zeros((2, 2, len(CHANNELS)), np.float32)
-    channels[:, :, CHANNELS.index("sobel")] = [[0, 0.1], [0.2, 0.3]]
-    known = (np.array(values, np.float32) for values in ([[0, 1], [0.5, 0.5]], [[0, 0], [0, 1]]))
-    image_survey = Survey(Texture(channels, np.zeros((8, 8), np.uint8), 4), *known)
-    result = image_survey.statistics(2)
-    expected = [0.5, 0.125**0.5, 0.25, 0.1875**0.5, 0.15, 0.27, 0.297, 0.1, 0.5, 0.2]
-    assert result == pytest.approx(expected, abs=1e-6)
-    assert result.dtype == np.float32
-    assert (result[BUSYNESS], result[SHARPNESS]) == pytest.approx((0.5, 0.297))
-    assert image_survey.statistics(1)[7:] == pytest.approx([0, 0.25, 0.2])
-
-
-def test_statistics_distinguish_a_blank_picture_from_a_busy_one() -> None:
-    blank, busy = (
-        survey(pixels, CELL).statistics(50)
-        for pixels in (np.full((SMALL, SMALL, 3), 200, np.uint8), page(SMALL))
-    )
-    assert not blank[:7].any()
-    assert (busy[:7] > 0).all()
-    assert prior("What is it?", blank).compress > prior("What is it?", busy).compress
-
-
-def test_the_chooser_gets_relevance_content_and_the_total() -> None:
+def test_tensions_follow_from_the_question_the_image_and_the_spread_of_the_look() -> None:
     image_survey = survey(page(SMALL), CELL)
-    keyword_map = image_survey.keyword_map("Where is the red thing?")
-    tensions, calls = Tensions(0.2, 0.7, 0.6), []
+    busyness = float(image_survey.propositional.mean())
+    asked = attention(image_survey, 0.9, 0.7)
+    for question in ("What is it?", "Count them"):
+        assert tensions(question, image_survey, None) == tensions_for(question, busyness, None)
+        expected = tensions_for(question, busyness, spread_of(asked))
+        assert tensions(question, image_survey, asked) == expected
+    assert tensions("", image_survey, asked).compress < tensions("", image_survey, None).compress
+    even = np.ones_like(asked)
+    assert tensions("", image_survey, even).compress > tensions("", image_survey, None).compress
 
-    def choose(relevance: np.ndarray, content: np.ndarray, total: int) -> Allocation:
-        calls.append((relevance, content, total))
-        return attend(relevance, content, total)
 
-    realization = realize(
-        image_survey, keyword_map, 33, tensions=tensions, balancer=Balancer(), choose=choose
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_the_chooser_gets_the_maps_of_all_cells_and_the_total(is_asked: bool) -> None:
+    image_survey = survey(page(SMALL), CELL)
+    asked = attention(image_survey, 0.1, 0.2) if is_asked else None
+    tension, calls = Tensions(0.2, 0.7, 0.6), []
+
+    def choose(cells: Cells, total: int) -> Allocation:
+        calls.append((cells, total))
+        return attend(cells, total)
+
+    realization = realize(image_survey, asked, 33, tensions=tension, choose=choose)
+    [(cells, total)] = calls
+    known = (
+        np.zeros(image_survey.grid, np.float32)
+        if asked is None
+        else participatory(asked, image_survey.texture)
     )
-    [(relevance, content, total)] = calls
-    ways = Ways(image_survey.propositional, image_survey.perspectival, keyword_map)
+    ways = Ways(image_survey.propositional, image_survey.perspectival, known)
     assert total == 33
-    assert np.array_equal(relevance, Balancer().balance(ways, tensions))
-    assert np.array_equal(content, content_mask(ways.propositional, ways.perspectival))
-    assert realization.relevance is relevance
-    assert realization.tensions == tensions
-    assert realization.allocation == attend(relevance, content, 33)
+    assert np.array_equal(cells.relevance, balance(ways, tension))
+    assert np.array_equal(cells.content, content_mask(ways.propositional, ways.perspectival))
+    assert np.array_equal(cells.asked, known)
+    assert np.array_equal(cells.detail, readable_at(image_survey.texture))
+    assert realization.relevance is cells.relevance
+    assert realization.tensions == tension
+    assert realization.looks == is_asked
+    assert realization.allocation == attend(cells, 33)
 
 
 def test_the_item_of_the_question_is_kept_at_native_resolution() -> None:
     image_survey, scene = picture(("red", "star", 700, 650, 40), ("blue", "square", 120, 130, 60), side=896)
     pixels_of = survey(_pixels(scene), CELL)
     star = cells_touching((scene.items[0].box,), image_survey.grid)
-    realization = realize_page(pixels_of, "Where is the red star?", 160)
+    asked = attention(pixels_of, 650 / 896, 700 / 896)
+    realization = realize_page(pixels_of, "Where is the red star?", 160, asked=asked)
     native = np.zeros(image_survey.grid, bool)
     for view in realization.allocation.layout.views:
         if view.native:
             for token in view.token_indices:
                 row, column = divmod(token, view.shape[1])
                 native[view.region.row + row, view.region.column + column] = True
-    assert native[star].all()
+    content = content_mask(pixels_of.propositional, pixels_of.perspectival)
+    assert (star & content).sum() >= 4
+    assert native[star & content].all()
+    assert realization.relevance[star].max() == 1
 
 
 def _pixels(scene: object) -> np.ndarray:
@@ -144,14 +153,10 @@ def _pixels(scene: object) -> np.ndarray:
 
 def test_load_changes_the_tensions() -> None:
     image_survey = survey(page(LARGE), CELL)
-    keyword_map = image_survey.keyword_map("What is there?")
-    tensions = Balancer().tensions("What is there?", None, image_survey.statistics(200))
+    tension = tensions("What is there?", image_survey, None)
     calm, busy = (
-        realize(
-            image_survey, keyword_map, 200, tensions=tensions.under(load), balancer=Balancer(), choose=attend
-        )
-        for load in (0.0, 1.0)
-    )  # fmt: skip
+        realize(image_survey, None, 200, tensions=tension.under(load), choose=attend) for load in (0.0, 1.0)
+    )
     assert calm.tensions.exploit < busy.tensions.exploit == 1
     assert calm.tensions.focus < busy.tensions.focus == 1
     assert not np.array_equal(calm.relevance, busy.relevance)
@@ -159,13 +164,15 @@ def test_load_changes_the_tensions() -> None:
 
 @pytest.mark.parametrize("compress", [0.0, 0.3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize(("side", "cut"), [(SMALL, SIDE), (LARGE, SIDE), (LARGE, 4), (512, 16)])
-def test_the_explanation_adds_up(side: int, cut: int, compress: float) -> None:
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_the_explanation_adds_up(side: int, cut: int, compress: float, is_asked: bool) -> None:
     """Tokens and areas add up, also for a view of the whole beside a single region.
 
     In that case the tokens of the view of the whole were once left out.
     """
     image_survey = survey(page(side), CELL)
-    realization = realize_page(image_survey, "Read it", 40, compress, cut)
+    asked = attention(image_survey, 0.95, 0.9) if is_asked else None
+    realization = realize_page(image_survey, "Read it", 40, compress, cut, asked)
     explanation = json.loads(json.dumps(realization.explanation()))
     assert explanation["tokens"] == 40
     assert explanation["thumbnail_tokens"] + sum(region["tokens"] for region in explanation["regions"]) == 40
@@ -177,6 +184,9 @@ def test_the_explanation_adds_up(side: int, cut: int, compress: float) -> None:
     assert explanation["grid"] == list(image_survey.grid)
     assert np.array(explanation["map"]) == pytest.approx(realization.relevance, abs=0.0051)
     assert set(explanation["tensions"]) == {"compress_particularize", "exploit_explore", "focus_diversify"}
+    assert explanation["looks"] == is_asked
+    reasons = [region["why"] for region in explanation["regions"]]
+    assert ("asked about" in reasons) is is_asked
     area = 0.0
     for region in explanation["regions"]:
         left, top, right, bottom = region["box"]
@@ -185,6 +195,7 @@ def test_the_explanation_adds_up(side: int, cut: int, compress: float) -> None:
         area += (right - left) * (bottom - top)
         assert (region["lod"] > 0) == (region["tokens"] > 0)
         assert region["lod"] <= 1
+        assert region["why"] in (WHYS if region["tokens"] else {""})
         for name in ("propositional", "perspectival", "participatory", "relevance"):
             assert 0 <= region[name] <= 1
     assert area == pytest.approx(1, abs=2e-3)

@@ -1,4 +1,4 @@
-"""Regions cover every grid exactly, are about equal, and are cut where that separates the least content."""
+"""Regions cover every grid exactly, are not too long, and are cut where that separates the least content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.relevance.realizing import BLANK, SHIFT, SIDE, Region, cut_out, partition
+from fovea.relevance.realizing import BLANK, SIDE, Region, cut_out, partition
 from fovea.relevance.texture import Mask
 from tests.support.thorough import is_thorough
 
@@ -28,30 +28,76 @@ def test_every_cell_is_in_one_region(rows: int, columns: int, side: int, share: 
         count[region.cells] += 1
     assert (count == 1).all()
     assert list(result) == sorted(result, key=lambda region: (region.row, region.column))
-    most = side + min(SHIFT, side // 4)
-    assert max(max(region.rows, region.columns) for region in result) <= most
+    assert max(max(region.rows, region.columns) for region in result) <= side
 
 
 @pytest.mark.parametrize("side", [1, 3, 4, 8, SIDE, 100])
-def test_without_content_regions_are_as_equal_as_possible(side: int) -> None:
-    """A side of 9 tokens is cut into 4 and 5, not into 8 and 1."""
-    # A side of 1 makes thousands of regions, and nothing that a side of 3 does not.
-    for rows in range(1, 61, 1 if side > 1 or is_thorough() else 9):
+def test_without_content_regions_are_halved(side: int) -> None:
+    """A side of 9 tokens is cut into 4 and 5, not into 8 and 1. A grid that is not too long is not cut."""
+    for rows in range(1, 61, 1 if is_thorough() else 7 if side > 4 else 19):
         for columns in (*range(1, 61, 7), rows):
             result = partition(blank(rows, columns), side)
-            for lengths in ({region.rows for region in result}, {region.columns for region in result}):
-                assert max(lengths) - min(lengths) <= 1
+            if max(rows, columns) <= side:
+                assert result == (Region(0, 0, rows, columns),)
+            for length, lengths in (
+                (rows, {region.rows for region in result}),
+                (columns, {region.columns for region in result}),
+            ):
                 assert max(lengths) <= side
+                assert min(lengths) >= min(length, (side + 1) // 2)
 
 
-def test_a_cut_goes_round_a_word() -> None:
+@given(st.integers(1, 80), st.integers(0, 99), st.floats(0, 1))
+def test_one_row_and_one_column_are_cut_alike(length: int, seed: int, share: float) -> None:
+    content = np.random.default_rng(seed).random((1, length)) < share
+    row, column = partition(content), partition(content.T)
+    assert [(region.column, region.columns) for region in row] == [
+        (region.row, region.rows) for region in column
+    ]
+    assert {region.rows for region in row} == {region.columns for region in column} == {1}
+
+
+def separated(content: Mask, at: int) -> int:
+    """How many pairs of cells with content a cut before column `at` separates."""
+    return sum(bool(row[at - 1] and row[at]) for row in content)
+
+
+@given(st.integers(1, 7), st.integers(8, 60), st.integers(0, 999), st.floats(0, 1), st.booleans())
+def test_the_cut_is_in_the_middle_half_where_it_separates_the_least(
+    rows: int, columns: int, seed: int, share: float, across: bool
+) -> None:
+    """With the longest side just too long, there is one cut. It is compared with all others, one by one."""
+    content = np.random.default_rng(seed).random((rows, columns)) < share
+    first, second = partition(content.T if across else content, columns - 1)
+    at = second.row if across else second.column
+    assert first.tokens + second.tokens == content.size
+    assert columns // 4 <= at <= columns - columns // 4
+    middle = range(columns // 4, columns - columns // 4 + 1)
+    assert separated(content, at) == min(separated(content, other) for other in middle)
+
+
+@given(st.integers(3, 14), st.integers(15, 50), st.integers(1, 3), st.data())
+def test_no_word_is_cut_if_a_band_of_blank_cells_goes_through_the_middle(
+    rows: int, columns: int, width: int, data: st.DataObject
+) -> None:
+    """All other columns are full of text. The cut leaves as much of the band on both of its sides."""
+    content = np.ones((rows, columns), bool)
+    band = data.draw(st.integers(columns // 4, columns - columns // 4 - width))
+    content[:, band : band + width] = False
+    first, second = partition(content, columns - 1)
+    assert first.columns == second.column
+    assert band <= second.column <= band + width
+    assert width == 1 or band < second.column < band + width
+
+
+def test_a_cut_goes_through_the_widest_band() -> None:
     """A code was read with its last character twice, because a cut put half of it in each of two regions."""
-    content = blank(28, 42)
-    content[5, 12:16] = content[6, 12:16] = True
-    assert {region.column for region in partition(blank(28, 42))} == {0, 14, 28}
-    assert {region.column for region in partition(content)} == {0, 12, 28}
-    content[5, 8:14] = content[6, 8:14] = True
-    assert {region.column for region in partition(content)} == {0, 16, 28}
+    content = blank(12, 24)
+    content[5:7, 2:11] = content[5:7, 13:22] = True
+    assert {region.column for region in partition(content)} == {0, 12}
+    content = np.ones((12, 24), bool)
+    content[:, 7] = content[:, 14:17] = False
+    assert {region.column for region in partition(content, 18)} == {0, 15}, "the middle of the wider band"
 
 
 def test_content_that_is_everywhere_moves_no_cut() -> None:

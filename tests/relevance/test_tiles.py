@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fovea.relevance.balancing import Balancer, Tensions
+from fovea.relevance.balancing import Tensions
 from fovea.relevance.pipeline import realize, survey
-from fovea.relevance.policy import Allocation, Tiling, attend_tiles, kept_tokens, needed_tiles
+from fovea.relevance.policy import Allocation, Cells, Tiling, attend_tiles, kept_tokens, needed_tiles
 from fovea.relevance.realizing import whole
 from tests.support.thorough import examples
 
@@ -39,15 +39,21 @@ def tile_of(tiling: Tiling, row: int, column: int) -> tuple[int, int]:
     return (tiling.top + row) // tiling.side, (tiling.left + column) // tiling.side
 
 
-def maps(tiling: Tiling, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def plain(relevance: np.ndarray, content: np.ndarray) -> Cells:
+    """Cells that no question is about, and that need full resolution."""
+    nothing = np.zeros(relevance.shape, np.float32)
+    return Cells(relevance, content, nothing, np.ones(relevance.shape, np.float32))
+
+
+def maps(tiling: Tiling, seed: int) -> Cells:
     draw = np.random.default_rng(seed)
     shape = tiling.rows, tiling.columns
-    return draw.random(shape).astype(np.float32), draw.random(shape) < draw.random()
+    return plain(draw.random(shape).astype(np.float32), draw.random(shape) < draw.random())
 
 
 def allocate_tiles(tiling: Tiling, share: float, seed: int) -> tuple[Allocation, int]:
     total = tiling.base + max(1, round(share * tokens(tiling)))
-    return attend_tiles(*maps(tiling, seed), total, tiling), total
+    return attend_tiles(maps(tiling, seed), total, tiling), total
 
 
 @given(tilings)
@@ -112,7 +118,7 @@ def test_kept_tokens_are_ascending_indices_of_all_tokens(tiling: Tiling, share: 
 @given(tilings, shares, seeds)
 def test_each_tile_keeps_its_most_relevant_cells(tiling: Tiling, share: float, seed: int) -> None:
     """The relevance of a newline is the mean of its row."""
-    relevance, _ = maps(tiling, seed)
+    relevance = maps(tiling, seed).relevance
     result, _ = allocate_tiles(tiling, share, seed)
     values = np.concatenate((relevance, relevance.mean(1, keepdims=True)), axis=1)
     mask = np.zeros(values.size, bool)
@@ -157,7 +163,7 @@ def test_a_tile_of_which_only_a_newline_is_kept_is_not_needed() -> None:
     """The top left tile is relevant, so the newlines of its rows are, which belong to the top right tile."""
     relevance = np.zeros((4, 4), np.float32)
     relevance[0:2, 0:2] = 1
-    result = attend_tiles(relevance, np.ones((4, 4), bool), SQUARE.base + 4 + 1, SQUARE)
+    result = attend_tiles(plain(relevance, np.ones((4, 4), bool)), SQUARE.base + 4 + 1, SQUARE)
     assert result.budgets == (4, 1, 0, 0)
     assert kept_tokens(result, SQUARE) == [0, 1, 2, 3, 4, 5, 6, 9, 10, 11]
     assert needed_tiles(result, SQUARE) == [0]
@@ -166,12 +172,12 @@ def test_a_tile_of_which_only_a_newline_is_kept_is_not_needed() -> None:
 def test_the_most_relevant_tile_is_kept_whole_and_blank_cells_come_last() -> None:
     relevance, content = np.full((4, 4), 0.1, np.float32), np.ones((4, 4), bool)
     relevance[2:4, 0:2] = 0.9
-    result = attend_tiles(relevance, content, SQUARE.base + 4, SQUARE)
+    result = attend_tiles(plain(relevance, content), SQUARE.base + 4, SQUARE)
     assert result.budgets == (0, 0, 4, 0)
     assert needed_tiles(result, SQUARE) == [2]
     content[2:4, 0:2] = False
     relevance[0:2] = 0.5
-    blank = attend_tiles(relevance, content, SQUARE.base + 4 + 6, SQUARE)
+    blank = attend_tiles(plain(relevance, content), SQUARE.base + 4 + 6, SQUARE)
     assert blank.demands == (4, 6, 0, 6)
     assert blank.budgets == (4, 6, 0, 0)
 
@@ -179,7 +185,7 @@ def test_the_most_relevant_tile_is_kept_whole_and_blank_cells_come_last() -> Non
 @pytest.mark.parametrize("total", [-1, 0, 4, 5])
 def test_totals_that_leave_nothing_beside_the_whole_are_refused(total: int) -> None:
     with pytest.raises(ValueError, match=f"{total} tokens are not more than the 5 of the view of the whole"):
-        attend_tiles(np.ones((4, 4), np.float32), np.ones((4, 4), bool), total, SQUARE)
+        attend_tiles(plain(np.ones((4, 4), np.float32), np.ones((4, 4), bool)), total, SQUARE)
 
 
 @given(tilings, shares, seeds)
@@ -198,9 +204,8 @@ def test_the_explanation_of_tiles_lies_in_the_image_and_adds_up(share: float) ->
     tiling = Tiling(6, 10, side=4, top=1, left=1, base=16)
     total = 16 + round(share * 66)
     realization = realize(
-        image_survey, image_survey.keyword_map("Read it"), total,
-        tensions=Tensions(0.2, 0.8, 0.8), balancer=Balancer(),
-        choose=lambda relevance, content, total: attend_tiles(relevance, content, total, tiling),
+        image_survey, np.eye(4, dtype=np.float32), total, tensions=Tensions(0.2, 0.8, 0.8),
+        choose=lambda cells, total: attend_tiles(cells, total, tiling),
     )  # fmt: skip
     explanation = json.loads(json.dumps(realization.explanation()))
     assert explanation["tokens"] == total <= explanation["of"] == 16 + 66

@@ -6,20 +6,25 @@ Positions are computed independently here, and transformers' decoder computes th
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers as hf
 
 from fovea import Engine
 from fovea.core.media import Image, PixelBudget, VisualTokens, content_identity
 from fovea.core.types import ChatPrompt, Completion
+from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.sequence import ImageSpan
-from fovea.engine.vision.encoding import VisualFeatures
+from fovea.engine.vision.encoding import Slices, VisualFeatures
+from fovea.engine.vision.processor.base import LookPrompt
 from tests.support.checkpoints import write
 from tests.support.engines import ask
 from tests.support.reference import FAULTS, skip_before
@@ -62,6 +67,32 @@ def patchy_page(seed: int = 0, width: int = 640, height: int = 960) -> Image:
         page[top : top + 90, left : left + 120] = random.integers(0, 255, (90, 120, 3), dtype=np.uint8)
     data = page.tobytes()
     return Image(content_identity("test", width, height, data), width, height, data)
+
+
+def look_at_one_place(
+    model: VisionLanguageModel,
+    prompt: LookPrompt,
+    view: VisualFeatures,
+    grid: tuple[int, int],
+    heads: object,
+) -> Slices[torch.Tensor]:
+    """Stands for `look` in tests of tiny models, which attend to all of an image alike and so need all of it.
+
+    The question decides which of the five most unusual tokens is looked at.
+    """
+    yield None
+    unusual = (view.embeds.float() - view.embeds.float().mean(0)).norm(dim=1).argsort(descending=True)
+    attention = torch.full((len(unusual),), 0.001)
+    attention[unusual[sum(prompt.asked) % 5]] = 1
+    return attention
+
+
+@contextmanager
+def focused_looks() -> Iterator[None]:
+    """Questions are about one place of an image, so large images are encoded as regions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fovea.engine.regions.relevance_model.look", look_at_one_place)
+        yield
 
 
 def prepared_prompt(machine: Engine, prompt: ChatPrompt, salt: str = "") -> PreparedPrompt:

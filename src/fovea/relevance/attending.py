@@ -57,8 +57,7 @@ def allocate(
     first = np.zeros_like(limits) if needs is None else np.minimum(np.asarray(needs, np.int64), wants)
     order = _order(scores)
     budgets = _in_order(np.zeros_like(limits), first, order, total)
-    shared = _shares(np.asarray(scores, np.float64), wants, budgets, total)
-    for most in (shared, wants, limits):
+    for most in (*_shares(np.asarray(scores, np.float64), wants, budgets, total), wants, limits):
         budgets = _in_order(budgets, np.maximum(most, budgets), order, total)
     return tuple(budgets.tolist())
 
@@ -96,15 +95,20 @@ def _in_order(
 
 def _shares(
     scores: NDArray[np.float64], wants: NDArray[np.int64], budgets: NDArray[np.int64], total: int
-) -> NDArray[np.int64]:
-    """The tokens of each region if all show a share of their content that grows with their relevance."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens of each region if all show a share of their content that grows with their relevance.
+
+    Returns the tokens at the largest shares that fit into the total, and those at the next larger shares. Of
+    the regions that have a token more there, the most relevant get what is left.
+    """
     worth = (scores / max(float(scores.max()), 1e-9)) ** STEEPNESS
+
+    def given(factor: float) -> NDArray[np.int64]:
+        shown = np.floor(np.minimum(1, factor * worth) * wants + 1e-9).astype(np.int64)
+        return np.maximum(shown, budgets)
+
     low, high = 0.0, 1.0 / max(float(worth[worth > 0].min(initial=1.0)), 1e-12)
     for _ in range(50):
         middle = (low + high) / 2
-        given = np.maximum(np.floor(np.minimum(1, middle * worth) * wants + 1e-9).astype(np.int64), budgets)
-        low, high = (middle, high) if given.sum() <= total else (low, middle)
-    shared: NDArray[np.int64] = np.maximum(
-        np.floor(np.minimum(1, low * worth) * wants + 1e-9).astype(np.int64), budgets
-    )
-    return shared
+        low, high = (middle, high) if given(middle).sum() <= total else (low, middle)
+    return given(low), given(high)

@@ -32,6 +32,8 @@ STROKE_NOISE = 0.005
 HUE_POWER = 12
 """Exponent of the similarity in hue. With it a third of a red counts as orange, and half of a blue as
 purple."""
+PLAIN = 1 / 255
+"""A cell is plain if its luminance deviates by less than one grey value within its parts."""
 STROKES = 0.03
 """Least density of strokes (`text_like`) of a cell with text. Shapes without text have a third of it."""
 ALONG, ACROSS = 0.95, 0.5
@@ -124,7 +126,8 @@ def readable_at(texture: Texture) -> Map:
     shapes vary between these parts, and are not.
     """
     fine, coarse = deviations_of_cells(texture.luma, texture.cell)
-    return np.where(fine > coarse, 1.0, 0.5).astype(np.float32)
+    # The two of a plain cell differ by rounding alone.
+    return np.where(fine > np.maximum(coarse, PLAIN), 1.0, 0.5).astype(np.float32)
 
 
 def deviations_of_cells(luma: Bytes, cell: int) -> tuple[Map, Map]:

@@ -38,7 +38,7 @@ CONTENT, SALIENCE = 0.08, 0.35
 """A cell has content if its propositional value is above CONTENT or its perspectival value above SALIENCE."""
 LARGE_IMAGE = 512
 """An image with at least so many cells is large: it is encoded as regions, beside a view of the whole."""
-LOOK, LOOK_SHARE = 256, 8
+LOOK, LOOK_SHARE = 192, 8
 """The view of a large image that the model looks at has LOOK tokens, or one for LOOK_SHARE cells if that is
 more."""
 ONE_REGION_COMPRESS = 0.7
@@ -138,9 +138,10 @@ def attend(cells: Cells, total: int, compress: float = 0.5, side: int = SIDE) ->
     if shape[0] * shape[1] >= total:
         return _one_region(cells, total, shape)
     first = View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))
-    divided = _divide(partition(cells.content, side), cells, total - first.tokens)
+    divided = _divide(partition(cells.content, side), cells, total - first.tokens, MOST_CUTS)
     first = _without(first, _shown_natively(cells, *divided))
-    regions, scores, demands, budgets = _divide(divided[0], cells, total - first.tokens)
+    # Further cuts could take tokens from the regions that the first view no longer shows.
+    regions, scores, demands, budgets = _divide(divided[0], cells, total - first.tokens, 0)
     views = [
         view(region, budget, cells.relevance, cells.content)
         for region, budget in zip(regions, budgets, strict=True)
@@ -159,7 +160,7 @@ def _shown_natively(
     """The cells of regions that are asked about and shown at native resolution."""
     shown = np.zeros(cells.relevance.shape, bool)
     for region, demand, budget in zip(regions, demands, budgets, strict=True):
-        if budget >= demand and (cells.asked[region.cells] >= ASKED).any():
+        if budget >= demand > 0 and (cells.asked[region.cells] >= ASKED).any():
             shown[region.cells] = True
     return shown
 
@@ -172,15 +173,15 @@ def _without(first: View, shown: Mask) -> View:
 
 
 def _divide(
-    regions: tuple[Region, ...], cells: Cells, total: int
+    regions: tuple[Region, ...], cells: Cells, total: int, most_cuts: int
 ) -> tuple[tuple[Region, ...], tuple[float, ...], tuple[int, ...], tuple[int, ...]]:
     """Divide `total` tokens among regions. Returns the fields of `Allocation` from `regions` to `budgets`.
 
     If a region that is asked about does not get what it needs, it is cut around its peak, and the tokens are
-    divided again.
+    divided again. At most `most_cuts` regions are cut.
     """
     about = cells.asked >= ASKED
-    for cuts in range(MOST_CUTS + 1):
+    for cuts in range(most_cuts + 1):
         natives = [region.tokens for region in regions]
         places = [region.cells for region in regions]
         demands = tuple(int(cells.content[place].sum()) for place in places)
@@ -188,7 +189,7 @@ def _divide(
         needs = [need(cells.content[place], about[place], cells.detail[place]) for place in places]
         budgets = attending.allocate(scores, natives, total, demands, needs)
         index, held = attending.find_cut(scores, needs, budgets)
-        if held < LEAST_CUT or cuts == MOST_CUTS:
+        if held < LEAST_CUT or cuts == most_cuts:
             break
         parts = cut_out(regions[index], cells.relevance, cells.content, held)
         regions = tuple(sorted((*regions[:index], *parts, *regions[index + 1 :])))

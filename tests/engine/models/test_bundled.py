@@ -6,19 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file
 from transformers import Qwen3VLForConditionalGeneration
 
 from fovea import Engine
 from fovea.core.names import bundled_model
 from fovea.core.types import Completion
-from fovea.engine.models.stored import shard_files
-from fovea.engine.models.weights import head_digest, read_head
+from fovea.engine.models.look_heads import read_heads
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 from tests.support.reference import Reference
 from tests.support.thorough import is_thorough
@@ -157,7 +154,7 @@ def test_size_and_type_of_the_model(reference: Reference) -> None:
 
 
 def test_the_folder_holds_no_foreign_tensors() -> None:
-    """vLLM reads every *.safetensors file of a checkpoint, and refused the one with the relevance head."""
+    """vLLM reads every *.safetensors file of a checkpoint, and refused one with other tensors."""
     folder = bundled_model()
     stored = {name for path in folder.glob("*.safetensors") for name in load_file(path)}
     _, report = Qwen3VLForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
@@ -166,15 +163,8 @@ def test_the_folder_holds_no_foreign_tensors() -> None:
     assert stored == set(load_file(folder / "model.safetensors"))
 
 
-def test_a_relevance_head_is_read_from_its_folder_and_from_where_older_versions_wrote_it(
-    tmp_path: Path,
-) -> None:
-    head = read_head(bundled_model())
-    assert head
-    assert read_head(tmp_path) is None
-    save_numpy(head, tmp_path / "relevance.safetensors")
-    older = read_head(tmp_path)
-    assert older is not None
-    assert head_digest(older) == head_digest(head) != ""
-    save_numpy({"model.weight": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
-    assert shard_files(tmp_path) == [tmp_path / "model.safetensors"]
+def test_the_heads_that_look_are_those_of_its_decoder() -> None:
+    heads = read_heads(bundled_model())
+    with Engine.from_pretrained("fovea-tiny", kv_cache_mib=16) as engine:
+        assert heads
+        assert set(heads) <= set(engine.runner.model.decoder.config.look_heads)

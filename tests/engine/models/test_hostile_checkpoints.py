@@ -106,10 +106,10 @@ def numeric_template(folder: Path) -> None:
     edit_json("tokenizer_config.json", lambda content: content.update(chat_template=7))(folder)
 
 
-def head(content: bytes) -> Damage:
+def look_heads(content: bytes) -> Damage:
     def damage(folder: Path) -> None:
         (folder / "fovea").mkdir()
-        (folder / "fovea" / "relevance.safetensors").write_bytes(content)
+        (folder / "fovea" / "look.json").write_bytes(content)
 
     return damage
 
@@ -234,7 +234,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "is a link to /dev/zero, outside of the checkpoint",
     ),
     "a pipe": (pipe, "added_tokens.json is not a regular file"),
-    "a head that is none": (head(b"x" * 100), "relevance.safetensors cannot be read"),
+    "heads that are no JSON": (look_heads(b"x" * 100), "look.json cannot be read"),
+    "heads in deep JSON": (look_heads(DEEP), "look.json cannot be read"),
+    "heads of no list": (look_heads(b'{"heads": {"3": 2}}'), "look.json: heads must be a list of 1 to"),
+    "heads that the model lacks": (look_heads(b'{"heads": [[99, 0]]}'), "look.json: .*no head 0 .*layer 99"),
 }
 
 

@@ -34,6 +34,7 @@ from tests.support.reduced import (
     GREEDY,
     Decoder,
     features_of,
+    focused_looks,
     grid_of,
     patchy_page,
     prepared_prompt,
@@ -62,6 +63,12 @@ def architecture(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture(scope="module", autouse=True)
+def looks() -> Iterator[None]:
+    with focused_looks():
+        yield
+
+
 @pytest.fixture(scope="module")
 def machine(architecture: str, checkpoint: Checkpoints) -> Iterator[Engine]:
     with engine(checkpoint(architecture)) as machine:
@@ -72,6 +79,12 @@ def region_encoder(machine: Engine) -> AnySizeRegionEncoder:
     visual_encoder = machine.runner._encoder._encode.__self__  # type: ignore[attr-defined]
     encoder: AnySizeRegionEncoder = visual_encoder._region_encoder
     return encoder
+
+
+def forget(encoder: AnySizeRegionEncoder) -> None:
+    """Empty the region cache, and forget all layouts, so that every question looks again."""
+    encoder.regions.clear()
+    encoder._relevance._realizations.clear()
 
 
 def realize(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realization]:
@@ -117,7 +130,7 @@ def test_regions_have_several_levels_here(machine: Engine) -> None:
     """The other tests need a view of the whole, native regions, and regions at a lower resolution."""
     _, realization = realize(machine, QUESTION)
     first, *regions = realization.allocation.layout.views
-    assert first.tokens == first.shape[0] * first.shape[1]
+    assert 0 < first.tokens < first.shape[0] * first.shape[1], "some tokens are those of a native region"
     assert any(view.native for view in regions)
     _, lower = realize(machine, reduced_prompt("read the small text", PAGE, keep=LOWER))
     assert any(not view.native for view in lower.allocation.layout.views[1:])
@@ -318,11 +331,11 @@ def test_views_of_other_requests_fill_up_a_slice(machine: Engine, monkeypatch: p
     ]
     alone = []
     for image in images:
-        encoder.regions.clear()
+        forget(encoder)
         alone.append(run_to_end(encoder.slices(image, no_images)))
     before = sum(count for count, _, _ in grids)
     grids.clear()
-    encoder.regions.clear()
+    forget(encoder)
     monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 1 << 14)
     plain = pixels(
         machine, prepared_prompt(machine, reduced_prompt("what?", PAGE, method="dart", keep=0.3)).images[0]
@@ -358,12 +371,13 @@ def test_no_other_views_are_added_without_room_in_slice_and_cache(
         pixels(machine, prepared_prompt(machine, reduced_prompt("read it", page, keep=0.3)).images[0])
         for page in (PAGE, patchy_page(33, 700, 1000))
     )
+    forget(encoder)
     run_to_end(encoder.slices(first, no_images))
     expected = list(grids)
     for rows, capacity in ((64, encoder.regions.capacity), (1 << 14, 0)):
         monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", rows)
         monkeypatch.setattr(encoder.regions._ledger, "capacity", capacity)
-        encoder.regions.clear()
+        forget(encoder)
         grids.clear()
         run_to_end(encoder.slices(first, lambda: iter([second])))
         assert grids == expected
@@ -374,7 +388,7 @@ def test_no_other_views_are_added_without_room_in_slice_and_cache(
 def test_an_error_of_an_image_in_the_queue_fails_only_that_image(
     machine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, an image in the queue whose tensions could not be computed failed the images before it."""
+    """Before, an image in the queue that could not be cut into views failed the images before it."""
     encoder = region_encoder(machine)
     first, bad, third = (
         pixels(
@@ -385,17 +399,17 @@ def test_an_error_of_an_image_in_the_queue_fails_only_that_image(
         )
         for seed in (41, 42, 43)
     )
-    tensions = encoder._relevance.tensions
+    cut = encoder._cutter._cut
 
-    def tensions_or_error(survey: Any, reduction: Any, total: int) -> Any:
-        if bad.plan.reduction is reduction:
+    def cut_or_error(image: ProcessedImage, view: View) -> Any:
+        if image is bad:
             raise MemoryError("too large")
-        return tensions(survey, reduction, total)
+        return cut(image, view)
 
-    monkeypatch.setattr(encoder._relevance, "tensions", tensions_or_error)
+    monkeypatch.setattr(encoder._cutter, "_cut", cut_or_error)
     monkeypatch.setattr("fovea.engine.vision.encoding.CPU_ROWS", 1 << 14)
     grids = passes(monkeypatch)
-    encoder.regions.clear()
+    forget(encoder)
     run_to_end(encoder.slices(first, lambda: iter([bad, third])))
     assert grids[0][0] == 2, "the third image filled up the batch"
     with pytest.raises(MemoryError):

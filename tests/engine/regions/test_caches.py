@@ -19,7 +19,14 @@ from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.qwen import QwenVisionTower
 from tests.engine.test_losing_caches import lose_something
 from tests.support.engines import ask, assert_idle, engine, picture
-from tests.support.reduced import GREEDY, features_of, patchy_page, prepared_prompt, reduced_prompt
+from tests.support.reduced import (
+    GREEDY,
+    features_of,
+    focused_looks,
+    patchy_page,
+    prepared_prompt,
+    reduced_prompt,
+)
 from tests.support.thorough import is_thorough
 
 Checkpoints = Callable[[str], Path]
@@ -28,6 +35,12 @@ SMALL, LARGE = picture(21, 190, 130), patchy_page(22, 440, 640)
 MEDIUM = patchy_page(23, 320, 480)
 LARGER = patchy_page(22, 600, 880)
 """Large enough for views beside that of the whole, with few tokens or a share of them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def looks() -> Iterator[None]:
+    with focused_looks():
+        yield
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from fovea.engine.schedule.plan import Budget
 from fovea.engine.sequence import Sequence
 from fovea.engine.vision.encoding import VisualFeatures
 from fovea.engine.visual_budget.methods import METHODS, PRESETS
+from fovea.relevance.balancing import Tensions
 from tests.support.clips import clip
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 from tests.support.pixels import in_time
@@ -244,9 +245,13 @@ def test_positions_do_not_depend_on_chunks(checkpoint: Checkpoints) -> None:
 
 @pytest.mark.parametrize("prefix_cache", others_slow([True, False], [True]))
 def test_a_sequence_that_is_preempted_within_an_image_continues_at_its_position(
-    checkpoint: Checkpoints, prefix_cache: bool
+    checkpoint: Checkpoints, prefix_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Part of the KV is reused or all is computed again, and the tokens keep their positions."""
+    """Part of the KV is reused or all is computed again, and the tokens keep their positions.
+
+    The load of the engine has no effect here. Otherwise other tokens would be chosen.
+    """
+    monkeypatch.setattr(Tensions, "under", lambda tensions, load: tensions)
     prompts = [
         reduced_prompt(f"question {n}", picture(n, 190, 130), method="dpp", keep=0.7) for n in range(3)
     ]

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from fovea.core.names import bundled_model
 from fovea.engine.load import read_config
+from fovea.engine.models.look_heads import read_heads
 from fovea.engine.models.side_files import build_processors, default_sampling
 from fovea.engine.models.stored import common_dtype, read_header, shard_files
-from fovea.engine.models.weights import read_head
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192
 FILES = (
     "config.json", "model.safetensors.index.json", "model.safetensors", "preprocessor_config.json",
-    "generation_config.json", "video_preprocessor_config.json",
+    "generation_config.json", "video_preprocessor_config.json", "fovea/look.json",
 )  # fmt: skip
 WEIGHTS = ("model.safetensors.index.json", "model.safetensors")
 WORDS = (
@@ -33,7 +33,7 @@ WORDS = (
     b'"weight_map"', b'"dtype"', b'"F32"', b'"BF16"', b'"shape"', b'"data_offsets"', b'"__metadata__"',
     b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"[]", b"{}", b'""', b'"../../etc/passwd"',
     b'"/etc/passwd"', b"[" * 50, b"99999999999999999999", b"\\u0000", b"\xff", b'"patch_size"',
-    b'"image_mean"', b'"rope_scaling"', b'"hidden_size"', b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"\0" * 8,
+    b'"image_mean"', b'"heads"', b"[[3, 2]]", b'"rope_scaling"', b'"hidden_size"', b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"\0" * 8,
 )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ def _folder() -> Path:
     for path in bundled_model().glob("*.json"):
         shutil.copy(path, folder)
     (folder / "model.safetensors").write_bytes(_tensors())
+    (folder / "fovea").mkdir()
     return folder
 
 
@@ -56,7 +57,8 @@ def target(data: bytes) -> None:
     before = path.read_bytes() if path.exists() else None
     path.write_bytes(data[1:])
     try:
-        (_read_weights if name in WEIGHTS else _read_settings)(folder)
+        read = _read_heads if name == FILES[6] else _read_weights if name in WEIGHTS else _read_settings
+        read(folder)
     finally:
         if before is None:
             path.unlink()
@@ -74,8 +76,13 @@ def _read_weights(folder: Path) -> None:
                 entries, _ = read_header(opened, file)
                 note(f"{len(entries)} tensors")
                 common_dtype(entries)
+
+
+def _read_heads(folder: Path) -> None:
     with refusals():
-        read_head(folder)
+        heads = read_heads(folder, [(3, 2), (3, 3)])
+        assert heads
+        note(f"{len(heads)} heads")
 
 
 def _read_settings(folder: Path) -> None:
@@ -147,5 +154,14 @@ def seeds() -> list[bytes]:
             b'{"eos_token_id": [[]]}',
         ],
         5: [b"{}", b'{"fps": 0}', b'{"min_frames": -1, "max_frames": null}', b"[]"],
+        6: [
+            (bundled_model() / "fovea" / "look.json").read_bytes(),
+            b"{}",
+            b"[]",
+            b'{"heads": [[3, 2], [3, 2]]}',
+            b'{"heads": [[-1, true]]}',
+            b'{"heads": [[3, 1e999]]}',
+            b'{"heads": [[[' + b"[" * 4000,
+        ],
     }
     return [bytes([number]) + content for number, inputs in contents.items() for content in inputs]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fovea.core.errors import CheckpointError
+from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.json_text import parse_object
 
 Head = tuple[int, int]
@@ -36,7 +36,7 @@ def read_heads(folder: Path, known: Iterable[Head] | None = None) -> tuple[Head,
         raise CheckpointError(f"{path} has {size} bytes; accepted: at most {MOST_BYTES}")
     try:
         entries: Any = parse_object(path.read_bytes()).get("heads")
-    except ValueError as error:
+    except (OSError, InvalidRequest) as error:
         raise CheckpointError(f"{path} cannot be read: {str(error)[:500]}") from error
     fits = isinstance(entries, list) and 1 <= len(entries) <= MOST_HEADS
     if not fits or not all(map(_is_pair, entries)):
