@@ -26,7 +26,7 @@
 #             CHAOS_MINUTES=60 for an hour)
 # make soak   20,000 mixed requests, a quarter of which leave early, to one server: memory, answers, what is held (10 minutes)
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
-# make bench-relevance  methods of visual-token reduction compared, into benchmarks/results/relevance.md (35 minutes)
+# make bench-relevance  methods of visual-token reduction compared, into benchmarks/results/relevance.md (55 minutes)
 # make gpu    test and measure on a machine with CUDA (10 minutes); on another it prints what to run on one
 # make gpu-rehearsal  both parts of `make gpu` without a GPU, in Triton's interpreter (5 minutes)
 PYTHON ?= python3

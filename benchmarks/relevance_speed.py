@@ -5,7 +5,8 @@
 
 It prints the median and the quickest of the repeats, in milliseconds. The steps take turns, so that other
 processes on the machine disturb all of them alike. The image is a held-out page with small text, and half of
-its tokens are kept. The last line is JSON.
+its tokens are kept. No model takes part: the attention of the look is that of one token of its view. The look
+itself is timed by benchmarks/relevance.py. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,43 +20,35 @@ from collections.abc import Callable
 import numpy as np
 
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
-from fovea.relevance.balancing import Balancer, Tensions, Ways
-from fovea.relevance.knowing import couple_without_head, keywords, perspectival, propositional
-from fovea.relevance.pipeline import survey
-from fovea.relevance.policy import attend, content_mask
+from fovea.relevance.balancing import Ways, balance
+from fovea.relevance.knowing import participatory, perspectival, propositional, readable_at
+from fovea.relevance.pipeline import survey, tensions
+from fovea.relevance.policy import Cells, attend, content_mask, look_shape
 from fovea.relevance.texture import texture
 
-DIMENSIONS, WORDS, VIEW = 512, 16, (8, 8)
-"""Size of features, number of words of the question, and grid of the thumbnail's features."""
 TARGET_MS = 7.0
 """Target for the texture of 896x896 pixels on one core."""
 
 
 def steps(pixels: np.ndarray, cell: int, question: str) -> dict[str, Callable[[], object]]:
     surveyed = survey(pixels, cell)
-    maps, keyword_map = surveyed.texture, surveyed.keyword_map(question)
-    ways = Ways(surveyed.propositional, surveyed.perspectival, keyword_map)
-    balancer = Balancer()
+    maps = surveyed.texture
+    asked = np.zeros(look_shape(maps.grid), np.float32)
+    asked[asked.shape[0] // 2, asked.shape[1] // 2] = 1.0
+    ways = Ways(surveyed.propositional, surveyed.perspectival, participatory(asked, maps))
+    decided = tensions(question, surveyed, asked)
+    content = content_mask(ways.propositional, ways.perspectival)
+    cells = Cells(balance(ways, decided), content, ways.participatory, readable_at(maps))
     total = maps.grid[0] * maps.grid[1] // 2
-
-    def decide_tensions() -> Tensions:
-        return balancer.tensions(question, None, surveyed.statistics(total))
-
-    tensions = decide_tensions()
-    worth, content = balancer.balance(ways, tensions), content_mask(ways.propositional, ways.perspectival)
-    draw = np.random.default_rng(0)
-    features, words = (
-        draw.normal(size=(n, DIMENSIONS)).astype(np.float32) for n in (VIEW[0] * VIEW[1], WORDS)
-    )
     return {
         "texture": lambda: texture(pixels, cell),
         "propositional": lambda: propositional(maps),
         "perspectival": lambda: perspectival(maps),
-        "keywords": lambda: keywords(maps, question),
-        "coupling": lambda: couple_without_head(features, words, VIEW, keyword_map),
-        "tensions": decide_tensions,
-        "balancing": lambda: balancer.balance(ways, tensions),
-        "attending": lambda: attend(worth, content, total, tensions.compress),
+        "participatory": lambda: participatory(asked, maps),
+        "tensions": lambda: tensions(question, surveyed, asked),
+        "balancing": lambda: balance(ways, decided),
+        "readable at": lambda: readable_at(maps),
+        "attending": lambda: attend(cells, total, decided.compress),
     }
 
 

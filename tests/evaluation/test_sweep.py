@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fovea.core.media import AUTO
 from fovea.core.types import StageTimings
 from fovea.evaluation.score import PairedCounts, wilson
 from fovea.evaluation.sweep import ALL, DETAILS, FULL, OTHERS, MedianTimes, Outcome, Setting, Sweep, settings
@@ -60,6 +61,15 @@ def test_relevance_is_compared_with_the_others_at_its_share() -> None:
     few = Setting("dart", 0.25)
     result = make_sweep(Outcome("colour", (True,) * 4, (1,) * 4), settings=(FULL, DART, few, RELEVANCE))
     assert result.pairs == ((DART, FULL), (few, FULL), (RELEVANCE, FULL), (RELEVANCE, DART))
+
+
+def test_the_budget_auto_has_no_share_to_be_compared_at() -> None:
+    auto = Setting("relevance", AUTO)
+    result = make_sweep(Outcome("colour", (True,) * 4, (8, 4, 4, 2)), settings=(FULL, DART, RELEVANCE, auto))
+    assert auto.name == "relevance auto"
+    assert result.rivals(auto) == ()
+    assert result.pairs == ((DART, FULL), (RELEVANCE, FULL), (auto, FULL), (RELEVANCE, DART))
+    assert json.loads(json.dumps(result.body()))["settings"][-1]["keep"] == "auto"
 
 
 def test_times_are_medians_and_compute_is_all_work_before_the_first_token() -> None:

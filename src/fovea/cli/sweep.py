@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,12 @@ from fovea.cli.questions import (
 )
 from fovea.core.errors import InvalidRequest
 from fovea.core.markdown import markdown_table
+from fovea.core.media import AUTO
 from fovea.engine.visual_budget.methods import METHODS, find_method
 from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.score import PairedCounts
-from fovea.evaluation.sweep import ALL, FULL, RELEVANCE, SHARES, Score, Setting, Sweep
+from fovea.evaluation.sweep import ALL, FULL, RELEVANCE, SHARES, Keep, Score, Setting, Sweep
 from fovea.evaluation.sweep import settings as sweep_settings
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ def sweep_markdown(sweep: Sweep) -> str:
     ]
     shares = dict.fromkeys(setting.keep for setting in sweep.settings if setting != FULL)
     for keep in shares:
-        parts += [f"Per kind, {keep:g} of the tokens kept:", aligned(_kinds_table(sweep, keep))]
+        kept = "as many tokens as the question needs" if keep == AUTO else f"{keep:g} of the tokens"
+        parts += [f"Per kind, {kept} kept:", aligned(_kinds_table(sweep, keep))]
     if sweep.pairs:
         parts += [f"{DIFFERENCES}:", aligned(_pairs_table(sweep))]
     return "\n\n".join(parts)
@@ -94,7 +97,7 @@ def _settings_table(sweep: Sweep) -> Iterator[list[str]]:
         ]
 
 
-def _kinds_table(sweep: Sweep, keep: float) -> Iterator[list[str]]:
+def _kinds_table(sweep: Sweep, keep: Keep) -> Iterator[list[str]]:
     shown: list[Setting] = [FULL, *(one for one in sweep.settings if one != FULL and one.keep == keep)]
     yield ["kind", *(setting.method or FULL.name for setting in shown)]
     for kind in (*sweep.kinds, ALL):
@@ -125,7 +128,7 @@ def _accuracy(score: Score) -> str:
 
 
 Lines = Mapping[str, Sequence[Setting]]
-"""The settings of each method, from all tokens downwards."""
+"""The settings of each method, from all tokens downwards. A setting with the share `AUTO` is alone."""
 
 
 def draw(path: Path, sweep: Sweep, title: str) -> None:
@@ -139,7 +142,7 @@ def draw(path: Path, sweep: Sweep, title: str) -> None:
     chart.suptitle(title)
     *kept, times = chart.subplots(1, len(groups) + 1)
     for axes, group in zip(kept, groups, strict=True):
-        _panel(axes, sweep, group, lines, lambda setting: 100 * setting.keep)
+        _panel(axes, sweep, group, lines, partial(_kept, sweep, group))
         axes.set_xlabel("visual tokens kept, %")
     _panel(times, sweep, ALL, lines, lambda setting: 1e3 * sweep.time(setting).ttft)
     times.set_xlabel(f"time to the first token, ms ({sweep.timed_on})")
@@ -147,12 +150,26 @@ def draw(path: Path, sweep: Sweep, title: str) -> None:
     save(chart, path)
 
 
+def _kept(sweep: Sweep, group: str, setting: Setting) -> float:
+    """Percentage of the visual tokens that a setting keeps; for `AUTO` as measured on the group."""
+    if setting.keep != AUTO:
+        return 100 * setting.keep
+    return 100 * sweep.score(setting, group).tokens / sweep.score(FULL, group).tokens
+
+
 def _lines(sweep: Sweep) -> Lines:
     lines: dict[str, list[Setting]] = {}
+    shares: dict[str, list[tuple[float, Setting]]] = {}
     for setting in sweep.settings:
-        if setting.method is not None:
-            lines.setdefault(setting.method, [FULL]).append(setting)
-    return {method: sorted(settings, key=lambda setting: -setting.keep) for method, settings in lines.items()}
+        if setting.method is None:
+            continue
+        if setting.keep == AUTO:
+            lines[setting.name] = [setting]
+        else:
+            shares.setdefault(setting.method, [(1.0, FULL)]).append((setting.keep, setting))
+    for method, members in shares.items():
+        lines[method] = [setting for _, setting in sorted(members, key=lambda member: -member[0])]
+    return lines
 
 
 def _panel(axes: Axes, sweep: Sweep, group: str, lines: Lines, x: Callable[[Setting], float]) -> None:
@@ -163,6 +180,8 @@ def _panel(axes: Axes, sweep: Sweep, group: str, lines: Lines, x: Callable[[Sett
         scores = [sweep.score(setting, group) for setting in settings]
         values = [100 * score.accuracy for score in scores]
         style: dict[str, Any] = {"linewidth": 1.2, "color": colours[place % len(colours)]}
+        if settings[0].keep == AUTO:
+            style = {"linestyle": "none", "markersize": 10, "color": "black", "zorder": 6}
         if method == RELEVANCE:
             style = {"linewidth": 2.6, "color": "black", "zorder": 5}
             spread = [
@@ -172,7 +191,8 @@ def _panel(axes: Axes, sweep: Sweep, group: str, lines: Lines, x: Callable[[Sett
             axes.errorbar(
                 [x(setting) for setting in settings], values, spread, fmt="none", color="black", capsize=3
             )
-        axes.plot([x(setting) for setting in settings], values, marker="o", label=method, **style)
+        marker = "*" if settings[0].keep == AUTO else "o"
+        axes.plot([x(setting) for setting in settings], values, marker=marker, label=method, **style)
     axes.set_title(group if group != ALL else "all kinds")
     axes.set_ylabel("right answers, %")
     axes.grid(alpha=0.3)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from fovea.core.measure import percentile
+from fovea.core.media import AUTO
 from fovea.core.types import StageTimings
 from fovea.evaluation.scenes import DETAIL_KINDS
 from fovea.evaluation.score import PairedCounts, wilson
@@ -19,6 +20,8 @@ DETAILS, OTHERS, ALL = "small details", "others", "all"
 GROUPS = (DETAILS, OTHERS, ALL)
 SHARES = (0.75, 0.5, 0.25)
 RELEVANCE = "relevance"
+Keep = float | Literal["auto"]
+"""The share of an image's tokens that is kept, or `AUTO`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +29,19 @@ class Setting:
     """How images are reduced in one run over the questions.
 
     method: name of the method of token reduction; None: images keep all of their tokens.
-    keep: share of each image's tokens that is kept, in (0, 1].
+    keep: share of each image's tokens that is kept, in (0, 1]; "auto": as many as the question needs, with
+        the method `relevance`.
     """
 
     method: str | None = None
-    keep: float = 1.0
+    keep: Keep = 1.0
 
     @property
     def name(self) -> str:
         """Name in reports: "full", or method and share."""
-        return "full" if self.method is None else f"{self.method} {self.keep:g}"
+        if self.method is None:
+            return "full"
+        return f"{self.method} {self.keep if self.keep == AUTO else format(self.keep, 'g')}"
 
 
 FULL = Setting()
