@@ -16,7 +16,6 @@ from random import Random
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
@@ -30,10 +29,9 @@ from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.questions import reading
 from fovea.evaluation.scenes.scene import Turn
 from fovea.evaluation.scenes.small import compose_small
-from fovea.relevance.attending import Policy, Scores
-from fovea.relevance.balancing import Balancer, Tensions, Ways
-from fovea.relevance.knowing import perspectival, propositional
-from fovea.relevance.policy import LARGE_IMAGE, attend, content_mask
+from fovea.relevance.balancing import Tensions, Ways, balance
+from fovea.relevance.knowing import perspectival, propositional, readable_at
+from fovea.relevance.policy import LARGE_IMAGE, Cells, attend, content_mask
 from fovea.relevance.realizing import SIDE, Layout, View, patch_fractions
 from fovea.relevance.texture import Map, texture
 from model import Fovea
@@ -43,20 +41,6 @@ Tower = Callable[[np.ndarray], Tensor]
 """An image's pixels (height, width, 3) to its visual tokens, (tokens, hidden)."""
 CELL, MERGE = 32, 2
 """Side of a token's cell in pixels, and patches per side of it."""
-FLOOR, CEILING, EXPONENT = 64, 400, 4.02
-"""Least and most tokens of a region under `power`, and the exponent that the ARR-COC design begins with."""
-
-
-def power(scores: Scores) -> NDArray[np.float64]:
-    """A policy for `attending.allocate` that gives a region any share of its tokens: a power of its score.
-
-    Only training uses it, so that the model also meets regions between the levels.
-    """
-    share = np.clip(np.asarray(scores, np.float64) ** EXPONENT, 0, 1)
-    return (FLOOR + (CEILING - FLOOR) * share) / CEILING
-
-
-POLICIES: tuple[str | Policy, ...] = ("thresholds", "thresholds", power, "sharp")
 
 
 def tower() -> Tower:
@@ -103,17 +87,17 @@ def random_layout(rng: Random, pixels: np.ndarray, participatory: Map, total: in
     channels = texture(pixels, CELL)
     ways = Ways(propositional(channels), perspectival(channels), participatory)
     tensions = Tensions(rng.random(), rng.uniform(0.6, 1.0), rng.uniform(0.4, 1.0))
-    worth = Balancer().balance(ways, tensions)
+    worth = balance(ways, tensions)
     content = content_mask(ways.propositional, ways.perspectival)
     chance = rng.random()
     if chance < 0.3:
         worth = shuffle(rng, worth)
     elif chance < 0.45:  # equal relevance: only the difference between tokens counts
         worth = np.ones_like(worth)
+    cells = Cells(worth, content, participatory, readable_at(channels))
     if worth.size < LARGE_IMAGE and rng.random() < 0.7:
-        return attend_with_diversity(worth, content, total, tensions.compress, embeds(pixels)).layout
-    side = rng.choice((SIDE, SIDE, SIDE, 9, 7))
-    return attend(worth, content, total, tensions.compress, rng.choice(POLICIES), side).layout
+        return attend_with_diversity(cells, total, compress=tensions.compress, embeds=embeds(pixels)).layout
+    return attend(cells, total, tensions.compress, rng.choice((SIDE, SIDE, SIDE, 9, 7))).layout
 
 
 def shuffle(rng: Random, worth: Map) -> Map:

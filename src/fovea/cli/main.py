@@ -34,6 +34,7 @@ COMMANDS = {
     "bench": "measure an OpenAI-compatible server under load",
     "profile": "where the time of a request goes, stage by stage",
     "build": "compile the vision encoder for given resolutions",
+    "relevance": "choose the heads with which a model looks for what a question is about",
     "quantize": "write a quantized copy of a checkpoint, calibrated on images and texts",
 }
 """The commands with their help. Each has a module of its name."""

@@ -183,8 +183,8 @@ class ViewBudgets:
 def score_view(survey: Survey, question: str) -> ViewScore:
     """How well an image fits a question. A small thing in an empty image counts as much as a large one.
 
-    It does not use `Survey.keyword_map`, which is scaled within one image: there, the most text-like part of
-    an image without text would count as text.
+    The amounts are not scaled within one image: there, the most text-like part of an image without text would
+    count as text.
     """
     keywords = tuple(_peak(values) / least for values, least in survey.keyword_amounts(question))
     return ViewScore(keywords, score(np.maximum(survey.propositional, survey.perspectival)))

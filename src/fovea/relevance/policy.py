@@ -38,7 +38,7 @@ CONTENT, SALIENCE = 0.08, 0.35
 """A cell has content if its propositional value is above CONTENT or its perspectival value above SALIENCE."""
 LARGE_IMAGE = 512
 """An image with at least so many cells is large: it is encoded as regions, beside a view of the whole."""
-LOOK, LOOK_SHARE = 256, 8
+LOOK, LOOK_SHARE = 192, 8
 """The view of a large image that the model looks at has LOOK tokens, or one for LOOK_SHARE cells if that is
 more."""
 ONE_REGION_COMPRESS = 0.7

@@ -2,8 +2,8 @@
 
 The number of tokens that an image keeps follows from its shape and the ratio alone. So a prompt is laid out,
 and its cost known, before any pixel is read. The pixels (and the question, if the method uses it) only decide
-which tokens are kept. There are two exceptions, in which the pixels decide how many: relevance without a
-number, and images that share a budget (`views`).
+which tokens are kept. There are two exceptions, in which the pixels decide how many: relevance with the
+budget `auto`, and images that share a budget (`views`).
 """
 
 from __future__ import annotations
