@@ -28,7 +28,8 @@ UNION_TAGS = (
     "input_text", "input_image", "output_text", "image", "tool_use", "tool_result", "thinking",
 )  # fmt: skip
 OBJECT = ("model_type", "model_attributes_type", "dict_type")
-EXPECTED = "Input should be "
+EXPECTED = "Input should be ", "Value error, must be "
+"""Beginnings of pydantic's messages, and of those of our own checks, which what is accepted follows."""
 SHORTEST, SIMILAR = 5, 0.8
 """A name with as many letters and as similar to a field's name (difflib's ratio) counts as misspelt."""
 ELSEWHERE = ("models", "add_special_tokens", "prompts", "input")
@@ -157,7 +158,8 @@ def _expected(problem: Problem) -> str | None:
     if problem["type"] in OBJECT:
         return "an object"
     message = str(problem["msg"])
-    return message.removeprefix(EXPECTED) if message.startswith(EXPECTED) else None
+    prefix = next((prefix for prefix in EXPECTED if message.startswith(prefix)), None)
+    return None if prefix is None else message.removeprefix(prefix)
 
 
 def unknown_field(path: str, fields: Sequence[str]) -> InvalidRequest:
