@@ -1,4 +1,5 @@
 """Layouts have exactly the given total, begin with the first view, and show first what is asked about."""
+
 from __future__ import annotations
 
 from dataclasses import replace

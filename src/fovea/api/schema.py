@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fovea.api.answer_format import FormatFields
 from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail, ToolFields
@@ -29,6 +29,7 @@ from fovea.api.wire import (
     option,
 )
 from fovea.core.errors import InvalidRequest
+from fovea.core.media import AUTO
 from fovea.core.sampling import MAX_CHOICES, MAX_REPETITION_PENALTY, MAX_STOP_STRINGS, MIN_REPETITION_PENALTY
 
 MODEL = "Name of the served model. May be omitted."
@@ -180,6 +181,16 @@ class ImageUpload(Body):
     )
 
 
+def _share(value: Any) -> Any:
+    real = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+    if value is not None and value != AUTO and not real:
+        raise ValueError("must be a number of more than 0 and at most 1, or 'auto'")
+    return value
+
+
+Share = Annotated[Literal["auto"] | Annotated[float, Field(gt=0, le=1)], BeforeValidator(_share)]
+
+
 class VisualTokensBody(Wire):
     """The number of visual tokens that each image keeps, and the method that chooses them.
 
@@ -192,7 +203,7 @@ class VisualTokensBody(Wire):
         "A method with its number of tokens under one name."
     )
     method: Word | None = option("Name of the method that chooses the tokens. Default: relevance.")
-    keep: Literal["auto"] | Annotated[Number, Field(gt=0, le=1)] | None = option(
+    keep: Share | None = option(
         "Share of each image's tokens to keep, more than 0 and at most 1; with the method views, of all "
         "images together. With the method relevance also `auto`: as many as the question needs."
     )

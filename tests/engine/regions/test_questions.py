@@ -18,7 +18,7 @@ from fovea.evaluation.scenes.scene import COLOURS, Item, Label, Scene
 from fovea.relevance.pipeline import Realization
 from fovea.relevance.policy import look_shape
 from fovea.relevance.realizing import Region, whole
-from tests.relevance.pictures import CELL, background, cells_touching
+from tests.relevance.pictures import background, cells_touching
 from tests.support.programs import need_kernels
 
 pytestmark = pytest.mark.kernels
