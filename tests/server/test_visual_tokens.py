@@ -125,19 +125,29 @@ def test_number_of_visual_tokens(server: Server, wish: Json | None, kept: int, m
 
 
 @pytest.mark.parametrize(
-    "wish", [{}, {"keep": None, "budget": None, "method": None, "preset": None}], ids=str
+    "wish", [{}, {"keep": None, "budget": None, "method": None, "preset": None}, {"keep": "auto"}], ids=str
 )
-def test_relevance_chooses_the_number_by_the_image(server: Server, wish: Json) -> None:
-    """Without a number in the request, a nearly empty page gets fewer tokens than a full one."""
-    bare = PIL.Image.new("RGB", (640, 480), "white")
-    bare.paste((20, 20, 20), (300, 200, 330, 230))
-    counts = []
-    for each in (bare, PIL.Image.effect_noise((640, 480), 90).convert("RGB")):
+def test_relevance_chooses_the_number_by_question_and_image(server: Server, wish: Json) -> None:
+    """A large page that is nearly empty gets few tokens for a question about a part of it, a full one more.
+
+    A question about all of a page keeps all of its tokens, and so does a small page.
+    """
+
+    def count(picture: PIL.Image.Image, words: str) -> tuple[int, int]:
         file = io.BytesIO()
-        each.save(file, "PNG")
-        body = ask(server, image(data_url(file.getvalue())), "what is it?", visual_tokens=wish)
-        counts.append(image_reports(body)[0]["visual_tokens"])
-    assert 1 <= counts[0] < counts[1] <= 300
+        picture.save(file, "PNG")
+        (report,) = image_reports(ask(server, image(data_url(file.getvalue())), words, visual_tokens=wish))
+        return report["visual_tokens"], report.get("of", report["visual_tokens"])
+
+    bare = PIL.Image.new("RGB", (640, 960), "white")
+    bare.paste((20, 20, 20), (300, 200, 330, 230))
+    noise = PIL.Image.effect_noise((640, 960), 90).convert("RGB")
+    few, full = count(bare, "what is it?")
+    more, _ = count(noise, "what is it?")
+    assert 1 <= few < full // 8 < more <= full == 600
+    assert count(bare, "how many are there?") == (full, full)
+    small = bare.resize((320, 480))
+    assert count(small, "what is it?") == (150, 150)
 
 
 def test_every_image_has_its_own_quota(server: Server) -> None:
@@ -255,10 +265,10 @@ def test_explanation_only_on_request_and_for_relevance(server: Server) -> None:
         ({"method": "half"}, "visual_tokens.method", "there is no method 'half'; accepted: resize, uniform"),
         ({"method": ""}, "visual_tokens.method", "there is no method ''; accepted: resize, uniform, "),
         ({"keep": 0.5, "budget": 10}, "visual_tokens", "keep and budget say the same; send one"),
-        ({"keep": 0}, "visual_tokens.keep", "visual_tokens.keep: must be greater than 0"),
+        ({"keep": 0}, "visual_tokens.keep", "visual_tokens.keep: must be greater than 0 or 'auto'"),
         ({"keep": 1.5}, "visual_tokens.keep", "visual_tokens.keep: must be less than or equal to 1"),
-        ({"keep": "half"}, "visual_tokens.keep", "visual_tokens.keep: must be a number"),
-        ({"keep": True}, "visual_tokens.keep", "visual_tokens.keep: must be a number"),
+        ({"keep": "half"}, "visual_tokens.keep", "visual_tokens.keep: must be a number or 'auto'"),
+        ({"keep": True}, "visual_tokens.keep", "visual_tokens.keep: must be a number or 'auto'"),
         ({"budget": 0}, "visual_tokens.budget", "visual_tokens.budget: must be greater than or equal to 1"),
         ({"budget": 2.5}, "visual_tokens.budget", "visual_tokens.budget: must be a"),
         ({"preset": "best"}, "visual_tokens.preset", "must be 'document', 'general' or 'fast', got 'best'"),
@@ -355,5 +365,5 @@ def test_images_lose_tokens_under_load(folder: Path) -> None:
     lowered = [one for one in reports if one["visual_tokens"] < FULL]
     for one in lowered:
         assert (one["method"], one["of"], one["detail"]) == ("dart", FULL, "high")
-        assert "of its tokens at a load of" in one["reason"]
+        assert "of its tokens, at a load of" in one["reason"]
         assert one["visual_tokens"] in (FULL // 2, FULL // 4)

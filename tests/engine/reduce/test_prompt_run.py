@@ -1,4 +1,4 @@
-"""Runs of prompts through the decoder's first layers: equal to transformers' attention, alone and together."""
+"""Runs of prompts through the first layers: equal to the attention of transformers, alone and together."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def features(model: VisionLanguageModel, places: Tensor | None = None, seed: int
     return VisualFeatures(rows[0], tuple(deepstack), places=places)
 
 
-def positions(model: VisionLanguageModel, places: Tensor | None, grid: tuple[int, int], length: int) -> Tensor:
+def positions(
+    model: VisionLanguageModel, places: Tensor | None, grid: tuple[int, int], length: int
+) -> Tensor:
     """The positions of a prompt's tokens, by their definition: (3, length) with M-RoPE, else (length,)."""
     if model.merge is None:
         return torch.arange(length)
@@ -80,7 +82,11 @@ def positions(model: VisionLanguageModel, places: Tensor | None, grid: tuple[int
 
 @torch.inference_mode()
 def their_attention(
-    theirs: Any, model: VisionLanguageModel, visual: VisualFeatures, end: tuple[int, ...], grid: tuple[int, int]
+    theirs: Any,
+    model: VisionLanguageModel,
+    visual: VisualFeatures,
+    end: tuple[int, ...],
+    grid: tuple[int, int],
 ) -> list[Tensor]:
     """For each layer with attention the last row's attention to the image, (heads, tokens)."""
     ids = torch.tensor([*BEFORE, *[0] * len(visual.embeds), *end])
@@ -188,9 +194,7 @@ def test_a_look_is_the_mean_of_its_heads_beyond_the_neutral_request(
     expected = torch.zeros(COUNT)
     for layer, head in heads:
         for token in range(COUNT):
-            ours, usual = (
-                float(table[layers.index(layer)][head, token]) for table in (asked, neutral)
-            )
+            ours, usual = (float(table[layers.index(layer)][head, token]) for table in (asked, neutral))
             expected[token] += ours * min(1.0, ours / max(TWICE * usual, 1e-9)) / len(heads)
     result = looked(model, LookPrompt(BEFORE, *ENDS), heads)
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-3)
