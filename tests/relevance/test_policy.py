@@ -228,10 +228,10 @@ def test_the_first_view_grows_with_the_compress_tension() -> None:
     assert tokens[-2] == tokens[-1] == 32 * 32
 
 
-def test_the_model_looks_at_256_tokens_or_an_eighth() -> None:
-    assert (LOOK, LOOK_SHARE) == (256, 8)
-    assert look_shape((32, 32)) == (16, 16)
-    assert look_shape((64, 64)) == (22, 23) or look_shape((64, 64)) == (22, 22)
+def test_the_view_that_the_model_looks_at_by_hand() -> None:
+    assert (LOOK, LOOK_SHARE) == (192, 8)
+    assert look_shape((32, 32)) == (13, 13)
+    assert look_shape((64, 64)) == (22, 22)
     assert look_shape((22, 23)) == (22, 23), "a small image is looked at as it is"
 
 
@@ -244,8 +244,10 @@ def test_a_look_has_about_its_number_of_tokens(rows: int, columns: int) -> None:
 
 def test_with_room_for_all_content_the_first_view_is_the_one_that_was_looked_at() -> None:
     """That view is encoded already. A view that would be larger anyway stays."""
-    assert first_view((32, 32), 400, 0.1, 144) == (16, 16)
-    assert first_view((32, 32), 400, 0.1, 145) == shape_within(32, 32, 72)
+    looked = look_shape((32, 32))
+    room = 400 - looked[0] * looked[1]
+    assert first_view((32, 32), 400, 0.1, room) == looked
+    assert first_view((32, 32), 400, 0.1, room + 1) == shape_within(32, 32, 72) != looked
     assert first_view((32, 32), 500, 0.69, 0) == shape_within(32, 32, whole_tokens(500, 0.69)) == (18, 18)
 
 

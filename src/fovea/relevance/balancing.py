@@ -85,14 +85,14 @@ def tensions_for(question: str, busyness: float, spread: float | None) -> Tensio
     busyness: mean of the propositional map.
     spread: share of the image that the question is about, from `spread_of`; None: there is no question.
 
-    compress: low for a question about one part, which needs detail; high for one about all of the image, by
-        its words or because the model looks everywhere.
+    compress: low for a question about one part, which needs detail; higher if the model looks everywhere, and
+        highest for a question whose words are about all of the image.
     focus: lower for a busy image, so that more of it is covered than of a simple one.
     """
     compress = 0.5
     if spread is not None:
         low, high = PART_AND_WHOLE
-        compress = 0.1 + 0.8 * float(np.clip((spread - low) / (high - low), 0, 1))
+        compress = 0.1 + 0.55 * float(np.clip((spread - low) / (high - low), 0, 1))
     if asks_for_all(question):
         compress = max(compress, 0.85)
     return Tensions(compress, exploit=0.8, focus=float(np.clip(0.9 - 0.8 * busyness, 0.4, 0.9)))

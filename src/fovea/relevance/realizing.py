@@ -47,9 +47,10 @@ class Region:
 def partition(content: Mask, side: int = SIDE) -> tuple[Region, ...]:
     """Cut the grid into regions by what is there. They are in reading order and cover the grid exactly.
 
-    Like an XY-cut (Nagy and Seth, 1984), it cuts a region in two as long as a side is longer than `side`, in
-    the middle half of its longer side: where that separates the least content, there in the widest band of
-    blank cells. The question plays no part, so that all questions about an image get the same regions.
+    Like an XY-cut (Nagy and Seth, 1984), it cuts a region in two as long as a side is longer than `side`. The
+    cut is in the middle half of the longer side, where it separates the least content; between blank cells if
+    there are some; and as near the middle as that allows. The question plays no part, so that all questions
+    about an image get the same regions.
 
     content: whether a cell has content, (rows, columns).
     side: longest side of a region, in tokens.
@@ -75,9 +76,9 @@ def _halves(region: Region, held: Mask) -> tuple[Region, Region]:
     near = range(max(1, length // 4), min(length, length - length // 4 + 1))
 
     def cost(at: int) -> tuple[int, int, int]:
-        """Content that a cut before line `at` separates, its distance to content, and to the middle."""
+        """Content that a cut before line `at` separates, minus 1 between blank lines, distance to the middle."""
         before, after = blank[:at][::-1], blank[at:]
-        room = min(_run(before), _run(after))
+        room = min(_run(before), _run(after), 1)
         return int(separated[at - 1]), -room, abs(2 * at - length)
 
     at = min(near, key=cost)

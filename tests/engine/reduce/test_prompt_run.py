@@ -1,4 +1,4 @@
-"""Runs of prompts through the decoder's first layers: equal to transformers' attention, alone and together."""
+"""Runs of prompts through the first layers: equal to the attention of transformers, alone and together."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ WORDS = (
     b'"weight_map"', b'"dtype"', b'"F32"', b'"BF16"', b'"shape"', b'"data_offsets"', b'"__metadata__"',
     b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"[]", b"{}", b'""', b'"../../etc/passwd"',
     b'"/etc/passwd"', b"[" * 50, b"99999999999999999999", b"\\u0000", b"\xff", b'"patch_size"',
-    b'"image_mean"', b'"heads"', b"[[3, 2]]", b'"rope_scaling"', b'"hidden_size"', b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"\0" * 8,
+    b'"image_mean"', b'"heads"', b"[[3, 2]]", b'"rope_scaling"', b'"hidden_size"',
+    b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"\0" * 8,
 )  # fmt: skip
 
 
