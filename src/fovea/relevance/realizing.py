@@ -76,7 +76,7 @@ def _halves(region: Region, held: Mask) -> tuple[Region, Region]:
     near = range(max(1, length // 4), min(length, length - length // 4 + 1))
 
     def cost(at: int) -> tuple[int, int, int]:
-        """Content that a cut before line `at` separates, minus 1 between blank lines, distance to the middle."""
+        """Content that a cut before line `at` separates; -1 between blank lines; distance to the middle."""
         before, after = blank[:at][::-1], blank[at:]
         room = min(_run(before), _run(after), 1)
         return int(separated[at - 1]), -room, abs(2 * at - length)
