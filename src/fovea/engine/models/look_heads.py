@@ -21,6 +21,9 @@ PATH = Path("fovea") / "look.json"
 """Path of the file, relative to the checkpoint's folder."""
 MOST_BYTES = 1 << 20
 MOST_HEADS = 256
+CHOICE = 2
+"""Number of the way in which tokens are chosen. It changes with every change of the choice, because entries of
+the cache on disk outlive a version."""
 
 
 def read_heads(folder: Path, known: Iterable[Head] | None = None) -> tuple[Head, ...] | None:
@@ -63,5 +66,6 @@ def write_heads(folder: Path, heads: Sequence[Head]) -> Path:
 
 
 def heads_digest(heads: Sequence[Head] | None) -> str:
-    """A digest of the heads, for cache keys. It is empty if none were chosen."""
-    return "" if heads is None else hashlib.blake2b(repr(tuple(heads)).encode(), digest_size=8).hexdigest()
+    """A digest of the heads and of the way of choosing, for cache keys. heads: None if none were chosen."""
+    chosen = CHOICE, None if heads is None else tuple(heads)
+    return hashlib.blake2b(repr(chosen).encode(), digest_size=8).hexdigest()
