@@ -148,9 +148,8 @@ def test_every_reason_is_in_words(written: list[Word], why: str) -> None:
 @pytest.mark.parametrize(
     ("looks", "words"),
     [
-        (0, "The words of your question decided alone"),
+        (0, "The model did not look for what your question is about"),
         (1, "The model looked once at a small view with your question"),
-        (2, "The model looked twice at a small view with your question"),
     ],
 )
 def test_the_looks_are_in_words(written: list[Word], looks: int, words: str) -> None:

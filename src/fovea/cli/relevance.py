@@ -36,7 +36,10 @@ SHOWN = 10
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("relevance", description="The method relevance and its model.")
+    help_text = "choose the heads with which a model looks for what a question is about"
+    parser = commands.add_parser(
+        "relevance", help=help_text, description="The method relevance and its model."
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     calibrate = actions.add_parser(
         "calibrate",
@@ -62,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from fovea.engine.assemble import prompt_builder
     from fovea.engine.config import EngineConfig
     from fovea.engine.load import load_model, resolve
+    from fovea.engine.models.gguf.checkpoint import find_gguf
     from fovea.engine.models.look_heads import write_heads
     from fovea.engine.reduce.choose_heads import best_heads, score_heads
 
@@ -73,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
     path = None
     if not args.dry_run:
         folder = resolve(args.model)
-        folder = folder if folder.is_dir() else folder.parent
+        gguf = find_gguf(folder)
         try:
-            path = write_heads(folder, heads)
+            path = write_heads(folder if gguf is None else gguf.path, heads)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written: {error.strerror}; use --dry-run") from error
     ranked = sorted(scores, key=lambda head: -scores[head])[: max(SHOWN, len(heads))]

@@ -127,12 +127,6 @@ class VisualTokens:
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget is not None:
             raise InvalidRequest("keep and budget say the same; send one", param="visual_tokens")
-        if self.keep == AUTO and self.method != "relevance":
-            raise InvalidRequest(
-                f"keep is 'auto', which {self.method} does not support; accepted: the method relevance, or a "
-                "share of more than 0, at most 1",
-                param="visual_tokens",
-            )
         share = self.share
         if share is not None and not (_is(share, int | float) and 0 < share <= 1):
             raise InvalidRequest(

@@ -248,7 +248,8 @@ def load_model(
     # The fingerprint is that of plain weights. It is computed only for a cache on disk: a large encoder takes
     # a second.
     on_disk = bool(settings.outputs.embed_disk_dir)
-    deciding = [*model.encoder_modules(), *(probe_modules(model) if on_disk else ())]
+    heads = checkpoint.look_heads(model.decoder.config.look_heads)
+    deciding = [*model.encoder_modules(), *(probe_modules(model, heads) if on_disk else ())]
     packer = Packer(model, kernels, recipe, later=deciding if on_disk or built else (), as_stored=as_stored)
     targets, fused = model.checkpoint_targets(), model.fused_tensors()
     load_weights(stored, targets, ignored, packer, model.renames, fused)
@@ -293,7 +294,6 @@ def load_model(
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
         reasons=tokenizer.dialect.reasoning is not None,
     )
-    heads = checkpoint.look_heads(model.decoder.config.look_heads)
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, heads)
 
 

@@ -1,13 +1,12 @@
 """Opponent processing: combines the three ways of knowing into one map of relevance, under three tensions.
 
 After the ARR-COC design (its "Part 29", with the contextual weights of its "Part 37"):
-    compress <-> particularize: content in general, or the cells that the question is coupled to
+    compress <-> particularize: content in general, or the cells that the question is about
     exploit <-> explore: the cells that stand out, or those that do not
     focus <-> diversify: the most relevant cells alone, or also cells far from them
 
 A tension is a number in [0, 1]; 1 is the first of the pair. Tensions depend on the question, the image and
-the load. An answer can report them (`explain`). A model whose training included them has learned tensions;
-others have the priors below.
+the load. An answer can report them (`explain`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,10 @@ SPREAD = 0.3
 PEAKS = 50
 """Most cells that count as the most relevant ones."""
 _GLOBAL = re.compile(
-    r"\b(?:how many|count\w*|list|describe|everything|all|every|compare|scene|overall)\b", re.IGNORECASE
+    r"\b(?:how many|number of|count\w*|list\w*|describ\w*|description|summar\w+|transcri\w+|explain\w*|"
+    r"everything|all|every|each|whole|entire|both|compar\w*|differen\w+|changed|scene|overall|"
+    r"(?:document|page|picture|photo|image|screenshot)s? (?:says?|contains?|shows?|is about))\b",
+    re.IGNORECASE,
 )
 
 

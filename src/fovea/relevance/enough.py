@@ -27,11 +27,13 @@ PARTS = 3
 LEAST_SHARE = 1 / 16
 """Least share of the tokens: the view of the whole needs some to show what is where."""
 _PART = re.compile(
-    r"\b(?:read|written|say|says|text|word|letter|digit|number on|code|label|sign|title|caption|name|price|"
-    r"date|colou?r|shape|position|where|which|who|whose|left|right|top|bottom|upper|lower|middle|center|"
-    r"centre|corner|what (?:is|are|does|do|was))\b",
+    r"\b(?:read|written|text|says?|words?|letters?|digits?|codes?|labels?|signs?|titles?|captions?|names?|"
+    r"prices?|dates?|colou?rs?|shapes?|position|where|which|whose|left|right|top|bottom|upper|lower|middle|"
+    r"center|centre|corner)\b",
     re.IGNORECASE,
 )
+_ENGLISH = re.compile(r"\b(?:the|what|which|where|whose|read|name)\b", re.IGNORECASE)
+"""A word of every English question about a part; "label" alone may be German."""
 
 
 def enough_tokens(question: str, propositional: Map, perspectival: Map) -> int:
@@ -53,4 +55,5 @@ def enough_tokens(question: str, propositional: Map, perspectival: Map) -> int:
 
 def asks_for_part(question: str) -> bool:
     """Whether the words of a question in English are about one part of an image, and not about all of it."""
-    return _PART.search(question) is not None and not asks_for_all(question)
+    english = _ENGLISH.search(question) is not None
+    return english and _PART.search(question) is not None and not asks_for_all(question)

@@ -217,7 +217,8 @@ def participatory(asked: Map, texture: Texture) -> Map:
 
     asked: attention to each token of a view of the whole image, (rows, columns) of that view.
     """
-    cells = resample(asked / max(float(asked.max()), 1e-9), texture.grid)
+    known = np.nan_to_num(asked, nan=0.0, posinf=0.0)
+    cells = resample(known / max(float(known.max()), 1e-9), texture.grid)
     return along_lines(cells / max(float(cells.max()), 1e-9), text_like(texture) > STROKES)
 
 

@@ -169,6 +169,8 @@ def _without(first: View, shown: Mask) -> View:
     """The view of the whole without the tokens whose cell is shown natively, which would say it twice."""
     places = token_places(first.region, first.shape)
     kept = np.flatnonzero(~shown[places[:, 0], places[:, 1]])
+    if 2 * len(kept) < first.tokens:  # there must remain a view of the whole
+        return first
     return View(first.region, first.shape, tuple(kept.tolist()))
 
 

@@ -32,9 +32,8 @@ EMS = 29
 """Least width of a legend beside the image, in sizes of its font: as wide as its longest caption."""
 HEADER = ("why", "tokens", "resolution", "relevance")
 LOOKS = (
-    "The words of your question decided alone",
+    "The model did not look for what your question is about",
     "The model looked once at a small view with your question",
-    "The model looked twice at a small view with your question",
 )
 BICUBIC = PIL.Image.Resampling.BICUBIC
 Region = Mapping[str, Any]

@@ -19,20 +19,30 @@ Head = tuple[int, int]
 """Number of a layer of the decoder, and of a query head in it."""
 PATH = Path("fovea") / "look.json"
 """Path of the file, relative to the checkpoint's folder."""
+
 MOST_BYTES = 1 << 20
 MOST_HEADS = 256
 CHOICE = 2
-"""Number of the way in which tokens are chosen. It changes with every change of the choice, because entries of
-the cache on disk outlive a version."""
+"""Number of the way in which tokens are chosen. It changes with the choice, because entries of the cache on
+disk outlive a version."""
 
 
-def read_heads(folder: Path, known: Iterable[Head] | None = None) -> tuple[Head, ...] | None:
-    """Read the heads of the checkpoint in a folder, ascending. Returns None if there is no file.
+def heads_path(checkpoint: Path) -> Path:
+    """The file of a checkpoint. That of a GGUF file has its name, because a folder may hold several models."""
+    if checkpoint.is_dir():
+        return checkpoint / PATH
+    return checkpoint.parent / PATH.parent / f"{checkpoint.stem}.json"
+
+
+def read_heads(checkpoint: Path, known: Iterable[Head] | None = None) -> tuple[Head, ...] | None:
+    """Read the heads of a checkpoint, ascending. Returns None if there is no file.
+
+    checkpoint: a folder, or a GGUF file.
 
     known: the heads that the model has; None: any.
     Raises CheckpointError.
     """
-    path = folder / PATH
+    path = heads_path(checkpoint)
     if not path.is_file():
         return None
     if (size := path.stat().st_size) > MOST_BYTES:
@@ -49,7 +59,10 @@ def read_heads(folder: Path, known: Iterable[Head] | None = None) -> tuple[Head,
     heads = tuple(sorted({(layer, head) for layer, head in entries}))
     if known is not None and (unknown := sorted(set(heads) - set(known))):
         layer, head = unknown[0]
-        raise CheckpointError(f"{path}: the model has no head {head} with keys of its own in layer {layer}")
+        raise CheckpointError(
+            f"{path}: the model has no head {head} with keys of its own in layer {layer}; remove the file "
+            "and run fovea relevance calibrate"
+        )
     return heads
 
 
@@ -57,11 +70,13 @@ def _is_pair(entry: Any) -> bool:
     return isinstance(entry, list) and len(entry) == 2 and all(type(n) is int and n >= 0 for n in entry)
 
 
-def write_heads(folder: Path, heads: Sequence[Head]) -> Path:
-    """Write the heads of the checkpoint in a folder. Returns the file's path."""
-    path = folder / PATH
+def write_heads(checkpoint: Path, heads: Sequence[Head]) -> Path:
+    """Write the heads of a checkpoint, a folder or a GGUF file. Returns the path of what was written."""
+    path = heads_path(checkpoint)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"heads": [list(head) for head in heads]}) + "\n")
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"heads": [list(head) for head in heads]}) + "\n")
+    new.replace(path)
     return path
 
 

@@ -8,9 +8,8 @@ same tokens whatever is asked.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import PIL.Image
 import torch
@@ -24,7 +23,7 @@ from fovea.engine.reduce.look import beyond_usual
 from fovea.engine.reduce.prompt_run import PromptRun
 from fovea.engine.request.inputs import to_image
 from fovea.engine.request.prompt import PromptBuilder
-from fovea.engine.vision.encoding import VisualFeatures
+from fovea.engine.vision.encoding import VisualFeatures, run_to_end
 from fovea.engine.vision.processor.base import LookPrompt
 from fovea.engine.vision.processor.pixels import picture, resize
 from fovea.relevance.policy import look_shape
@@ -119,10 +118,10 @@ def _look_at(
     found = [prompt for prompt in prompts if prompt is not None]
     if len(found) < len(prompts):
         raise InvalidRequest("the model's chat template refuses a question about an image", param="model")
-    view = model.encode(processor.process(image, plan))
-    tiler = model.tiler()
-    if tiler is not None:
-        base = math.ceil(tiler.side**2)
-        return VisualFeatures(view.embeds[:base]), (1, base), found
+    ready, tiler = processor.process(image, plan), model.tiler()
+    if tiler is not None:  # the first tile is the view of the whole
+        arrays = {"pixel_values": ready.arrays["pixel_values"][:1]}
+        [base] = run_to_end(tiler.tiles(replace(ready, arrays=arrays)))
+        return VisualFeatures(base), (1, len(base)), found
     merge = model.merge or 1
-    return view, (plan.grid[1] // merge, plan.grid[2] // merge), found
+    return model.encode(ready), (plan.grid[1] // merge, plan.grid[2] // merge), found

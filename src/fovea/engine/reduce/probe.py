@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from fovea.core.errors import EngineError
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.look_heads import Head
 from fovea.engine.reduce.base import Probe
+from fovea.engine.reduce.look import usual_heads
 from fovea.engine.reduce.prompt_run import PromptRun
 from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.encoding import VisualFeatures, cuts
@@ -111,6 +113,11 @@ def _tower_attention(query: Tensor, key: Tensor) -> Tensor:
     return total / (count * heads)
 
 
-def probe_modules(model: VisionLanguageModel) -> list[nn.Module]:
-    """Decoder modules that decide which visual tokens are kept: embedding table and layers of a probe."""
-    return [model.decoder.embed_tokens, *islice(model.decoder.layers, LAYERS)]
+def probe_modules(model: VisionLanguageModel, heads: Sequence[Head] | None) -> list[nn.Module]:
+    """Decoder modules that decide which visual tokens are kept: embeddings, layers of a probe and of a look.
+
+    heads: those that look; None: `look.usual_heads`.
+    """
+    looking = usual_heads(model.decoder.config) if heads is None else heads
+    layers = max(LAYERS, 1 + max((layer for layer, _ in looking), default=0))
+    return [model.decoder.embed_tokens, *islice(model.decoder.layers, layers)]

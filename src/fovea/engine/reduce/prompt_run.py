@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -22,6 +23,21 @@ from fovea.kernels.states import StatePlan, StateRun, state_plan
 
 BLOCK = 16
 """Tokens per block of a run's own KV."""
+
+
+@contextmanager
+def beside_no_step(device: torch.device) -> Iterator[None]:
+    """Let no step of the engine run at the same time on a GPU: kernels of both share plans and workspaces.
+
+    A step runs in the default stream, a run in that of the encoder. Neither is waited for on the host.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    own, steps = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    own.wait_stream(steps)
+    yield
+    steps.wait_stream(own)
 
 
 class PromptRun:
@@ -95,11 +111,12 @@ class PromptRun:
 
     def run(self, layers: int) -> None:
         """Run the rows through all layers before number `layers`."""
-        for number in range(self.done, layers):
-            self.x = self._decoder.run(self.x, number, number + 1, self._step)
-            if number < len(self._visual.deepstack):
-                added = self._visual.deepstack[number][self._view]
-                self.x = self.x.index_add(0, self._view_rows, added)
+        with beside_no_step(self.x.device):
+            for number in range(self.done, layers):
+                self.x = self._decoder.run(self.x, number, number + 1, self._step)
+                if number < len(self._visual.deepstack):
+                    added = self._visual.deepstack[number][self._view]
+                    self.x = self.x.index_add(0, self._view_rows, added)
         self.done = max(self.done, layers)
 
     def attention(self, number: int) -> list[Tensor]:

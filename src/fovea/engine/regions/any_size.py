@@ -1,12 +1,12 @@
 """Encodes an image as views: one of the whole image at low resolution, and regions at their own resolutions.
 
 It is for vision encoders that take pictures of any size. The view of the whole image is encoded first,
-because the coupling with the question is computed from it. Then the regions are chosen, and those that are
+because the model looks at it with the question. Then the regions are chosen, and those that are
 not in the region cache are encoded, in batches of one shape. If a batch leaves room in a slice, it also gets
 views of that shape of images that come next. These are then in the cache when their turn comes.
 
 A piece is a view of an image with its pixels and its name in the region cache. `RelevanceModel` has tensions,
-the coupling of question and image, and the latest realizations, to explain answers and to reuse layouts.
+the look, and the latest realizations, to explain answers and to reuse layouts.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def _join(
 ) -> VisualFeatures:
     """Concatenate the kept tokens of all views. places: rows and columns in the full grid, (tokens, 2)."""
     device = features[0].embeds.device
-    kept_rows = [torch.tensor(view.token_indices, device=device) for view in views]
+    kept_rows = [torch.tensor(view.token_indices, dtype=torch.long, device=device) for view in views]
     embeds = torch.cat([one.embeds[rows] for one, rows in zip(features, kept_rows, strict=True)])
     deepstack = tuple(
         torch.cat([one.deepstack[level][rows] for one, rows in zip(features, kept_rows, strict=True)])

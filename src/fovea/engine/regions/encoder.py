@@ -155,7 +155,7 @@ class VisualEncoder:
 class TileRegionEncoder:
     """Encodes images region by region, for models with tiles: a region is a tile.
 
-    The whole is encoded first, because the coupling with the question is computed from it. Tiles that
+    The whole is encoded first, because the model looks at it with the question. Tiles that
     keep no token are not encoded.
     """
 

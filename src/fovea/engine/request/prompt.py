@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
 from fovea.core.media import Image, PixelBudget, VisualTokens
@@ -40,6 +41,10 @@ BRIEFLY = "Answer briefly."
 the image."""
 NEUTRAL = "Describe the image."
 """The request that a look compares a question with."""
+NO_IMAGE = Image("", 1, 1, bytes(3))
+"""Stands for the image of a look in the chat template, which reads no pixels."""
+LOOK_TURNS = 64
+"""Number of recent looks whose prompts are remembered: the images of a request share them."""
 LOOK_CHARACTERS = 2000
 """Most characters of a question that a look reads, from its end."""
 
@@ -80,6 +85,7 @@ class PromptBuilder:
         )
         if self.detail.degrade_from and self.detail.degrade_by != "detail":
             self._visual_budget.check_setting("degrade_by", self.detail.degrade_by)
+        self._one_turn = lru_cache(LOOK_TURNS)(self._write_turn)
         self._videos = videos[0] if videos else None
         self._clips = Clips()
         images = () if image_token_id is None else (image_token_id,)
@@ -156,18 +162,24 @@ class PromptBuilder:
 
         Returns None if the chat template refuses such a conversation.
         """
+        for marker in self._markers:  # those of a text prompt, which stand for its images
+            question = question.replace(marker, " ")
         words = f"{question.strip()[-LOOK_CHARACTERS:]} {BRIEFLY}"
+        alike = replace(plan, width=0, height=0, tokens=1, text=plan.text_of(1), sizes=(), key="")
         try:
-            asked, neutral = self._one_turn(image, plan, words), self._one_turn(image, plan, NEUTRAL)
-        except InvalidRequest:
+            asked, neutral = self._one_turn(alike, words), self._one_turn(alike, NEUTRAL)
+        except InvalidRequest as error:
+            log.debug("the model cannot look for what a question is about: %s", error.message)
             return None
         return LookPrompt(*asked, neutral[1]) if asked[0] == neutral[0] else None
 
-    def _one_turn(
-        self, image: Image, plan: VisualPlan, words: str
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token ids before and after the visual tokens in a conversation of one turn."""
-        planned = PlannedImage(image, replace(plan, tokens=1, text=plan.text_of(1)), "", PixelBudget(), "")
+    def _write_turn(self, plan: VisualPlan, words: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids before and after the visual token in a conversation of one turn.
+
+        plan: of one visual token.
+        """
+        image = NO_IMAGE
+        planned = PlannedImage(image, plan, "", PixelBudget(), "")
         if self.tokenizer.has_template:
             render = self.tokenizer.render_sealed if self._seals_messages else self.tokenizer.render
             text, what = render([Message("user", (ImagePart(image), TextPart(words)))]), "messages"

@@ -130,7 +130,7 @@ class VisualBudget:
         if wish is None or METHODS[wish.method].kind == "views":
             return None
         method = METHODS[wish.method]
-        keep = self._count_tokens(image, plan, wish, context.question)
+        keep = self._count_tokens(image, plan, wish, context.last_question)
         regions = self._capabilities.regions
         from_operator = budget.visual is None or wish.from_operator
         if from_operator and method.by_region and regions is not None:
@@ -156,6 +156,11 @@ class VisualBudget:
             marks += [f"load={load}", self._relevance_digest]
         if words:
             marks.append(hashlib.sha256(context.question.encode()).hexdigest())
+        look = None
+        if words and method.by_region:
+            look = self._look_prompt(image, plan, context.question)
+            # The chat template and the tokenizer decide about the look, and so about the tokens.
+            marks.append(hashlib.sha256(repr(look).encode()).hexdigest())
         key = f"{context.salt}\x00{image.identity}\x00{';'.join(marks)}"
         reduction = Reduction(
             method.name,
@@ -163,10 +168,12 @@ class VisualBudget:
             context.key(image, plan),
             key,
             salt=context.salt,
-            question=context.question if words else "",
-            word_ids=tuple(self._encode(context.question)[-QUESTION_IDS:]) if words else (),
+            question=context.last_question if words and method.by_region else "",
+            word_ids=()
+            if method.by_region or not words
+            else tuple(self._encode(context.question)[-QUESTION_IDS:]),
             load=load,
-            look=self._look_prompt(image, plan, context.question) if words and method.by_region else None,
+            look=look,
         )
         text = plan.text_of(keep)
         reduced = replace(plan, tokens=keep, text=text, key=";".join(marks), reduction=reduction)
@@ -296,6 +303,12 @@ class RequestContext:
     salt: str
     load: float
     turns: tuple[Turn, ...] = ()
+
+    @property
+    def last_question(self) -> str:
+        """The user's text of the last turn that has any."""
+        texts = [text for text, _ in self.turns if text.strip()]
+        return texts[-1] if texts else self.question
 
     def key(self, image: Image, plan: VisualPlan) -> str:
         """The key of an image with this plan in the encoder-output cache."""

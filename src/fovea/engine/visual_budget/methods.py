@@ -132,7 +132,13 @@ def resolve_preset(wish: VisualTokens, accepted: Container[str] = METHODS) -> Vi
     Raises InvalidRequest for an unknown name, and for numbers beside a preset.
     """
     if wish.method not in PRESETS:
-        find_method(wish.method)
+        method = find_method(wish.method)
+        if wish.keep == AUTO and not method.by_region:
+            raise InvalidRequest(
+                f"{PARAM}: keep is {AUTO!r}, which {method.name} cannot find out; accepted: a share of more "
+                f"than 0 and at most 1, or {AUTO!r} with the method relevance",
+                param=f"{PARAM}.keep",
+            )
         return wish
     if wish.keep is not None or wish.budget is not None:
         raise InvalidRequest(
@@ -157,8 +163,8 @@ def parse_visual_tokens(text: str) -> VisualTokens | None:
     if text in PRESETS:
         return None if PRESETS[text].method is None else VisualTokens(text)
     name, _, share = text.partition(":")
-    if share == AUTO:
-        return VisualTokens(find_method(name).name, AUTO)
+    if share == AUTO or (not share and find_method(name).by_region):
+        return resolve_preset(VisualTokens(find_method(name).name, AUTO))
     try:
         return VisualTokens(find_method(name).name, keep=float(share or "0.5"))
     except ValueError:

@@ -5,9 +5,8 @@ import { heatMap, numbered, pointing, regionBoxes, regionWords } from "./overlay
 
 const ZOOMS = [0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8];
 const LOOKS = [
-  "The words of your question decided alone.",
+  "The model did not look for what your question is about.",
   "The model looked once at a small view with your question.",
-  "The model looked twice at a small view with your question.",
 ];
 const HINT = "Point at a region, or reach it with the Tab key, to read why it got tokens.";
 

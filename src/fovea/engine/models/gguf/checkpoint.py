@@ -103,8 +103,8 @@ class GgufCheckpoint:
         return processors_of(config, model.images, model.videos, model.joint, self._tower.file.path)
 
     def look_heads(self, known: Iterable[Head]) -> tuple[Head, ...] | None:
-        """Read them from the folder of the file."""
-        return read_heads(self._files[0].path.parent, known)
+        """Read them from the folder of the file, under its name."""
+        return read_heads(self._files[0].path, known)
 
     def default_sampling(self) -> dict[str, float | int]:
         """Return the sampling defaults of the metadata, for parameters that a request does not set."""

@@ -43,7 +43,7 @@ class Reduction:
     whole_key: key of all of these tokens in the encoder-output cache.
     key: key of the reduced tokens in that cache.
     salt: the request's cache salt.
-    question: the user's words; empty if the method does not use them.
+    question: the user's words of the last turn; empty if the method does not use them.
     word_ids: the last token ids of the question; empty if the method does not use them.
     load: the engine's load, rounded to quarters, at most 1; 0 if the method does not use it.
     look: the prompts by which the model looks for what the question is about; None: there is no question, or
