@@ -1,8 +1,8 @@
 """Runs the steps from pixels and a question to a layout: texture, knowing, balancing, attending.
 
 There are two functions, because the model works between them. `survey` reads the image alone: it needs no
-question, and may run in any thread. `realize` takes the model's look at the image with a question, and decides
-which views are encoded. The decision and its reasons are in the result.
+question, and may run in any thread. `realize` takes the model's look at the image with a question, and
+decides which views are encoded. The decision and its reasons are in the result.
 """
 
 from __future__ import annotations

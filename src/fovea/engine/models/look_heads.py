@@ -28,7 +28,7 @@ disk outlive a version."""
 
 
 def heads_path(checkpoint: Path) -> Path:
-    """The file of a checkpoint. That of a GGUF file has its name, because a folder may hold several models."""
+    """The file of a checkpoint. That of a GGUF file has its name, because a folder may hold several."""
     if checkpoint.is_dir():
         return checkpoint / PATH
     return checkpoint.parent / PATH.parent / f"{checkpoint.stem}.json"
