@@ -143,15 +143,19 @@ def test_remoteness_is_the_distance_to_the_nearest_peak(rows: int, columns: int,
 @given(st.text(max_size=40), shares, st.one_of(st.none(), st.floats(0, 1)))
 def test_tensions_lie_in_their_ranges(question: str, busy: float, spread: float | None) -> None:
     result = tensions_for(question, busy, spread)
-    assert 0.1 <= result.compress <= 0.9 + 1e-9
+    assert 0.1 <= result.compress <= 0.85 + 1e-9
     assert result.exploit == 0.8
     assert 0.4 <= result.focus <= 0.9
 
 
 def test_a_question_about_a_small_part_needs_detail() -> None:
-    """Up to a tenth of the image it needs the most, from four tenths on the least."""
+    """Up to a tenth of the image it needs the most, from four tenths on the least.
+
+    A look that is spread over the image does not make it one region: a model that does not know where to look
+    would encode all of it.
+    """
     result = [tensions_for("", 0.3, spread).compress for spread in (0.0, 0.1, 0.25, 0.4, 1.0)]
-    assert result == pytest.approx([0.1, 0.1, 0.5, 0.9, 0.9])
+    assert result == pytest.approx([0.1, 0.1, 0.375, 0.65, 0.65])
     assert tensions_for("", 0.3, None).compress == 0.5, "there is no question"
 
 
@@ -164,11 +168,11 @@ NEITHER = ("What is in the red circle?", "", "Is the bread on the wall?", "an ac
 
 
 def test_words_about_the_whole_image_need_the_whole() -> None:
-    """Only whole words have this effect. A look that is spread even wider keeps its value."""
+    """Only whole words have this effect, whatever the look says."""
     for question in WHOLE:
         assert tensions_for(question, 0.3, 0.05).compress == 0.85, question
         assert tensions_for(question, 0.3, None).compress == 0.85, question
-        assert tensions_for(question, 0.3, 0.9).compress == pytest.approx(0.9), question
+        assert tensions_for(question, 0.3, 0.9).compress == 0.85, question
     for question in NEITHER:
         assert tensions_for(question, 0.3, 0.05).compress == 0.1, question
 

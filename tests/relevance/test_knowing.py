@@ -277,3 +277,14 @@ def test_stretch() -> None:
     small = stretch(values / 1000)
     assert small.max() == pytest.approx(0.0008 / knowing.NOISE, rel=1e-3)
     assert stretch(values, grain=2).max() == pytest.approx(0.8 / (knowing.NOISE + 2 * 2.2), rel=1e-3)
+
+
+def test_attention_that_is_not_a_number_counts_as_none() -> None:
+    """A model whose states overflow gives NaN. Carrying it along lines never ended."""
+    image = noise(200, 128)
+    asked = np.full((7, 7), np.nan, np.float32)
+    assert not knowing.participatory(asked, image).any()
+    asked[2, 3] = 0.5
+    known = knowing.participatory(asked, image)
+    assert known.max() == 1
+    assert np.isfinite(known).all()

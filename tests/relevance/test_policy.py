@@ -521,3 +521,15 @@ def test_a_layout_does_not_depend_on_other_images() -> None:
     alone = attend(one, 300, 0.3)
     attend(other, 200, 0.3)
     assert attend(one, 300, 0.3) == alone
+
+
+@pytest.mark.parametrize("total", [300, 400, 500])
+def test_a_view_of_the_whole_remains_if_everything_is_asked_about(total: int) -> None:
+    """On a banner with one line of text every region was native, and the small view lost all tokens."""
+    grid = 12, 44
+    even = np.ones(grid, np.float32)
+    everything = Cells(even, even > 0, even, even / 2)
+    result = attend(everything, total, 0.1)
+    first = result.layout.views[0]
+    assert 2 * first.tokens >= first.shape[0] * first.shape[1]
+    assert result.layout.tokens == total

@@ -20,6 +20,8 @@ from fovea.relevance.texture import Map
 
 WEIGHTS = 0.4, 0.3, 0.3
 """Weights of the results of the three tensions, in the order above."""
+LEAST_COMPRESS = 0.1
+"""The tension between compress and particularize for a question about a part."""
 PART_AND_WHOLE = 0.1, 0.4
 """A question about a part is spread over no more than the first share of an image, one about the whole over
 the second or more."""
@@ -94,7 +96,7 @@ def tensions_for(question: str, busyness: float, spread: float | None) -> Tensio
     compress = 0.5
     if spread is not None:
         low, high = PART_AND_WHOLE
-        compress = 0.1 + 0.55 * float(np.clip((spread - low) / (high - low), 0, 1))
+        compress = LEAST_COMPRESS + 0.55 * float(np.clip((spread - low) / (high - low), 0, 1))
     if asks_for_all(question):
         compress = max(compress, 0.85)
     return Tensions(compress, exploit=0.8, focus=float(np.clip(0.9 - 0.8 * busyness, 0.4, 0.9)))

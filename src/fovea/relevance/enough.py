@@ -17,7 +17,7 @@ import re
 import numpy as np
 
 from fovea.relevance.attending import whole_tokens
-from fovea.relevance.balancing import asks_for_all
+from fovea.relevance.balancing import LEAST_COMPRESS, asks_for_all
 from fovea.relevance.policy import LARGE_IMAGE, content_mask
 from fovea.relevance.realizing import partition
 from fovea.relevance.texture import Map
@@ -48,8 +48,8 @@ def enough_tokens(question: str, propositional: Map, perspectival: Map) -> int:
     content = content_mask(propositional, perspectival)
     held = np.sort([int(content[region.cells].sum()) for region in partition(content)])[::-1]
     parts = int(held[:PARTS].sum())
-    # The view of the whole takes its share of the total.
-    total = parts / (1 - whole_tokens(100, 0.1) / 100)
+    # The view of the whole takes its share of the total, which is this for a question about a part.
+    total = parts / (1 - whole_tokens(100, LEAST_COMPRESS) / 100)
     return min(cells, max(1, math.ceil(total), math.ceil(cells * LEAST_SHARE)))
 
 

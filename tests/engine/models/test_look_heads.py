@@ -104,7 +104,9 @@ def test_heads_of_another_form(tmp_path: Path, heads: Any) -> None:
 def test_heads_that_the_model_lacks(tmp_path: Path, heads: list[list[int]]) -> None:
     path = write(tmp_path, json.dumps({"heads": heads}).encode())
     layer, head = heads[-1]
-    with pytest.raises(CheckpointError, match=f"{path}: the model has no head {head} .* in layer {layer}$"):
+    with pytest.raises(
+        CheckpointError, match=f"{path}: the model has no head {head} .* in layer {layer}; remove"
+    ):
         read_heads(tmp_path, KNOWN)
     assert read_heads(tmp_path) is not None, "without a model all are accepted"
 
@@ -124,3 +126,13 @@ def test_other_heads_have_another_digest() -> None:
     ]
     assert len(set(digests)) == len(digests)
     assert heads_digest([(3, 2)]) == heads_digest(((3, 2),))
+
+
+def test_gguf_files_in_one_folder_have_files_of_their_own(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    for path in (one, other):
+        path.write_bytes(b"GGUF")
+    write_heads(one, [(3, 2)])
+    assert read_heads(one) == ((3, 2),)
+    assert read_heads(other) is read_heads(tmp_path) is None
+    assert [path.name for path in (tmp_path / "fovea").iterdir()] == ["one.json"]

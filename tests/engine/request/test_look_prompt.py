@@ -90,11 +90,23 @@ def test_control_tokens_in_a_question_are_text() -> None:
     assert result.before == plain.before
 
 
-def test_control_tokens_of_a_trusted_client_that_forge_an_image_cause_no_look() -> None:
-    """With `special_tokens_in_text` the text may hold an image's marker. Then there is no look."""
-    _, builder = with_template(QWEN_TEMPLATE, special_tokens_in_text=True)
-    assert look_prompt(builder, "What is it?") is not None
-    assert look_prompt(builder, "<|image_pad|>") is None
+@pytest.mark.parametrize("template", [QWEN_TEMPLATE, None])
+def test_markers_of_images_in_a_text_prompt_are_no_part_of_the_question(template: str | None) -> None:
+    """A text prompt marks its images itself. The markers went into the look, which was then given up."""
+    _, builder = with_template(template, special_tokens_in_text=True)
+    plain = look_prompt(builder, "What is it?")
+    assert plain is not None
+    assert look_prompt(builder, "<|image_pad|>What is it?") == plain
+
+
+def test_images_of_a_request_share_the_prompts_of_their_looks() -> None:
+    _, builder = tools()
+    before = builder._one_turn.cache_info().misses
+    for width in range(100, 500, 40):
+        image = picture(3, width, 130)
+        plan = builder.processor.plan(image.width, image.height, PixelBudget())
+        assert builder.look_prompt(image, plan, "Whose dog is this one?") is not None
+    assert builder._one_turn.cache_info().misses - before <= 2
 
 
 def test_of_a_long_question_the_end_is_read() -> None:
@@ -117,11 +129,6 @@ def test_without_a_chat_template_the_image_comes_before_the_question() -> None:
     assert result.before == tuple(prepared.ids[: span.start])
     assert result.asked == tuple(prepared.ids[span.end :])
     assert result.asked != result.neutral
-
-
-def test_without_a_chat_template_a_marker_in_the_question_causes_no_look() -> None:
-    _, builder = with_template(None)
-    assert look_prompt(builder, "<|image_pad|>") is None
 
 
 def test_a_template_that_refuses_one_turn_causes_no_look() -> None:

@@ -114,9 +114,18 @@ def test_only_methods_that_use_the_question_get_it() -> None:
     for method in SINGLE_IMAGE:
         reduction = reduced_plan(VisualTokens(method, 0.5), long).plan.reduction
         if reduction is not None:
-            reads = METHODS[method].query_aware
+            looks = METHODS[method].by_region
+            reads = METHODS[method].query_aware and not looks
             assert len(reduction.word_ids) == (QUESTION_IDS if reads else 0)
-            assert bool(reduction.question) is reads
+            assert bool(reduction.question) is looks
+
+
+def test_the_words_of_the_last_turn_decide_how_much_is_enough() -> None:
+    """A chat that began with a description kept all tokens to its end."""
+    turns = (("Describe the image.", 1), ("What does the label say?", 1), ("", 1))
+    context = replace(CONTEXT, question="\n".join(text for text, _ in turns), turns=turns)
+    assert context.last_question == "What does the label say?"
+    assert CONTEXT.last_question == CONTEXT.question
 
 
 def test_a_blank_question_is_no_question() -> None:

@@ -79,14 +79,14 @@ def test_load_reduces_tokens_if_a_method_is_configured(load: float, keep: float 
     assert budget == PixelBudget(
         "high", visual=None if keep is None else VisualTokens("dart", keep, from_operator=True)
     )
-    assert (f"the image keeps {keep} of its tokens, at a load of {load:.2f}" in reason) == (keep is not None)
+    assert (f"the image keeps {keep} of its tokens at a load of {load:.2f}" in reason) == (keep is not None)
 
 
 def test_relevance_keeps_under_load_what_the_question_needs_and_at_most_a_share() -> None:
     rule = DetailRule(FullDetail(), 0.5, "relevance")
     budget, reason = rule.settle(PixelBudget(), "Read it", 0.75)
     assert budget.visual == VisualTokens("relevance", "auto", from_operator=True, at_most=0.25)
-    assert "as many of its tokens as the question needs, at most 0.25, at a load of 0.75" in reason
+    assert "as many tokens as the question needs and at most 0.25 of them at a load of 0.75" in reason
 
 
 def test_a_request_that_sets_a_share_keeps_its_tokens_and_its_level() -> None:

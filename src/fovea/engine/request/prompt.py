@@ -165,7 +165,9 @@ class PromptBuilder:
         for marker in self._markers:  # those of a text prompt, which stand for its images
             question = question.replace(marker, " ")
         words = f"{question.strip()[-LOOK_CHARACTERS:]} {BRIEFLY}"
-        alike = replace(plan, width=0, height=0, tokens=1, text=plan.text_of(1), sizes=(), key="")
+        alike = replace(
+            plan, width=0, height=0, tokens=1, text=plan.text_of(1), grid=(1, 1, 1), sizes=(), key=""
+        )
         try:
             asked, neutral = self._one_turn(alike, words), self._one_turn(alike, NEUTRAL)
         except InvalidRequest as error:

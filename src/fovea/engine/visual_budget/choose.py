@@ -3,9 +3,9 @@
 The request names method and number; if it does not, the configuration does.
 
 The number follows from shape and ratio alone, so a prompt's length is known before any pixel is read. There
-are two exceptions, in which the pixels decide: relevance with the budget `auto`, and images that share a
-budget (`views`). Everything that changes which tokens an image has (method, number, for some methods the
-question) is part of the image's key, and so of the key of its KV.
+are two exceptions, in which question and pixels decide: relevance with the budget `auto`, and images that
+share a budget (`views`). Everything that changes which tokens an image has (method, number, for some methods
+the question) is part of the image's key, and so of the key of its KV.
 """
 
 from __future__ import annotations
