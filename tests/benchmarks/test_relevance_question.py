@@ -71,7 +71,7 @@ def test_tokens_that_show_an_asked_cell() -> None:
 
 
 def result_of(own: int, unrelated: int, scenes: int = 40) -> Result:
-    """The same figures in each scene. own, unrelated: tokens of 100 that lie in the box."""
+    """A result with the same figures in each scene. own, unrelated: tokens of 100 that lie in the box."""
     readings = Reading(99.0, 100.0, 100, own), Reading(50.0, 90.0, 100, unrelated)
     return Result(0.1, tuple(Pair(scene, kind, *readings) for scene in range(scenes) for kind in KINDS))
 

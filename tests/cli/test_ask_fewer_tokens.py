@@ -125,8 +125,7 @@ def test_the_region_of_the_text_gets_the_most_tokens(fovea: Caller, tmp_path: Pa
     assert top <= row / division["grid"][0] < bottom
     assert first["relevance"] > max(region["relevance"] for region in others)
     assert first["why"] == "asked about"
-    assert (first["tokens"], first["of"]) == (77, 130)
-    assert [region["tokens"] for region in others] == [17, 0, 9, 16, 10, 7]
+    assert first["tokens"] > max(region["tokens"] for region in others)
     shown = [region for region in division["regions"] if region["tokens"]]
     assert all(region["lod"] == 1 for region in shown), "only blank cells were left out"
 

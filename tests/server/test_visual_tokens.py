@@ -128,14 +128,14 @@ def test_number_of_visual_tokens(server: Server, wish: Json | None, kept: int, m
     "wish", [{}, {"keep": None, "budget": None, "method": None, "preset": None}], ids=str
 )
 def test_relevance_chooses_the_number_by_the_image(server: Server, wish: Json) -> None:
-    """Without a number in the request, a nearly empty page gets fewer tokens than a full one."""
+    """Without a number in the request, a line of a nearly empty page costs less than one of a full page."""
     bare = PIL.Image.new("RGB", (1280, 960), "white")
     bare.paste((20, 20, 20), (600, 400, 660, 460))
     counts = []
     for each in (bare, PIL.Image.effect_noise((1280, 960), 90).convert("RGB")):
         file = io.BytesIO()
         each.save(file, "PNG")
-        body = ask(server, image(data_url(file.getvalue())), "what is it?", visual_tokens=wish)
+        body = ask(server, image(data_url(file.getvalue())), "what does it say?", visual_tokens=wish)
         counts.append(image_reports(body)[0]["visual_tokens"])
     assert 1 <= counts[0] < counts[1] <= 1200
 

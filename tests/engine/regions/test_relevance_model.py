@@ -51,7 +51,7 @@ def test_tensions_follow_the_question_the_look_and_the_load(model: RelevanceMode
         return model.tensions(blank, Reduction("relevance", 16, "", "", "", question, load=load), asked)
 
     assert tensions("what?", 0, peak).compress == pytest.approx(0.1)
-    assert tensions("what?", 0, even).compress == pytest.approx(0.9)
+    assert tensions("what?", 0, even).compress == pytest.approx(0.65)
     assert tensions("", 0, None).compress == 0.5
     assert tensions("count them", 0, peak).compress == 0.85
     calm, busy = (tensions("what?", load, peak) for load in (0.0, 1.0))
