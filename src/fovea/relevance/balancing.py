@@ -69,10 +69,6 @@ class Ways:
     perspectival: Map
     participatory: Map
 
-    def stack(self) -> Map:
-        """The three maps in one array, (rows, columns, 3)."""
-        return np.stack((self.propositional, self.perspectival, self.participatory), axis=-1)
-
 
 def balance(ways: Ways, tensions: Tensions) -> Map:
     """Relevance of every cell, (rows, columns), scaled to [0, 1] within the image."""
@@ -112,7 +108,7 @@ def spread_of(values: Map) -> float:
 
     It is the exponential of their entropy, divided by the number of cells.
     """
-    share = values[values > 0].astype(np.float64)
+    share = values[(values > 0) & np.isfinite(values)].astype(np.float64)
     if not len(share):
         return 1.0
     share /= share.sum()
