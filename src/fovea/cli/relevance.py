@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     subjects = _scenes(args.pictures) if args.images is None else _pictures(args.images, args.pictures)
     loaded = load_model(args.model, EngineConfig())
     with progress("looking", args.pictures) as advance:
-        scores = score_heads(loaded, prompt_builder(loaded), _noting(subjects, advance))
+        scores = score_heads(loaded.model, prompt_builder(loaded), _noting(subjects, advance))
     heads = best_heads(scores)
     path = None
     if not args.dry_run:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import Image, PixelBudget
-from fovea.engine.load import LoadedModel
+from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.look_heads import Head
 from fovea.engine.reduce.look import beyond_usual
 from fovea.engine.reduce.prompt_run import PromptRun
@@ -44,17 +44,17 @@ class Subject:
 
 @torch.inference_mode()
 def score_heads(
-    loaded: LoadedModel, builder: PromptBuilder, subjects: Iterable[Subject]
+    model: VisionLanguageModel, builder: PromptBuilder, subjects: Iterable[Subject]
 ) -> dict[Head, float]:
     """The score of every head of a model, between 0 and 1: the mean over all subjects.
 
     Raises InvalidRequest if the model cannot look at images, or if there are no subjects.
     """
-    model, heads = loaded.model, loaded.model.decoder.config.look_heads
+    heads = model.decoder.config.look_heads
     totals = torch.zeros(len(heads))
     count = 0
     for subject in subjects:
-        view, shape, prompts = _look_at(loaded, builder, subject)
+        view, shape, prompts = _look_at(model, builder, subject)
         ends = [*(prompt.asked for prompt in prompts), prompts[0].neutral]
         run = PromptRun(model, prompts[0].before, view, ends, shape)
         rows = []
@@ -94,14 +94,14 @@ def best_heads(scores: Mapping[Head, float]) -> tuple[Head, ...]:
 
 
 def _look_at(
-    loaded: LoadedModel, builder: PromptBuilder, subject: Subject
+    model: VisionLanguageModel, builder: PromptBuilder, subject: Subject
 ) -> tuple[VisualFeatures, Shape, Sequence[LookPrompt]]:
     """Encode the small view of a picture. Returns it with its grid of tokens and the looks at it."""
-    model, processor = loaded.model, loaded.processor
+    processor = builder.processor
     can = processor.capabilities
     if can.regions is None:
         raise InvalidRequest(
-            f"{loaded.info.name} cannot encode images by region, so no head is needed to choose regions; "
+            "this model cannot encode images by region, so no head is needed to choose regions; "
             "docs/relevance.md names the models that can",
             param="model",
         )
