@@ -56,7 +56,7 @@ from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.core.types import AnswerBuilder, ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor.pixels import picture as pixels_of
-from fovea.relevance.showing import show
+from fovea.relevance.showing import drawn_size, show
 from pictures import FOLDER, Box, Picture, PictureError, Question, download, read_list
 
 OUT = Path(__file__).parent / "results/relevance_pictures.html"
@@ -192,8 +192,7 @@ def measure(engine: Engine, pictures: Iterable[Picture], folder: Path, keep: flo
 def draw(picture: PIL.Image.Image, explanation: Mapping[str, Any], box: Box) -> bytes:
     """The map of an explanation, with a frame around the asked box, as JPEG."""
     canvas = show(picture, explanation)
-    scale = canvas.width / picture.width
-    sides = picture.width * scale, picture.height * scale
+    sides = drawn_size(picture.size)
     left, top, right, bottom = (share * sides[place % 2] for place, share in enumerate(box))
     pen = PIL.ImageDraw.Draw(canvas)
     for margin, width, colour in ((4, 5, FRAME_EDGE), (3, 3, FRAME)):

@@ -50,6 +50,7 @@ EXPLANATION: dict[str, Any] = {
     "of": 640,
     "grid": [2, 4],
     "thumbnail_tokens": 10,
+    "looks": 1,
     "tensions": {"compress_particularize": 0.5, "exploit_explore": 0.5, "focus_diversify": 0.5},
     "map": MAP,
     "regions": [LEFT, RIGHT, BOTTOM],

@@ -44,6 +44,15 @@ Box = tuple[int, int, int, int]
 Font = Any
 
 
+def drawn_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Width and height of the image in its drawing, in pixels; it is at the drawing's top left.
+
+    size: width and height of the image itself.
+    """
+    scale = max(1.0, LEAST_SIDE / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
 def show(image: PIL.Image.Image, explanation: Mapping[str, Any]) -> PIL.Image.Image:
     """The drawing of one image.
 
@@ -56,8 +65,7 @@ def show(image: PIL.Image.Image, explanation: Mapping[str, Any]) -> PIL.Image.Im
     image: the image that was sent.
     explanation: the field `relevance` of that image in the answer (`Realization.explanation`).
     """
-    scale = max(1.0, LEAST_SIDE / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    size = drawn_size(image.size)
     relevance = _relevance(explanation["map"], size)
     picture = PIL.Image.fromarray(_tint(image.convert("RGB").resize(size, BICUBIC), relevance))
     regions = by_tokens(explanation["regions"])
