@@ -64,7 +64,7 @@ def test_boxes_and_heat_map_match_the_answer_at_two_zooms(page: Page) -> None:
     paste_file(page, PICTURE)
     choose_budget(page, 50)
     effect = page.locator("#budget-effect").inner_text()
-    assert "−1.0 points" in effect
+    assert "−1.1 points" in effect
     with page.expect_response("**/v1/chat/completions") as answer:
         ask(page, "What does the text say?")
     [relevance] = [
