@@ -104,8 +104,10 @@ export class Viewer {
   }
 
   mark(index, on) {
-    for (const each of this.dialog.querySelectorAll(`[data-region="${index}"], [data-row="${index}"]`)) {
-      each.classList.toggle("marked", on);
+    // The pointer may rest on one region while the keyboard is at another: the last one counts.
+    for (const each of this.dialog.querySelectorAll("[data-region], [data-row]")) {
+      const { region, row } = each.dataset;
+      each.classList.toggle("marked", on && String(index) === (region ?? row));
     }
     this.line.textContent = on ? regionWords(this.shown.find((region) => region.index === index)) : HINT;
   }
