@@ -92,12 +92,12 @@ class AnySizeRegionEncoder:
         reduction = image.plan.reduction
         assert reduction is not None
         survey = read_survey(image, self._factor)
-        realization = self._relevance.reuse_realization(reduction.key)
+        realization, every = self._relevance.reuse_realization(reduction.key), None
         if realization is None:
-            realization = yield from self._realize(image, reduction, survey, ahead)
+            realization, every = yield from self._realize(image, reduction, survey, ahead)
         views = realization.allocation.layout.views
         if views[0].native:
-            first = yield from self._whole(image)
+            first = (yield from self._whole(image)) if every is None else every
             rest = yield from self._encode(self._pieces(image, realization, views[1:]), ahead)
             features = [first, *rest]
         else:
@@ -106,13 +106,16 @@ class AnySizeRegionEncoder:
 
     def _realize(
         self, image: ProcessedImage, reduction: Reduction, survey: Survey, ahead: UpcomingImages
-    ) -> Slices[Realization]:
-        """Look at a small view of the image with the question, and decide which views are encoded."""
+    ) -> Slices[tuple[Realization, VisualFeatures | None]]:
+        """Look at a small view of the image with the question, and decide which views are encoded.
+
+        Returns the decision, and all tokens of the image if they were encoded for it.
+        """
         shape = look_shape(survey.grid)
-        asked = None
+        asked = every = None
         if reduction.look is not None:
             if shape == survey.grid:
-                view = yield from self._whole(image)
+                view = every = yield from self._whole(image)
             else:
                 piece = self._cutter.piece(image, survey.grid, View(whole(*survey.grid), shape, ()), 1.0)
                 [view] = yield from self._encode([piece], ahead)
@@ -120,11 +123,11 @@ class AnySizeRegionEncoder:
         total = image.plan.tokens
         tensions = self._relevance.tensions(survey, reduction, asked)
         if is_one_region(survey.grid, tensions.compress):
-            every = yield from self._whole(image)
+            every = (yield from self._whole(image)) if every is None else every
             choose = partial(attend_with_diversity, compress=tensions.compress, embeds=every.embeds)
         else:
             choose = partial(attend, compress=tensions.compress)
-        return self._relevance.realize(survey, reduction, total, tensions, asked, choose)
+        return self._relevance.realize(survey, reduction, total, tensions, asked, choose), every
 
     def _pieces(self, image: ProcessedImage, realization: Realization, views: Sequence[View]) -> list[Piece]:
         allocation = realization.allocation
