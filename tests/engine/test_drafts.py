@@ -12,6 +12,7 @@ from torch import Tensor
 from fovea import AnswerFormat, Engine
 from fovea.core.types import Completion
 from fovea.engine.sample.sampler import Pending, Row
+from fovea.engine.sequence import Drafts
 from fovea.engine.step.executor import StepResult
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.native.build import library
@@ -96,7 +97,7 @@ class Guesses:
             guess = list(self.answer[at : at + self.random.randint(0, 9)])
             if guess and self.random.random() < 0.4:
                 guess[self.random.randrange(len(guess))] = 5
-            result.drafts[seq.id] = guess
+            result.drafts[seq.id] = Drafts.certain(guess)
 
 
 @pytest.mark.parametrize("kind", others_slow(KINDS, ["describe", "json"]))
@@ -122,11 +123,11 @@ def test_forced_tokens_change_neither_text_nor_logprobs(engine: Engine) -> None:
     kinds = KINDS if is_thorough() else KINDS[::2]
     for drafts in (16, 0):
         engine.clear_caches()
-        engine.runner.sampler._most_drafts = drafts
+        engine.runner.sampler._guides.most_drafts = drafts
         before = engine.stats()["engine_steps"]
         answers.append([ask(engine, kind, format=form) for kind in kinds])
         steps.append(engine.stats()["engine_steps"] - before)
-    engine.runner.sampler._most_drafts = 16
+    engine.runner.sampler._guides.most_drafts = 16
     forced, single = answers
     assert [written(engine, answer) for answer in forced] == [written(engine, answer) for answer in single]
     assert all(answer.finish_reasons == ("stop",) for answer in forced)

@@ -24,7 +24,7 @@ from fovea.engine.kv.manager import Compaction, KVManager, Move
 from fovea.engine.kv.states import StateSlots
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.sequence import ImageSpan, Sequence, Status
+from fovea.engine.sequence import Drafts, ImageSpan, Sequence, Status
 from fovea.kernels import NO_SLOT
 
 IMAGE_TOKEN = 999
@@ -211,7 +211,7 @@ class SlotRunner:
             self.encoded.append(job.span.key)
         self.computed_tokens += plan.tokens
         drafts = {
-            work.seq.id: self.drafts(work.seq, sampled[work.seq.id])
+            work.seq.id: Drafts.certain(self.drafts(work.seq, sampled[work.seq.id]))
             for work in plan.work
             if work.seq.id in sampled
         }
@@ -239,7 +239,7 @@ class SlotRunner:
                 continue
             del self.held[name]
             if seq.status is not Status.FINISHED:
-                self.scheduler.settle(seq, [token], self.drafts(seq, [token]))
+                self.scheduler.settle(seq, [token], Drafts.certain(self.drafts(seq, [token])))
                 if len(seq.output_ids) >= seq.max_tokens:
                     self.scheduler.finish(seq, "length")
 

@@ -10,7 +10,7 @@ from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence
 from fovea.engine.simulate.serving import FOLDER, PlainTokenizer
 from fovea.engine.step.executor import StepOutOfMemory, StepResult
 from fovea.engine.step.loop import EngineLoop
@@ -45,8 +45,8 @@ class SlotExecutor:
         self.encoding = False
         self.steps = 0
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> tuple[int, ...]:
-        return ()
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Drafts:
+        return NO_DRAFTS
 
     def remove(self, seq: Sequence) -> None:
         pass

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from fovea.core.media import Detail
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 EngineStatus = Literal["loading", "ready", "stopped"]
-CacheStage = Literal["kv", "pixels", "encoder", "regions", "host", "disk"]
-CACHE_STAGES: tuple[CacheStage, ...] = ("kv", "pixels", "encoder", "regions", "host", "disk")
+CacheStage = Literal["kv", "pixels", "encoder", "regions", "host", "disk", "answers"]
+CACHE_STAGES: tuple[CacheStage, ...] = get_args(CacheStage)
 
 
 class Tokenizer(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import CacheShares, EmbeddingCache, RegionCache, owner_of_key
-from fovea.engine.config import MIB, EngineConfig, PixelSettings
+from fovea.engine.config import MIB, EngineConfig, PixelSettings, SpeculationSettings
 from fovea.engine.execute.block_moves import STAGING_BUFFERS, staging_blocks
 from fovea.engine.execute.device_memory import device_memory
 from fovea.engine.execute.memory_profile import MemoryParts, measure
@@ -51,7 +51,14 @@ from fovea.engine.request.prepare import Preparer
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.decode_batches import Padding
+from fovea.engine.schedule.draft_budget import DraftBudget
 from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.schedule.step_times import StepTimes
+from fovea.engine.speculate.answers import AnswerStore, EarlierAnswers
+from fovea.engine.speculate.drafter import Drafter
+from fovea.engine.speculate.hints import Hints
+from fovea.engine.speculate.prompt import PromptLookup
+from fovea.engine.speculate.speculator import Speculator
 from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stats import loop_stats, scheduler_stats, waiting_ages
 from fovea.engine.step.stepper import Stepper
@@ -82,6 +89,7 @@ class Assembly:
     regions: RegionCache[VisualFeatures]
     kv: KVManager
     scheduler: Scheduler
+    speculator: Speculator | None
     runner: Runner
     loop: EngineLoop
     preparer: Preparer
@@ -148,10 +156,13 @@ def assemble(
         lasting_images=bool(decoder.cross_layers),
     )
     encoder = VisualEncoder(model, loaded.processor, embeddings, regions, heads=loaded.look_heads)
+    times = StepTimes(config.schedule.target_percentile)
+    budget = DraftBudget(times)
+    speculator = _speculator(config.speculation, budget)
     runner = Runner(
         model,
         embeddings,
-        _sampler(loaded, config),
+        _sampler(loaded, config, speculator),
         blocks=blocks,
         window_blocks=sizes.window,
         block_size=config.kv.block_size,
@@ -164,8 +175,9 @@ def assemble(
         encoder_graphs=config.model.decode_graphs == "auto" and model.device.type == "cuda",
         encode=encoder.slices,
         kv_format=pool_format(config, model),
+        speculator=speculator,
     )
-    stepper = Stepper(scheduler, runner)
+    stepper = Stepper(scheduler, runner, times=times, drafts=budget)
     loop = EngineLoop(stepper, tokenizer)
     detail = DetailRule.of(config.visual)
     builder = prompt_builder(
@@ -200,7 +212,19 @@ def assemble(
     )
     figures = {} if parts is None else parts.stats(memory)
     return Assembly(
-        embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info, figures
+        embeddings,
+        slower,
+        regions,
+        kv,
+        scheduler,
+        speculator,
+        runner,
+        loop,
+        preparer,
+        admission,
+        intake,
+        info,
+        figures,
     )
 
 
@@ -231,11 +255,26 @@ def _measure(
     return measure(memory, make, config, loaded.processor, context, padding, copies)
 
 
-def _sampler(loaded: LoadedModel, config: EngineConfig) -> Sampler:
+def _speculator(settings: SpeculationSettings, budget: DraftBudget) -> Speculator | None:
+    """Return the drafters that find drafts in texts; None: none may be used."""
+    store = settings.answer_cache_mib * MIB // 2
+    known: dict[str, Callable[[], Drafter]] = {
+        "prompt": PromptLookup,
+        "hints": lambda: Hints(AnswerStore(store)),
+        "answers": lambda: EarlierAnswers(AnswerStore(store)),
+    }
+    drafters = [known[name]() for name in settings.drafters if name in known]
+    if not drafters:
+        return None
+    return Speculator(drafters, settings.speculative_tokens, lambda: budget.worthwhile)
+
+
+def _sampler(loaded: LoadedModel, config: EngineConfig, speculator: Speculator | None = None) -> Sampler:
     return Sampler(
         frozenset(i for i in loaded.tokenizer.eos_ids if i < loaded.info.vocab_size),
         batched=loaded.model.device.type == "cuda",
         most_drafts=config.schedule.max_draft_tokens,
+        propose=None if speculator is None else speculator.propose,
     )
 
 

@@ -495,6 +495,73 @@ class VisualSettings:
         check_settings(self)
 
 
+DRAFTERS = ("prompt", "hints", "answers", "layer", "model")
+"""The drafters, in the order of preference among equals."""
+
+
+def parse_speculate(text: str) -> tuple[str, ...]:
+    """Return the names of drafters that a setting or request names. Raises InvalidRequest for another."""
+    if text in ("auto", "off"):
+        return DRAFTERS if text == "auto" else ()
+    names = tuple(word.strip() for word in text.split(","))
+    if not names or any(name not in DRAFTERS for name in names):
+        raise InvalidRequest(
+            f"speculate is {text!r}; accepted: auto, off, or some of {', '.join(DRAFTERS)}", param="speculate"
+        )
+    return names
+
+
+def _speculate(text: str) -> str:
+    try:
+        parse_speculate(text)
+    except InvalidRequest as error:
+        raise ConfigError(error.message, param="speculate") from None
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """Speculation: expected tokens of an answer, of which a step verifies several."""
+
+    speculate: str = setting(
+        "off",
+        "Who may expect an answer's next tokens, so that one step verifies several: prompt (repetitions of "
+        "the prompt), hints (a prediction in the request, earlier answers about the image), answers (earlier "
+        "answers to the same client), layer (draft_layer), model (draft_model), or several of them with "
+        "commas. auto: all that there are. off: none. Answers are the same, see docs/speculation.md.",
+        check=_speculate,
+        words="auto, off, or drafters",
+    )
+    speculative_tokens: int = setting(
+        5, "Most expected tokens of an answer that a step verifies.", low=1, high=32
+    )
+    answer_cache_mib: int = setting(
+        16,
+        "Ceiling of the texts of earlier answers, in MiB, for the drafters hints and answers. They are kept "
+        "apart by client and cache_salt. 0: none.",
+        low=0,
+        high=MOST_MIB,
+    )
+    draft_layer: str = setting(
+        "auto",
+        "A trained layer that expects tokens from the model's own states: the folder of an EAGLE-3 "
+        "checkpoint. auto: the folder eagle3 in the model's folder, or the checkpoint's own layers for "
+        "this (MTP). off: none.",
+    )
+    draft_model: str = setting(
+        "",
+        "Folder of a smaller model with the same tokenizer, which expects tokens. Empty: none.",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that may be used."""
+        return parse_speculate(self.speculate)
+
+
 class EngineOptions(TypedDict, total=False):
     """Keyword arguments of `EngineConfig.of` and `Engine.from_pretrained`.
 
@@ -554,6 +621,11 @@ class EngineOptions(TypedDict, total=False):
     degrade_from: float
     degrade_by: str
     visual_tokens: str
+    speculate: str
+    speculative_tokens: int
+    answer_cache_mib: int
+    draft_layer: str
+    draft_model: str
 
 
 MIB = 1024 * 1024
@@ -569,6 +641,7 @@ class EngineConfig:
     pixels: processed pixels.
     schedule: scheduling and admission.
     visual: detail levels and visual tokens.
+    speculation: expected tokens.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -577,6 +650,7 @@ class EngineConfig:
     pixels: PixelSettings = field(default_factory=PixelSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     visual: VisualSettings = field(default_factory=VisualSettings)
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
     @classmethod
     def of(cls, **settings: Unpack[EngineOptions]) -> EngineConfig:

@@ -214,7 +214,7 @@ class Engine:
 
         stages: "kv" (shared prefixes), "pixels" (processed pixels), "encoder" (encoder outputs on the
             device), "regions" (encoded regions of images), "host" (encoder outputs in host memory), "disk"
-            (encoder outputs on disk); all if none is named.
+            (encoder outputs on disk), "answers" (texts of earlier answers); all if none is named.
         """
         chosen = stages or CACHE_STAGES
 
@@ -225,6 +225,8 @@ class Engine:
                 self.parts.embeddings.clear()
             if "regions" in chosen:
                 self.parts.regions.clear()
+            if "answers" in chosen and self.parts.speculator is not None:
+                self.parts.speculator.clear()
 
         self.loop.call(clear)
         self.parts.slower.clear(*chosen)

@@ -156,6 +156,7 @@ class SequenceInputs:
     grammar: what the answer must follow; None: nothing.
     bad_words: tokens that must not occur one after the other in the answer.
     grammar_after: tokens that end the model's reasoning, after which the grammar begins; (): at once.
+    prediction: tokens that the answer is likely to contain; (): nothing is known of it.
     """
 
     choice: int = 0
@@ -164,6 +165,7 @@ class SequenceInputs:
     grammar: Grammar | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar_after: tuple[int, ...] = ()
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

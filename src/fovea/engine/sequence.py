@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Client, FinishReason
@@ -106,6 +107,29 @@ class StateWork:
         return StateWork(before[-1] if before else self.source, saves)
 
 
+class Drafts(NamedTuple):
+    """Tokens that are expected to follow an answer.
+
+    tokens: their ids.
+    chances: for each of them, the probability that it and all before it are right.
+    forced: how many of the first ones a grammar forces.
+    drafter: who expects the others: a drafter of `engine.speculate`; "": nobody.
+    """
+
+    tokens: Seq[int] = ()
+    chances: Seq[float] = ()
+    forced: int = 0
+    drafter: str = ""
+
+    @classmethod
+    def certain(cls, tokens: Seq[int]) -> Drafts:
+        """Return tokens that a grammar forces."""
+        return cls(tokens, [1.0] * len(tokens), len(tokens))
+
+
+NO_DRAFTS = Drafts()
+
+
 class Status(Enum):
     """The stage that a sequence has reached in the scheduler."""
 
@@ -124,6 +148,9 @@ class Sequence:
     id: unique name of the sequence.
     prompt_ids, output_ids: token ids of the prompt, and those generated so far, which `append` adds.
     drafts: token ids that are expected to follow.
+    chances: for each draft, the probability that it and all before it are right.
+    forced, drafter: where they come from, see `Drafts`.
+    speculate: whether drafters may propose drafts. Tokens that a grammar forces are drafts in any case.
     sampling: how the next token is chosen.
     max_tokens: most tokens to generate.
     spans: positions of the prompt's images, in order.
@@ -164,6 +191,10 @@ class Sequence:
     deadline: float | None = None
     output_ids: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    forced: int = 0
+    drafter: str = ""
+    speculate: bool = True
     computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     window_blocks: list[int] = field(default_factory=list)
@@ -218,10 +249,19 @@ class Sequence:
             return False
         return self.computed_tokens == self.length - 1
 
-    def expect(self, tokens: Seq[int]) -> None:
+    def expect(self, drafts: Drafts) -> None:
         """Set the drafts, as far as the answer has room for them and for the token after them."""
-        room = self.max_tokens - len(self.output_ids) - 1
-        self.drafts = list(tokens[: max(0, room)]) if tokens else []
+        self.keep_drafts(0)
+        if drafts.tokens:
+            room = max(0, self.max_tokens - len(self.output_ids) - 1)
+            self.drafts, self.chances = list(drafts.tokens[:room]), list(drafts.chances[:room])
+            self.forced, self.drafter = min(drafts.forced, room), drafts.drafter
+
+    def keep_drafts(self, count: int) -> None:
+        """Forget all drafts but the first `count`."""
+        if self.drafts:
+            self.drafts, self.chances = self.drafts[:count], self.chances[:count]
+            self.forced = min(self.forced, count)
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids in [start, stop): prompt, answer, drafts."""

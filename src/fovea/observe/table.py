@@ -130,7 +130,9 @@ GAUGES = {
 COUNTERS = {
     "trace_spans_exported": "spans that the collector of traces took",
     "trace_spans_dropped": "spans and traces that the collector did not get: slow, unreachable, or refused",
+    "verifications": "times that a step computed drafts of an answer",
     "draft_tokens": "tokens that were computed as drafts: expected ones, verified in one step",
+    "drafts_left_out": "drafts that were expected to cost more time than they would save",
     "accepted_draft_tokens": "drafts that became part of an answer",
     "grammar_hits": "answer formats that were compiled already",
     "grammar_misses": "answer formats that had to be compiled",

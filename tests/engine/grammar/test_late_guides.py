@@ -24,7 +24,7 @@ from fovea.engine.grammar.guide import LONGEST_LOOK_S, Ahead, Guide, Guides
 from fovea.engine.grammar.trial import END, byte_vocabulary
 from fovea.engine.job import SampledToken
 from fovea.engine.sample.sampler import Sampler
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import Drafts, Sequence
 from fovea.engine.step.executor import StepResult
 from tests.support.engines import assert_idle
 
@@ -143,7 +143,7 @@ def test_a_late_token_is_that_of_its_own_logits(monkeypatch: pytest.MonkeyPatch)
     result = StepResult()
     sampler.sample(logits, [(row, 0) for row in rows], result)
     assert result.sampled == {"guided": [SampledToken(ord("b"))], "free": [SampledToken(ord("q"))]}
-    assert result.drafts == {"guided": [ord("c")]}
+    assert result.drafts == {"guided": Drafts.certain([ord("c")])}
     assert not result.failures
     assert sampler.late() is None
     again = StepResult()

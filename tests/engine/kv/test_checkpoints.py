@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import Drafts, Sequence
 from fovea.kernels import NO_SLOT
 from tests.support.brains import SlotRunner, answer, rows, scheduler, sequence
 from tests.support.thorough import examples
@@ -263,7 +263,7 @@ class World:
         seq.encode_only = bool(seq.spans) and random.random() < 0.1
         self.prompts[seq.id] = pieces
         self.seqs.append(seq)
-        self.brain.add(seq, ahead(seq, [], random.randint(0, 3)))
+        self.brain.add(seq, Drafts.certain(ahead(seq, [], random.randint(0, 3))))
 
     def step(self) -> None:
         for _ in range(self.random.randint(1, 4)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fovea.engine.schedule.plan import StepPlan, Work, composition_of, composition_of_decodes
+from fovea.engine.sequence import Drafts
 from fovea.planner.cost import Composition
 from tests.support.brains import sequence
 
@@ -14,7 +15,7 @@ def test_drafts_count_before_a_step_as_they_do_in_it() -> None:
         seq.append([1, 2])
         seq.computed_tokens = seq.length - 1
         seq.max_tokens = 50
-    drafting.expect([3, 4, 5])
+    drafting.expect(Drafts.certain([3, 4, 5]))
     plan = StepPlan((Work(plain, 11, 1), Work(drafting, 21, 4)))
     expected = composition_of_decodes((plain, drafting, prompt))
     assert expected == composition_of(plan) == Composition(5, 12 + 4 * 25)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import Drafts, Sequence
 from tests.support.brains import SlotRunner, answer, rows, scheduler, sequence
 
 
@@ -108,7 +108,7 @@ def test_any_drafts_give_the_same_answers(
     runner = SlotRunner(brain, drafts=drafts, late=lambda: late[calls % len(late)])
     seqs = [sequence(f"s{i}", size, arrival=i, max_tokens=8) for i, size in enumerate(prompts)]
     for seq in seqs:
-        brain.add(seq, drafts(seq, []))
+        brain.add(seq, Drafts.certain(drafts(seq, [])))
     runner.run()
     assert [seq.output_ids for seq in seqs] == [answer(seq) for seq in seqs]
 
@@ -133,7 +133,7 @@ def test_drafts_at_the_beginning_are_computed_with_the_end_of_the_prompt() -> No
     brain = scheduler(max_step_tokens=8)
     runner = SlotRunner(brain)
     seq = sequence("a", 10, max_tokens=6)
-    brain.add(seq, next_tokens(seq, [], 3))
+    brain.add(seq, Drafts.certain(next_tokens(seq, [], 3)))
     assert [plan.tokens for plan in runner.run()] == [8, 2 + 3, 1, 1]
     assert seq.output_ids == answer(seq)
 
@@ -142,9 +142,9 @@ def test_a_prompt_that_fits_without_its_drafts_is_not_delayed_by_them() -> None:
     brain = scheduler(blocks=3, block_size=4)
     runner = SlotRunner(brain)
     seq = sequence("a", 11, max_tokens=1)
-    brain.add(seq, [1] * 9)
+    brain.add(seq, Drafts.certain([1] * 9))
     assert seq.drafts == []
     longer = sequence("b", 10, arrival=1, max_tokens=3)
-    brain.add(longer, [98] * 2)
+    brain.add(longer, Drafts.certain([98] * 2))
     runner.run()
     assert longer.output_ids == answer(longer)

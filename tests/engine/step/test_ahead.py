@@ -24,7 +24,7 @@ from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.execute.runner import LaunchedStep, Runner
 from fovea.engine.schedule.plan import StepPlan
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import Drafts, Sequence
 from tests.support import fake_cuda
 from tests.support.brains import scheduler as make_scheduler
 from tests.support.brains import sequence
@@ -310,5 +310,5 @@ def test_drafts_and_forced_tokens_wait_for_the_host() -> None:
     scheduler = make_scheduler(blocks=8, block_size=4)
     seq = sequence("a", 4, max_tokens=9)
     scheduler.add(seq)
-    scheduler.update(scheduler.schedule(), {"a": [1]}, {"a": [2, 3]})
+    scheduler.update(scheduler.schedule(), {"a": [1]}, {"a": Drafts.certain([2, 3])})
     assert scheduler.follow(scheduler.schedule()) is None

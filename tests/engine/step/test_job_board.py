@@ -16,7 +16,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.job import Event, Job, SampledToken, SequenceInputs
 from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
-from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.sequence import Drafts, ImageSpan, Sequence
 from fovea.engine.simulate.assemble import simulated_stepper
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.serving import PlainTokenizer
@@ -338,7 +338,7 @@ def verified(machine: Machine, job: Job, *tokens: int, final: bool = False) -> H
     machine.board.add([job])
 
     def expect(result: StepResult) -> None:
-        result.drafts[job.seq.id] = tokens[:-1]
+        result.drafts[job.seq.id] = Drafts.certain(tokens[:-1])
 
     def choose(result: StepResult) -> None:
         picks = [SampledToken(token, -1.0, ()) for token in tokens]

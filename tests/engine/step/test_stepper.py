@@ -11,7 +11,7 @@ from fovea.engine.kv.manager import Move
 from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, FIRST_TOKENS, IDLE_STEP_S, BatchRule
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.sequence import Sequence, Status
+from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence, Status
 from fovea.engine.step.executor import NO_SLICE, StepResult
 from fovea.engine.step.stepper import Step, Stepper
 from tests.support.brains import image, scheduler, sequence
@@ -34,11 +34,11 @@ class FakeExecutor:
         self.broken: set[str] = set()
         self.encode_s: list[float] = []
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> tuple[int, ...]:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Drafts:
         self.inputs[seq.id] = inputs
         if seq.id in self.refused:
             raise ValueError("no such choice")
-        return ()
+        return NO_DRAFTS
 
     def remove(self, seq: Sequence) -> None:
         self.inputs.pop(seq.id, None)

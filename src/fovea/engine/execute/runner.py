@@ -35,7 +35,8 @@ from fovea.engine.sample.logits import prompt_rows, score_prompt
 from fovea.engine.sample.sampler import Pending, Sampler
 from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
-from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.sequence import Drafts, ImageSpan, Sequence
+from fovea.engine.speculate.speculator import Speculator
 from fovea.engine.step.executor import StepOutOfMemory, StepResult
 from fovea.engine.step.positions import mrope_positions, place, plain_positions
 from fovea.engine.tiers import SlowerTiers
@@ -75,6 +76,7 @@ class Runner:
         encoder_graphs: bool = False,
         encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]] | None = None,
         kv_format: KVFormat | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         """blocks, block_size: size of the KV pool.
 
@@ -86,8 +88,10 @@ class Runner:
         encoder_graphs: record the blocks of the encoder as CUDA graphs, if the kernels allow it.
         encode: returns the slices of an image by its plan; None: the model's own method, with all tokens.
         kv_format: format of keys and values in 8 bits; None: they have the model's type.
+        speculator: knows the drafters, which the sampler asks; None: there are none.
         """
         self.model = model
+        self._speculator = speculator
         self.embeddings = embeddings
         self.sampler = sampler
         self.block_size = block_size
@@ -140,10 +144,10 @@ class Runner:
         """Seconds of the slowest recent slice of an image; 0 before the first one."""
         return self._encoder.slice_s
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Drafts:
         """Store a sequence's prompt, positions and pixel sources.
 
-        Returns the tokens that its form forces at the beginning of the answer.
+        Returns the tokens with which its answer is expected to begin.
 
         Features that were read from slower tiers move into the encoder-output cache, as far as they fit
         beside the held outputs. The others stay with the sequence, reserved like pixels, until the scheduler
@@ -160,6 +164,8 @@ class Runner:
         )
         self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs, seq.spans)
         forced = self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words, inputs.grammar_after)
+        if self._speculator is not None:
+            self._speculator.add(seq, inputs)
         for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
         return forced
@@ -168,6 +174,8 @@ class Runner:
         self._prompts.pop(seq.id, None)
         self.kept.forget(seq.id)
         self.sampler.remove(seq)
+        if self._speculator is not None:
+            self._speculator.remove(seq)
         if not self._prompts:  # no further step would drop the images
             self._encoder.drop()
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.core.errors import InvalidRequest
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -46,13 +46,13 @@ class Ahead(NamedTuple):
 
     length: number of the answer's tokens.
     complete: number of the step's new tokens with which the answer is complete; None: it is not.
-    drafts: tokens that follow next in any case.
+    drafts: tokens that are expected next: first those that follow in any case.
     masks: allowed tokens after the answer, and after each draft, as `Masks.bits`; empty: all tokens.
     """
 
     length: int
     complete: int | None
-    drafts: list[int]
+    drafts: Drafts
     masks: list[NDArray[np.int32]]
 
 
@@ -98,10 +98,19 @@ class Guide:
         self._read = len(answer)
         self.check()
 
-    def look(self, answer: Seq[int], new: Seq[int], drafts: Seq[int] | None, most: int) -> Ahead:
+    def look(
+        self,
+        answer: Seq[int],
+        new: Seq[int],
+        drafts: Seq[int] | None,
+        most: int,
+        proposed: Drafts = NO_DRAFTS,
+    ) -> Ahead:
         """Read an answer and new tokens, up to the end of the answer, and find what may follow.
 
-        drafts: tokens that are expected to follow; None: those that must, at most `most`.
+        drafts: tokens that the next step computes in any case; None: those that must follow, at most `most`,
+            and after them proposed ones.
+        proposed: tokens that a drafter expects. They are cut where the grammar does not allow them.
 
         Raises InvalidRequest as `read`.
         """
@@ -111,19 +120,39 @@ class Guide:
             answer.append(token)
             self.read(answer)
             if self.ended:
-                return Ahead(len(answer), count, [], [])
+                return Ahead(len(answer), count, NO_DRAFTS, [])
         if self.waits:
-            return Ahead(len(answer), None, [], [])
-        if drafts is None:
-            drafts = self.forced[:most] if most else []
+            return Ahead(len(answer), None, self._while_waiting(proposed), [])
+        expected = Drafts(drafts) if drafts is not None else self._expected(proposed, most)
         masks = [self._mask()]
-        for draft in drafts:
+        for draft in expected.tokens:
             if not self.matcher.try_consume_tokens([draft]):
                 break
             masks.append(self._mask())
         self.matcher.rollback(len(masks) - 1)
         self.check()
-        return Ahead(len(answer), None, list(drafts), masks)
+        if drafts is None:
+            allowed = len(masks) - 1
+            expected = expected._replace(tokens=expected.tokens[:allowed], chances=expected.chances[:allowed])
+        return Ahead(len(answer), None, expected, masks)
+
+    def _while_waiting(self, proposed: Drafts) -> Drafts:
+        """Return the drafts that end before the grammar may begin: what follows them needs no mask."""
+        last = self._after[-1]
+        count = next((at for at, token in enumerate(proposed.tokens) if token == last), len(proposed.tokens))
+        return proposed._replace(tokens=proposed.tokens[:count], chances=proposed.chances[:count])
+
+    def _expected(self, proposed: Drafts, most: int) -> Drafts:
+        """Return the tokens that must follow, and after them those of a proposal that agrees with them."""
+        forced = self.forced[:most] if most else []
+        count, rest = len(forced), list(proposed.tokens)
+        if not count:
+            return proposed
+        if rest[:count] != forced or len(rest) == count:
+            return Drafts.certain(forced)
+        before = proposed.chances[count - 1]
+        chances = [1.0] * count + [chance / before for chance in proposed.chances[count:]]
+        return Drafts(forced + rest[count:], chances, count, proposed.drafter)
 
     def _mask(self) -> NDArray[np.int32]:
         return np.frombuffer(self.matcher.compute_bitmask(), np.int32)
@@ -240,7 +269,7 @@ class Guides:
     """
 
     def __init__(self, most_drafts: int = 0, clock: Callable[[int], float] = thread_time) -> None:
-        self._most_drafts = most_drafts
+        self.most_drafts = most_drafts
         self._clock = clock
         self._guides: dict[str, Guide] = {}
         self._looks: dict[str, _Look] = {}
@@ -268,15 +297,24 @@ class Guides:
     def __contains__(self, name: object) -> bool:
         return name in self._guides
 
-    def look(self, name: str, answer: Seq[int], new: Seq[int] = (), drafts: Seq[int] | None = None) -> None:
+    def look(
+        self,
+        name: str,
+        answer: Seq[int],
+        new: Seq[int] = (),
+        drafts: Seq[int] | None = None,
+        proposed: Drafts = NO_DRAFTS,
+    ) -> None:
         """Let the guide of a sequence look in its thread. The arguments are those of `Guide.look`."""
         if self._threads is None or self._slow_threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "fovea-guide", lower_priority)
             self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, "fovea-slow-guide", lower_priority)
-        guide, look, most = self._guides[name], _Look(self._clock), self._most_drafts
+        guide, look, most = self._guides[name], _Look(self._clock), self.most_drafts
         answer, new = list(answer), list(new)  # the engine's thread changes them
         threads = self._slow_threads if name in self._slow else self._threads
-        threads.submit(look.run, lambda: guide.look(answer, new, drafts, most), self._looks.get(name))
+        threads.submit(
+            look.run, lambda: guide.look(answer, new, drafts, most, proposed), self._looks.get(name)
+        )
         self._looks[name] = look
 
     def wait(self, names: Collection[str]) -> None:
@@ -353,5 +391,5 @@ class Guides:
             return True
         ahead = future.result()
         return ahead.length == len(seq.output_ids) and (
-            not ahead.masks or ahead.drafts[: len(seq.drafts)] == seq.drafts
+            not ahead.masks or list(ahead.drafts.tokens[: len(seq.drafts)]) == seq.drafts
         )

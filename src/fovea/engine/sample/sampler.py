@@ -41,9 +41,11 @@ from fovea.engine.sample.logits import (
     needs_adjusting,
     repair,
 )
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence
 from fovea.engine.step.executor import StepResult
 
+Propose = Callable[[Sequence, Seq[int]], Drafts]
+"""Returns drafts of an answer that has just got some tokens, which the sequence does not know yet."""
 Row = tuple[Sequence, int]
 """A row of logits: its sequence, and the number of drafts between the answer and the row's token."""
 NO_LISTS = TokenLists(SamplingParams(), 0)
@@ -56,12 +58,20 @@ class Sampler:
     batched: choose all tokens of a step at once on the device, and wait once for them (`batch.Batch`). For
         CUDA. On a CPU there is nothing to wait for, and a row by itself is rounded equally in every batch.
     most_drafts: most forced tokens that one step computes as drafts; 0: each takes a step of its own.
+    propose: finds other drafts; None: there are none.
     """
 
-    def __init__(self, eos_ids: frozenset[int], *, batched: bool = False, most_drafts: int = 0) -> None:
+    def __init__(
+        self,
+        eos_ids: frozenset[int],
+        *,
+        batched: bool = False,
+        most_drafts: int = 0,
+        propose: Propose | None = None,
+    ) -> None:
         self._eos_ids = eos_ids
+        self._propose = propose
         self._batched = batched
-        self._most_drafts = most_drafts
         self._streams: dict[str, _Stream] = {}
         self._seen: dict[str, SeenTokens] = {}
         self._guides = Guides(most_drafts)
@@ -78,7 +88,7 @@ class Sampler:
         grammar: Grammar | None = None,
         bad_words: Seq[Seq[int]] = (),
         after: tuple[int, ...] = (),
-    ) -> list[int]:
+    ) -> Drafts:
         """Start the random stream of a sequence, which is choice number `choice` of its request.
 
         Returns the tokens with which the grammar forces the answer to begin, as drafts.
@@ -94,11 +104,11 @@ class Sampler:
         elif params.greedy and not params.logprobs and not params.min_tokens and not needs_adjusting(params):
             self._simple.add(seq.id)
         if grammar is None:
-            return []
+            return NO_DRAFTS
         self._guides.add(seq.id, grammar, after)
         self._guides.wait([seq.id])
         ahead = self._guides.ahead(seq.id)
-        return [] if ahead is None else ahead.drafts[: self._most_drafts]
+        return NO_DRAFTS if ahead is None else Drafts.certain(ahead.drafts.tokens[: self._guides.most_drafts])
 
     def remove(self, seq: Sequence) -> None:
         self._streams.pop(seq.id, None)
@@ -259,6 +269,10 @@ class Sampler:
         """Write the tokens of a choice into the result, after the guides have read them."""
         picks = _accept(rows, choice, failures, skipped)
         result.failures.update(failures)
+        if self._propose is not None:
+            for seq in {seq.id: seq for seq, _ in rows}.values():
+                if picks.get(seq.id) and seq.id not in failures:
+                    result.drafts[seq.id] = self._propose(seq, [pick.token for pick in picks[seq.id]])
         if self._guides:
             guided = {seq.id: seq for seq, _ in rows if seq.id in self._guides}
             self._look_ahead([(seq, picks[name]) for name, seq in guided.items() if picks.get(name)], result)
@@ -271,12 +285,14 @@ class Sampler:
 
         chosen: the sequences that have a guide, with their tokens.
 
-        An answer is cut where it is complete. Tokens that must follow are noted as drafts. The first token of
-        an answer whose guide is late is held back; accepted drafts after it are computed again.
+        An answer is cut where it is complete. Tokens that must follow become drafts, before those that were
+        proposed. The first token of an answer whose guide is late is held back; accepted drafts after it are
+        computed again.
         """
         guided = [(seq, picks) for seq, picks in chosen if seq.id not in result.failures]
         for seq, picks in guided:
-            self._guides.look(seq.id, seq.output_ids, [pick.token for pick in picks])
+            proposed = result.drafts.pop(seq.id, NO_DRAFTS)
+            self._guides.look(seq.id, seq.output_ids, [pick.token for pick in picks], proposed=proposed)
         self._guides.wait([seq.id for seq, _ in guided])
         for seq, picks in guided:
             try:
@@ -294,7 +310,7 @@ class Sampler:
     def _finish(self, name: str, picks: list[SampledToken], ahead: Ahead, result: StepResult) -> None:
         if ahead.complete is not None:
             picks[ahead.complete - 1 :] = [picks[ahead.complete - 1]._replace(final=True)]
-        elif self._most_drafts:
+        else:
             result.drafts[name] = ahead.drafts
 
     def _point(self, seq: Sequence, drafts: int) -> float:

@@ -47,7 +47,7 @@ from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, PromptBudget
 from fovea.engine.schedule.plan import Budget, StepPlan, Work
 from fovea.engine.schedule.policy import POLICIES, SHORT, FairOrder, Policy, count_passes, may_pass
-from fovea.engine.sequence import Sequence, Status
+from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence, Status
 
 LOOKAHEAD = 32
 """How many waiting sequences are searched for images to encode ahead when no sequence can join."""
@@ -101,7 +101,7 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
-    def add(self, seq: Sequence, drafts: Seq[int] = ()) -> None:
+    def add(self, seq: Sequence, drafts: Drafts = NO_DRAFTS) -> None:
         """Add a sequence. drafts: tokens with which its answer is expected to begin."""
         seq.arrival_step = self.steps
         seq.reusable_tokens = self.kv.cached_prefix(seq)
@@ -206,7 +206,7 @@ class Scheduler:
         return StepPlan(tuple(Work(seq, seq.length, 1) for seq in going_on))
 
     def update(
-        self, plan: StepPlan, sampled: Mapping[str, Seq[int]], drafts: Mapping[str, Seq[int]] | None = None
+        self, plan: StepPlan, sampled: Mapping[str, Seq[int]], drafts: Mapping[str, Drafts] | None = None
     ) -> None:
         """Update the sequences after a plan was executed: count computed tokens and add the chosen ones.
 
@@ -230,9 +230,9 @@ class Scheduler:
                 self.images.release_computed(seq)
             if tokens:
                 seq.first_token_step = seq.first_token_step or self.steps
-                seq.expect((drafts or {}).get(seq.id, ()))
+                seq.expect((drafts or {}).get(seq.id, NO_DRAFTS))
 
-    def settle(self, seq: Sequence, tokens: Seq[int], drafts: Seq[int]) -> None:
+    def settle(self, seq: Sequence, tokens: Seq[int], drafts: Drafts) -> None:
         """Add tokens to a sequence that were not ready when their step ended.
 
         Since then no token of the sequence was missing, so it was in no step, unless it was preempted.
@@ -454,7 +454,7 @@ class Scheduler:
     def _send_back(self, seq: Sequence, *, intact: bool = True) -> None:
         """Let a running sequence release its blocks and wait again. intact: see `KVManager.release`."""
         self._free(seq, intact=intact)
-        seq.drafts = []
+        seq.keep_drafts(0)
         seq.preemptions += 1
         self.preemptions += 1
         self._wait(seq)

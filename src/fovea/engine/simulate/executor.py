@@ -12,7 +12,6 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Generator
-from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -25,7 +24,7 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.job import SampledToken, SequenceInputs
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, composition_of
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence
 from fovea.engine.step.executor import SliceQueue, StepResult
 from fovea.engine.step.loop import EngineLoop
 from fovea.planner.cost import CostModel
@@ -75,9 +74,9 @@ class CostExecutor:
     def slice_s(self) -> float:
         return self._slice_s
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Drafts:
         self._alive.add(seq.id)
-        return ()
+        return NO_DRAFTS
 
     def remove(self, seq: Sequence) -> None:
         self._alive.discard(seq.id)
@@ -138,7 +137,7 @@ class RealtimeExecutor:
     def slice_s(self) -> float:
         return self._executor.slice_s
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Drafts:
         if not len(self._filler):  # the engine was idle, so there is no delay to make up for
             self._due = time.monotonic()
         self._filler.add(seq, inputs.choice)

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fovea.engine.job import PromptToken, SampledToken, SequenceInputs
 from fovea.engine.schedule.plan import EncodeJob, StepPlan
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import Drafts, Sequence
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class StepResult:
 
     sampled: dict[str, Seq[SampledToken]] = field(default_factory=dict)
     prompts: dict[str, list[PromptToken]] = field(default_factory=dict)
-    drafts: dict[str, Seq[int]] = field(default_factory=dict)
+    drafts: dict[str, Drafts] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
     encoded: dict[str, float] = field(default_factory=dict)
     projected: dict[str, float] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Executor(Protocol):
         """Seconds that the next slice of an image may take, judged by the latest ones; 0: none is known."""
         ...
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Drafts:
         """Prepare a sequence before it enters the scheduler. It may raise; then the sequence is not added.
 
         Returns the tokens with which its answer is expected to begin, as drafts.

@@ -15,6 +15,7 @@ class.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ from dataclasses import dataclass
 from fovea.core.measure import Tally
 from fovea.core.types import FinishReason
 from fovea.engine.job import SequenceInputs
+from fovea.engine.schedule.draft_budget import DraftBudget
 from fovea.engine.schedule.first_tokens import FirstTokens, LodCosts
 from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, BatchControl, DecodeBound, ItlLimit
 from fovea.engine.schedule.plan import StepPlan, composition_of, composition_of_decodes
 from fovea.engine.schedule.scheduler import BY_ARRIVAL, Scheduler
 from fovea.engine.schedule.step_times import ImageTimes, StepTimes
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import NO_DRAFTS, Sequence
 from fovea.engine.step.executor import NO_SLICE, Executor, StepResult
 from fovea.observe.table import DISTRIBUTIONS
 from fovea.planner.cost import Composition
@@ -72,8 +74,8 @@ class Stepper:
     sequences: all unfinished sequences, by id.
     failure_search: the sequences of a failed step, until the guilty one is found.
     memory: the most tokens of a step that fit into the device's memory, as far as that is known.
-    steps, computed_tokens, draft_tokens, accepted_drafts, encoded_images, encode_seconds: counters since the
-        start. draft_tokens are the drafts that were computed.
+    steps, computed_tokens, encoded_images, encode_seconds: counters since the start.
+    drafts: how many drafts a step computes. draft_counts: counts those that were computed.
     tallies: histograms of steps and images.
     times: predicts durations of steps.
     """
@@ -87,18 +89,21 @@ class Stepper:
         times: StepTimes | None = None,
         image_times: ImageTimes | None = None,
         first_factor: float | None = None,
+        drafts: DraftBudget | None = None,
     ) -> None:
         """Create a stepper without sequences.
 
         control: limits the number of running sequences; None: `DecodeBound` with the configured target.
         times, image_times: predict durations of steps and images; None: they are learnt.
         first_factor: see `FirstTokens`.
+        drafts: decides how many drafts a step computes; None: one that predicts by `times`.
         """
         config = scheduler.config
         self.scheduler = scheduler
         self.executor = executor
         target_s = config.target_itl_ms / 1000
         self.times = times or StepTimes(config.target_percentile)
+        self.drafts = drafts or DraftBudget(self.times)
         self.itl_limit = ItlLimit(config.pace, target_s, config.max_step_tokens, self.times)
         self.batch: BatchControl = control or DecodeBound(target_s, config.max_running, self.times)
         self.sequences: dict[str, Sequence] = {}
@@ -116,8 +121,7 @@ class Stepper:
         self.memory = MemoryLimit(config.max_step_tokens)
         self.steps = 0
         self.computed_tokens = 0
-        self.draft_tokens = 0
-        self.accepted_drafts = 0
+        self.draft_counts = DraftCounts()
         self.encoded_images = 0
         self.encode_seconds = 0.0
         self.tallies = StepTallies()
@@ -161,6 +165,7 @@ class Stepper:
         if self.idle:
             return Step(StepPlan(), expired=expired, began=now)
         running = self.scheduler.running
+        self.drafts.choose(running)
         decodes = composition_of_decodes(running)
         streams = self.scheduler.streams_to_protect
         encoding = self.executor.encoding or self._postponed
@@ -208,8 +213,7 @@ class Stepper:
         self.failure_search.clear(step.involved)
         self.memory.succeed()
         self._observe(step, result, seconds)
-        self.draft_tokens += sum(item.draft for item in step.plan.work if item.seq.drafts)
-        self.accepted_drafts += sum(len(picks) - 1 for picks in result.sampled.values())
+        self._count_drafts(step, result)
         self.steps += 1
         self.computed_tokens += step.plan.tokens
         self.encoded_images += len(result.encoded)
@@ -230,7 +234,15 @@ class Stepper:
             seq = self.sequences[seq_id]
             if not seq.output_ids:
                 self.first_tokens.observe(seq_id, now)
-            self.scheduler.settle(seq, [pick.token for pick in picks], result.drafts.get(seq_id, ()))
+            self.scheduler.settle(seq, [pick.token for pick in picks], result.drafts.get(seq_id, NO_DRAFTS))
+
+    def _count_drafts(self, step: Step, result: StepResult) -> None:
+        """Count the step's drafts. For before the scheduler's update, which changes the sequences."""
+        for item in step.plan.work:
+            seq = item.seq
+            picks = result.sampled.get(seq.id)
+            if seq.drafts and item.draft and picks:
+                self.draft_counts.add(seq.drafter, min(seq.forced, item.draft), item.draft, len(picks) - 1)
 
     def control_stats(self) -> dict[str, float]:
         """Return the figures of ITL limit and admission, by the names of `observe.table`."""
@@ -280,6 +292,7 @@ class Stepper:
         if composition.decodes:
             self.itl_limit.late_steps.observe(0 < self.itl_limit.target_s < gap_s)
             self.batch.observe(gap_s)
+        self.drafts.observe(composition, gap_s - result.encode_s)
         self.times.observe(composition, gap_s - result.encode_s)
 
     def abandon(self, step: Step) -> str | None:
@@ -311,6 +324,44 @@ class Stepper:
         self._ended = None
         involved = [self.sequences[name] for name in step.involved if name in self.sequences]
         return [seq.id for seq in sorted(involved, key=BY_ARRIVAL)]
+
+
+class DraftCounts:
+    """Counts drafts: how many were computed, and how many of them were accepted.
+
+    verified: steps of a sequence that computed drafts.
+    computed, accepted: drafts by drafter; those that a grammar forces are "grammar".
+    places: accepted drafts by their place among the drafts of a step, from 0.
+    """
+
+    def __init__(self) -> None:
+        self.verified = 0
+        self.computed: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.places: Counter[int] = Counter()
+
+    def add(self, drafter: str, forced: int, computed: int, accepted: int) -> None:
+        """Count the drafts of one sequence in a step.
+
+        drafter: of those that are not forced. forced: how many of the first ones are forced.
+        """
+        self.verified += 1
+        self.computed["grammar"] += forced
+        self.computed[drafter] += computed - forced
+        self.accepted["grammar"] += min(forced, accepted)
+        self.accepted[drafter] += max(0, accepted - forced)
+        self.places.update(range(accepted))
+
+    def stats(self) -> dict[str, float]:
+        """Return the counts by the names of `observe.table`."""
+        return {
+            "verifications": self.verified,
+            "draft_tokens": self.computed.total(),
+            "accepted_draft_tokens": self.accepted.total(),
+            **{f"drafter_tokens:{name}": count for name, count in self.computed.items() if name},
+            **{f"drafter_accepted_tokens:{name}": count for name, count in self.accepted.items() if name},
+            **{f"accepted_tokens_at:{place}": count for place, count in self.places.items()},
+        }
 
 
 class FailureSearch:

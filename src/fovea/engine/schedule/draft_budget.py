@@ -1,0 +1,114 @@
+"""Decides how many drafts a step computes: as many as let the expected tokens per second rise.
+
+Each draft is a row, which takes time, and is accepted with a known chance. The most likely drafts of all
+sequences come first. So a few rows are divided among many sequences by their confidence, and a full batch,
+in which a row costs what it brings, computes none. Method: as the verification budget of DSpark (vLLM's
+blog, 2026).
+
+The cost of a row is measured. A linear prediction (`step_times`) is not enough: on CPUs up to eight rows
+cost little more than one. So the ratio of measured to predicted seconds is learnt for each number of rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from fovea.engine.schedule.step_times import StepTimes
+from fovea.engine.sequence import Sequence
+from fovea.planner.cost import Composition
+
+LEAST_GAIN = 1.02
+"""A step computes drafts only if it then yields at least so many times the tokens per second."""
+WEIGHT = 0.1
+"""Weight of a new ratio in the average of its number of rows."""
+FORGET = 0.002
+"""Part by which every ratio returns to 1 in each step, so that a size that was slow is tried again."""
+SIZES = (*range(1, 17), *range(20, 65, 4), *range(80, 257, 16))
+"""Numbers of rows that are told apart. Others count as the next larger one."""
+MOST_EXCESS = 2.0
+"""Highest ratio that one step can have, so that a stall of the machine counts little."""
+
+
+class DraftBudget:
+    """The drafts that are worth their rows, from measured times of steps.
+
+    times: predicts durations of steps.
+    left_out: drafts that were found, but would have cost more than they would have brought.
+    worthwhile: whether the latest step with drafts on offer took any, or no step had the choice yet.
+    """
+
+    def __init__(self, times: StepTimes) -> None:
+        self.times = times
+        self.left_out = 0
+        self.worthwhile = True
+        self._ratios = [1.0] * len(SIZES)
+
+    def choose(self, sequences: Iterable[Sequence]) -> None:
+        """Shorten the drafts of sequences to those that are worth their rows.
+
+        Drafts that a grammar forces stay: computed later, each would cost more than its row now.
+
+        sequences: all that run. Those that do not decode yet have no rows here: a draft is not worth more
+            because the step is long anyway, for a prompt that waits would get its first token later.
+        """
+        decodes = [seq for seq in sequences if seq.decoding]
+        if not decodes:
+            return
+        offers = sorted(
+            ((chance, number) for number, seq in enumerate(decodes) for chance in seq.chances[seq.forced :]),
+            reverse=True,
+        )
+        if not offers:
+            self.worthwhile = self._pays(len(decodes), decodes)
+            return
+        taken = self._taken(decodes, [chance for chance, _ in offers])
+        counts = [seq.forced for seq in decodes]
+        for _, number in offers[:taken]:
+            counts[number] += 1
+        for seq, count in zip(decodes, counts, strict=True):
+            if count < len(seq.drafts):
+                self.left_out += len(seq.drafts) - count
+                seq.keep_drafts(count)
+        self.worthwhile = taken > 0 or self._pays(len(decodes), decodes)
+
+    def _taken(self, decodes: Seq[Sequence], chances: Seq[float]) -> int:
+        """Return how many drafts the step computes. chances: of all of them, the highest first."""
+        rows, context = sum(1 + seq.forced for seq in decodes), self._context(decodes)
+        expected = float(rows)
+        best, best_rate = 0, LEAST_GAIN * expected / self.seconds(rows, context)
+        for count, chance in enumerate(chances, 1):
+            expected += chance
+            rate = expected / self.seconds(rows + count, context)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def _pays(self, rows: int, decodes: Seq[Sequence]) -> bool:
+        """Whether a draft for each sequence would be worth its row if all of them were certain."""
+        context = self._context(decodes)
+        return 2 * self.seconds(rows, context) > LEAST_GAIN * self.seconds(2 * rows, context)
+
+    def _context(self, decodes: Seq[Sequence]) -> float:
+        return sum(seq.length - seq.dropped for seq in decodes) / len(decodes)
+
+    def seconds(self, rows: int, context: float) -> float:
+        """Return the expected seconds of a step that decodes so many rows.
+
+        context: mean number of tokens to which a row attends.
+        """
+        ratio = self._ratios[min(bisect_left(SIZES, rows), len(SIZES) - 1)]
+        return self.times.seconds(Composition(rows, int(rows * context))) * ratio
+
+    def observe(self, composition: Composition, seconds: float) -> None:
+        """Learn from a step. Only steps that do nothing but decode tell the cost of rows."""
+        if composition.prompt_tokens or not composition.decodes or not self.times.measured:
+            return
+        predicted = self.times.seconds(composition)
+        if predicted <= 0:
+            return
+        place = min(bisect_left(SIZES, composition.decodes), len(SIZES) - 1)
+        ratio = min(seconds / predicted, MOST_EXCESS)
+        self._ratios = [known + FORGET * (1 - known) for known in self._ratios]
+        self._ratios[place] += WEIGHT * (ratio - self._ratios[place])
