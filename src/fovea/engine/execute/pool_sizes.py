@@ -43,10 +43,13 @@ class PoolSizes:
     window: int = 0
 
 
-def pool_sizes(config: EngineConfig, model: VisionLanguageModel, room: int | None = None) -> PoolSizes:
+def pool_sizes(
+    config: EngineConfig, model: VisionLanguageModel, room: int | None = None, beside: int = 0
+) -> PoolSizes:
     """Return the sizes of the KV pools.
 
     room: bytes for KV and states; None: a share of the free memory.
+    beside: bytes for each token that others need, for drafts.
     Raises ConfigError when not even one block or one window fits.
     """
     decoder, size = model.decoder.config, config.kv.block_size
@@ -57,7 +60,7 @@ def pool_sizes(config: EngineConfig, model: VisionLanguageModel, room: int | Non
         return PoolSizes(config.kv.kv_blocks, config.kv.kv_blocks if needed else 0)
     kind = model.dtype.itemsize, pool_format(config, model)
     windowed = 0 if group is None else group.bytes_per_token(*kind) * size
-    block = decoder.kv_bytes_per_token(*kind) * size - windowed
+    block = (decoder.kv_bytes_per_token(*kind) + beside) * size - windowed
     states = state_slots(config, model, room) * decoder.state_bytes(model.dtype.itemsize)
     budget = config.kv.kv_cache_mib * MIB or max(0, _room(model, room) - states)
     # Window blocks per block without a window. Short sequences need as many of both kinds, longer ones fewer
@@ -84,11 +87,14 @@ def block_bytes(config: EngineConfig, model: VisionLanguageModel) -> int:
     return token * config.kv.block_size
 
 
-def pool_bytes(config: EngineConfig, model: VisionLanguageModel, sizes: PoolSizes, states: int) -> int:
-    """Return the bytes of the KV pools and of so many slots for states."""
+def pool_bytes(
+    config: EngineConfig, model: VisionLanguageModel, sizes: PoolSizes, states: int, beside: int = 0
+) -> int:
+    """Return the bytes of the KV pools and of so many slots for states. beside: as in `pool_sizes`."""
     decoder, kind = model.decoder.config, (model.dtype.itemsize, pool_format(config, model))
     windowed = 0 if decoder.window is None else decoder.window.bytes_per_token(*kind)
-    tokens = sizes.blocks * (decoder.kv_bytes_per_token(*kind) - windowed) + sizes.window * windowed
+    whole = decoder.kv_bytes_per_token(*kind) - windowed + beside
+    tokens = sizes.blocks * whole + sizes.window * windowed
     return tokens * config.kv.block_size + states * decoder.state_bytes(model.dtype.itemsize)
 
 
