@@ -72,9 +72,11 @@ class LayerDrafter:
     """A computed drafter, see `speculator.Computed`.
 
     layer: the trained layer.
+    least_chance: see LEAST_CHANCE.
     """
 
     name = "layer"
+    least_chance = LEAST_CHANCE
 
     def __init__(self, layer: DraftLayer, blocks: int, block_size: int, positions: Positions) -> None:
         target = layer.target
@@ -156,7 +158,7 @@ class LayerDrafter:
                 drafts.shares.append(chance)
                 alive[name] *= chance
                 fits = item.stop < len(item.seq.blocks) * self._size
-                if len(drafts.tokens) < most and alive[name] >= LEAST_CHANCE and fits:
+                if len(drafts.tokens) < most and alive[name] >= self.least_chance and fits:
                     going_on.append((row, Work(item.seq, item.stop, 1), token))
             if not going_on:
                 return

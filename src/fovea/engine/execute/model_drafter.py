@@ -83,9 +83,11 @@ class ModelDrafter:
     """A computed drafter, see `speculator.Computed`.
 
     model: the draft model. Its kernels and type may differ from the target's.
+    least_chance: see LEAST_CHANCE.
     """
 
     name = "model"
+    least_chance = LEAST_CHANCE
 
     def __init__(
         self, model: VisionLanguageModel, blocks: int, block_size: int, vocabulary: int, positions: Positions
@@ -161,7 +163,7 @@ class ModelDrafter:
                 drafts.shares.append(chance)
                 alive[own.id] *= chance
                 self._shadows[own.id].drafts.append(token)
-                likely = len(drafts.tokens) < most and alive[own.id] >= LEAST_CHANCE
+                likely = len(drafts.tokens) < most and alive[own.id] >= self.least_chance
                 if likely and self._extend(own, own.length + 1):
                     own.append([token])
                     work.append(Work(own, own.length - 1, 1))

@@ -18,6 +18,8 @@ from fovea.kernels.pages import KVFormat, kv_format
 
 log = logging.getLogger("fovea.engine")
 
+LEAST_ROWS = 8
+"""Fewest rows of a padded step on CUDA: an answer has the same bits with and without drafts beside it."""
 CPU_SHARE, CPU_CEILING = 0.25, 4096 * MIB
 CUDA_SHARE = 0.8
 BALANCED_WINDOWS = 4
@@ -235,7 +237,7 @@ def decode_padding(config: EngineConfig, model: VisionLanguageModel, max_context
         for group in decoder.kv_groups
     ]
     return Padding(
-        sizes=padded_sizes(config.schedule.max_running),
+        sizes=padded_sizes(config.schedule.max_running, LEAST_ROWS if model.device.type == "cuda" else 1),
         axes=0 if model.merge is None else 3,
         groups=tuple(groups),
         shared_rows=most_shared_rows(model.kernels, decoder.kv_groups[0]),
