@@ -243,6 +243,7 @@ class Stepper:
             picks = result.sampled.get(seq.id)
             if seq.drafts and item.draft and picks:
                 self.draft_counts.add(seq.drafter, min(seq.forced, item.draft), item.draft, len(picks) - 1)
+                seq.count_drafts(item.draft, len(picks) - 1)
 
     def control_stats(self) -> dict[str, float]:
         """Return the figures of ITL limit and admission, by the names of `observe.table`."""
