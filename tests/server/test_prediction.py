@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fovea import Engine
+from fovea.cli.main import main
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import MAX_PREDICTION, Completion
 from fovea.engine.schedule.draft_budget import DraftBudget
@@ -116,6 +117,27 @@ def test_drafts_after_the_end_do_not_count(expecting: Engine) -> None:
     text = whole_answer(expecting).text
     usage = whole_answer(expecting, prediction=text, stop=(text[10:13],)).usage
     assert usage.completion > usage.accepted_drafts == usage.accepted_prediction > 0
+
+
+def test_metrics_tell_whether_and_by_whom_tokens_are_expected(server: Server, hints: Server) -> None:
+    text, _ = ask(hints)
+    ask(hints, prediction={"type": "content", "content": text})
+    accepted = 'fovea:drafter_accepted_tokens_total{drafter="hints"} '
+    (line,) = (line for line in hints.get("/metrics").text.splitlines() if line.startswith(accepted))
+    assert float(line.removeprefix(accepted)) > 0
+    assert hints.metrics()["fovea:speculating"] == 1
+    assert server.metrics()["fovea:speculating"] == 0, "no drafter is set"
+
+
+@pytest.mark.parametrize("stage", ["answers", "all", "kv"])
+def test_clearing_answers_reaches_the_drafters(
+    expecting: Engine, hints: Server, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    assert expecting.parts.speculator is not None
+    monkeypatch.setattr(expecting.parts.speculator, "clear", lambda: calls.append(stage))
+    assert main(["caches", "--url", hints.url, "--clear", stage]) == 0
+    assert calls == ([] if stage == "kv" else [stage])
 
 
 def test_the_name_of_the_drafter_that_reads_predictions() -> None:
