@@ -289,6 +289,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
     scheduler = scheduler_stats(parts.scheduler)
     state = runner.memory.state_nbytes
     return parts.slower.stats() | {
+        "speculating": parts.speculator is not None and parts.loop.stepper.drafts.worthwhile,
         "region_cache_bytes": regions.bytes,
         "region_cache_capacity_bytes": regions.capacity,
         "region_cache_entries": len(regions),
