@@ -85,7 +85,7 @@ def test_drafts_change_no_bit_of_a_single_answer(dtype: str, options: dict[str, 
         assert [[token for token, _ in each] for each in drafted] == [[t for t, _ in each] for each in alone]
         assert drafted == alone
         assert engine.stats()["accepted_draft_tokens"] > gpu.either(20, 0)
-        assert engine.stats()["engine_steps"] - steps < len(KINDS) * (LENGTH + 2)
+        assert engine.stats()["engine_steps"] - steps < gpu.either(len(KINDS) * LENGTH, 1000)
 
 
 @pytest.mark.parametrize("drafters", ["layer", "model"])
