@@ -24,7 +24,7 @@ LEAST_GAIN = 1.02
 WEIGHT = 0.1
 """Weight of a new ratio in the average of its number of rows."""
 ELSEWHERE = 0.02
-"""Weight of a ratio for all other numbers of rows: what was not tried for long is expected to be like the rest."""
+"""Weight of a ratio for all other numbers of rows: one that was not tried lately is expected to be alike."""
 SIZES = (*range(1, 17), *range(20, 65, 4), *range(80, 257, 16))
 """Numbers of rows that are told apart. Others count as the next larger one."""
 MOST_EXCESS = 2.0
