@@ -146,7 +146,9 @@ def test_only_the_latest_places_count() -> None:
 
 def test_a_longer_match_weighs_more_than_many_shorter_ones() -> None:
     """Two more equal tokens weigh as much as four places without them."""
-    texts = filled([(True, [5, 6, 1, 2, 8]), (True, [0, 1, 2, 7]), (True, [0, 1, 2, 7]), (True, [0, 1, 2, 7])])
+    texts = filled(
+        [(True, [5, 6, 1, 2, 8]), (True, [0, 1, 2, 7]), (True, [0, 1, 2, 7]), (True, [0, 1, 2, 7])]
+    )
     found = texts.follow([5, 6, 1, 2], 1)
     assert found == Continuation([8], [16 / (16 + 3 * 4)], 4)
     assert texts.follow([9, 1, 2], 1).tokens == [7]
