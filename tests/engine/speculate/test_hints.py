@@ -72,7 +72,7 @@ def test_nothing_is_drafted_from_a_prediction_that_has_nothing_to_do_with_the_an
 
 
 def test_an_earlier_answer_about_the_image_is_continued() -> None:
-    """Also behind another question. The latest image comes first, and an answer counts for all of its images."""
+    """The latest image comes first, and an answer counts for all of its images."""
     hints = Hints(AnswerStore(LARGE))
     first = about("a", "cat", answer=[5, 6, 7, 8])
     hints.add(first, SequenceInputs())
@@ -100,7 +100,9 @@ def test_a_prediction_goes_before_earlier_answers() -> None:
     assert hints.draft(seq, [5, 6], 9).tokens == [8]
     assert hints.draft(seq, [5, 6, 8, 6, 7], 9).tokens == []
     assert hints.draft(seq, [4, 5, 6], 9).tokens == [8]
-    assert hints.draft(seq, [5, 6, 8, 1, 2, 5], 9).tokens == [6, 7], "the question and the answer's first token"
+    assert hints.draft(seq, [5, 6, 8, 1, 2, 5], 9).tokens == [6, 7], (
+        "the question and the answer's first token"
+    )
 
 
 @given(
