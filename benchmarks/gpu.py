@@ -43,7 +43,7 @@ RELOAD = 60
 """Additional seconds for a step in a new process, which has to load the model again."""
 RESERVE = 15
 """Seconds of each command for its start and its page."""
-FILES = ("kernels", "structured", "sampling", "logits", "cuda", "memory", "reduce", "observe")
+FILES = ("kernels", "speculation", "structured", "sampling", "logits", "cuda", "memory", "reduce", "observe")
 """Test files, the most important first."""
 COMMANDS = """torch sees no CUDA device here. Copy this tree to a machine with CUDA.
 `make gpu` runs both parts there.

@@ -62,7 +62,8 @@ class Step:
 
 
 STEPS = (
-    Step("limits", 40), Step("checkpoint", 90), Step("engine", 90), Step("decode", 40), Step("crowd", 40),
+    Step("limits", 40), Step("checkpoint", 90), Step("engine", 90), Step("decode", 40),
+    Step("speculate", 40), Step("crowd", 40),
     Step("encoder", 30), Step("batches", 40), Step("arrival", 20), Step("prefill", 40),
     Step("transformers", 110), Step("transformers_32", 60), Step("chunks", 20),
 )  # fmt: skip

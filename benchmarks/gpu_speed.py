@@ -22,7 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from fovea.kernels.attention import Chunk, ChunkAttention, Heads, prefill_each
 from fovea.kernels.flash import load
 from fovea.kernels.torch_kernels import TorchKernels
 from gpu_page import IN_MEMORY, STEPS, Outcome, Shape
+from oracle_drafts import Oracle, chance_for
 from quick import Fovea, Transformers
 
 REHEARSAL = os.environ.get("FOVEA_GPU_REHEARSAL") == "1"
@@ -55,7 +56,7 @@ LARGE_SIDE, SMALL = (56, 2) if REHEARSAL else (1008, 16)
 BATCHES = (1, 2) if REHEARSAL else (32, 256)
 SETTINGS: dict[str, Any] = {
     "max_running": max(BATCHES), "max_step_tokens": 16384, "max_step_visual_tokens": 16384,
-    "kv_blocks": 13_000, "pace": 0.0, "embed_cache_mib": 1024, "pixel_pool_mib": 4096,
+    "kv_blocks": 13_000, "pace": 0.0, "embed_cache_mib": 1024, "pixel_pool_mib": 4096, "speculate": "prompt",
 }  # fmt: skip
 if REHEARSAL:  # Triton's interpreter cannot multiply bfloat16
     SETTINGS |= {"kernels": "triton", "dtype": "float32", "kv_blocks": 512, "decode_graphs": "padded"}
@@ -145,6 +146,29 @@ class Measurement:
         ours, prompt = self._fovea(), question(2)
         rates = [ours.run([prompt], DECODED)[2][0] for _ in range(REPEATS)]
         outcome.measured = {"decode_tok_s": max(rates), "context": len(ours.ids(prompt)) + DECODED / 2}
+
+    def _speculate(self, outcome: Outcome) -> None:
+        """Time drafts of given acceptance, for one answer and for eight, and steps without padding to 8."""
+        ours, oracle = self._fovea(), Oracle()
+        runner, speculator = ours.engine.runner, ours.engine.parts.speculator
+        assert speculator is not None
+        before, speculator.drafters = speculator.drafters, (oracle,)
+        try:
+            for count in (1, CROWD // 4 or 1):
+                prompts = [question(300 + number) for number in range(count)]
+                ours.run(prompts, DECODED)
+                for name, drafts, tokens in (("off", 0, 1.0), ("1.8", 3, 1.8), ("2.6", 3, 2.6)):
+                    oracle.drafts, oracle.chance = drafts, chance_for(tokens, drafts) if drafts else 1.0
+                    rates = [statistics.median(ours.run(prompts, DECODED)[2]) for _ in range(REPEATS)]
+                    outcome.measured[f"speculate_{count}_at_{name}_tok_s"] = max(rates)
+            oracle.drafts = 0
+            if runner._padded is not None and not REHEARSAL:
+                sizes = (1, 2, 4, *runner._padded.padding.sizes)
+                runner.pad_decodes(replace(runner._padded.padding, sizes=sizes))
+                rates = [ours.run([question(300)], DECODED)[2][0] for _ in range(REPEATS)]
+                outcome.measured["decode_not_padded_tok_s"] = max(rates)
+        finally:
+            speculator.drafters = before
 
     def _crowd(self, outcome: Outcome) -> None:
         ours = self._fovea()

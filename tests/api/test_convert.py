@@ -22,6 +22,7 @@ from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.media import Image, PixelBudget
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ImagePart, Message, StageTimings, TextPart, TextPrompt, TokenPrompt, Usage
+from fovea.gateway.translate.chat_reader import usage_of
 
 PIXEL = Image("0" * 64, 1, 1, b"rgb")
 OTHER = Image("1" * 64, 1, 1, b"bgr")
@@ -247,8 +248,23 @@ def test_usage_and_timings() -> None:
         "completion_tokens": 5,
         "total_tokens": 15,
         "prompt_tokens_details": {"cached_tokens": 8, "image_tokens": 4, "dropped_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+            "draft_tokens": 0,
+            "accepted_draft_tokens": 0,
+        },
     }
+    drafted = Usage(10, 5, drafts=9, accepted_drafts=4, accepted_prediction=3, rejected_prediction=2)
+    assert usage_body(drafted).completion_tokens_details.model_dump() == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 3,
+        "rejected_prediction_tokens": 2,
+        "draft_tokens": 9,
+        "accepted_draft_tokens": 4,
+    }
+    assert usage_of(usage_body(drafted).model_dump()) == drafted, "a gateway reads what a server writes"
     timings = timings_body(StageTimings(fetch=0.0012345, media_decode=0.5, ttft=2))
     assert (timings["fetch"], timings["media_decode"], timings["ttft"], timings["decode"]) == (
         1.234,

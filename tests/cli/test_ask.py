@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fovea import Engine, VideoBudget
-from fovea.cli.ask import write_text
+from fovea.cli.ask import stats_table, write_text
+from fovea.core.types import Completion, StageTimings, Usage
 from tests.cli.support import FORKED, SHORT, Caller, finish, interrupt, start
 from tests.support.clips import clip
 from tests.support.forks import Fork
@@ -82,6 +83,16 @@ def test_stats(fovea: Caller, tiny: Path, here: Path) -> None:
     assert "first token after " in milliseconds
     assert "visual 6, cached 0), answer 6" in tokens
     assert outcome.out.endswith("\n")
+
+
+def test_stats_tell_how_many_tokens_a_step_gave(capsys: pytest.CaptureFixture[str]) -> None:
+    def last_line(usage: Usage) -> str:
+        stats_table(Completion(("a",), ((1,),), ("stop",), ((),), usage, StageTimings(decode=0.5)))
+        return capsys.readouterr().err.splitlines()[-1]
+
+    usage = Usage(9, 44, drafts=31, accepted_drafts=23)
+    assert last_line(usage) == "  tokens per step 2.1 (accepted 23 of 31 drafts)"
+    assert "per step" not in last_line(Usage(9, 44))
 
 
 def test_json(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:

@@ -88,6 +88,16 @@ def test_a_stream_is_the_same_answer_in_pieces_and_counts_its_tokens(generate: A
     }
 
 
+def test_a_conversation_may_have_a_prediction(generate: Any) -> None:
+    said = json.dumps([{"role": "user", "content": "Hello."}])
+    prediction = {"type": "content", "content": "Hello"}
+    plain, predicted, alone = (
+        ask(generate, messages=said, sampling_parameters=json.dumps({"temperature": 0, **more}))[0].text()
+        for more in ({}, {"prediction": prediction}, {"prediction": prediction, "speculate": False})
+    )
+    assert plain == predicted == alone
+
+
 def test_a_conversation_names_its_own_images(generate: Any) -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": data_url(SHAPES)}},

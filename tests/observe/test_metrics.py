@@ -8,9 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fovea.core.types import Delta, StageTimings, Usage
+from fovea.engine.config import DRAFTERS as NAMES
 from fovea.observe.aliases import ALIASES, CACHE_CONFIG, CACHE_CONFIG_LABELS
 from fovea.observe.metrics import Metrics, RateWindow
-from fovea.observe.table import COUNTERS, GAUGES, STAGES
+from fovea.observe.table import COUNTERS, DRAFTERS, GAUGES, LABELLED, STAGES, labelled_key
 
 MODEL = {"model_name": "model", "engine": "0"}
 NUMBERS = {name: float(at) for at, name in enumerate((*GAUGES, *COUNTERS), 1)}
@@ -59,6 +60,28 @@ def test_every_name_of_the_table_is_exported() -> None:
         assert values[(f"fovea:{name}",)] == NUMBERS[name]
     for name in COUNTERS:
         assert values[(f"fovea:{name}_total",)] == NUMBERS[name]
+
+
+def test_counters_with_a_label_have_a_series_for_every_value() -> None:
+    """Also for those that an engine does not report: a rate needs the 0 before the first increment."""
+    metrics = new_metrics(**{labelled_key("drafter_tokens", "prompt"): 7.0, "drafter_tokens:else": 9.0})
+    values = samples(metrics)
+    for name, row in LABELLED.items():
+        exported = {key[1]: at for key, at in values.items() if key[0] == f"fovea:{name}_total"}
+        assert tuple(exported) == row.values
+        expected = {"prompt": 7.0} if name == "drafter_tokens" else {}
+        assert exported == dict.fromkeys(row.values, 0.0) | expected
+    assert DRAFTERS[1:] == NAMES
+
+
+def test_drafts_have_vllms_names() -> None:
+    name = "accepted_draft_tokens_per_position"
+    metrics = new_metrics(**{labelled_key(name, place): float(9 - place) for place in range(3)})
+    for place, count in ((0, 9), (2, 7), (3, 0)):
+        labels = {**MODEL, "position": str(place)}
+        assert value(metrics, "vllm:spec_decode_num_accepted_tokens_per_pos_total", **labels) == count
+    assert value(metrics, "vllm:spec_decode_num_drafts_total", **MODEL) == NUMBERS["verifications"]
+    assert value(metrics, "vllm:spec_decode_num_draft_tokens_total", **MODEL) == NUMBERS["draft_tokens"]
 
 
 def test_every_name_has_a_known_prefix_and_a_help_text() -> None:

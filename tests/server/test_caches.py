@@ -50,6 +50,7 @@ def test_report_and_clear_all_caches(server: Server) -> None:
         "regions",
         "host",
         "disk",
+        "answers",
     ]
     assert [stage["bytes"] for stage in stages(server).values()] == [0] * 7
     assert ask(server, 401) == answer
@@ -108,7 +109,7 @@ def test_unknown_cache(server: Server) -> None:
     assert isinstance(error, dict)
     assert error["code"] == "no_such_cache"
     assert (
-        "accepted: fetched, decoded, images, kv, pixels, encoder, regions, host, disk, all"
+        "accepted: fetched, decoded, images, kv, pixels, encoder, regions, host, disk, answers, all"
         in error["message"]
     )
 

@@ -84,6 +84,9 @@ def _latency() -> Row:
 
 
 def _throughput() -> Row:
+    def drafts(kind: str) -> str:
+        return f"sum by (drafter) (rate(fovea:drafter_{kind}tokens_total{{{SERVERS}}}{RATE}))"
+
     return (
         "Throughput",
         [
@@ -110,6 +113,12 @@ def _throughput() -> Row:
             lines(
                 "Longest wait in the queue", "How long the oldest waiting request has waited.", Unit.SECONDS,
                 gauge_of("fovea:oldest_waiting_seconds"), span=12,
+            ),
+            lines(
+                "Speculation",
+                "Share of the drafts that became part of an answer, by their source. Drafts are tokens that "
+                "were expected and computed together in one step. Empty without drafts.",
+                Unit.SHARE, Query(f"{drafts('accepted_')} / {drafts('')}", "{{drafter}}"), most=1, span=24,
             ),
         ],
     )  # fmt: skip

@@ -66,6 +66,20 @@ class CompletionTokensDetails(BaseModel):
     """Parts of the number of tokens of the answers."""
 
     reasoning_tokens: int = Field(default=0, description="Tokens in which the model reasoned.")
+    accepted_prediction_tokens: int = Field(
+        default=0, description="Tokens that were taken from `prediction`, so that they needed no step each."
+    )
+    rejected_prediction_tokens: int = Field(
+        default=0,
+        description="Tokens of `prediction` that were computed and did not follow. They are not counted as "
+        "tokens of the answer.",
+    )
+    draft_tokens: int = Field(
+        default=0, description="Extension. Expected tokens that were computed, from all sources."
+    )
+    accepted_draft_tokens: int = Field(
+        default=0, description="Extension. Those of them that became part of an answer."
+    )
 
 
 class UsageBody(BaseModel):
@@ -344,7 +358,13 @@ def usage_body(usage: Usage) -> UsageBody:
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=usage.cached, image_tokens=usage.image, dropped_tokens=usage.dropped
         ),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=usage.reasoning,
+            accepted_prediction_tokens=usage.accepted_prediction,
+            rejected_prediction_tokens=usage.rejected_prediction,
+            draft_tokens=usage.drafts,
+            accepted_draft_tokens=usage.accepted_drafts,
+        ),
     )
 
 

@@ -27,6 +27,8 @@ UNION_TAGS = (
     "text", "refusal", "image_url", "video_url", "message", "function_call", "function_call_output",
     "input_text", "input_image", "output_text", "image", "tool_use", "tool_result", "thinking",
 )  # fmt: skip
+UNTAGGED = ("messages", "prediction.content")
+"""Lists whose entries have no tag, but a field that is called like one: refusal, text."""
 OBJECT = ("model_type", "model_attributes_type", "dict_type")
 EXPECTED = "Input should be ", "Value error, must be "
 """Beginnings of pydantic's messages, and of those of our own checks, which what is accepted follows."""
@@ -93,7 +95,7 @@ def path_of(location: Sequence[Any]) -> str:
     tagged = False
     for part in location[1:] if location[:1] in (("body",), ("query",), ("path",)) else location:
         if isinstance(part, int):
-            tagged = path != "messages"  # these have no tags, but a field that is called as one: refusal
+            tagged = path not in UNTAGGED
             path += f"[{part}]"
         elif (tagged and part in UNION_TAGS) or _is_type_name(part):
             tagged = False

@@ -31,6 +31,7 @@ from fovea.api.wire import (
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import AUTO
 from fovea.core.sampling import MAX_CHOICES, MAX_REPETITION_PENALTY, MAX_STOP_STRINGS, MIN_REPETITION_PENALTY
+from fovea.core.types import MAX_PREDICTION
 
 MODEL = "Name of the served model. May be omitted."
 MAX_TOKENS = (
@@ -42,6 +43,10 @@ KV_KEEP = (
     "Extension. Which keys and values are kept: all, or METHOD:AMOUNT, such as snap:0.25 (a share of the "
     "prompt) or snap:4096 (at most so many tokens, from 128 on). Methods: window, snap, text, images. "
     "Fewer kept tokens make long answers faster and are lossy. Default: the server's setting."
+)
+SPECULATE = (
+    "Extension. Whether the server may expect tokens of the answer, of which one step verifies several. "
+    "The answer is the same. false: no drafter expects tokens of this answer. Default: true."
 )
 TIMEOUT = (
     "Extension. Seconds after which the request is aborted with status 408. Default: the server's setting."
@@ -154,6 +159,7 @@ class Sampling(Body, FormatFields):
     timeout: Number | None = option(TIMEOUT, gt=0, le=86_400)
     cache_salt: str | None = option(SALT, max_length=256)
     kv_keep: Word | None = option(KV_KEEP)
+    speculate: Flag | None = option(SPECULATE)
     priority: Integer | None = option(
         "Extension. Requests with smaller numbers are served first, if the server uses the "
         "priority policy. Default: 0.",
@@ -240,6 +246,26 @@ class MediaOptions(Wire):
         return value
 
 
+class PredictedText(Wire):
+    """A part of a prediction."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Prediction(Wire):
+    """Text that the answer is likely to contain, such as a file of which it changes a few lines."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[PredictedText], Field(max_length=MAX_ITEMS, fail_fast=True)] = Field(
+        description=f"The text, or its parts, which follow each other. At most {MAX_PREDICTION} characters."
+    )
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(Sampling, ToolFields):
     """A request for an answer to a conversation.
 
@@ -290,7 +316,10 @@ class ChatRequest(Sampling, ToolFields):
     prompt_cache_key: Word | None = option(NO_EFFECT)
     prompt_cache_retention: Word | None = option(NO_EFFECT)
     prompt_cache_options: dict[Word, Any] | None = option(NO_EFFECT)
-    prediction: dict[Word, Any] | None = option(NO_EFFECT)
+    prediction: Prediction | None = option(
+        "OpenAI's predicted output: text that the answer is likely to contain. It is faster then, and the "
+        "same, if the server speculates with hints."
+    )
     verbosity: Word | None = option(NO_EFFECT)
 
 

@@ -177,6 +177,7 @@ class SharedFields(Wire):
     timeout: Number | None = option(EXTENSION, gt=0, le=86_400)
     cache_salt: str | None = option(EXTENSION, max_length=256)
     kv_keep: Word | None = option(EXTENSION)
+    speculate: Flag | None = option(EXTENSION)
     priority: Integer | None = option(EXTENSION, ge=-1000, le=1000)
     visual_tokens: dict[Word, Any] | None = option(EXTENSION)
 

@@ -52,6 +52,12 @@ def stats_table(answer: Completion) -> None:
         f"answer {usage.completion}{rate}",
         file=sys.stderr,
     )
+    if usage.drafts:
+        per_step = usage.completion / (usage.completion - usage.accepted_drafts)
+        print(
+            f"  tokens per step {per_step:.1f} (accepted {usage.accepted_drafts} of {usage.drafts} drafts)",
+            file=sys.stderr,
+        )
 
 
 def register(commands: Any) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 from fovea.cli.common import call_server
 from fovea.core.errors import ConfigError
 
-STAGES = ("fetched", "decoded", "images", "pixels", "encoder", "regions", "host", "disk", "kv", "all")
+STAGES = (
+    "fetched", "decoded", "images", "pixels", "encoder", "regions", "host", "disk", "kv", "answers", "all",
+)  # fmt: skip
 COLUMNS = ("bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses", "evictions")
 
 

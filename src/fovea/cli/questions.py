@@ -166,7 +166,7 @@ def _parts(visual: Visual, budget: PixelBudget) -> list[Part]:
     return [ImagePart(one, budget) if isinstance(one, Image) else VideoPart(one) for one in visual]
 
 
-COLD: tuple[CacheStage, ...] = ("kv", "pixels", "encoder", "regions", "host")
+COLD: tuple[CacheStage, ...] = ("kv", "pixels", "encoder", "regions", "host", "answers")
 """Cleared before a request is timed."""
 SAME_FOR_ALL = {"visual_tokens": "off", "degrade_from": 0.0, "embed_disk_dir": ""}
 """Engine settings of a sweep: no other policy reduces tokens, and no cache on disk makes timed requests

@@ -17,6 +17,8 @@ from fovea.core.sampling import SamplingParams
 
 MAX_SALT = 1024
 """Longest cache salt, in characters."""
+MAX_PREDICTION = 2**18
+"""Longest prediction of an answer, in characters. Searching a longer one could delay other requests."""
 MAX_TIMEOUT = 10**9
 """Longest timeout, in seconds: thirty years."""
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -147,6 +149,10 @@ class GenerationRequest:
     encode_only: the images of the prompt are encoded and nothing is generated; the answer is empty. It ends
         with "length", because the model did not end it, and nothing failed.
     kv_keep: which keys and values are kept, see `engine.keep`; None: what the engine's setting says.
+    prediction: text that the answer is likely to contain; "": none. It makes an answer that contains it
+        faster, and changes none.
+    speculate: whether the engine may expect tokens of the answer, so that a step verifies several. Tokens
+        that the answer's format leaves no choice about are computed together in any case.
     cache_share: part of each cache of images that the entries of its client may fill, from 0 to 1.
     priority: smaller is served first, if the engine's policy uses priorities.
     usual_tokens: length limit of an answer when sampling.max_tokens is None; a smaller room in the context
@@ -166,6 +172,8 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
     cache_salt: str = ""
     kv_keep: str | None = None
+    prediction: str = ""
+    speculate: bool = True
     cache_share: float = 1.0
     timeout: float | None = None
     encode_only: bool = False
@@ -184,6 +192,19 @@ class GenerationRequest:
         if len(self.cache_salt) > MAX_SALT or not _is_unicode(self.cache_salt):
             raise InvalidRequest(
                 f"cache_salt takes Unicode text of up to {MAX_SALT} characters", param="cache_salt"
+            )
+        if not isinstance(self.prediction, str) or not _is_unicode(self.prediction):
+            raise InvalidRequest(
+                f"prediction is {self.prediction!r:.64}; accepted: Unicode text", param="prediction"
+            )
+        if len(self.prediction) > MAX_PREDICTION:
+            raise InvalidRequest(
+                f"prediction has {len(self.prediction)} characters; accepted: at most {MAX_PREDICTION}",
+                param="prediction",
+            )
+        if not isinstance(self.speculate, bool):
+            raise InvalidRequest(
+                f"speculate is {self.speculate!r:.64}; accepted: true or false", param="speculate"
             )
 
 
@@ -231,6 +252,10 @@ class Usage:
     image: prompt tokens of images or videos.
     reasoning: tokens of the answers in which the model reasoned.
     dropped: tokens of prompt and answers whose keys and values were left out, all choices together.
+    drafts, accepted_drafts: tokens that were expected and computed before it was clear that they follow, and
+        those of them that became part of an answer.
+    accepted_prediction, rejected_prediction: drafts from the request's prediction that became part of an
+        answer, and those that did not.
     """
 
     prompt: int = 0
@@ -239,6 +264,10 @@ class Usage:
     image: int = 0
     reasoning: int = 0
     dropped: int = 0
+    drafts: int = 0
+    accepted_drafts: int = 0
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import CacheShares, EmbeddingCache, RegionCache, owner_of_key
 from fovea.engine.config import MIB, EngineConfig, PixelSettings, SpeculationSettings
+from fovea.engine.drafting import load_drafting
 from fovea.engine.execute.block_moves import STAGING_BUFFERS, staging_blocks
 from fovea.engine.execute.device_memory import device_memory
 from fovea.engine.execute.memory_profile import MemoryParts, measure
@@ -108,14 +109,16 @@ def assemble(
     """
     model, tokenizer = loaded.model, loaded.tokenizer
     slots, decoder = host_slots(config, model), model.decoder.config
+    drafting = load_drafting(loaded, config)  # before the rest of the memory is divided
     longest = min(loaded.info.max_context, config.kv.max_context or loaded.info.max_context)
     padding = decode_padding(config, model, longest)
     parts = _measure(loaded, config, slots, longest, padding)
     room = None if parts is None else parts.room
     if parts is not None and parts.room <= 0:
         parts.report(0, configured=False)  # before the error about it
-    sizes, states = pool_sizes(config, model, room), state_slots(config, model, room)
-    memory = pool_bytes(config, model, sizes, states)
+    beside = drafting.token_bytes
+    sizes, states = pool_sizes(config, model, room, beside), state_slots(config, model, room)
+    memory = pool_bytes(config, model, sizes, states, beside)
     if parts is not None:
         parts.report(memory, configured=config.kv.kv_cache_mib > 0)
     blocks = sizes.blocks
@@ -162,7 +165,7 @@ def assemble(
     runner = Runner(
         model,
         embeddings,
-        _sampler(loaded, config, speculator),
+        _sampler(loaded, config),
         blocks=blocks,
         window_blocks=sizes.window,
         block_size=config.kv.block_size,
@@ -176,6 +179,8 @@ def assemble(
         encode=encoder.slices,
         kv_format=pool_format(config, model),
         speculator=speculator,
+        draft_layer=drafting.layer,
+        draft_model=drafting.model,
     )
     stepper = Stepper(scheduler, runner, times=times, drafts=budget)
     loop = EngineLoop(stepper, tokenizer)
@@ -256,7 +261,7 @@ def _measure(
 
 
 def _speculator(settings: SpeculationSettings, budget: DraftBudget) -> Speculator | None:
-    """Return the drafters that find drafts in texts; None: none may be used."""
+    """Return the drafters, of which those that find drafts in texts are ready; None: none may be used."""
     store = settings.answer_cache_mib * MIB // 2
     known: dict[str, Callable[[], Drafter]] = {
         "prompt": PromptLookup,
@@ -264,17 +269,16 @@ def _speculator(settings: SpeculationSettings, budget: DraftBudget) -> Speculato
         "answers": lambda: EarlierAnswers(AnswerStore(store)),
     }
     drafters = [known[name]() for name in settings.drafters if name in known]
-    if not drafters:
+    if not settings.drafters:
         return None
-    return Speculator(drafters, settings.speculative_tokens, lambda: budget.worthwhile)
+    return Speculator(drafters, settings.speculative_tokens, budget)
 
 
-def _sampler(loaded: LoadedModel, config: EngineConfig, speculator: Speculator | None = None) -> Sampler:
+def _sampler(loaded: LoadedModel, config: EngineConfig) -> Sampler:
     return Sampler(
         frozenset(i for i in loaded.tokenizer.eos_ids if i < loaded.info.vocab_size),
         batched=loaded.model.device.type == "cuda",
         most_drafts=config.schedule.max_draft_tokens,
-        propose=None if speculator is None else speculator.propose,
     )
 
 
@@ -285,6 +289,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
     scheduler = scheduler_stats(parts.scheduler)
     state = runner.memory.state_nbytes
     return parts.slower.stats() | {
+        "speculating": parts.speculator is not None and parts.loop.stepper.drafts.worthwhile,
         "region_cache_bytes": regions.bytes,
         "region_cache_capacity_bytes": regions.capacity,
         "region_cache_entries": len(regions),

@@ -550,8 +550,11 @@ class SpeculationSettings:
     )
     draft_model: str = setting(
         "",
-        "Folder of a smaller model with the same tokenizer, which expects tokens. Empty: none.",
+        "A smaller model with the same tokenizer, which expects tokens: a folder, a GGUF file or a hub id. "
+        "Empty: none.",
+        words="a model",
     )
+    draft_quantization: str = setting("none", "As quantization, for the draft model.", choices=QUANTIZATIONS)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -626,6 +629,7 @@ class EngineOptions(TypedDict, total=False):
     answer_cache_mib: int
     draft_layer: str
     draft_model: str
+    draft_quantization: str
 
 
 MIB = 1024 * 1024

@@ -153,7 +153,8 @@ class Engine:
         events: asyncio.Queue[Event] = asyncio.Queue()
         visit = self._visit(request, self.loop.board.outbox.sink(asyncio.get_running_loop(), events))
         try:
-            await walk_async(visit.steps(), self._prepare_pool, request.timeout, text_cost(request.prompt))
+            cost = text_cost(request.prompt, request.prediction)
+            await walk_async(visit.steps(), self._prepare_pool, request.timeout, cost)
             while not visit.done:
                 for event in await take_waiting(events):
                     yield visit.take(event)

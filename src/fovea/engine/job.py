@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import NO_DRAFT_USE, DraftUse, Sequence
 
 if TYPE_CHECKING:
     from fovea.engine.grammar.compiler import Grammar
@@ -80,6 +80,7 @@ class Event(NamedTuple):
     prompt: log probabilities of tokens of the prompt, with the first token of the answer.
     timings: durations of the stages, in the choice's last event.
     dropped_tokens: tokens whose keys and values were left out, in the choice's last event.
+    drafts: counts of the choice's drafts, in its last event.
     """
 
     choice: int
@@ -93,6 +94,7 @@ class Event(NamedTuple):
     prompt: Seq[PromptToken] = ()
     timings: StageTimings = NO_TIMINGS
     dropped_tokens: int = 0
+    drafts: DraftUse = NO_DRAFT_USE
 
 
 LATE = 32

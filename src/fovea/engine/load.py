@@ -61,6 +61,7 @@ class LoadedModel:
         empty without that cache.
     videos: plans videos; None: the model takes none.
     look_heads: the attention heads that look for what a question is about; None: none were chosen.
+    path: the checkpoint's folder or file.
     """
 
     model: VisionLanguageModel
@@ -70,6 +71,7 @@ class LoadedModel:
     fingerprint: str = ""
     videos: QwenVideos | None = None
     look_heads: tuple[Head, ...] | None = None
+    path: Path = Path()
 
 
 def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
@@ -294,7 +296,7 @@ def load_model(
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
         reasons=tokenizer.dialect.reasoning is not None,
     )
-    return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, heads)
+    return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, heads, checkpoint.path)
 
 
 def _without_layers(model: VisionLanguageModel) -> tuple[str, ...]:

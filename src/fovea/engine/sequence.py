@@ -128,6 +128,39 @@ class Drafts(NamedTuple):
 
 
 NO_DRAFTS = Drafts()
+HINTS = "hints"
+"""Name of the drafter that reads a request's prediction."""
+
+
+class DraftUse(NamedTuple):
+    """Counts of the drafts of an answer.
+
+    computed, accepted: those that steps computed, and those that became part of the answer.
+    hinted, accepted_hints: the part of them that the drafter `hints` expected.
+    """
+
+    computed: int = 0
+    accepted: int = 0
+    hinted: int = 0
+    accepted_hints: int = 0
+
+    def plus(self, other: DraftUse) -> DraftUse:
+        """Return the sum of both counts."""
+        return DraftUse(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def cut(self, tokens: int, *, predicted: bool) -> DraftUse:
+        """Return the counts of an answer that has ended.
+
+        tokens: accepted drafts that came after its end.
+        predicted: whether its request has a prediction. Otherwise `hints` had another source.
+        """
+        accepted = self.accepted - tokens
+        if not predicted:
+            return DraftUse(self.computed, accepted)
+        return self._replace(accepted=accepted, accepted_hints=min(self.accepted_hints, accepted))
+
+
+NO_DRAFT_USE = DraftUse()
 
 
 class Status(Enum):
@@ -142,8 +175,8 @@ class Status(Enum):
 class Sequence:
     """The mutable state of one choice of one request.
 
-    Only the scheduler and the KV manager write to it. The job board does so for a sequence that never reached
-    the scheduler.
+    Only the scheduler and the KV manager write to it, and the stepper counts drafts. The job board writes to
+    a sequence that never reached the scheduler.
 
     id: unique name of the sequence.
     prompt_ids, output_ids: token ids of the prompt, and those generated so far, which `append` adds.
@@ -151,6 +184,7 @@ class Sequence:
     chances: for each draft, the probability that it and all before it are right.
     forced, drafter: where they come from, see `Drafts`.
     speculate: whether drafters may propose drafts. Tokens that a grammar forces are drafts in any case.
+    draft_use: counts of its drafts.
     sampling: how the next token is chosen.
     max_tokens: most tokens to generate.
     spans: positions of the prompt's images, in order.
@@ -195,6 +229,7 @@ class Sequence:
     forced: int = 0
     drafter: str = ""
     speculate: bool = True
+    draft_use: DraftUse = NO_DRAFT_USE
     computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     window_blocks: list[int] = field(default_factory=list)
@@ -256,6 +291,13 @@ class Sequence:
             room = max(0, self.max_tokens - len(self.output_ids) - 1)
             self.drafts, self.chances = list(drafts.tokens[:room]), list(drafts.chances[:room])
             self.forced, self.drafter = min(drafts.forced, room), drafts.drafter
+
+    def count_drafts(self, computed: int, accepted: int) -> None:
+        """Count the drafts that a step computed and accepted, before the next ones are expected."""
+        forced, by_hints = self.forced, self.drafter == HINTS
+        hinted = max(0, computed - forced) if by_hints else 0
+        accepted_hints = max(0, accepted - forced) if by_hints else 0
+        self.draft_use = self.draft_use.plus(DraftUse(computed, accepted, hinted, accepted_hints))
 
     def keep_drafts(self, count: int) -> None:
         """Forget all drafts but the first `count`."""

@@ -30,6 +30,7 @@ from fovea.observe.table import (
     GAUGES,
     INFO_LABELS,
     INFO_TEXT,
+    LABELLED,
     RATES,
     RELEVANCE_GAUGES,
     RELEVANCE_SPREADS,
@@ -43,6 +44,7 @@ from fovea.observe.table import (
     Distribution,
     Share,
     Spread,
+    labelled_key,
 )
 
 Stats = Callable[[], Mapping[str, float]]
@@ -252,6 +254,11 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(f"fovea:{name}", text, value=values.get(name, 0.0))
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"fovea:{name}", text, value=values.get(name, 0.0))
+        for name, labelled in LABELLED.items():
+            family = CounterMetricFamily(f"fovea:{name}", labelled.text, labels=(labelled.label,))
+            for value in labelled.values:
+                family.add_metric((value,), values.get(labelled_key(name, value), 0.0))
+            yield family
         for name, rate in RATES.items():
             growth = self._windows[name].rate(now, values.get(rate.counter, 0.0))
             yield GaugeMetricFamily(f"fovea:{name}", rate.text, value=growth)

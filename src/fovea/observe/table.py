@@ -22,6 +22,18 @@ class Distribution(NamedTuple):
     buckets: Buckets
 
 
+class Labelled(NamedTuple):
+    """A counter of the engine with a label. The figure of each of its values is called `labelled_key`.
+
+    label: name of the label.
+    values: all values that the label can have.
+    """
+
+    text: str
+    label: str
+    values: tuple[str, ...]
+
+
 class Rate(NamedTuple):
     """A gauge: how much a counter grew per second during the last minute."""
 
@@ -59,6 +71,8 @@ GAUGES = {
     "memory_headroom_bytes": "GPU, at the start: left free on purpose",
     "memory_kv_bytes": "GPU, at the start: the KV pool, and states",
     "memory_spare_bytes": "GPU, at the start: what is left; below 0, the largest step does not fit",
+    "speculating": "1 if the latest steps had time for drafts; 0: no drafter is set (speculate), or with so "
+    "many sequences a draft costs more time than it is expected to save",
     "step_tokens_allowed": "most tokens of a step now; fewer than max_step_tokens after memory_retries",
     "sequences_allowed": "sequences that may run now, so that gaps stay within target_itl_ms",
     "step_time_margin": "how much longer than expected a step takes at target_percentile, as a factor",
@@ -207,6 +221,28 @@ COUNTERS = {
     "kv_dropped_tokens": "tokens whose keys and values were left out (kv_keep)",
     "integrity_errors": "failed consistency checks of the caches; anything but 0 is a defect",
 }
+DRAFTERS = ("grammar", "prompt", "hints", "answers", "layer", "model")
+"""Sources of drafts: the answer's format, and the drafters of the setting `speculate`."""
+DRAFT_PLACES = 16
+"""Drafts are counted by their place among those of a step up to this one. Later ones are rare."""
+LABELLED = {
+    "drafter_tokens": Labelled("drafts that were computed, by their source", "drafter", DRAFTERS),
+    "drafter_accepted_tokens": Labelled(
+        "drafts that became part of an answer, by their source", "drafter", DRAFTERS
+    ),
+    "accepted_draft_tokens_per_position": Labelled(
+        "drafts that became part of an answer, by their place among those of a step, which begins with 0",
+        "position",
+        tuple(map(str, range(DRAFT_PLACES))),
+    ),
+}
+
+
+def labelled_key(name: str, value: str | int) -> str:
+    """Return the name of the figure for one label value of a counter in LABELLED."""
+    return f"{name}:{value}"
+
+
 RATES = {
     "encoder_images_per_second": Rate("images encoded per second", "images_encoded"),
     "encoder_busy_share": Rate("share of time in which the vision encoder computed", "encode_seconds"),
@@ -231,7 +267,12 @@ DISTRIBUTIONS = {
     "step_sequences": Distribution("sequences that shared a step", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
 }
 FIGURES = frozenset(
-    (*GAUGES, *COUNTERS, *(key for name, row in DISTRIBUTIONS.items() for key in keys_of(name, row.buckets)))
+    (
+        *GAUGES,
+        *COUNTERS,
+        *(labelled_key(name, value) for name, row in LABELLED.items() for value in row.values),
+        *(key for name, row in DISTRIBUTIONS.items() for key in keys_of(name, row.buckets)),
+    )
 )
 """Names of all figures that an engine and the media caches may report."""
 DEVICE_GAUGES = {

@@ -16,13 +16,14 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.job import Event, Job, SampledToken, SequenceInputs
 from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
-from fovea.engine.sequence import Drafts, ImageSpan, Sequence
+from fovea.engine.sequence import Drafts, DraftUse, ImageSpan, Sequence
 from fovea.engine.simulate.assemble import simulated_stepper
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.serving import PlainTokenizer
 from fovea.engine.step.executor import StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
+from fovea.observe.table import FIGURES
 from fovea.planner.cost import CostModel
 from tests.engine.request.test_tokenizer import sentencepiece
 
@@ -165,6 +166,50 @@ def test_a_stop_string_ends_a_job(tokenizer: ChatTokenizer) -> None:
     machine.run()
     assert machine.events["a"][-1].finish_reason == "stop"
     assert "".join(event.text for event in machine.events["a"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("prediction", "sampled", "drafts"),
+    [
+        ((WORD,), 4, DraftUse(3, 3, 3, 3)),
+        ((), 4, DraftUse(3, 3)),
+        ((WORD,), 2, DraftUse(3, 1, 3, 1)),
+        ((WORD,), 1, DraftUse(3, 0, 3, 0)),
+    ],
+)
+def test_an_answer_counts_its_drafts(
+    tokenizer: ChatTokenizer, prediction: tuple[int, ...], sampled: int, drafts: DraftUse
+) -> None:
+    """sampled: tokens of the second step, of which the last one ends the answer, or one of the first."""
+    machine = Machine(tokenizer)
+    job = machine.job("a", max_tokens=1 + 4)
+    job.inputs.prediction = prediction
+    machine.board.add([job])
+    machine.step(lambda result: result.drafts.update({"a:0": Drafts([WORD] * 3, [1.0] * 3, 0, "hints")}))
+
+    def accept(result: StepResult) -> None:
+        picks = [SampledToken(WORD)] * (sampled - 1) + [SampledToken(WORD, final=True)]
+        result.sampled["a:0"] = picks + [SampledToken(WORD)] * (4 - sampled)
+
+    machine.step(accept)
+    last = machine.events["a"][-1]
+    assert (last.token_ids, last.event.drafts) == ((WORD,) * sampled, drafts)
+    counted = machine.stepper.draft_counts.stats()
+    assert (counted["drafter_tokens:hints"], counted["drafter_accepted_tokens:hints"]) == (3, 3)
+    assert set(counted) <= FIGURES
+
+
+def test_forced_tokens_are_not_those_of_a_drafter() -> None:
+    seq = Sequence("a", [1], SamplingParams(), 9)
+    for expected, computed, accepted in (
+        (Drafts([1, 2, 3, 4], [1.0] * 4, 2, "hints"), 4, 3),
+        (Drafts([1, 2, 3], [1.0] * 3, 0, "prompt"), 3, 1),
+        (Drafts.certain([1, 2]), 1, 1),
+        (Drafts([1, 2, 3], [1.0] * 3, 2, "hints"), 1, 0),
+    ):
+        seq.expect(expected)
+        seq.count_drafts(computed, accepted)
+    assert seq.draft_use == DraftUse(4 + 3 + 1 + 1, 3 + 1 + 1, 2, 1)
 
 
 def test_tokens_know_their_place_in_the_text(tokenizer: ChatTokenizer) -> None:

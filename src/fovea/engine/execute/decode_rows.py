@@ -13,6 +13,7 @@ the same memory one by one, on any device. This is how the padding is tested wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -199,8 +200,8 @@ def _token(item: Work) -> int:
     return seq.drafts[ahead] if seq.drafts else 0
 
 
-Forward = Callable[[Tensor, Tensor, DecoderPlan], Tensor]
-"""Computes hidden states (T, hidden) from ids (T,), positions and the plan of a step."""
+Forward = Callable[[Tensor, Tensor, DecoderPlan], tuple[Tensor, Tensor | None]]
+"""Computes hidden states (T, hidden) from ids (T,), positions and the plan of a step, and what taps read."""
 WARM_UPS = 2
 
 
@@ -222,8 +223,12 @@ class PaddedDecodes:
             for batch in self._batches.values():
                 batch.capture(pool)
 
-    def run(self, rows: int, decodes: DecodeInputs, ids: Tensor | None = None) -> Tensor:
-        """Return the hidden states of a decode step, (B, hidden). They are valid until the next call.
+    def run(
+        self, rows: int, decodes: DecodeInputs, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the hidden states of a decode step, (B, hidden), and what taps read.
+
+        They are valid until the next call.
 
         rows: size of the batch, from `padding.batch`.
         ids: (B,), the tokens on the device; None: those of `decodes`.
@@ -231,7 +236,9 @@ class PaddedDecodes:
         prefixes = self.padding.prefix_groups(decodes)
         batch = self._batches[rows, bool(prefixes)]
         fill(batch.arrays, self.padding, decodes, prefixes)
-        return batch.run(ids)[: len(decodes.ids)]
+        hidden, tapped = batch.run(ids)
+        count = len(decodes.ids)
+        return hidden[:count], None if tapped is None else tapped[:count]
 
 
 class _Batch:
@@ -253,9 +260,11 @@ class _Batch:
             for number, group in enumerate(padding.groups)
         )
         plan = DecoderPlan(attention, None if padding.scrap_state is None else _state_plan(views))
-        self._launch: Callable[[], Tensor] = lambda: forward(views["ids"], views["positions"], plan)
+        self._launch: Callable[[], tuple[Tensor, Tensor | None]] = partial(
+            forward, views["ids"], views["positions"], plan
+        )
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._hidden: Tensor | None = None
+        self._results: tuple[Tensor, Tensor | None] | None = None
         fill(self.arrays, padding, _nothing(padding))
         self._device.copy_(self._host)
 
@@ -274,10 +283,10 @@ class _Batch:
         self._graph = torch.cuda.CUDAGraph()
         # Other threads may pin memory meanwhile. This mode keeps their calls from invalidating the graph.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._hidden = self._launch()
+            self._results = self._launch()
 
-    def run(self, ids: Tensor | None = None) -> Tensor:
-        """Return the hidden states (rows, hidden) of the inputs in `arrays`, which may change again at once.
+    def run(self, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the results for the inputs in `arrays`, which may change again at once.
 
         ids: tokens of the first rows, in place of those in `arrays`.
         """
@@ -289,10 +298,10 @@ class _Batch:
         self._device.copy_(staged, non_blocking=True)
         if ids is not None:
             self._ids[: len(ids)].copy_(ids)
-        if self._graph is None or self._hidden is None:
+        if self._graph is None or self._results is None:
             return self._launch()
         self._graph.replay()
-        return self._hidden
+        return self._results
 
 
 def _plan(views: dict[str, Tensor], group: GroupPadding, block_size: int) -> AttentionPlan:

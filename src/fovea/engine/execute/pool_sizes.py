@@ -18,6 +18,8 @@ from fovea.kernels.pages import KVFormat, kv_format
 
 log = logging.getLogger("fovea.engine")
 
+LEAST_ROWS = 8
+"""Fewest rows of a padded step on CUDA: an answer has the same bits with and without drafts beside it."""
 CPU_SHARE, CPU_CEILING = 0.25, 4096 * MIB
 CUDA_SHARE = 0.8
 BALANCED_WINDOWS = 4
@@ -43,10 +45,13 @@ class PoolSizes:
     window: int = 0
 
 
-def pool_sizes(config: EngineConfig, model: VisionLanguageModel, room: int | None = None) -> PoolSizes:
+def pool_sizes(
+    config: EngineConfig, model: VisionLanguageModel, room: int | None = None, beside: int = 0
+) -> PoolSizes:
     """Return the sizes of the KV pools.
 
     room: bytes for KV and states; None: a share of the free memory.
+    beside: bytes for each token that others need, for drafts.
     Raises ConfigError when not even one block or one window fits.
     """
     decoder, size = model.decoder.config, config.kv.block_size
@@ -57,7 +62,7 @@ def pool_sizes(config: EngineConfig, model: VisionLanguageModel, room: int | Non
         return PoolSizes(config.kv.kv_blocks, config.kv.kv_blocks if needed else 0)
     kind = model.dtype.itemsize, pool_format(config, model)
     windowed = 0 if group is None else group.bytes_per_token(*kind) * size
-    block = decoder.kv_bytes_per_token(*kind) * size - windowed
+    block = (decoder.kv_bytes_per_token(*kind) + beside) * size - windowed
     states = state_slots(config, model, room) * decoder.state_bytes(model.dtype.itemsize)
     budget = config.kv.kv_cache_mib * MIB or max(0, _room(model, room) - states)
     # Window blocks per block without a window. Short sequences need as many of both kinds, longer ones fewer
@@ -84,11 +89,14 @@ def block_bytes(config: EngineConfig, model: VisionLanguageModel) -> int:
     return token * config.kv.block_size
 
 
-def pool_bytes(config: EngineConfig, model: VisionLanguageModel, sizes: PoolSizes, states: int) -> int:
-    """Return the bytes of the KV pools and of so many slots for states."""
+def pool_bytes(
+    config: EngineConfig, model: VisionLanguageModel, sizes: PoolSizes, states: int, beside: int = 0
+) -> int:
+    """Return the bytes of the KV pools and of so many slots for states. beside: as in `pool_sizes`."""
     decoder, kind = model.decoder.config, (model.dtype.itemsize, pool_format(config, model))
     windowed = 0 if decoder.window is None else decoder.window.bytes_per_token(*kind)
-    tokens = sizes.blocks * (decoder.kv_bytes_per_token(*kind) - windowed) + sizes.window * windowed
+    whole = decoder.kv_bytes_per_token(*kind) - windowed + beside
+    tokens = sizes.blocks * whole + sizes.window * windowed
     return tokens * config.kv.block_size + states * decoder.state_bytes(model.dtype.itemsize)
 
 
@@ -229,7 +237,7 @@ def decode_padding(config: EngineConfig, model: VisionLanguageModel, max_context
         for group in decoder.kv_groups
     ]
     return Padding(
-        sizes=padded_sizes(config.schedule.max_running),
+        sizes=padded_sizes(config.schedule.max_running, LEAST_ROWS if model.device.type == "cuda" else 1),
         axes=0 if model.merge is None else 3,
         groups=tuple(groups),
         shared_rows=most_shared_rows(model.kernels, decoder.kv_groups[0]),

@@ -6,11 +6,13 @@ the positions of each prompt. It does not decide which sequence goes next.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
@@ -28,15 +30,18 @@ from fovea.engine.execute.decode_rows import DecodeRows, PaddedDecodes, only_dec
 from fovea.engine.execute.device_memory import free_unused, is_out_of_memory
 from fovea.engine.execute.encode_queue import EncodeQueue, EncodeResult
 from fovea.engine.execute.kept_rows import KeptRows
+from fovea.engine.execute.layer_drafter import LayerDrafter
+from fovea.engine.execute.model_drafter import ModelDrafter
 from fovea.engine.job import SequenceInputs
-from fovea.engine.layers.step import DecoderMemory, DecoderPlan
+from fovea.engine.layers.draft import DraftLayer
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Taps
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.sample.logits import prompt_rows, score_prompt
 from fovea.engine.sample.sampler import Pending, Sampler
 from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import Drafts, ImageSpan, Sequence
-from fovea.engine.speculate.speculator import Speculator
+from fovea.engine.speculate.speculator import Asked, Speculator
 from fovea.engine.step.executor import StepOutOfMemory, StepResult
 from fovea.engine.step.positions import mrope_positions, place, plain_positions
 from fovea.engine.tiers import SlowerTiers
@@ -50,6 +55,9 @@ T = TypeVar("T")
 Visual = tuple[Tensor | None, Tensor | None, list[Tensor]]
 """The visual rows of a step, their embeddings, and DeepStack's additions for these rows."""
 NO_VISUAL: Visual = None, None, []
+States = tuple[list[Work], Tensor]
+"""The rows of a step, and the states between layers that were read at taps, (rows, n)."""
+log = logging.getLogger("fovea.engine")
 
 
 class Runner:
@@ -77,6 +85,8 @@ class Runner:
         encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]] | None = None,
         kv_format: KVFormat | None = None,
         speculator: Speculator | None = None,
+        draft_layer: DraftLayer | None = None,
+        draft_model: VisionLanguageModel | None = None,
     ) -> None:
         """blocks, block_size: size of the KV pool.
 
@@ -88,7 +98,8 @@ class Runner:
         encoder_graphs: record the blocks of the encoder as CUDA graphs, if the kernels allow it.
         encode: returns the slices of an image by its plan; None: the model's own method, with all tokens.
         kv_format: format of keys and values in 8 bits; None: they have the model's type.
-        speculator: knows the drafters, which the sampler asks; None: there are none.
+        speculator: knows the drafters; None: there are none.
+        draft_layer, draft_model: they compute drafts; None: there is none.
         """
         self.model = model
         self._speculator = speculator
@@ -120,6 +131,13 @@ class Runner:
             [group.window for group in config.kv_groups],
         )
         self._planner = DecoderPlanner(model.kernels, config, block_size, device, dtype)
+        self._layer: LayerDrafter | None = None
+        if draft_layer is not None and speculator is not None:
+            self._layer = LayerDrafter(draft_layer, pools[0], block_size, self._positions)
+            speculator.use(self._layer)
+        if draft_model is not None and speculator is not None:
+            vocabulary = config.vocab_size
+            speculator.use(ModelDrafter(draft_model, pools[0], block_size, vocabulary, self._positions))
         self._padded: PaddedDecodes | None = None
         self.pad_decodes(padding)
 
@@ -217,8 +235,8 @@ class Runner:
         if order != list(range(len(ids))):
             ids = ids[row_index(order, ids.device)]
         with forward_stage(work):
-            hidden = self._forward(work, list(range(len(work))), ids)
-        return self._sample(hidden, work, StepResult(), plan, ahead=True)
+            hidden, tapped = self._forward(work, list(range(len(work))), ids)
+        return self._sample(hidden, work, StepResult(), plan, self._states(work, tapped), ahead=True)
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, encode_s: float) -> LaunchedStep:
@@ -267,23 +285,58 @@ class Runner:
             for place in prompt_rows(item)
         ]
         with forward_stage(work):
-            hidden = self._forward(work, rows + [row for _, _, row in scored])
+            hidden, tapped = self._forward(work, rows + [row for _, _, row in scored])
+        states = self._states(work, tapped)
         if scored:
-            hidden, states = hidden[: len(rows)], hidden[len(rows) :]
+            hidden, of_prompts = hidden[: len(rows)], hidden[len(rows) :]
             with stage("head", rows=len(scored)):
-                self._score_prompts([(item, place) for item, place, _ in scored], states, result)
+                self._score_prompts([(item, place) for item, place, _ in scored], of_prompts, result)
         if not rows:
-            return LaunchedStep(plan, result)
-        return self._sample(hidden, [item for _, item in sampled], result, plan)
+            return LaunchedStep(plan, result, finish=lambda: self._propose(states, []))
+        return self._sample(hidden, [item for _, item in sampled], result, plan, states)
+
+    def _states(self, work: list[Work], tapped: Tensor | None) -> States | None:
+        """Return the rows of a step with what taps read, which later steps leave; None: nothing was read."""
+        return None if tapped is None else (work, tapped.clone() if self._padded is not None else tapped)
+
+    def _propose(self, states: States | None, got: Seq[tuple[Sequence, list[int]]]) -> Mapping[str, Drafts]:
+        """Return drafts for sequences that got tokens in a step. A drafter that fails is not asked again.
+
+        states: rows of the step with what taps read. got: sequences and their new tokens.
+        """
+        speculator = self._speculator
+        if speculator is None:
+            return {}
+        try:
+            if self._layer is not None and states is not None:
+                new = {seq.id: tokens for seq, tokens in got}
+                self._layer.note(*states, new, keep=speculator.worthwhile)
+            return speculator.propose([Asked(*each) for each in got])
+        except Exception:
+            # Drafts only save time. Without them the engine goes on as if there were no speculation.
+            log.exception("drafts failed; from now on there is no speculation")
+            self._speculator = self._layer = None
+            return {}
+
+    def _positions(self, seq: Sequence, start: int, stop: int) -> NDArray[np.int64]:
+        return self._prompts[seq.id].positions_of(start, stop)
 
     def _sample(
-        self, hidden: Tensor, work: list[Work], result: StepResult, plan: StepPlan, *, ahead: bool = False
+        self,
+        hidden: Tensor,
+        work: list[Work],
+        result: StepResult,
+        plan: StepPlan,
+        states: States | None = None,
+        *,
+        ahead: bool = False,
     ) -> LaunchedStep:
         """Begin to choose the tokens after states (len(work), hidden)."""
         rows = [(item.seq, 0 if ahead else item.draft) for item in work]
         with stage("head", rows=len(rows)):  # sampling is the stage of `finish`, which each step has once
             logits = self.model.logits(hidden)
-            pending = self.sampler.launch(logits, rows, ahead=ahead)
+            propose = None if self._speculator is None else partial(self._propose, states)
+            pending = self.sampler.launch(logits, rows, ahead=ahead, propose=propose)
         return LaunchedStep(plan, result, pending, rows)
 
     @torch.inference_mode()
@@ -359,8 +412,10 @@ class Runner:
     def _pixels(self, job: EncodeJob) -> ProcessedImage:
         return self._prompts[job.holders[0]].inputs.pixels[job.span.key]()
 
-    def _forward(self, work: list[Work], rows: list[int], on_device: Tensor | None = None) -> Tensor:
-        """Compute a step, and return the hidden states of `rows`: (len(rows), hidden).
+    def _forward(
+        self, work: list[Work], rows: list[int], on_device: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute a step. Returns the hidden states of `rows`, (len(rows), hidden), and what taps read.
 
         on_device: (len(work),), the tokens of a step that only decodes; None: the host knows them.
         """
@@ -376,9 +431,12 @@ class Runner:
             prompts = [(self._prompts[item.seq.id], item) for item in work]
             ids = np.concatenate([prompt.ids_of(item) for prompt, item in prompts])
             visual_rows, embeds, deepstack = self._visual(work)
-            positions = np.concatenate([prompt.positions_of(item) for prompt, item in prompts], axis=-1)
+            positions = np.concatenate(
+                [prompt.positions_of(item.start, item.stop) for prompt, item in prompts], axis=-1
+            )
         tokens = to_device(torch.from_numpy(ids), device) if on_device is None else on_device
         watch = self.kept.watch(work) if deciding else None
+        taps = self._taps()
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
@@ -393,10 +451,14 @@ class Runner:
             self.model.decoder.layer_embeddings(tokens, x, visual_rows),
             image_rows(work, self._image_states) if self._cross is not None else (),
             watch,
+            taps,
         )
         if deciding:
             self.kept.choose(work, watch)
-        return hidden
+        return hidden, None if taps is None else taps.joined
+
+    def _taps(self) -> Taps | None:
+        return None if self._layer is None else Taps(self._layer.layer.taps)
 
     def _image_states(self, span: ImageSpan) -> tuple[Tensor, ...]:
         """Keys and values of an image for each layer with cross-attention, see `ImageRows`."""
@@ -404,12 +466,12 @@ class Runner:
         shape = span.rows, 2, self._cross.kv_heads, self._cross.head_dim
         return tuple(tensor.view(shape) for tensor in self.embeddings.get(span.key).tensors)
 
-    def _decode(self, ids: Tensor, positions: Tensor, plan: DecoderPlan) -> Tensor:
-        decoder = self.model.decoder
+    def _decode(self, ids: Tensor, positions: Tensor, plan: DecoderPlan) -> tuple[Tensor, Tensor | None]:
+        decoder, taps = self.model.decoder, self._taps()
         x = decoder.embed(ids)
         own = decoder.layer_embeddings(ids, x, None)
-        hidden: Tensor = decoder(x, positions, self.memory, plan, per_layer=own)
-        return hidden
+        hidden: Tensor = decoder(x, positions, self.memory, plan, per_layer=own, taps=taps)
+        return hidden, None if taps is None else taps.joined
 
     def _visual(self, work: list[Work]) -> Visual:
         """Return the visual part of a step. The tokens of reduced images get their positions here."""
@@ -451,15 +513,18 @@ class LaunchedStep:
         result: StepResult,
         pending: Pending | None = None,
         rows: Seq[tuple[Sequence, int]] = (),
+        finish: Callable[[], object] | None = None,
     ) -> None:
         """result: what is known of the result already.
 
         rows: sequence of each row of the pending tokens, and number of drafts before it.
+        finish: to be called at the end of a step without tokens; None: nothing.
         """
         self.plan = plan
         self._result = result
         self._pending = pending
         self._rows = rows
+        self._finish = finish
 
     @property
     def tokens(self) -> Tensor:
@@ -481,6 +546,8 @@ class LaunchedStep:
         if self._pending is not None:
             with stage("sampling", rows=len(self._rows)):
                 self._pending.finish(self._result)
+        elif self._finish is not None:
+            self._finish()
         return self._result
 
 
@@ -529,13 +596,13 @@ class PromptArrays:
             return self.ids[item.start : item.stop]
         return np.asarray(item.seq.tokens(item.start, item.stop), dtype=np.int64)
 
-    def positions_of(self, item: Work) -> NDArray[np.int64]:
-        """Positions of a step's work, (3, count) with M-RoPE, else (count,)."""
+    def positions_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Positions of the tokens in [start, stop), (3, count) with M-RoPE, else (count,)."""
         length = len(self.ids)
-        known = self.positions[..., item.start : min(item.stop, length)]
-        if item.stop <= length:
+        known = self.positions[..., start : min(stop, length)]
+        if stop <= length:
             return known
-        later = np.arange(max(item.start, length), item.stop) + self.delta
+        later = np.arange(max(start, length), stop) + self.delta
         if known.ndim == 2:
             later = np.broadcast_to(later, (3, len(later)))
         return np.concatenate((known, later), axis=-1)

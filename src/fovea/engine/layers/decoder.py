@@ -17,7 +17,7 @@ from fovea.engine.layers.experts import ExpertLinear, ExpertsBlock
 from fovea.engine.layers.layer import CrossLayer, Layer, PerLayerEmbeddings
 from fovea.engine.layers.linear import Embedding, Linear, RMSNorm
 from fovea.engine.layers.mixers import QueryKeyValue, RotaryAngles
-from fovea.engine.layers.step import DecoderMemory, DecoderPlan, ImageRows, Step
+from fovea.engine.layers.step import DecoderMemory, DecoderPlan, ImageRows, Step, Taps
 from fovea.kernels.base import Kernels, Stack, StackShape
 from fovea.kernels.codes import Format
 
@@ -67,6 +67,7 @@ class Decoder(nn.Module):
         per_layer: Tensor | None = None,
         images: tuple[ImageRows, ...] = (),
         watch: Callable[[int, Tensor], None] | None = None,
+        taps: Taps | None = None,
     ) -> Tensor:
         """Run all layers. Returns hidden states (rows, hidden) before the final norm.
 
@@ -81,10 +82,15 @@ class Decoder(nn.Module):
             little more than these: of a prompt only the last row is read.
         per_layer: (T, layers, width), what `layer_embeddings` returns.
         images: the rows that see image states.
-        watch: see `Step`.
+        watch, taps: see `Step`.
         """
+        if taps is not None and read is not None and taps.layers[-1] == len(self.layers):
+            whole: Tensor = self(
+                x, positions, memory, plan, visual_rows, deepstack, None, per_layer, images, watch, taps
+            )
+            return whole[read]
         scale = self.query_scale(positions, x.dtype)
-        step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer, images, watch)
+        step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer, images, watch, taps)
         first = 0
         if visual_rows is not None:
             for index, features in enumerate(deepstack):
@@ -98,7 +104,10 @@ class Decoder(nn.Module):
             if not len(read):
                 return x
             first, step, read = self.config.writing_layers, step.of_read_rows(read), None
-        return self.run(x, first, last, step, read)
+        x = self.run(x, first, last, step, read)
+        if taps is not None and taps.layers[-1] == last:
+            taps.taken.append(x)
+        return x
 
     def query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The scale of each row's queries, (T, 1, 1); None: it is 1 for all rows."""
@@ -116,6 +125,15 @@ class Decoder(nn.Module):
 
         read: numbers of the rows of the last of these layers that are returned; None: all.
         """
+        for tap in () if step.taps is None else step.taps.layers:
+            if first <= tap < last:
+                x, first = self._run(x, first, tap, step), tap
+                step.taps.taken.append(x)  # type: ignore[union-attr]
+        return self._run(x, first, last, step, read)
+
+    def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
+        if first == last:
+            return x if read is None else x[read]
         if self._stack is not None and step.query_scale is None and step.watch is None:
             (pool,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
             return self._stack(x, first, last, *angles, pool.kv, attention, read)

@@ -29,6 +29,7 @@ class Step:
     images: the rows that see image states, in order; other rows see none.
     watch: is called with the number of each attention layer and its queries, (T, heads, head_dim), rotated;
         None: nobody needs them.
+    taps: the states between layers that somebody needs; None: nobody needs any.
     """
 
     angles: tuple[tuple[Tensor, Tensor], ...]
@@ -38,6 +39,7 @@ class Step:
     per_layer: Tensor | None = None
     images: tuple[ImageRows, ...] = ()
     watch: Callable[[int, Tensor], None] | None = None
+    taps: Taps | None = None
 
     def of_read_rows(self, rows: Tensor) -> Step:
         """Return the input of layers that compute only some rows.
@@ -51,6 +53,23 @@ class Step:
             query_scale=None if self.query_scale is None else self.query_scale[rows],
             per_layer=None if self.per_layer is None else self.per_layer[rows],
         )
+
+
+class Taps:
+    """The states of all rows before some layers.
+
+    layers: numbers of these layers, ascending; the number of layers means the states after the last one.
+    taken: the states, (T, hidden) each, in this order.
+    """
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        self.layers = layers
+        self.taken: list[Tensor] = []
+
+    @property
+    def joined(self) -> Tensor:
+        """The states side by side, (T, len(layers) * hidden)."""
+        return self.taken[0] if len(self.taken) == 1 else torch.cat(self.taken, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from fovea.core.types import (
 from fovea.engine.config import EngineConfig
 from fovea.engine.engine import Engine
 from fovea.engine.layers.linear import Linear, PatchLinear
-from fovea.engine.layers.step import DecoderPlan, ImageRows
+from fovea.engine.layers.step import DecoderPlan, ImageRows, Taps
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.quantize.search import Moments
 from fovea.evaluation.datasets import Case
@@ -156,7 +156,7 @@ def _recorded(loaded: LoadedModel, samples: list[Sample]) -> Iterator[None]:
     def forward(
         x: Tensor, positions: Tensor, memory: Any, plan: DecoderPlan, visual_rows: Tensor | None = None,
         deepstack: Sequence[Tensor] = (), read: Tensor | None = None, per_layer: Tensor | None = None,
-        images: tuple[ImageRows, ...] = (), watch: Any = None,
+        images: tuple[ImageRows, ...] = (), watch: Any = None, taps: Taps | None = None,
     ) -> Tensor:  # fmt: skip
         with torch.inference_mode(False):
             parts = (x, positions, plan, visual_rows, tuple(deepstack), per_layer, images, last[0])

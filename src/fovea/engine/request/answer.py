@@ -19,6 +19,7 @@ from fovea.engine.job import Event, PromptToken, Reading, SampledToken
 from fovea.engine.request.detokenize import TextStream
 from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.sequence import NO_DRAFT_USE
 from fovea.relevance.pipeline import Realization
 
 log = logging.getLogger("fovea.engine")
@@ -62,6 +63,7 @@ class AnswerState:
         self._completion = 0
         self._cached = 0
         self._dropped = 0
+        self._drafts = NO_DRAFT_USE
 
     @property
     def done(self) -> bool:
@@ -91,11 +93,9 @@ class AnswerState:
         if event.finish_reason is not None:
             self._open -= 1
             self._dropped += event.dropped_tokens
+            self._drafts = self._drafts.plus(event.drafts)
             if self.done:
-                reasoning = sum(count.tokens for count in self._reasoning)
-                usage = Usage(
-                    self._prompt, self._completion, self._cached, self._image, reasoning, self._dropped
-                )
+                usage = self._usage()
                 timings = replace(event.timings, detokenize=reader.seconds)
         ids, self._ids = self._ids, ()
         return Delta(
@@ -113,6 +113,21 @@ class AnswerState:
             self._cached,
             ids,
             self._prompt_logprobs(scored),
+        )
+
+    def _usage(self) -> Usage:
+        reasoning, drafts = sum(count.tokens for count in self._reasoning), self._drafts
+        return Usage(
+            self._prompt,
+            self._completion,
+            self._cached,
+            self._image,
+            reasoning,
+            self._dropped,
+            drafts.computed,
+            drafts.accepted,
+            drafts.accepted_hints,
+            drafts.hinted - drafts.accepted_hints,
         )
 
     def _prompt_logprobs(self, scored: Mapping[int, TokenLogprob]) -> PromptLogprobs:

@@ -65,6 +65,8 @@ class RequestOptions(SamplingOptions, total=False):
     video_budget: which frames of the videos are used.
     cache_salt: requests with different salts share no cache.
     kv_keep: which keys and values are kept: "all", or METHOD:AMOUNT as in the setting.
+    prediction: text that the answer is likely to contain, such as the file that it changes a little.
+    speculate: False: no drafter expects tokens of this answer.
     timeout: seconds after which the request is given up.
     priority: with the policy "priority", requests with smaller numbers go first.
     """
@@ -75,6 +77,8 @@ class RequestOptions(SamplingOptions, total=False):
     video_budget: VideoBudget | None
     cache_salt: str
     kv_keep: str | None
+    prediction: str
+    speculate: bool
     timeout: float | None
     priority: int
 
@@ -109,6 +113,8 @@ def to_request(
         sampling=sampling or to_sampling(params, defaults),
         cache_salt=own.get("cache_salt", ""),
         kv_keep=own.get("kv_keep"),
+        prediction=own.get("prediction", ""),
+        speculate=own.get("speculate", True),
         timeout=own.get("timeout"),
         priority=own.get("priority", 0),
     )

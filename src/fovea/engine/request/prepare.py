@@ -56,6 +56,7 @@ class RequestOutline:
     stored: keys of images whose encoder output is in a slower tier. They need no pixels if it can be read.
     seconds: time that building the outline took.
     bad_words: tokens that must not occur one after the other in an answer.
+    prediction: tokens that an answer is likely to contain; (): nothing is known of it.
     """
 
     prompt: PreparedPrompt
@@ -64,6 +65,7 @@ class RequestOutline:
     stored: frozenset[str]
     seconds: float
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,11 @@ class Preparer:
             max_tokens = fits(prompt)
             check_token_ids(prompt, request.sampling, info.vocab_size, info.extra_embeddings)
             bad_words = bad_word_tokens(self._tokenizer, request.sampling.bad_words)
+            prediction = self._tokenizer.encode_plain(request.prediction) if request.speculate else ()
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned_inputs}
         stored = self._slower.find(key for key in tasks if key not in self._embeddings)
-        return RequestOutline(prompt, max_tokens, tasks, stored, time.monotonic() - started, bad_words)
+        seconds = time.monotonic() - started
+        return RequestOutline(prompt, max_tokens, tasks, stored, seconds, bad_words, tuple(prediction))
 
     def reserve(self, outline: RequestOutline) -> Reservation:
         """Reserve memory for the pixels that the encoder will need, and for outputs in slower tiers.
@@ -239,7 +243,13 @@ class Preparer:
             decode_s=decode_s,
             keep=self._keep.rule(request.kv_keep),
             inputs=lambda choice: SequenceInputs(
-                choice, pixels, ready.features, grammar, outline.bad_words, self._reasoning_end(ready.prompt)
+                choice,
+                pixels,
+                ready.features,
+                grammar,
+                outline.bad_words,
+                self._reasoning_end(ready.prompt),
+                outline.prediction,
             ),
         )
 
@@ -327,6 +337,7 @@ def to_sequence(
         spans=prompt.spans,
         salt=request.cache_salt,
         keep=keep,
+        speculate=request.speculate,
         client=request.client,
         arrival=arrival,
         deadline=None if request.timeout is None else arrival + request.timeout,

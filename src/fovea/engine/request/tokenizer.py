@@ -93,6 +93,12 @@ class ChatTokenizer:
     def vocab_size(self) -> int:
         return len(self._tokenizer)
 
+    def agreement(self, other: ChatTokenizer) -> float:
+        """Return the share of the vocabulary whose tokens have the same ids in another tokenizer."""
+        mine, theirs = self._tokenizer.get_vocab(), other._tokenizer.get_vocab()
+        equal = [theirs.get(token) == number for token, number in mine.items()]
+        return float(sum(equal)) / len(equal)
+
     @property
     def has_template(self) -> bool:
         """Whether there is a chat template. Without one, conversations are refused."""

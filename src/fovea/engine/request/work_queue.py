@@ -136,13 +136,14 @@ class WorkQueue:
         return min(heaps, key=lambda heap: heap[0][:2], default=None)
 
 
-def text_cost(prompt: Prompt) -> float:
-    """Return the cost of tokenizing a prompt, by the length of its text."""
-    if isinstance(prompt, TokenPrompt):
-        return 0.0
+def text_cost(prompt: Prompt, prediction: str = "") -> float:
+    """Return the cost of tokenizing a prompt, and a prediction of its answer, by the length of their text."""
+    texts = [prediction]
     if isinstance(prompt, TextPrompt):
-        return len(prompt.text) / CHARACTERS
-    texts = (part.text for message in prompt.messages for part in message.parts if isinstance(part, TextPart))
+        texts.append(prompt.text)
+    elif not isinstance(prompt, TokenPrompt):
+        parts = (part for message in prompt.messages for part in message.parts)
+        texts += (part.text for part in parts if isinstance(part, TextPart))
     return sum(map(len, texts)) / CHARACTERS
 
 

@@ -15,7 +15,7 @@ preemption, and after a step that failed and was tried again.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -44,8 +44,8 @@ from fovea.engine.sample.logits import (
 from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence
 from fovea.engine.step.executor import StepResult
 
-Propose = Callable[[Sequence, Seq[int]], Drafts]
-"""Returns drafts of an answer that has just got some tokens, which the sequence does not know yet."""
+Propose = Callable[[list[tuple[Sequence, list[int]]]], Mapping[str, Drafts]]
+"""Returns drafts of answers that have just got some tokens, which the sequences do not know yet, by id."""
 Row = tuple[Sequence, int]
 """A row of logits: its sequence, and the number of drafts between the answer and the row's token."""
 NO_LISTS = TokenLists(SamplingParams(), 0)
@@ -58,19 +58,10 @@ class Sampler:
     batched: choose all tokens of a step at once on the device, and wait once for them (`batch.Batch`). For
         CUDA. On a CPU there is nothing to wait for, and a row by itself is rounded equally in every batch.
     most_drafts: most forced tokens that one step computes as drafts; 0: each takes a step of its own.
-    propose: finds other drafts; None: there are none.
     """
 
-    def __init__(
-        self,
-        eos_ids: frozenset[int],
-        *,
-        batched: bool = False,
-        most_drafts: int = 0,
-        propose: Propose | None = None,
-    ) -> None:
+    def __init__(self, eos_ids: frozenset[int], *, batched: bool = False, most_drafts: int = 0) -> None:
         self._eos_ids = eos_ids
-        self._propose = propose
         self._batched = batched
         self._streams: dict[str, _Stream] = {}
         self._seen: dict[str, SeenTokens] = {}
@@ -135,7 +126,9 @@ class Sampler:
         """
         return not (penalized(seq.sampling) or seq.id in self._bad_words or seq.id in self._guides)
 
-    def launch(self, logits: Tensor, rows: Seq[Row], *, ahead: bool = False) -> Pending:
+    def launch(
+        self, logits: Tensor, rows: Seq[Row], *, ahead: bool = False, propose: Propose | None = None
+    ) -> Pending:
         """Begin to choose the next tokens of each sequence. If batched, it does not wait for the device.
 
         The token after a draft is only chosen if the draft is equal to the token that was chosen in its
@@ -146,6 +139,7 @@ class Sampler:
         rows: sequence of each row, and number of drafts before it; in any order.
         ahead: the host does not know the newest token of these answers yet. It will before `finish`. Only for
             sequences that `runs_ahead` names, and if the sampler is batched.
+        propose: finds drafts of what follows the tokens; None: only grammars expect any.
         """
         # After a preemption, tokens before a held one are computed again.
         free = [i for i, (seq, _) in enumerate(rows) if seq.id not in self._held]
@@ -158,7 +152,7 @@ class Sampler:
                 self._held[seq.id] = _Held(seq, row=logits[i : i + 1].clone())
         counted = [(seq, drafts + 1) for seq, drafts in rows] if ahead else rows
         choice = self._start(logits, counted, masks, failures, skipped)
-        return Pending(choice, partial(self._deliver, rows, choice, failures, skipped))
+        return Pending(choice, partial(self._deliver, rows, choice, failures, skipped, propose))
 
     def late(self) -> StepResult | None:
         """Return the tokens that were held back and are ready now; None: there are none.
@@ -264,15 +258,15 @@ class Sampler:
         choice: Choice,
         failures: dict[str, Exception],
         skipped: Collection[str],
+        propose: Propose | None,
         result: StepResult,
     ) -> None:
         """Write the tokens of a choice into the result, after the guides have read them."""
         picks = _accept(rows, choice, failures, skipped)
         result.failures.update(failures)
-        if self._propose is not None:
-            for seq in {seq.id: seq for seq, _ in rows}.values():
-                if picks.get(seq.id) and seq.id not in failures:
-                    result.drafts[seq.id] = self._propose(seq, [pick.token for pick in picks[seq.id]])
+        if propose is not None:
+            got = [seq for seq, drafts in rows if not drafts and picks.get(seq.id) and seq.id not in failures]
+            result.drafts |= propose([(seq, [pick.token for pick in picks[seq.id]]) for seq in got])
         if self._guides:
             guided = {seq.id: seq for seq, _ in rows if seq.id in self._guides}
             self._look_ahead([(seq, picks[name]) for name, seq in guided.items() if picks.get(name)], result)

@@ -220,17 +220,20 @@ class Layout:
         return {name: buffer[where].reshape(shape) for name, (where, shape) in self.parts().items()}
 
 
-def padded_sizes(most: int) -> tuple[int, ...]:
+def padded_sizes(most: int, least: int = 1) -> tuple[int, ...]:
     """Return the batch sizes for at most `most` rows: 1, 2, 4, 8, 16, 24, 32, 48, 64, ...
 
     The largest one holds `most` rows, or is MOST_ROWS. From 16 rows on, at most a third of a batch is
     padding.
+
+    least: the smallest size. Libraries of products may add in another order for another number of rows, so
+        with a larger one a row has the same bits beside a few others, its own drafts for example.
     """
     sizes = [1, 2, 4, 8, 16]
     while sizes[-1] < MOST_ROWS:
         sizes += [sizes[-1] * 3 // 2, sizes[-1] * 2]
     largest = next((size for size in sizes if size >= most), MOST_ROWS)
-    return tuple(size for size in sizes if size <= largest)
+    return tuple(size for size in sizes if least <= size <= max(least, largest))
 
 
 def fill(

@@ -36,6 +36,7 @@ class DraftBudget:
 
     times: predicts durations of steps.
     left_out: drafts that were found, but would have cost more than they would have brought.
+    token_s: seconds that a further token of each answer would take without drafts, per answer.
     worthwhile: whether the latest step with drafts on offer took any, or no step had the choice yet.
     """
 
@@ -43,6 +44,7 @@ class DraftBudget:
         self.times = times
         self.left_out = 0
         self.worthwhile = True
+        self.token_s = 0.0
         self._ratios = [1.0] * len(SIZES)
 
     def choose(self, sequences: Iterable[Sequence]) -> None:
@@ -56,6 +58,7 @@ class DraftBudget:
         decodes = [seq for seq in sequences if seq.decoding]
         if not decodes:
             return
+        self.token_s = self.seconds(len(decodes), self._context(decodes)) / len(decodes)
         offers = sorted(
             ((chance, number) for number, seq in enumerate(decodes) for chance in seq.chances[seq.forced :]),
             reverse=True,

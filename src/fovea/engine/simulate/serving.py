@@ -169,6 +169,8 @@ class SimulatedEngine:
     def clear_caches(self, *stages: CacheStage) -> None:
         """Empty the simulated caches, all of them if no stage is named.
 
+        Only "kv" and "encoder" hold anything: there are neither pixels nor texts of answers.
+
         Blocks until the running step is over.
         """
         chosen = stages or CACHE_STAGES

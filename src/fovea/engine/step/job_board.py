@@ -144,7 +144,8 @@ class JobBoard:
         """
         job.first_token = job.first_token or now
         job.last_token = now
-        before = len(job.seq.output_ids) - len(picks)
+        sampled = len(picks)
+        before = len(job.seq.output_ids) - sampled
         picks, reason, ended = self._cut(job.seq, picks, before)
         reading: Reading | None = None
         stop: str | int | None = None
@@ -177,6 +178,7 @@ class JobBoard:
                 scored,
                 timings,
                 job.seq.dropped,
+                job.seq.draft_use.cut(sampled - len(picks), predicted=bool(job.inputs.prediction)),
             )
             self._end(job, reason, event)
 

@@ -31,7 +31,7 @@ from fovea.engine.schedule.scheduler import BY_ARRIVAL, Scheduler
 from fovea.engine.schedule.step_times import ImageTimes, StepTimes
 from fovea.engine.sequence import NO_DRAFTS, Sequence
 from fovea.engine.step.executor import NO_SLICE, Executor, StepResult
-from fovea.observe.table import DISTRIBUTIONS
+from fovea.observe.table import DISTRIBUTIONS, DRAFT_PLACES, labelled_key
 from fovea.planner.cost import Composition
 
 log = logging.getLogger("fovea.engine")
@@ -243,6 +243,7 @@ class Stepper:
             picks = result.sampled.get(seq.id)
             if seq.drafts and item.draft and picks:
                 self.draft_counts.add(seq.drafter, min(seq.forced, item.draft), item.draft, len(picks) - 1)
+                seq.count_drafts(item.draft, len(picks) - 1)
 
     def control_stats(self) -> dict[str, float]:
         """Return the figures of ITL limit and admission, by the names of `observe.table`."""
@@ -331,7 +332,7 @@ class DraftCounts:
 
     verified: steps of a sequence that computed drafts.
     computed, accepted: drafts by drafter; those that a grammar forces are "grammar".
-    places: accepted drafts by their place among the drafts of a step, from 0.
+    places: accepted drafts by their place among the drafts of a step, from 0, up to DRAFT_PLACES.
     """
 
     def __init__(self) -> None:
@@ -350,7 +351,7 @@ class DraftCounts:
         self.computed[drafter] += computed - forced
         self.accepted["grammar"] += min(forced, accepted)
         self.accepted[drafter] += max(0, accepted - forced)
-        self.places.update(range(accepted))
+        self.places.update(range(min(accepted, DRAFT_PLACES)))
 
     def stats(self) -> dict[str, float]:
         """Return the counts by the names of `observe.table`."""
@@ -358,10 +359,16 @@ class DraftCounts:
             "verifications": self.verified,
             "draft_tokens": self.computed.total(),
             "accepted_draft_tokens": self.accepted.total(),
-            **{f"drafter_tokens:{name}": count for name, count in self.computed.items() if name},
-            **{f"drafter_accepted_tokens:{name}": count for name, count in self.accepted.items() if name},
-            **{f"accepted_tokens_at:{place}": count for place, count in self.places.items()},
+            **_by_label("drafter_tokens", self.computed.items()),
+            **_by_label("drafter_accepted_tokens", self.accepted.items()),
+            **_by_label("accepted_draft_tokens_per_position", self.places.items()),
         }
+
+
+def _by_label(name: str, counts: Collection[tuple[str | int, int]]) -> dict[str, float]:
+    """Return the figures of a counter with a label. counts: (value of the label, count); "" is left out."""
+    # Another thread may count meanwhile, so the counts are copied before anything else is done with them.
+    return {labelled_key(name, value): count for value, count in tuple(counts) if value != ""}
 
 
 class FailureSearch:

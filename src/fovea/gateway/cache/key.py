@@ -24,11 +24,13 @@ from fovea.gateway.cache.flight import Seat
 EXCLUDED = frozenset(
     {
         "metadata",
+        "prediction",
         "priority",
         "prompt_cache_key",
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",
+        "speculate",
         "store",
         "stream",
         "stream_options",

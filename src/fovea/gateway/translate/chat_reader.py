@@ -282,6 +282,10 @@ def usage_of(body: dict[str, Any]) -> Usage:
         image=visual_tokens_of(of_prompt) or 0,
         reasoning=_count(of_answer.get("reasoning_tokens")),
         dropped=_count(of_prompt.get("dropped_tokens")),
+        drafts=_count(of_answer.get("draft_tokens")),
+        accepted_drafts=_count(of_answer.get("accepted_draft_tokens")),
+        accepted_prediction=_count(of_answer.get("accepted_prediction_tokens")),
+        rejected_prediction=_count(of_answer.get("rejected_prediction_tokens")),
     )
 
 

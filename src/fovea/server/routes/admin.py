@@ -47,7 +47,9 @@ async def inspect_caches(request: Request) -> dict[str, Any]:
 async def clear_cache(request: Request, stage: str) -> dict[str, Any]:
     """Clear one cache, or "all".
 
-    Later answers are the same. Entries that running requests use stay until these requests release them.
+    Later answers are the same. Entries that running requests use stay until these requests release them. The
+    cache "answers" holds the texts of earlier answers from which drafters expect tokens, not the answers of
+    /v1/responses.
     """
     state = request.state
     if stage not in (*STAGES, ALL):

@@ -99,6 +99,8 @@ async def _asked(request: Request, body: ChatRequest, params: SamplingParams) ->
         cache_salt=scope.salt,
         timeout=deadline.remaining,
         kv_keep=body.kv_keep,
+        prediction="" if body.prediction is None else body.prediction.text,
+        speculate=body.speculate is not False,
         priority=body.priority or 0,
         return_prompt_ids=bool(body.return_token_ids),
         fetch_s=max(images.wait.fetch_s, videos.wait.fetch_s),

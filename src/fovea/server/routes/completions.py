@@ -69,6 +69,7 @@ def _asked(request: Request, body: CompletionRequest) -> list[GenerationRequest]
             cache_salt=salt,
             timeout=timeout,
             kv_keep=body.kv_keep,
+            speculate=body.speculate is not False,
             priority=body.priority or 0,
             usual_tokens=None if body.max_tokens == -1 else USUAL_TOKENS,
             return_prompt_ids=bool(body.return_token_ids or body.echo),

@@ -181,6 +181,8 @@ class TritonPythonModel:
                 cache_salt=body.cache_salt or "",
                 timeout=body.timeout or self._timeout,
                 kv_keep=body.kv_keep,
+                prediction=body.prediction.text if isinstance(body, ChatRequest) and body.prediction else "",
+                speculate=body.speculate is not False,
                 priority=body.priority or 0,
                 usual_tokens=None if chat else USUAL_TOKENS,
             )

@@ -1,0 +1,200 @@
+"""Drafts by a trained layer that reads the target's states (`layers.draft`).
+
+The layer's keys and values lie in a pool of their own, in blocks with the numbers of the target's. So a
+prefix that the prefix cache has is there for the layer, too. What is missing or wrong in the layer's memory
+makes drafts worse, and never an answer.
+
+A prompt's rows are computed with the second token of its answer, so that the first one is not later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fovea.engine.execute.attention_plan import DecoderPlanner, by_length
+from fovea.engine.job import SequenceInputs
+from fovea.engine.layers.draft import DraftLayer
+from fovea.engine.layers.step import DecoderMemory, Step
+from fovea.engine.schedule.plan import Work
+from fovea.engine.sequence import Sequence
+from fovea.engine.speculate.speculator import Asked
+from fovea.engine.speculate.texts import Continuation
+from fovea.kernels.transfer import row_index, to_device
+
+MOST_WAITING = 8192
+"""Rows of a sequence that wait to be computed. A sequence with more gets no drafts of the layer."""
+LEAST_CHANCE = 0.3
+"""A draft that is right less often does not get a successor, which would cost another pass."""
+
+Positions = Callable[[Sequence, int, int], NDArray[np.int64]]
+"""Returns the positions of a sequence's tokens in [start, stop): (3, count) with M-RoPE, else (count,)."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The rows of one sequence that are not computed yet.
+
+    start: place of the first one.
+    parts: the target's states, (count, n) each, one after the other.
+    lost: some rows are missing, so the sequence gets no drafts.
+    """
+
+    start: int = 0
+    parts: list[Tensor] = field(default_factory=list)
+    lost: bool = False
+
+    @property
+    def count(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def add(self, start: int, part: Tensor) -> None:
+        """Add rows. After a preemption they begin anew."""
+        if not self.parts or start != self.start + self.count:
+            self.start, self.parts = start, []
+        self.parts.append(part)
+        if self.count > MOST_WAITING:
+            self.lost, self.parts = True, []
+
+    def take(self) -> tuple[int, Tensor]:
+        start, rows = self.start, self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+        self.start, self.parts = start + len(rows), []
+        return start, rows
+
+
+class LayerDrafter:
+    """A computed drafter, see `speculator.Computed`.
+
+    layer: the trained layer.
+    least_chance: see LEAST_CHANCE.
+    """
+
+    name = "layer"
+    least_chance = LEAST_CHANCE
+
+    def __init__(self, layer: DraftLayer, blocks: int, block_size: int, positions: Positions) -> None:
+        target = layer.target
+        self.layer = layer
+        self._size, self._positions = block_size, positions
+        device, dtype = target.device, target.dtype
+        self._planner = DecoderPlanner(target.kernels, layer.config, block_size, device, dtype)
+        self._memory = DecoderMemory.allocate(layer.config, (blocks,), block_size, 0, dtype, device)
+        self._waiting: dict[str, _Waiting] = {}
+
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+        if seq.keep is None:  # otherwise rows would have to move with those of the target
+            self._waiting[seq.id] = _Waiting()
+
+    def remove(self, seq: Sequence) -> None:
+        self._waiting.pop(seq.id, None)
+
+    def note(self, work: Seq[Work], states: Tensor, new: dict[str, list[int]], *, keep: bool) -> None:
+        """Take in the target's states of a step.
+
+        work: its rows. states: (rows, n), at the taps. new: tokens that the sequences have got.
+        keep: drafts are worthwhile. Otherwise these sequences get none from now on: states take memory.
+        """
+        for item in sorted_rows(work):
+            waiting = self._waiting.get(item.work.seq.id)
+            if waiting is not None and not waiting.lost:
+                if not keep:
+                    waiting.lost, waiting.parts = True, []
+                    continue
+                seq = item.work.seq
+                # The row of a token needs the one after it, and refused drafts are no tokens.
+                known = seq.length + len(new.get(seq.id, ())) - 1
+                count = min(item.work.count, known - item.work.start)
+                if count > 0:
+                    part = states[item.row : item.row + count]
+                    waiting.add(item.work.start, part.clone() if count < len(states) else part)
+
+    @torch.inference_mode()
+    def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:
+        """Return up to `most` drafts of each sequence, by its id.
+
+        Sequences whose first token is new get none yet.
+        """
+        rows = [each for each in asked if self._ready(each)]
+        found = {each.seq.id: Continuation([], [], 0) for each in rows}
+        if rows:
+            self._chain(rows, found, most)
+        return found
+
+    def _ready(self, asked: Asked) -> bool:
+        waiting = self._waiting.get(asked.seq.id)
+        return waiting is not None and bool(waiting.parts) and bool(asked.seq.output_ids)
+
+    def _chain(self, rows: list[Asked], found: dict[str, Continuation], most: int) -> None:
+        """Compute the waiting rows, and then one row for each further draft."""
+        new = {each.seq.id: each.new for each in rows}
+        pieces: dict[str, Tensor] = {}
+        work: list[Work] = []
+        for each in rows:
+            start, states = self._waiting[each.seq.id].take()
+            pieces[each.seq.id] = states
+            work.append(Work(each.seq, start, len(states)))
+        work = by_length(work)
+        states = self.layer.fuse(torch.cat([pieces[item.seq.id] for item in work]))
+        ids = np.concatenate(
+            [_tokens(item.seq, new[item.seq.id], item.start + 1, item.stop + 1) for item in work]
+        )
+        ends = np.cumsum([item.count for item in work]) - 1
+        alive = {item.seq.id: 1.0 for item in work}
+        outputs = self._compute(work, ids, states)
+        outputs = outputs[row_index(ends.tolist(), outputs.device)]
+        while True:
+            tokens, chances = (values.tolist() for values in self.layer.expect(outputs))
+            going_on: list[tuple[int, Work, int]] = []
+            for row, (item, token, chance) in enumerate(zip(work, tokens, chances, strict=True)):
+                name = item.seq.id
+                drafts = found[name]
+                drafts.tokens.append(token)
+                drafts.shares.append(chance)
+                alive[name] *= chance
+                fits = item.stop < len(item.seq.blocks) * self._size
+                if len(drafts.tokens) < most and alive[name] >= self.least_chance and fits:
+                    going_on.append((row, Work(item.seq, item.stop, 1), token))
+            if not going_on:
+                return
+            # The order by length stays: each context is longer by one.
+            work = [item for _, item, _ in going_on]
+            outputs = outputs[row_index([row for row, _, _ in going_on], outputs.device)]
+            outputs = self._compute(work, np.array([token for _, _, token in going_on]), outputs)
+
+    def _compute(self, work: list[Work], ids: NDArray[np.int64], states: Tensor) -> Tensor:
+        device = states.device
+        positions = np.concatenate([self._positions(w.seq, w.start, w.stop) for w in work], axis=-1)
+        angles = self.layer.angles(to_device(torch.from_numpy(positions), device), states.dtype)
+        step = Step(angles, self._planner.plan(work), self._memory)
+        embeds = self.layer.embed(to_device(torch.from_numpy(ids), device))
+        return self.layer(embeds, states, step)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    row: int
+    work: Work
+
+
+def sorted_rows(work: Seq[Work]) -> list[_Placed]:
+    """Return the work of a step with the number of its first row, each sequence's in the order of places."""
+    placed, row = [], 0
+    for item in work:
+        placed.append(_Placed(row, item))
+        row += item.count
+    return sorted(placed, key=lambda each: each.work.start)
+
+
+def _tokens(seq: Sequence, new: Seq[int], start: int, stop: int) -> NDArray[np.int64]:
+    """Token ids in [start, stop) of prompt, answer and new tokens. No drafts."""
+    prompt = len(seq.prompt_ids)
+    later = [*seq.output_ids, *new]
+    if start >= prompt:
+        return np.array(later[start - prompt : stop - prompt], dtype=np.int64)
+    return np.array([*seq.prompt_ids[start:stop], *later[: max(0, stop - prompt)]], dtype=np.int64)
