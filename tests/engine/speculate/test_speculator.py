@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from random import Random
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -11,9 +12,13 @@ from hypothesis import given
 
 from fovea.core.sampling import SamplingParams
 from fovea.engine.job import SequenceInputs
+from fovea.engine.schedule.draft_budget import DraftBudget
+from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence
+from fovea.engine.speculate import speculator as speculators
 from fovea.engine.speculate.acceptance import MEMORY, PRIOR, Acceptance, RequestAcceptance, compare
-from fovea.engine.speculate.speculator import LEAST_CHANCE, LOOK_AFTER, Speculator
+from fovea.engine.speculate.drafter import Drafter
+from fovea.engine.speculate.speculator import LEAST_CHANCE, LOOK_AFTER, Asked, Speculator
 from fovea.engine.speculate.texts import NOTHING, Continuation
 
 INPUTS = SequenceInputs()
@@ -52,9 +57,18 @@ def sequence(name: str = "a", *, speculate: bool = True) -> Sequence:
     return Sequence(name, [1], SamplingParams(), 999, speculate=speculate)
 
 
+def speculating(drafters: Seq[Drafter], most: int = 5) -> Speculator:
+    return Speculator(drafters, most, DraftBudget(StepTimes()))
+
+
+def propose(speculator: Speculator, seq: Sequence, *tokens: int) -> Drafts:
+    """Return the drafts of what follows an answer and new tokens."""
+    return speculator.propose([Asked(seq, list(tokens))]).get(seq.id, NO_DRAFTS)
+
+
 def advance(speculator: Speculator, seq: Sequence, *tokens: int) -> Drafts:
     """Let a step give an answer tokens. Returns the drafts of what follows them."""
-    drafts = speculator.propose(seq, tokens)
+    drafts = propose(speculator, seq, *tokens)
     seq.append(tokens)
     return drafts
 
@@ -117,9 +131,9 @@ def test_drafts_are_compared_up_to_the_first_wrong_one(drafts: list[int], tokens
 def chosen(*found: Continuation) -> Drafts:
     """The choice between the drafters "a", "b" and so on before anything is known of them."""
     drafters = [Planned(name, each) for name, each in zip("abc", found, strict=False)]
-    speculator, seq = Speculator(drafters, 5), sequence()
+    speculator, seq = speculating(drafters), sequence()
     speculator.add(seq, INPUTS)
-    return speculator.propose(seq, [1])
+    return propose(speculator, seq, 1)
 
 
 def test_the_drafter_that_is_expected_to_be_right_for_longest_is_chosen() -> None:
@@ -134,7 +148,7 @@ def test_the_drafter_that_is_expected_to_be_right_for_longest_is_chosen() -> Non
 def test_a_drafter_that_was_wrong_gives_way_to_one_that_was_not_computed() -> None:
     """Both are compared with what the answer gets, although only one of them had rows."""
     wrong, right = Planned("prompt", sure(5, 5, 5)), Planned("answers", sure(1, 1, 1, share=0.4))
-    speculator, seq = Speculator([wrong, right], 5), sequence()
+    speculator, seq = speculating([wrong, right]), sequence()
     speculator.add(seq, INPUTS)
     assert advance(speculator, seq, 1).drafter == "prompt"
     names = [advance(speculator, seq, 1).drafter for _ in range(40)]
@@ -144,7 +158,7 @@ def test_a_drafter_that_was_wrong_gives_way_to_one_that_was_not_computed() -> No
 
 def test_no_more_drafts_than_allowed_and_none_that_is_hardly_ever_right() -> None:
     drafter = Planned("prompt", sure(*range(9)))
-    speculator, seq = Speculator([drafter], 3), sequence()
+    speculator, seq = speculating([drafter], 3), sequence()
     speculator.add(seq, INPUTS)
     assert advance(speculator, seq, 9).tokens == [0, 1, 2]
     drafter.found = sure(0, 1, 2, share=0.4, matched=2)
@@ -163,7 +177,7 @@ def test_no_more_drafts_than_allowed_and_none_that_is_hardly_ever_right() -> Non
 )
 def test_chances_never_rise_along_the_drafts(shares: list[float], right: list[bool]) -> None:
     drafter = Planned("prompt", Continuation(list(range(len(shares))), shares, 3))
-    speculator, seq = Speculator([drafter], 6), sequence()
+    speculator, seq = speculating([drafter], 6), sequence()
     speculator.add(seq, INPUTS)
     for each in right:
         chances = advance(speculator, seq, 0 if each else 99).chances
@@ -174,34 +188,35 @@ def test_chances_never_rise_along_the_drafts(shares: list[float], right: list[bo
 def test_a_token_that_was_late_does_not_spoil_the_comparison() -> None:
     """The step gave three tokens, but only the first one counted, because its guide was late."""
     drafter = Planned("prompt", sure(4, 5, 6))
-    speculator, seq = Speculator([drafter], 5), sequence()
+    speculator, seq = speculating([drafter]), sequence()
     speculator.add(seq, INPUTS)
     advance(speculator, seq, 1)
-    speculator.propose(seq, [4, 5, 6])
+    propose(speculator, seq, 4, 5, 6)
     seq.append([4])
     counts = {key: list(value) for key, value in speculator.acceptance._counts.items()}
     drafter.found = sure(7)
-    speculator.propose(seq, [5])  # the drafts before it followed another length
+    propose(speculator, seq, 5)  # the drafts before it followed another length
     assert counts == speculator.acceptance._counts
     seq.append([5])
-    speculator.propose(seq, [7])
+    propose(speculator, seq, 7)
     ((right, seen),) = speculator.acceptance._counts.values()
     assert (right, seen) == (4, 4)
 
 
 def test_a_late_token_alone_is_compared_once() -> None:
     drafter = Planned("prompt", sure(4, 5, 6))
-    speculator, seq = Speculator([drafter], 5), sequence()
+    speculator, seq = speculating([drafter]), sequence()
     speculator.add(seq, INPUTS)
-    speculator.propose(seq, [1])  # it comes later, and no other token before it
+    propose(speculator, seq, 1)  # it comes later, and no other token before it
     seq.append([1])
-    speculator.propose(seq, [4])
+    propose(speculator, seq, 4)
     assert list(speculator.acceptance._counts.values()) == [[1, 1]]
 
 
 def test_while_drafts_are_not_worth_their_rows_they_are_only_looked_for_now_and_then() -> None:
-    drafter, worth = Planned("prompt", sure(1, 1, 1, share=0.5)), False
-    speculator, seq = Speculator([drafter], 5, lambda: worth), sequence()
+    drafter, budget = Planned("prompt", sure(1, 1, 1, share=0.5)), DraftBudget(StepTimes())
+    budget.worthwhile = False
+    speculator, seq = Speculator([drafter], 5, budget), sequence()
     speculator.add(seq, INPUTS)
     before = speculator.acceptance.chance("prompt", 0.5, 8)
     for step in range(1, 10 * LOOK_AFTER + 1):
@@ -210,14 +225,14 @@ def test_while_drafts_are_not_worth_their_rows_they_are_only_looked_for_now_and_
     assert [len(answer) for answer in drafter.calls] == [LOOK_AFTER * i for i in range(1, 11)]
     advance(speculator, seq, 1)
     assert speculator.acceptance.chance("prompt", 0.5, 8) > before, "the drafter is judged all the same"
-    worth = True
+    budget.worthwhile = True
     assert advance(speculator, seq, 1).tokens == [1, 1, 1]
     assert advance(speculator, seq, 1).tokens == [1, 1, 1]
 
 
 def test_a_sequence_without_speculation_is_never_looked_at() -> None:
     drafter = Planned("prompt", sure(1))
-    speculator, seq = Speculator([drafter], 5), sequence(speculate=False)
+    speculator, seq = speculating([drafter]), sequence(speculate=False)
     speculator.add(seq, INPUTS)
     assert not drafter.known
     assert advance(speculator, seq, 1) == NO_DRAFTS
@@ -227,7 +242,7 @@ def test_a_sequence_without_speculation_is_never_looked_at() -> None:
 
 def test_nothing_is_left_of_sequences_that_ended() -> None:
     drafters = Planned("prompt", sure(1)), Planned("answers")
-    speculator = Speculator(drafters, 5)
+    speculator = speculating(drafters)
     for name in "abc":
         seq = sequence(name)
         speculator.add(seq, INPUTS)
@@ -243,7 +258,7 @@ def test_nothing_is_left_of_sequences_that_ended() -> None:
 
 def test_sequences_do_not_mix() -> None:
     drafter = Planned("prompt", sure(7))
-    speculator = Speculator([drafter], 5)
+    speculator = speculating([drafter])
     first, second = sequence("a"), sequence("b")
     for seq in (first, second):
         speculator.add(seq, INPUTS)
@@ -257,7 +272,7 @@ def test_expected_drafts_are_as_many_as_the_right_ones() -> None:
     """With a drafter whose shares are wrong: after a while, chances add up to the accepted drafts."""
     dice = Random(8)
     drafter = Planned("prompt", sure(1, 1, 1, share=0.95))
-    speculator = Speculator([drafter], 3)
+    speculator = speculating([drafter], 3)
     expected = accepted = 0.0
     for name in range(60):
         seq = sequence(str(name))
@@ -267,10 +282,70 @@ def test_expected_drafts_are_as_many_as_the_right_ones() -> None:
             right = 0
             while right < 3 and dice.random() < 0.6:
                 right += 1
-            drafts = speculator.propose(seq, new := [1] * right + [2] * (right < 3))
+            drafts = propose(speculator, seq, *(new := [1] * right + [2] * (right < 3)))
             seq.append(new)
             if name >= 30:
                 expected += sum(drafts.chances)
                 accepted += min(right, len(drafts.tokens))
         speculator.remove(seq)
     assert expected == pytest.approx(accepted, rel=0.1)
+
+
+class Computing(Planned):
+    """A computed drafter, which is asked for several sequences at once. asked: their ids, for each call."""
+
+    def __init__(self, name: str, found: Continuation) -> None:
+        super().__init__(name, found)
+        self.asked: list[list[str]] = []
+
+    def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:  # type: ignore[override]
+        self.asked.append([each.seq.id for each in asked])
+        tokens, shares, _ = self.found
+        return {each.seq.id: Continuation([*tokens], [*shares], 0) for each in asked}
+
+
+def test_a_computed_drafter_is_asked_where_texts_have_little() -> None:
+    """Those for which it was asked get the better of both."""
+    text, layer = Planned("prompt", sure(1, 2, 3)), Computing("layer", sure(7, 8, share=0.9))
+    budget, good, poor = DraftBudget(StepTimes()), sequence("good"), sequence("poor")
+    budget.token_s = 1.0
+    speculator = Speculator([text], 5, budget)
+    speculator.use(layer)
+    for seq in (good, poor):
+        speculator.add(seq, INPUTS)
+    assert propose(speculator, good, 1).drafter == "prompt"
+    text.found = NOTHING
+    assert propose(speculator, poor, 1)._replace(chances=()) == Drafts([7, 8], (), 0, "layer")
+    text.found = sure(5, share=0.3)
+    assert propose(speculator, poor, 1).drafter == "layer"
+    assert [names for names in layer.asked if names] == [["poor"], ["poor"]]
+    speculator.remove(good)
+    speculator.remove(poor)
+    assert not layer.known
+
+
+def test_a_computed_drafter_that_takes_longer_than_it_saves_is_left_out_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(speculators, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    class Slow(Computing):
+        def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:  # type: ignore[override]
+            nonlocal now
+            now += 1.0
+            return super().draft(asked, most)
+
+    budget, layer = DraftBudget(StepTimes()), Slow("layer", sure(7, share=0.5))
+    budget.token_s = 0.02
+    speculator, seq = Speculator([], 5, budget), sequence()
+    speculator.use(layer)
+    speculator.add(seq, INPUTS)
+    for _ in range(400):
+        advance(speculator, seq, 7)
+    assert 2 < len(layer.asked) < 40
+    budget.token_s = 10.0
+    before = len(layer.asked)
+    for _ in range(20):
+        advance(speculator, seq, 7)
+    assert len(layer.asked) == before + 20, "it is worth its time now"
