@@ -33,6 +33,7 @@ from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.native.build import library
 from tests.engine.test_drafts import OBJECTS
 from tests.engine.test_native_families import FAMILIES
+from tests.support.draft_layers import random_eagle3
 from tests.support.engines import all_at_once, ask, assert_idle, picture
 from tests.support.programs import need_kernels
 from tests.support.speculation import Guesses, Known, eager
@@ -252,19 +253,22 @@ class Drafted:
         return self._counts()[0] - self._before[0] - self.accepted
 
 
-def check(case: Case, loaded: LoadedModel) -> None:
-    """Compare the answers of a case with and without speculation."""
+def check(case: Case, loaded: LoadedModel, **computed: Any) -> None:
+    """Compare the answers of a case with and without speculation.
+
+    computed: settings of a drafter that computes drafts, which is used alone; none: those that find drafts.
+    """
     known = Known()
     with running(loaded, **settings(case)) as machine, known.learning(machine):
         requests = prepared(machine, case)
         alone = [answer(machine, request) for request in requests]
         expected = [written(done) for done in alone]
-    more = dict(ARRANGED[case.arranged])
+    more = {"speculate": "auto", "speculative_tokens": DRAFTS, **ARRANGED[case.arranged], **computed}
     if case.arranged == "preempted":  # room for one of the longest answers, and a little more
         longest = max(done.usage.prompt + len(ids) for done in alone for ids in done.token_ids)
         more["block_size"] = size = 16 if case.meaning in KEPT else 4  # whole blocks are kept
         more["kv_blocks"] = longest // size + 32 // size
-    with running(loaded, **settings(case, speculate="auto", speculative_tokens=DRAFTS, **more)) as machine:
+    with running(loaded, **settings(case, **more)) as machine:
 
         def compare(when: str, rounds: int = 1) -> Drafted:
             drafted = Drafted(machine)
@@ -275,13 +279,18 @@ def check(case: Case, loaded: LoadedModel) -> None:
             return drafted
 
         with eager(machine):
-            assert compare("drafters of the engine", 2).accepted > 0
-        with eager(machine, Guesses(known)):
-            drafted = compare("right and wrong drafts")
-            assert min(drafted.accepted, drafted.refused) > 5
-        machine.clear_caches("answers")
-        with eager(machine, predictions=known):
-            assert compare("predictions").accepted > 0
+            drafted = compare("drafters of the engine", 2)
+        if computed:
+            assert drafted.refused > 5
+            assert drafted.accepted > 5 or more["speculate"] == "layer", "its weights are random"
+        else:
+            assert drafted.accepted > 0
+            with eager(machine, Guesses(known)):
+                drafted = compare("right and wrong drafts")
+                assert min(drafted.accepted, drafted.refused) > (0 if case.arranged == "late guides" else 5)
+            machine.clear_caches("answers")
+            with eager(machine, predictions=known):
+                assert compare("predictions").accepted > 0
         compare("drafts that are worth their rows")
         assert case.arranged != "preempted" or machine.stats()["preemptions"] > 0
 
@@ -335,6 +344,25 @@ def test_speculation_changes_no_bit(
     if case.arranged == "late guides":
         be_late_often(monkeypatch)
     check(case, model(case))
+
+
+COMPUTED = [Case(group=group, arranged=arranged) for group in ("plain", "mixed") for arranged in EVERYWHERE]
+
+
+@pytest.mark.parametrize("drafter", ["layer", "model"])
+@pytest.mark.parametrize(
+    "case", others_slow(COMPUTED, [Case(), Case(group="mixed", arranged="preempted")]), ids=str
+)
+def test_computed_drafts_change_no_bit(
+    case: Case, drafter: str, model: Callable[[Case], LoadedModel], tmp_path: Path
+) -> None:
+    """The layer has random weights. The draft model is the model itself, but sees smaller images."""
+    used: dict[str, Any] = {"speculate": drafter}
+    if drafter == "layer":
+        used["draft_layer"] = str(random_eagle3(tmp_path / "eagle3"))
+    else:
+        used["draft_model"] = "fovea-tiny"
+    check(case, model(case), **used)
 
 
 def test_nothing_changes_behind_the_tokens_that_end_a_models_reasoning(

@@ -117,6 +117,9 @@ def eager(engine: Engine, *drafters: Drafter, predictions: Known | None = None) 
     assert speculator is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.loop.stepper.drafts, "choose", lambda sequences: None)
+        patch.setattr(engine.loop.stepper.drafts, "token_s", 1e9)  # computed drafts save as much
+        for computed in speculator.computed:
+            patch.setattr(computed, "least_chance", 0.0)
         patch.setattr(speculators, "LEAST_CHANCE", 0.0)
         if drafters:
             patch.setattr(speculator, "drafters", drafters)
@@ -124,3 +127,4 @@ def eager(engine: Engine, *drafters: Drafter, predictions: Known | None = None) 
             patch.setattr(speculator, "__class__", Predictions)
             patch.setattr(speculator, "known", predictions, raising=False)
         yield
+    assert engine.runner._speculator is speculator, "a drafter failed"
