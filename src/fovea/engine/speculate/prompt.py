@@ -20,7 +20,11 @@ MOST_BYTES = 1 << 24
 
 @dataclass(slots=True)
 class _Reading:
-    """The text of one sequence. read: tokens of the answer that are in it."""
+    """The text of one sequence.
+
+    read: tokens of the answer that are in it. They may be more than the answer has: when a token is late,
+        those after it are computed again.
+    """
 
     texts: Texts = field(default_factory=lambda: Texts(MOST_BYTES))
     read: int = -1
@@ -45,7 +49,7 @@ class PromptLookup:
         # The newest token is read last: its own place would be the nearest match of every search.
         found = reading.texts.follow(answer, most)
         reading.texts.extend(answer[reading.read :])
-        reading.read = len(answer)
+        reading.read = max(reading.read, len(answer))
         return found
 
     def remove(self, seq: Sequence) -> None:
