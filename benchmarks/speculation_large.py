@@ -46,6 +46,7 @@ class EveryDraft(DraftBudget):
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure everything with the large model. Raises Differs."""
+    exact = args.shape != "tiny"
     folder = write_checkpoint(args.folder, shape=args.shape)
     settings: dict[str, Any] = {
         "dtype": "bfloat16", "kv_cache_mib": 256, "threads": args.threads,
@@ -56,9 +57,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with Engines(str(folder), drafters, own, **settings) as found:
         oracles = {name: _use_oracle(found[name]) for name in drafters}
         _compute_every_draft(found[EVERY], oracles[EVERY])
-        rows = _row_costs(found, oracles[EVERY], args.large_repeats)
+        rows = _row_costs(found, oracles[EVERY], args.large_repeats, exact)
         print("large: rows are timed", file=sys.stderr, flush=True)
-        streams = _one_stream(found, oracles, args.large_tokens, args.large_repeats)
+        streams = _one_stream(found, oracles, args.large_tokens, args.large_repeats, exact)
         print("large: one stream is timed", file=sys.stderr, flush=True)
         result = {
             "repeats": args.large_repeats,
@@ -66,7 +67,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "rows_ms": rows,
             "one": streams,
             "planned": _planned(rows, streams),
-            "crowd": _crowd(found, oracles[BAD], args.large_tokens, args.crowd_repeats),
+            "crowd": _crowd(found, oracles[BAD], args.large_tokens, args.large_crowd_repeats, exact),
         }
     return result
 
@@ -109,13 +110,19 @@ def _teach(found: Engines, oracles: Iterable[Oracle], prompt: ChatPrompt, tokens
     return answer
 
 
-def _check(answer: Answer, expected: Answer, what: str) -> None:
+def _check(answer: Answer, expected: Answer, what: str, exact: bool) -> None:
+    """Raise Differs unless an answer is the beginning of the expected one.
+
+    exact: so are the log probabilities. They are not with the tiny model of --quick: the C++ kernels do not
+    have the attention of its heads, and torch's adds in an order that depends on the number of rows.
+    """
     count = len(answer.tokens)
-    if answer.tokens != expected.tokens[:count] or answer.logprobs != expected.logprobs[:count]:
+    same = answer.logprobs == expected.logprobs[:count] or not exact
+    if answer.tokens != expected.tokens[:count] or not same:
         raise Differs(f"large, {what}: an answer differs from that of {OFF}")
 
 
-def _row_costs(found: Engines, oracle: Oracle, repeats: int) -> dict[str, float]:
+def _row_costs(found: Engines, oracle: Oracle, repeats: int, exact: bool) -> dict[str, float]:
     """Return the milliseconds of a step with so many rows of one answer; `off`: without speculation."""
     prompt = text_prompt(PROMPT)
     expected = _teach(found, [oracle], prompt, max(ROWS) * STEPS + 1)
@@ -125,14 +132,14 @@ def _row_costs(found: Engines, oracle: Oracle, repeats: int) -> dict[str, float]
             rows = 1 if name == OFF else int(name)
             oracle.chance, oracle.drafts = 1.0, rows - 1
             answer = _ask(found[OFF if name == OFF else EVERY], prompt, rows * STEPS + 1)
-            _check(answer, expected, f"{name} rows")
+            _check(answer, expected, f"{name} rows", exact)
             if repeat:
                 times.setdefault(name, []).append(1000 * answer.decode_s / answer.steps)
     return {name: statistics.median(times[name]) for name in (OFF, *map(str, ROWS))}
 
 
 def _one_stream(
-    found: Engines, oracles: dict[str, Oracle], tokens: int, repeats: int
+    found: Engines, oracles: dict[str, Oracle], tokens: int, repeats: int, exact: bool
 ) -> list[dict[str, Any]]:
     """Return tokens per step and speed of one stream for each acceptance and number of drafts."""
     prompt = text_prompt(PROMPT + " Please.")
@@ -140,29 +147,30 @@ def _one_stream(
     rates: dict[Any, list[float]] = {}
     counts: dict[Any, list[int]] = {}
     cells = [(drafts, goal) for drafts in DRAFTS for goal in TOKENS_PER_STEP]
-    order = [(OFF, 0, 1.0), *((name, *cell) for cell in cells for name in (BUDGET, EVERY))]
-    for repeat in range(repeats + 1):
-        for name, drafts, goal in rotated(order, repeat):
-            if drafts:
+    order = [(name, *cell) for cell in cells for name in (OFF, BUDGET, EVERY)]
+    for drafts in DRAFTS:  # the engine learns what rows cost
+        oracles[BUDGET].drafts, oracles[BUDGET].chance = drafts, 1.0
+        _ask(found[BUDGET], prompt, tokens)
+    for repeat in range(repeats):
+        for name, drafts, goal in rotated(order, 3 * repeat):
+            if name in oracles:
                 oracles[name].drafts, oracles[name].chance = drafts, chance_for(goal, drafts)
             answer = _ask(found[name], prompt, tokens)
-            _check(answer, expected, f"{name} with {drafts} drafts")
-            if repeat:
-                rates.setdefault((name, drafts, goal), []).append((tokens - 1) / answer.decode_s)
-                count = counts.setdefault((name, drafts, goal), [0, 0])
-                count[0] += tokens - 1
-                count[1] += answer.steps
-    off = rates[OFF, 0, 1.0]
+            _check(answer, expected, f"{name} with {drafts} drafts", exact)
+            rates.setdefault((name, drafts, goal), []).append((tokens - 1) / answer.decode_s)
+            count = counts.setdefault((name, drafts, goal), [0, 0])
+            count[0] += tokens - 1
+            count[1] += answer.steps
     return [
         {
             "drafts": drafts,
             "goal": goal,
-            "off_tokens_per_s": statistics.median(off),
+            "off_tokens_per_s": statistics.median(rates[OFF, drafts, goal]),
             **{
                 name: {
                     "tokens_per_step": counts[name, drafts, goal][0] / counts[name, drafts, goal][1],
                     "tokens_per_s": statistics.median(rates[name, drafts, goal]),
-                    "speed": of_medians(rates[name, drafts, goal], off)._asdict(),
+                    "speed": of_medians(rates[name, drafts, goal], rates[OFF, drafts, goal])._asdict(),
                 }
                 for name in (BUDGET, EVERY)
             },
@@ -194,15 +202,14 @@ def _planned(rows: dict[str, float], streams: list[dict[str, Any]]) -> list[dict
     return planned
 
 
-def _crowd(found: Engines, oracle: Oracle, tokens: int, repeats: int) -> dict[str, Any]:
+def _crowd(found: Engines, oracle: Oracle, tokens: int, repeats: int, exact: bool) -> dict[str, Any]:
     """Time streams at once whose drafts are nearly always wrong."""
     prompts = [text_prompt(f"{PROMPT} This is question {number}.") for number in range(STREAMS)]
-    for prompt in prompts:
-        _teach(found, [oracle], prompt, tokens)
+    # The oracle learns the answers in the first round, which does not count.
     oracle.drafts, oracle.chance, oracle.claim = max(DRAFTS), BAD_CHANCE, BAD_CLAIM
     requests = [(prompt, {"max_tokens": tokens, "ignore_eos": True}) for prompt in prompts]
     before = found[BAD].stats()["draft_tokens"]
-    rates = crowds(found, requests, STREAMS, repeats, (OFF, BAD))
+    rates = crowds(found, requests, STREAMS, repeats, (OFF, BAD), exact=exact)
     return {
         "streams": STREAMS,
         "rates": rates,

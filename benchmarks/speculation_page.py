@@ -1,4 +1,5 @@
-"""Judge the results of benchmarks/speculation.py by its targets, and print them as Markdown and as a chart."""
+"""Judge the results of benchmarks/speculation.py by its targets, and print them as Markdown and as a "
+"chart."""
 
 from __future__ import annotations
 
@@ -18,14 +19,18 @@ LEAST_ALL, LEAST_READING, LEAST_SUMMARY = 1.5, 1.8, 1.5
 LEAST_SPEED, AT_TOKENS, AT_DRAFTS = 1.35, 1.8, 3
 MOST_LATE, MOST_LOSS = 0.02, 0.02
 NOT_HERE = "Not measured here."
-GLOSSARY = """\
-- **Tokens per step**: the tokens of an answer after its first, over the steps that decoded it. Steps of the \
-prompt and of images do not count.
-- **Speed**: tokens per second of one stream from its first token to its last, over those with speculation off. \
-Both sides take turns with every question; of each answer the median time counts. In parentheses the 95% interval \
-of a bootstrap over questions.
-- **First token**: the time to it over that with speculation off, the median over conversations.
-- Every answer was compared with that of speculation off: all tokens and all their log probabilities are equal."""
+GLOSSARY = "\n".join(
+    (
+        "- **Tokens per step**: the tokens of an answer after its first, over the steps that decoded it. Steps "
+        "of the prompt and of images do not count.",
+        "- **Speed**: tokens per second of one stream from its first token to its last, over those with "
+        "speculation off. Both sides take turns with every question; of each answer the median time counts. In "
+        "parentheses the 95% interval of a bootstrap over questions.",
+        "- **First token**: the time to it over that with speculation off, the median over conversations.",
+        "- Every answer was compared with that of speculation off: all tokens and all their log probabilities "
+        "are equal.",
+    )
+)
 
 
 def verdicts(body: Body) -> list[Verdict]:
@@ -109,7 +114,8 @@ def page(body: Body, chart: str) -> str:
         (
             "# Speculation, measured",
             "`make bench-speculation` measures whether drafts make answers faster "
-            "([docs/speculation.md](../../docs/speculation.md)). `--only` repeats single sections; each says when "
+            "([docs/speculation.md](../../docs/speculation.md)). `--only` repeats single sections; "
+            "each says when "
             "and where it was measured.",
             _table(["target", "result", ""], rows),
             GLOSSARY,
@@ -141,10 +147,13 @@ def _tiny(tiny: Body) -> str:
         (
             f"{_head(tiny)} {tiny['model']}, {tiny['conversations']:,} held-out conversations, each asked "
             f"{tiny['passes']} times, one answer at a time. The drafters `answers` and `auto` (all of them) "
-            f"begin with the right answers of {tiny['earlier']:,} questions of a training seed. These were put "
-            "into the store directly, and no answer of the measurement is added: the store would know a question "
+            f"begin with the right answers of {tiny['earlier']:,} questions of a training seed. These "
+            "were put "
+            "into the store directly, and no answer of the measurement is added: the store would know "
+            "a question "
             "that is asked again. Answers about the same image are forgotten before each conversation. "
-            f"`form` has a JSON Schema, and the tokens that it forces are drafts without speculation, too.{missing}",
+            "`form` has a JSON Schema, and the tokens that it forces are drafts without speculation, "
+            f"too.{missing}",
             "Over all kinds:",
             _over_all(tiny),
             "Tokens per step:",
@@ -174,7 +183,8 @@ def _over_all(section: Body) -> str:
             ]
         )
     titles = [
-        "drafter", "tokens per step", "tokens/s", "speed", "first token", "drafts computed", "accepted", "left out",
+        "drafter", "tokens per step", "tokens/s", "speed", "first token", "drafts computed", "
+        ""accepted", "left out",
     ]  # fmt: skip
     return _table(titles, rows)
 
@@ -196,11 +206,14 @@ def _crowd(crowd: Body) -> str:
     return "\n\n".join(
         (
             f"{_head(crowd)} {crowd['model']}, {crowd['questions']} questions, {crowd['streams']} at a time, "
-            f"{crowd['repeats']} rounds of each side in turn. Images and prompts are known from a round before, so "
+            f"{crowd['repeats']} rounds of each side in turn. Images and prompts are known from a round "
+            "before, so "
             "nearly all of the time is decoding.",
             _table(["speculation", "tokens/s", "rounds"], rows),
-            f"Ratio: {_ratio(crowd['ratio'])} (95%, bootstrap over rounds). {taken['draft_tokens']:.0f} drafts were "
-            f"computed, {taken['accepted_draft_tokens']:.0f} accepted; {taken['drafts_left_out']:.0f} more were "
+            f"Ratio: {_ratio(crowd['ratio'])} (95%, bootstrap over rounds). {taken['draft_tokens']:.0f} "
+            "drafts were "
+            f"computed, {taken['accepted_draft_tokens']:.0f} accepted; {taken['drafts_left_out']:.0f} "
+            "more were "
             "found, and were not worth their rows.",
         )
     )
@@ -222,9 +235,11 @@ def _real(real: Body) -> str:
     return "\n\n".join(
         (
             f"{_head(real)} {real['model']} in bf16, {real['questions']} questions "
-            f"(benchmarks/speculation_texts.py), up to {real['answer']} tokens each. `answers` begins with the "
+            f"(benchmarks/speculation_texts.py), up to {real['answer']} tokens each. `answers` begins "
+            "with the "
             "answers to as many questions about the same things in other words, and gets no further ones. "
-            "`model` is the same model with int4 weights. It shows how often such drafts are right; it is as large "
+            "`model` is the same model with int4 weights. It shows how often such drafts are right; it "
+            "is as large "
             "as the model itself, so its speed says nothing.",
             "Tokens per step:",
             _per_kind(real, names, lambda cell: f"{cell['tokens_per_step']:.2f}"),
@@ -262,23 +277,29 @@ def _large(large: Body) -> str:
     ]  # fmt: skip
     return "\n\n".join(
         (
-            f"{_head(large)} Random weights in the shape of a 0.5 B Qwen2.5-VL, bf16. A drafter knows the answers, "
+            f"{_head(large)} Random weights in the shape of a 0.5 B Qwen2.5-VL, bf16. A drafter knows "
+            "the answers, "
             "and errs with a chosen probability.",
-            f"Milliseconds of a step with so many rows of one answer ({large['repeats']} repeats, medians). `off` "
+            f"Milliseconds of a step with so many rows of one answer ({large['repeats']} repeats, "
+            "medians). `off` "
             "is a step without speculation:",
             _table(["rows", "ms", "over off"], costs),
             f"One stream, {large['tokens']} tokens, speed against off "
-            f"({large['one'][0]['off_tokens_per_s']:.1f} tokens per second). *Chosen*: the engine computes as many "
+            f"({_median([cell['off_tokens_per_s'] for cell in large['one']]):.1f} tokens per second). *Chosen*: the engine "
+            "computes as many "
             "drafts as it holds to be worth their rows. *All*: it computes all of them.",
             _table(
                 ["drafts", "meant for", "chosen: tokens per step", "speed", "all: tokens per step", "speed"],
                 streams,
             ),
             f"{crowd['streams']} streams, off "
-            f"{_median(crowd['rates'][OFF]):.1f} tokens per second. With drafts of which one in ten is right, "
-            f"though the drafter claims nine: ratio {_ratio(crowd['ratio'])}; {crowd['drafts']:.0f} drafts were "
+            f"{_median(crowd['rates'][OFF]):.1f} tokens per second. With drafts of which one in ten is "
+            "right, "
+            f"though the drafter claims nine: ratio {_ratio(crowd['ratio'])}; {crowd['drafts']:.0f} "
+            "drafts were "
             "computed.",
-            "The planner's formula (`fovea.planner.option.speculation`) with the milliseconds of the first table "
+            "The planner's formula (`fovea.planner.option.speculation`) with the milliseconds of the "
+            "first table "
             "and the measured acceptance, beside the measured speed where all drafts are computed:",
             _table(
                 ["drafts", "acceptance", "tokens per step", "predicted", "measured", "predicted / measured"],

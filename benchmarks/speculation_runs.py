@@ -204,23 +204,10 @@ def check_equal(turn: Turn) -> None:
     for name, answers in turn.answers.items():
         for number, (answer, expected) in enumerate(zip(answers, turn.answers[OFF], strict=False)):
             if answer[:2] != expected[:2]:
-                place = next(
-                    (
-                        place
-                        for place, pair in enumerate(
-                            zip(
-                                zip(*answer[:2], strict=True),
-                                zip(*expected[:2], strict=True),
-                                strict=False,
-                            )
-                        )
-                        if pair[0] != pair[1]
-                    ),
-                    -1,
-                )
+                what = "tokens" if answer.tokens != expected.tokens else "log probabilities"
                 raise Differs(
-                    f"{turn.kind}, pass {number}: {name} differs from {OFF} at token {place}: "
-                    f"{answer.tokens} and {expected.tokens}"
+                    f"{turn.kind}, pass {number}: {what} of {name} differ from those of {OFF}: "
+                    f"{answer[:2]}, {expected[:2]}"
                 )
 
 
@@ -282,27 +269,32 @@ def _interval(value: Any, drawn: Any) -> Ratio:
     return Ratio(float(value), float(low), float(high))
 
 
+Told = tuple[tuple[int, ...], tuple[float, ...]]
+"""The tokens of an answer, and their log probabilities."""
+
+
 class Crowd(NamedTuple):
-    """What several streams at once got: tokens per second of all of them, and the answers by question."""
+    """Tokens per second of several streams together, and the answers in the order of the questions."""
 
     tokens_per_s: float
-    answers: list[tuple[int, ...]]
+    answers: list[Told]
 
 
 def crowd(engine: Engine, requests: Sequence[tuple[Prompt, Mapping[str, Any]]], streams: int) -> Crowd:
     """Ask an engine many questions, so many at a time."""
 
-    async def everyone() -> list[tuple[int, ...]]:
+    async def everyone() -> list[Told]:
         waiting = list(enumerate(requests))[::-1]
-        done: dict[int, tuple[int, ...]] = {}
+        done: dict[int, Told] = {}
 
         async def one() -> None:
             while waiting:
                 number, (prompt, options) = waiting.pop()
                 builder = AnswerBuilder(1)
-                async for delta in engine.stream(prompt, **GREEDY, **options):
+                async for delta in engine.stream(prompt, **GREEDY, logprobs=True, **options):
                     builder.add(delta)
-                done[number] = builder.build().token_ids[0]
+                answer = builder.build()
+                done[number] = answer.token_ids[0], tuple(each.logprob for each in answer.logprobs[0])
 
         await asyncio.gather(*(one() for _ in range(streams)))
         return [done[number] for number in sorted(done)]
@@ -310,7 +302,7 @@ def crowd(engine: Engine, requests: Sequence[tuple[Prompt, Mapping[str, Any]]], 
     started = time.perf_counter()
     answers = asyncio.run(everyone())
     seconds = time.perf_counter() - started
-    return Crowd(sum(map(len, answers)) / seconds, answers)
+    return Crowd(sum(len(tokens) for tokens, _ in answers) / seconds, answers)
 
 
 def crowds(
@@ -319,15 +311,18 @@ def crowds(
     streams: int,
     repeats: int,
     names: Sequence[str] = (),
+    *,
+    exact: bool = True,
 ) -> dict[str, list[float]]:
     """Ask the engines in turn, and return the tokens per second of each round. Raises Differs.
 
     The first round warms up, and does not count. names: of the engines; (): all.
+    exact: log probabilities are compared, too.
     """
     names = names or list(engines.engines)
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(repeats + 1):
-        answers: dict[str, list[tuple[int, ...]]] = {}
+        answers: dict[str, list[Told]] = {}
         for name in rotated(names, number):
             engines.forget_hints()
             result = crowd(engines[name], requests, streams)
@@ -340,6 +335,16 @@ def crowds(
                     f"{streams} streams, round {number}: answers of {name} differ from those of {OFF}"
                 )
     return rates
+
+
+def _check_crowd(told: list[Told], expected: list[Told], where: str, exact: bool) -> None:
+    for place, (one, other) in enumerate(zip(told, expected, strict=True)):
+        if one[0] != other[0]:
+            raise Differs(
+                f"{where}: tokens of answer {place} differ from those of {OFF}: {one[0]}, {other[0]}"
+            )
+        if exact and one[1] != other[1]:
+            raise Differs(f"{where}: log probabilities of answer {place} differ from those of {OFF}")
 
 
 def draft_counts(engine: Engine) -> dict[str, float]:
