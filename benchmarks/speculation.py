@@ -45,9 +45,9 @@ MEASURE: dict[str, Callable[[argparse.Namespace], dict[str, Any] | None]] = {
     "large": speculation_large.measure,
 }
 QUICK = {
-    "count": 1, "passes": 1, "earlier": 18, "kinds": ("colour", "reading"), "crowd_count": 1, "crowd_repeats": 2,
-    "prompts": 1, "answer": 8, "real_passes": 1, "shape": "tiny", "large_repeats": 1, "large_tokens": 16,
-    "large_crowd_repeats": 2, "folder": Path("/tmp/fovea-bench/qwen2.5-vl-tiny-random"),
+    "count": 1, "passes": 1, "earlier": 18, "kinds": ("colour", "reading"), "crowd_count": 1,
+    "crowd_repeats": 2, "prompts": 1, "answer": 8, "real_passes": 1, "shape": "tiny", "large_repeats": 1,
+    "large_tokens": 16, "large_crowd_repeats": 2, "folder": Path("/tmp/fovea-bench/qwen2.5-vl-tiny-random"),
 }  # fmt: skip
 
 

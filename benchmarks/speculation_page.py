@@ -21,14 +21,14 @@ MOST_LATE, MOST_LOSS = 0.02, 0.02
 NOT_HERE = "Not measured here."
 GLOSSARY = "\n".join(
     (
-        "- **Tokens per step**: the tokens of an answer after its first, over the steps that decoded it. Steps "
-        "of the prompt and of images do not count.",
+        "- **Tokens per step**: the tokens of an answer after its first, over the steps that decoded it. "
+        "Steps of the prompt and of images do not count.",
         "- **Speed**: tokens per second of one stream from its first token to its last, over those with "
-        "speculation off. Both sides take turns with every question; of each answer the median time counts. In "
-        "parentheses the 95% interval of a bootstrap over questions.",
+        "speculation off. Both sides take turns with every question; of each answer the median time counts. "
+        "In parentheses the 95% interval of a bootstrap over questions.",
         "- **First token**: the time to it over that with speculation off, the median over conversations.",
-        "- Every answer was compared with that of speculation off: all tokens and all their log probabilities "
-        "are equal.",
+        "- Every answer was compared with that of speculation off: all tokens and all their log "
+        "probabilities are equal.",
     )
 )
 
@@ -183,8 +183,8 @@ def _over_all(section: Body) -> str:
             ]
         )
     titles = [
-        "drafter", "tokens per step", "tokens/s", "speed", "first token", "drafts computed", "
-        ""accepted", "left out",
+        "drafter", "tokens per step", "tokens/s", "speed", "first token", "drafts computed", "accepted",
+        "left out",
     ]  # fmt: skip
     return _table(titles, rows)
 
@@ -285,7 +285,8 @@ def _large(large: Body) -> str:
             "is a step without speculation:",
             _table(["rows", "ms", "over off"], costs),
             f"One stream, {large['tokens']} tokens, speed against off "
-            f"({_median([cell['off_tokens_per_s'] for cell in large['one']]):.1f} tokens per second). *Chosen*: the engine "
+            f"({_median([cell['off_tokens_per_s'] for cell in large['one']]):.1f} tokens per second). "
+            "*Chosen*: the engine "
             "computes as many "
             "drafts as it holds to be worth their rows. *All*: it computes all of them.",
             _table(
