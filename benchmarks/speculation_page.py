@@ -45,10 +45,10 @@ def _tiny_verdicts(tiny: Body | None) -> Iterator[Verdict]:
     earlier = f"{tiny['earlier']:,}" if tiny else "2,800"
     target = f"fovea-tiny, all kinds, all drafters, {earlier} earlier answers: >= {LEAST_ALL} tokens per step"
     found = _cell(tiny, ALL, "auto")
-    yield _least(target, found and found["tokens_per_step"], LEAST_ALL)
+    yield _least(target, found["tokens_per_step"] if found else None, LEAST_ALL)
     target = f"fovea-tiny, reading, draft layer: >= {LEAST_READING} tokens per step"
     found = _cell(tiny, "reading", "layer")
-    yield _least(target, found and found["tokens_per_step"], LEAST_READING)
+    yield _least(target, found["tokens_per_step"] if found else None, LEAST_READING)
     target = f"fovea-tiny, all drafters: first token at most {100 * MOST_LATE:g}% later"
     found = _cell(tiny, ALL, "auto")
     if found is None:

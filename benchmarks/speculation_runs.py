@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from fovea import Engine
-from fovea.core.types import AnswerBuilder, Prompt
+from fovea.core.types import AnswerBuilder, Completion, Prompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.speculate.answers import AnswerStore, EarlierAnswers
@@ -48,10 +48,14 @@ class Answer(NamedTuple):
     """
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float | None, ...]
     first_s: float
     decode_s: float
     steps: int
+
+
+Told = tuple[tuple[int, ...], tuple[float | None, ...]]
+"""The tokens of an answer, and their log probabilities."""
 
 
 class Ratio(NamedTuple):
@@ -135,9 +139,12 @@ def ask(engine: Engine, prompt: Prompt | str, **options: Any) -> tuple[Answer, s
     before = engine.stats()["decode_steps"]
     made = engine.generate(prompt, **GREEDY, logprobs=True, **options)
     steps = engine.stats()["decode_steps"] - before
-    logprobs = tuple(each.logprob for each in made.logprobs[0])
     timings = made.timings
-    return Answer(made.token_ids[0], logprobs, timings.ttft, timings.decode, round(steps)), made.text
+    return Answer(*_told(made), timings.ttft, timings.decode, round(steps)), made.text
+
+
+def _told(made: Completion) -> Told:
+    return made.token_ids[0], tuple(each.logprob for each in made.logprobs[0])
 
 
 @dataclass
@@ -194,7 +201,11 @@ def compare(
     return turns
 
 
-def rotated(names: Sequence[str], by: int) -> list[str]:
+Item = TypeVar("Item")
+
+
+def rotated(names: Sequence[Item], by: int) -> list[Item]:
+    """Return the names in an order that begins further on."""
     by %= len(names)
     return [*names[by:], *names[:by]]
 
@@ -269,10 +280,6 @@ def _interval(value: Any, drawn: Any) -> Ratio:
     return Ratio(float(value), float(low), float(high))
 
 
-Told = tuple[tuple[int, ...], tuple[float, ...]]
-"""The tokens of an answer, and their log probabilities."""
-
-
 class Crowd(NamedTuple):
     """Tokens per second of several streams together, and the answers in the order of the questions."""
 
@@ -293,8 +300,7 @@ def crowd(engine: Engine, requests: Sequence[tuple[Prompt, Mapping[str, Any]]], 
                 builder = AnswerBuilder(1)
                 async for delta in engine.stream(prompt, **GREEDY, logprobs=True, **options):
                     builder.add(delta)
-                answer = builder.build()
-                done[number] = answer.token_ids[0], tuple(each.logprob for each in answer.logprobs[0])
+                done[number] = _told(builder.build())
 
         await asyncio.gather(*(one() for _ in range(streams)))
         return [done[number] for number in sorted(done)]
@@ -329,11 +335,8 @@ def crowds(
             answers[name] = result.answers
             if number:
                 rates[name].append(result.tokens_per_s)
-        for name, known in answers.items():
-            if known != answers[OFF]:
-                raise Differs(
-                    f"{streams} streams, round {number}: answers of {name} differ from those of {OFF}"
-                )
+        for name, told in answers.items():
+            _check_crowd(told, answers[OFF], f"{streams} streams, round {number}, {name}", exact)
     return rates
 
 

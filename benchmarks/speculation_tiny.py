@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from PIL import Image
+import PIL.Image
 
 from fovea import Engine
 from fovea.cli.questions import visual_of
 from fovea.core.constraints import AnswerFormat, Tool
+from fovea.core.media import Image
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, ImagePart, Message, Prompt, TemplateInputs, TextPart
 from fovea.engine.job import SequenceInputs
@@ -60,8 +61,8 @@ def engines(args: argparse.Namespace, drafters: Mapping[str, str]) -> Iterator[E
     settings = SETTINGS | {"threads": args.threads}
     with Engines(args.model, drafters, {}, **settings) as found:
         for name in list(drafters):
-            computed = found[name].parts.speculator.computed
-            if name == "layer" and not computed:
+            speculator = found[name].parts.speculator
+            if name == "layer" and speculator is not None and not speculator.computed:
                 found.engines.pop(name).shutdown()
                 print(f"{args.model} has no draft layer, so the drafter `layer` is left out", file=sys.stderr)
         for name in found.stores:
@@ -74,7 +75,7 @@ def put_earlier_answers(engine: Engine, count: int) -> None:
     """Put the right answers of so many questions into an engine's store."""
     drafters = engine.parts.speculator.drafters if engine.parts.speculator else ()
     [drafter] = [each for each in drafters if isinstance(each, EarlierAnswers)]
-    image = ImagePart(to_image(Image.new("RGB", (128, 128))))
+    image = ImagePart(to_image(PIL.Image.new("RGB", (128, 128))))
     [end] = engine.tokenizer.encode(END)
     number = 0
     for index, (inputs, turns, images) in enumerate(_earlier_conversations()):
@@ -113,7 +114,7 @@ def _template(tools: Any) -> TemplateInputs:
 
 
 def _question(case: Case) -> Question:
-    visual = [ImagePart(one) for one in visual_of(case)]
+    visual = _images(case)
     inputs = _template(case.tools)
 
     def converse(engine: Engine) -> list[Answer]:
@@ -129,6 +130,10 @@ def _question(case: Case) -> Question:
         return answers
 
     return Question(case.kind, converse)
+
+
+def _images(case: Case) -> list[ImagePart]:
+    return [ImagePart(one) for one in visual_of(case) if isinstance(one, Image)]
 
 
 def _options(schema: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -169,7 +174,7 @@ def many_streams(args: argparse.Namespace) -> dict[str, Any]:
     requests: list[tuple[Prompt, dict[str, Any]]] = []
     for case in scene_cases(args.crowd_count, args.kinds, HELD_OUT_SEED + 2):
         exchange = case.exchanges[0]
-        parts = [ImagePart(one) for one in visual_of(case)]
+        parts = _images(case)
         message = Message(exchange.role, (*parts, TextPart(exchange.question)))
         prompt = ChatPrompt((message,), template=_template(case.tools))
         requests.append((prompt, _options(exchange.schema)))
