@@ -91,7 +91,7 @@ class Engines:
         own: further settings of these engines. settings: those of all engines.
         """
         self.loaded: LoadedModel = load_model(model, EngineConfig.of(**settings))
-        self.engines = {OFF: Engine(self.loaded, EngineConfig.of(**settings))}
+        self.engines = {OFF: Engine(self.loaded, EngineConfig.of(**settings, speculate="off"))}
         self.stores: dict[str, FixedAnswers] = {}
         self.hints: dict[str, Hints] = {}
         for name, speculate in drafters.items():
