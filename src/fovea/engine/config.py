@@ -524,7 +524,7 @@ class SpeculationSettings:
     """Speculation: expected tokens of an answer, of which a step verifies several."""
 
     speculate: str = setting(
-        "off",
+        "auto",
         "Who may expect an answer's next tokens, so that one step verifies several: prompt (repetitions of "
         "the prompt), hints (a prediction in the request, earlier answers about the image), answers (earlier "
         "answers to the same client), layer (draft_layer), model (draft_model), or several of them with "

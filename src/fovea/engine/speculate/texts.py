@@ -41,7 +41,7 @@ NOTHING = Continuation([], [], 0)
 
 
 class Texts:
-    """Texts of token ids. A half is forgotten when they become larger than `most_bytes`."""
+    """Texts of token ids. The older half is forgotten before they become larger than `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -55,15 +55,15 @@ class Texts:
     def add(self, tokens: Seq[int]) -> None:
         """Add a text, which ends here."""
         self.extend(tokens)
-        self._parts[0].append(BORDER)
+        self.extend((BORDER,))
 
     def extend(self, tokens: Seq[int]) -> None:
         """Add tokens to the latest text."""
-        newest = self._parts[0]
         for token in tokens:
-            newest.append(token)
-        if 2 * newest.nbytes > self._most_bytes:
-            self._parts = [_Part(), newest]
+            newest = self._parts[0]
+            if 2 * (newest.nbytes + TOKEN_BYTES + PAIR_BYTES) > self._most_bytes:
+                self._parts = [_Part(), newest]
+            self._parts[0].append(token)
 
     def follow(self, context: Seq[int], most: int) -> Continuation:
         """Return up to `most` tokens that followed the last tokens of `context`."""
