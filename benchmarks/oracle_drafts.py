@@ -19,6 +19,7 @@ class Oracle:
 
     answers: token ids of the answers, by the ids of their prompts.
     chance: probability of each draft. drafts: number of drafts; 0: none.
+    claim: probability that it states instead; None: it is honest.
     """
 
     name = "prompt"
@@ -26,6 +27,7 @@ class Oracle:
     def __init__(self, chance: float = 1.0, drafts: int = 0) -> None:
         self.answers: dict[tuple[int, ...], list[int]] = {}
         self.chance, self.drafts = chance, drafts
+        self.claim: float | None = None
         self._random = Random(1)
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
@@ -37,11 +39,14 @@ class Oracle:
             return NOTHING
         tokens = known[len(answer) : len(answer) + self.drafts]
         wrong = [token if self._random.random() < self.chance else (token + 1) % 100 for token in tokens]
-        return Continuation(wrong, [self.chance] * len(wrong), 2)
+        stated = self.chance if self.claim is None else self.claim
+        return Continuation(wrong, [stated] * len(wrong), 2)
 
     def remove(self, seq: Sequence) -> None:
-        """Learn the answer of a sequence that has ended."""
-        self.answers[tuple(seq.prompt_ids)] = list(seq.output_ids)
+        """Learn the answer of a sequence that has ended, unless a longer one is known."""
+        ids = tuple(seq.prompt_ids)
+        if len(seq.output_ids) > len(self.answers.get(ids, ())):
+            self.answers[ids] = list(seq.output_ids)
 
     def clear(self) -> None:
         self.answers.clear()

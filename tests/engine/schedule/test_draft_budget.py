@@ -202,6 +202,17 @@ def test_only_steps_that_do_nothing_but_decode_tell_the_cost_of_rows() -> None:
     assert chooser.seconds(3, 4.0) == 3.0
 
 
+def test_the_time_of_drafting_is_no_cost_of_rows() -> None:
+    """A layer's drafts took longer than a step, made tokens seem dear, and so seemed worthwhile."""
+    chooser = budget(float)
+    for _ in range(100):
+        chooser.drafting_s = 5.0
+        chooser.observe(Composition(3, 12), 8.0)
+    assert chooser.seconds(3, 4.0) == pytest.approx(3.0)
+    chooser.observe(Composition(3, 12), 3.0)
+    assert chooser.seconds(3, 4.0) == pytest.approx(3.0), "the time counts for one step"
+
+
 def test_one_stall_of_the_machine_hardly_counts() -> None:
     chooser = budget(float)
     chooser.observe(Composition(3, 12), 1e6)

@@ -38,6 +38,8 @@ class DraftBudget:
     left_out: drafts that were found, but would have cost more than they would have brought.
     token_s: seconds that a further token of each answer would take without drafts, per answer.
     worthwhile: whether the latest step with drafts on offer took any, or no step had the choice yet.
+    drafting_s: seconds of the present step in which drafts were computed. They are no part of the cost of
+        rows: a token would seem dear because of the drafts, and dear tokens justify drafts.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -45,6 +47,7 @@ class DraftBudget:
         self.left_out = 0
         self.worthwhile = True
         self.token_s = 0.0
+        self.drafting_s = 0.0
         self._ratios = [1.0] * len(SIZES)
 
     def choose(self, sequences: Iterable[Sequence]) -> None:
@@ -106,6 +109,7 @@ class DraftBudget:
 
     def observe(self, composition: Composition, seconds: float) -> None:
         """Learn from a step. Only steps that do nothing but decode tell the cost of rows."""
+        seconds, self.drafting_s = max(0.0, seconds - self.drafting_s), 0.0
         if composition.prompt_tokens or not composition.decodes or not self.times.measured:
             return
         predicted = self.times.seconds(composition)

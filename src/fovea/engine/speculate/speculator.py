@@ -146,8 +146,9 @@ class Speculator:
                 continue
             began = time.perf_counter()
             answers = drafter.draft(weak, self.most)
+            seconds = time.perf_counter() - began
+            self._budget.drafting_s += seconds
             if answers:
-                seconds = time.perf_counter() - began
                 self._seconds[drafter.name] += WEIGHT * (seconds - self._seconds[drafter.name])
             for name, found in answers.items():
                 record = self._records[name]
