@@ -126,7 +126,7 @@ WORDS = "the red circle is left of the blue square and what is above this one " 
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked, of which model, under which settings. All are names in the tables above."""
+    """A question, a model and settings, by their names in the tables above."""
 
     model: str = "bundled"
     group: str = "plain"

@@ -1,4 +1,4 @@
-"""Loads what computes drafts: a trained layer (EAGLE-3, or a checkpoint's own MTP), and a draft model."""
+"""Loads the computed drafters: a trained layer (EAGLE-3, or a checkpoint's own MTP), and a draft model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ few control tokens."""
 
 
 class Drafting(NamedTuple):
-    """What computes drafts. None: there is none, or it may not be used."""
+    """The computed drafters. None: there is none, or it may not be used."""
 
     layer: DraftLayer | None = None
     model: VisionLanguageModel | None = None

@@ -127,10 +127,14 @@ class Kernels(Protocol):
 
     least_shared_rows: the least number of rows that read common first blocks together. Fewer rows read them
         separately.
+    sharing_rounds: whether a row gets other bits when it reads its first blocks together with others.
     """
 
     @property
     def least_shared_rows(self) -> int: ...
+
+    @property
+    def sharing_rounds(self) -> bool: ...
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:

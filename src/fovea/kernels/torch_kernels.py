@@ -202,6 +202,7 @@ class TorchKernels:
     """Implements all of `kernels.base.Kernels`, on every device and in every float type."""
 
     least_shared_rows = 4
+    sharing_rounds = False
     kv_formats = KV_INT8, KV_FP8
     attend = staticmethod(attend)
     attend_spans = staticmethod(attend_each)

@@ -120,7 +120,7 @@ class GroupPlanner:
         self._in_place = kernels.attends_in_place(group.heads.dim, window=group.window is not None)
         self._cutting = kernels.cutting(group.heads) if self._in_place else None
         self._shared_rows = most_shared_rows(kernels, group)
-        self._least_rows = kernels.least_shared_rows
+        self._least_rows, self._sequences = kernels.least_shared_rows, kernels.sharing_rounds
 
     def plan(self, work: Sequence[Work], decodes: GroupInputs | None = None) -> AttentionPlan:
         """Return the plan of a step.
@@ -245,7 +245,12 @@ class GroupPlanner:
     def _prefix_groups(self, tables: Array, lengths: Array) -> tuple[Array, Array, Array] | None:
         """Return the arrays of `PrefixGroups`; None: no rows share a prefix."""
         groups = find_prefix_groups(
-            tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows
+            tables,
+            lengths,
+            self._block_size,
+            self._shared_rows,
+            least_rows=self._least_rows,
+            sequences=self._sequences,
         )
         if not groups:
             return None

@@ -242,6 +242,7 @@ def decode_padding(config: EngineConfig, model: VisionLanguageModel, max_context
         groups=tuple(groups),
         shared_rows=most_shared_rows(model.kernels, decoder.kv_groups[0]),
         least_rows=model.kernels.least_shared_rows,
+        sequences=model.kernels.sharing_rounds,
         block_size=size,
         launch_only=mode == "padded",
         scrap_state=0 if decoder.stateful else None,

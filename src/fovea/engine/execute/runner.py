@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from fovea.core.errors import OutOfMemory
 from fovea.core.measure import NO_SPAN, active_recorder, stage
@@ -334,10 +335,18 @@ class Runner:
         """Begin to choose the tokens after states (len(work), hidden)."""
         rows = [(item.seq, 0 if ahead else item.draft) for item in work]
         with stage("head", rows=len(rows)):  # sampling is the stage of `finish`, which each step has once
-            logits = self.model.logits(hidden)
+            logits = self._logits(hidden)
             propose = None if self._speculator is None else partial(self._propose, states)
             pending = self.sampler.launch(logits, rows, ahead=ahead, propose=propose)
         return LaunchedStep(plan, result, pending, rows)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits after states (rows, hidden). Few rows are padded like the steps that only decode."""
+        count = len(hidden)
+        least = 0 if self._padded is None else self._padded.padding.sizes[0]
+        if count >= least:
+            return self.model.logits(hidden)
+        return self.model.logits(functional.pad(hidden, (0, 0, 0, least - count)))[:count]
 
     @torch.inference_mode()
     def late(self) -> StepResult | None:

@@ -90,6 +90,7 @@ class Padding:
         group rows share prefixes.
     least_rows: fewest rows of a prefix group.
     block_size: tokens per block.
+    sequences: see `find_prefix_groups`.
     launch_only: never record graphs, even on CUDA.
     scrap_state: number of the slot that takes the states of padded rows; None: the model has no states.
     """
@@ -100,6 +101,7 @@ class Padding:
     shared_rows: int
     least_rows: int
     block_size: int
+    sequences: bool = False
     launch_only: bool = False
     scrap_state: int | None = None
 
@@ -161,7 +163,12 @@ class Padding:
         """Return the rows of a step that read common first blocks together."""
         whole = inputs.groups[0]
         return find_prefix_groups(
-            whole.tables, whole.lengths, self.block_size, self.shared_rows, least_rows=self.least_rows
+            whole.tables,
+            whole.lengths,
+            self.block_size,
+            self.shared_rows,
+            least_rows=self.least_rows,
+            sequences=self.sequences,
         )
 
 
@@ -316,6 +323,7 @@ def find_prefix_groups(
     *,
     least_rows: int,
     least_tokens: int = LEAST_TOKENS,
+    sequences: bool = False,
 ) -> list[PrefixGroup]:
     """Group the rows whose contexts begin with the same full blocks; at most B // least_rows groups.
 
@@ -325,6 +333,8 @@ def find_prefix_groups(
     most_rows: most rows of one group; more rows become several of them.
     least_rows: fewest rows of one group.
     least_tokens: fewest tokens that the rows of a group have in common.
+    sequences: the rows must end in as many different blocks. So an answer's drafts do not form a group, with
+        kernels that would round it otherwise than without drafts.
     """
     first = -(-least_tokens // block_size) - 1
     if most_rows < least_rows or len(tables) < least_rows or tables.shape[1] <= first:
@@ -337,6 +347,8 @@ def find_prefix_groups(
     for candidate in candidates.values():
         for begin in range(0, len(candidate), most_rows):
             rows = candidate[begin : begin + most_rows]
+            if sequences and len(set(tables[rows, (lengths[rows] - 1) // block_size].tolist())) < least_rows:
+                continue
             if len(rows) >= least_rows:
                 groups.append(PrefixGroup(tuple(rows), _common(tables[rows], int(full[rows].min()))))
     return groups

@@ -23,8 +23,8 @@ LEAST_GAIN = 1.02
 """A step computes drafts only if it then yields at least so many times the tokens per second."""
 WEIGHT = 0.1
 """Weight of a new ratio in the average of its number of rows."""
-FORGET = 0.002
-"""Part by which every ratio returns to 1 in each step, so that a size that was slow is tried again."""
+ELSEWHERE = 0.02
+"""Weight of a ratio for all other numbers of rows: one that was not tried lately is expected to be alike."""
 SIZES = (*range(1, 17), *range(20, 65, 4), *range(80, 257, 16))
 """Numbers of rows that are told apart. Others count as the next larger one."""
 MOST_EXCESS = 2.0
@@ -113,5 +113,5 @@ class DraftBudget:
             return
         place = min(bisect_left(SIZES, composition.decodes), len(SIZES) - 1)
         ratio = min(seconds / predicted, MOST_EXCESS)
-        self._ratios = [known + FORGET * (1 - known) for known in self._ratios]
+        self._ratios = [known + ELSEWHERE * (ratio - known) for known in self._ratios]
         self._ratios[place] += WEIGHT * (ratio - self._ratios[place])

@@ -14,8 +14,10 @@ from fovea.engine.speculate.answers import AnswerStore, latest
 from fovea.engine.speculate.drafter import prompt_tail
 from fovea.engine.speculate.texts import LONGEST, Continuation, Texts
 
+MOST_READ = 1 << 16
+"""Tokens of a prediction that are searched where an answer deviates. All answers wait while it is read."""
 MOST_BYTES = 1 << 24
-"""Memory for the prediction of one request; of a longer one, only the last part is searched."""
+"""Memory for the prediction of one request."""
 
 
 class Hints:
@@ -52,7 +54,7 @@ class Hints:
             return Continuation(tokens, [1.0] * len(tokens), LONGEST)
         if name not in self._texts:
             self._texts[name] = Texts(MOST_BYTES)
-            self._texts[name].add(prediction)
+            self._texts[name].add(prediction[:MOST_READ])
         return self._texts[name].follow(answer, most)
 
     def remove(self, seq: Sequence) -> None:

@@ -14,6 +14,8 @@ from fovea.engine.sequence import Sequence
 from fovea.engine.speculate.drafter import without_images
 from fovea.engine.speculate.texts import Continuation, Texts
 
+MOST_READ = 1 << 15
+"""Tokens at the end of a prompt that are searched. All answers wait while they are read: 15 milliseconds."""
 MOST_BYTES = 1 << 24
 """Memory for the text of one sequence; of a longer one, only the latest part is searched."""
 
@@ -44,7 +46,7 @@ class PromptLookup:
     def draft(self, seq: Sequence, answer: Seq[int], most: int) -> Continuation:
         reading = self._readings[seq.id]
         if reading.read < 0:
-            reading.texts.extend(without_images(seq))
+            reading.texts.extend(without_images(seq)[-MOST_READ:])
             reading.read = 0
         # The newest token is read last: its own place would be the nearest match of every search.
         found = reading.texts.follow(answer, most)

@@ -66,6 +66,7 @@ class NativeKernels:
     """
 
     least_shared_rows = 2
+    sharing_rounds = False
     kv_formats = (INT8,)
     spans_in_one_launch = False
     joins_rows = False

@@ -63,6 +63,7 @@ class TritonKernels:
     """Implements `kernels.base.Kernels` for a GPU. It delegates the rest to plain torch."""
 
     least_shared_rows = 4
+    sharing_rounds = True
     joins_rows = True
     add_norm = staticmethod(triton_rows.add_norm)
     rotate_store = staticmethod(triton_rows.rotate_store)
