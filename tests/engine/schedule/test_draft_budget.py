@@ -172,26 +172,31 @@ def test_a_number_of_rows_that_was_slow_is_avoided_and_tried_again_later() -> No
     assert taken() == 2
     for _ in range(60):
         chooser.observe(Composition(3, 12), 3.0)
-    assert chooser.seconds(3, 4.0) == pytest.approx(1.03 * MOST_EXCESS, rel=0.05)
+        chooser.observe(Composition(2, 8), 1.02)
+        chooser.observe(Composition(1, 4), 1.01)
+    assert chooser.seconds(3, 4.0) > 1.5 * chooser.seconds(2, 4.0)
     assert taken() == 1
     steps = 0
     while taken() < 2:
         chooser.observe(Composition(2, 8), 1.02)
         steps += 1
-        assert steps < 1000
-    assert steps > 50
-    assert chooser.seconds(2, 4.0) == pytest.approx(1.02, rel=0.01)
+        assert steps < 300
+    assert steps > 10
+    assert chooser.seconds(2, 4.0) == pytest.approx(1.02, rel=0.02)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 16, 17, 64, 65, 256, 900])
-def test_a_ratio_counts_for_its_number_of_rows(rows: int) -> None:
+def test_a_ratio_counts_for_its_number_of_rows_first_and_for_all_in_the_end(rows: int) -> None:
     chooser = budget(float)
-    for _ in range(200):
-        chooser.observe(Composition(rows, rows), 0.5 * rows)
-    assert chooser.seconds(rows, 1.0) == pytest.approx(0.5 * rows, rel=0.05)
     others = [size for size in SIZES if size < rows][-2:-1] + [size for size in SIZES if size > rows + 20][:1]
-    for other in others:
-        assert chooser.seconds(other, 1.0) == pytest.approx(other)
+    for _ in range(10):
+        chooser.observe(Composition(rows, rows), 0.5 * rows)
+    assert chooser.seconds(rows, 1.0) < 0.7 * rows
+    assert all(0.85 * other < chooser.seconds(other, 1.0) < other for other in others)
+    for _ in range(300):
+        chooser.observe(Composition(rows, rows), 0.5 * rows)
+    assert chooser.seconds(rows, 1.0) == pytest.approx(0.5 * rows, rel=0.01)
+    assert all(chooser.seconds(other, 1.0) == pytest.approx(0.5 * other, rel=0.05) for other in others)
 
 
 def test_only_steps_that_do_nothing_but_decode_tell_the_cost_of_rows() -> None:
