@@ -86,10 +86,23 @@ class LayerDrafter:
         self._planner = DecoderPlanner(target.kernels, layer.config, block_size, device, dtype)
         self._memory = DecoderMemory.allocate(layer.config, (blocks,), block_size, 0, dtype, device)
         self._waiting: dict[str, _Waiting] = {}
+        self._resting = False
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
         if seq.keep is None:  # otherwise rows would have to move with those of the target
-            self._waiting[seq.id] = _Waiting()
+            self._waiting[seq.id] = _Waiting(lost=self.resting)
+
+    @property
+    def resting(self) -> bool:
+        """See `speculator.Computed`. While it rests it takes in no states."""
+        return self._resting
+
+    @resting.setter
+    def resting(self, value: bool) -> None:
+        if value and not self._resting:
+            for waiting in self._waiting.values():
+                waiting.lost, waiting.parts = True, []
+        self._resting = value
 
     def remove(self, seq: Sequence) -> None:
         self._waiting.pop(seq.id, None)

@@ -88,6 +88,7 @@ class ModelDrafter:
 
     name = "model"
     least_chance = LEAST_CHANCE
+    resting = False
 
     def __init__(
         self, model: VisionLanguageModel, blocks: int, block_size: int, vocabulary: int, positions: Positions

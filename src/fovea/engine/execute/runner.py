@@ -309,7 +309,7 @@ class Runner:
         if speculator is None:
             return {}
         try:
-            if self._layer is not None and states is not None:
+            if self._layer is not None and states is not None and not self._layer.resting:
                 new = {seq.id: tokens for seq, tokens in got}
                 self._layer.note(*states, new, keep=speculator.worthwhile)
             return speculator.propose([Asked(*each) for each in got])
@@ -467,7 +467,7 @@ class Runner:
         return hidden, None if taps is None else taps.joined
 
     def _taps(self) -> Taps | None:
-        return None if self._layer is None else Taps(self._layer.layer.taps)
+        return None if self._layer is None or self._layer.resting else Taps(self._layer.layer.taps)
 
     def _image_states(self, span: ImageSpan) -> tuple[Tensor, ...]:
         """Keys and values of an image for each layer with cross-attention, see `ImageRows`."""

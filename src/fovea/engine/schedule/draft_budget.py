@@ -36,7 +36,7 @@ class DraftBudget:
 
     times: predicts durations of steps.
     left_out: drafts that were found, but would have cost more than they would have brought.
-    token_s: seconds that a further token of each answer would take without drafts, per answer.
+    context: mean number of tokens to which the rows of the latest step attended.
     worthwhile: whether the latest step with drafts on offer took any, or no step had the choice yet.
     drafting_s: seconds of the present step in which drafts were computed. They are no part of the cost of
         rows: a token would seem dear because of the drafts, and dear tokens justify drafts.
@@ -46,7 +46,7 @@ class DraftBudget:
         self.times = times
         self.left_out = 0
         self.worthwhile = True
-        self.token_s = 0.0
+        self.context = 0.0
         self.drafting_s = 0.0
         self._ratios = [1.0] * len(SIZES)
 
@@ -61,7 +61,7 @@ class DraftBudget:
         decodes = [seq for seq in sequences if seq.decoding]
         if not decodes:
             return
-        self.token_s = self.seconds(len(decodes), self._context(decodes)) / len(decodes)
+        self.context = self._context(decodes)
         offers = sorted(
             ((chance, number) for number, seq in enumerate(decodes) for chance in seq.chances[seq.forced :]),
             reverse=True,
@@ -95,6 +95,21 @@ class DraftBudget:
         """Whether a draft for each sequence would be worth its row if all of them were certain."""
         context = self._context(decodes)
         return 2 * self.seconds(rows, context) > LEAST_GAIN * self.seconds(2 * rows, context)
+
+    def pays_to_compute(
+        self, answers: int, known: tuple[float, float], further: tuple[float, float], seconds: float
+    ) -> bool:
+        """Whether a step of these answers yields more tokens per second if further drafts are computed.
+
+        known: number of drafts that there are, and how many of them are expected to be right.
+        further: the same of those that would be added. seconds: time to compute them.
+        """
+        drafts, right = known
+        plain = (answers + right) / self.seconds(round(answers + drafts), self.context)
+        rows = round(answers + drafts + further[0])
+        return (answers + right + further[1]) > LEAST_GAIN * plain * (
+            self.seconds(rows, self.context) + seconds
+        )
 
     def _context(self, decodes: Seq[Sequence]) -> float:
         return sum(seq.length - seq.dropped for seq in decodes) / len(decodes)

@@ -30,9 +30,49 @@ LEAST_CHANCE = 0.1
 FIRST_GAIN = 1.0
 """Number of right drafts that a computed drafter is expected to find before it was asked."""
 WEIGHT = 0.05
-"""Weight of new drafts in the averages of a computed drafter: of right drafts, and of seconds."""
-FORGET = 0.01
-"""Part by which the seconds of a computed drafter become less when it is not asked, so that it is tried."""
+"""Weight of new drafts in the averages of a computed drafter."""
+REFUSALS, REST = 32, 512
+"""A computed drafter that did not pay so many times in a row rests for so many steps. Then it is tried again."""
+HOPE = 0.9
+"""Factor of its expected seconds after a rest."""
+
+
+class Worth:
+    """The use of a computed drafter, as it was measured.
+
+    gain: right drafts of an answer in a step, on average.
+    drafts: drafts of an answer. seconds: duration of the drafts of a step; 0: not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.gain, self.drafts, self.seconds = FIRST_GAIN, FIRST_GAIN, 0.0
+        self._learnt = self._refused = self._rest = 0
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is not asked for a while. Call it once in each step."""
+        self._rest = max(0, self._rest - 1)
+        return self._rest > 0
+
+    def learn(self, seconds: float, drafts: float) -> None:
+        """Learn from drafts of a step. The first ones tell no time: kernels and caches are cold."""
+        self._refused = 0
+        self._learnt += 1
+        if self._learnt > 1:
+            weight = max(WEIGHT, 1 / (self._learnt - 1))
+            self.seconds += weight * (seconds - self.seconds)
+        self.drafts += WEIGHT * (drafts - self.drafts)
+
+    def gain_of(self, right: int) -> None:
+        """Learn how many of its drafts became part of an answer in a step."""
+        self.gain += WEIGHT * (right - self.gain)
+
+    def refuse(self) -> None:
+        """Note that asking it would not have paid."""
+        self._refused += 1
+        if self._refused >= REFUSALS:
+            self._refused, self._rest = 0, REST
+            self.seconds *= HOPE
 
 
 @dataclass(slots=True)
@@ -41,12 +81,14 @@ class _Record:
 
     found: what each drafter found last, by name.
     length: number of the answer's tokens then.
+    chosen: name of the drafter whose drafts were proposed then; "": of none.
     passed: steps since drafters were asked.
     """
 
     own: RequestAcceptance = field(default_factory=RequestAcceptance)
     found: dict[str, Continuation] = field(default_factory=dict)
     length: int = 0
+    chosen: str = ""
     passed: int = 0
 
 
@@ -61,9 +103,12 @@ class Computed(Protocol):
     """A drafter that computes its drafts on the device, for all sequences of a step together.
 
     name: as in the setting `speculate` and in metrics.
+    resting: it is not asked for many steps, because that would not pay. Sequences need no drafts of it until
+        they end.
     """
 
     name: str
+    resting: bool
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
         """Begin with a sequence."""
@@ -95,13 +140,12 @@ class Speculator:
         self.acceptance = Acceptance()
         self._budget = budget
         self._records: dict[str, _Record] = {}
-        self._gains: dict[str, float] = {}
-        self._seconds: dict[str, float] = {}
+        self.worth: dict[str, Worth] = {}
 
     def use(self, computed: Computed) -> None:
         """Use a drafter that computes drafts, after those that are used already."""
         self.computed.append(computed)
-        self._gains[computed.name], self._seconds[computed.name] = FIRST_GAIN, 0.0
+        self.worth[computed.name] = Worth()
 
     @property
     def worthwhile(self) -> bool:
@@ -138,25 +182,36 @@ class Speculator:
             return {}
         best = {each.seq.id: self._best(each.seq.id) for each in looked}
         for drafter in self.computed:
-            gain = self._gains[drafter.name]
-            weak = [each for each in looked if sum(best[each.seq.id].chances) < gain]
-            missing = sum(gain - sum(best[each.seq.id].chances) for each in weak)
-            if missing * self._budget.token_s < self._seconds[drafter.name]:
-                self._seconds[drafter.name] *= 1 - FORGET
-                continue
-            began = time.perf_counter()
-            answers = drafter.draft(weak, self.most)
-            seconds = time.perf_counter() - began
-            self._budget.drafting_s += seconds
-            if answers:
-                self._seconds[drafter.name] += WEIGHT * (seconds - self._seconds[drafter.name])
-            for name, found in answers.items():
-                record = self._records[name]
-                record.found[drafter.name] = found
-                best[name] = self._best(name)
-                gained = sum(self._chances(record, drafter.name, found))
-                self._gains[drafter.name] += WEIGHT * (gained - self._gains[drafter.name])
+            self._ask(drafter, looked, best)
+        for name, drafts in best.items():
+            self._records[name].chosen = drafts.drafter
         return best
+
+    def _ask(self, drafter: Computed, looked: Seq[Asked], best: dict[str, Drafts]) -> None:
+        """Ask a computed drafter for answers for which it is expected to do better, if that saves time."""
+        worth = self.worth[drafter.name]
+        drafter.resting = worth.rests
+        if drafter.resting:
+            return
+        weak = [each for each in looked if sum(best[each.seq.id].chances) < worth.gain]
+        known = sum(len(drafts.tokens) for drafts in best.values())
+        expected = sum(sum(drafts.chances) for drafts in best.values())
+        more = sum(worth.drafts - len(best[each.seq.id].tokens) for each in weak)
+        gained = sum(worth.gain - sum(best[each.seq.id].chances) for each in weak)
+        if not weak or not self._budget.pays_to_compute(
+            len(looked), (known, expected), (max(0.0, more), gained), worth.seconds
+        ):
+            worth.refuse()
+            return
+        began = time.perf_counter()
+        answers = drafter.draft(weak, self.most)
+        seconds = time.perf_counter() - began
+        self._budget.drafting_s += seconds
+        if answers:
+            worth.learn(seconds, sum(len(found.tokens) for found in answers.values()) / len(answers))
+        for name, found in answers.items():
+            self._records[name].found[drafter.name] = found
+            best[name] = self._best(name)
 
     def _look(self, asked: Asked) -> bool:
         """Compare what was found with the new tokens, and look in texts. Returns whether this was done."""
@@ -164,7 +219,7 @@ class Speculator:
         record = self._records[seq.id]
         if record.length == len(seq.output_ids):  # not if a token came that was late
             self._compare(record, new)
-        record.found = {}
+        record.found, record.chosen = {}, ""
         record.passed += 1
         if not self._budget.worthwhile and record.passed < LOOK_AFTER:
             return False
@@ -175,6 +230,8 @@ class Speculator:
         return True
 
     def _compare(self, record: _Record, new: Seq[int]) -> None:
+        if record.chosen in self.worth:
+            self.worth[record.chosen].gain_of(len(new) - 1)
         for name, found in record.found.items():
             for share, right in zip(found.shares, compare(found, new), strict=False):
                 record.own.note(self.acceptance.chance(name, share, found.matched), right=right)
