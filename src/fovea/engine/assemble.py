@@ -108,8 +108,8 @@ def assemble(
     Raises ConfigError if max_context is more than the model or the KV pool allows.
     """
     model, tokenizer = loaded.model, loaded.tokenizer
-    slots, decoder = host_slots(config, model), model.decoder.config
     drafting = load_drafting(loaded, config)  # before the rest of the memory is divided
+    slots, decoder = host_slots(config, model, drafting.layer_bytes), model.decoder.config
     longest = min(loaded.info.max_context, config.kv.max_context or loaded.info.max_context)
     padding = decode_padding(config, model, longest)
     parts = _measure(loaded, config, slots, longest, padding)

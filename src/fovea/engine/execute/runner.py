@@ -58,6 +58,8 @@ NO_VISUAL: Visual = None, None, []
 States = tuple[list[Work], Tensor]
 """The rows of a step, and the states between layers that were read at taps, (rows, n)."""
 log = logging.getLogger("fovea.engine")
+FAILED = "drafts failed; from now on there is no speculation"
+"""Message when a drafter fails. Drafts only save time, so the engine goes on without them."""
 
 
 class Runner:
@@ -133,7 +135,7 @@ class Runner:
         self._planner = DecoderPlanner(model.kernels, config, block_size, device, dtype)
         self._layer: LayerDrafter | None = None
         if draft_layer is not None and speculator is not None:
-            self._layer = LayerDrafter(draft_layer, pools[0], block_size, self._positions)
+            self._layer = LayerDrafter(draft_layer, pools[0], block_size, self._positions, host_blocks)
             speculator.use(self._layer)
         if draft_model is not None and speculator is not None:
             vocabulary = config.vocab_size
@@ -243,6 +245,7 @@ class Runner:
         result = StepResult()
         if plan.moves:
             self.moves.run(plan.moves)
+            self._move_drafts(plan)
         self._encode(plan, encode_s, result)
         launched = self._compute(plan, result)
         if plan.encode and encode_s >= 0:
@@ -313,10 +316,18 @@ class Runner:
                 self._layer.note(*states, new, keep=speculator.worthwhile)
             return speculator.propose([Asked(*each) for each in got])
         except Exception:
-            # Drafts only save time. Without them the engine goes on as if there were no speculation.
-            log.exception("drafts failed; from now on there is no speculation")
+            log.exception(FAILED)
             self._speculator = self._layer = None
             return {}
+
+    def _move_drafts(self, plan: StepPlan) -> None:
+        """Carry out the moves of a plan in the memory of a drafter whose blocks are those of the model."""
+        if self._layer is not None:
+            try:
+                self._layer.move(plan.moves)
+            except Exception:
+                log.exception(FAILED)
+                self._speculator = self._layer = None
 
     def _positions(self, seq: Sequence, start: int, stop: int) -> NDArray[np.int64]:
         return self._prompts[seq.id].positions_of(start, stop)
