@@ -1,4 +1,4 @@
-"""Trained draft layers with random weights, what engines draft with them, and their plain definition in torch.
+"""Draft layers with random weights, what engines draft with them, and their plain definition in torch.
 
 The definition computes every row anew, in float32, from the states of transformers' own model.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -137,22 +136,20 @@ def add_mtp(folder: Path, *, fused: bool = True) -> Path:
     shapes["mtp.fc.weight"] = torch.Size([hidden, 2 * hidden])
     mtp = {name: torch.randn(shape, generator=random) * 0.12 for name, shape in shapes.items()}
     if fused and text.get("num_experts"):
-        mtp = _fuse(mtp, text["num_experts"])
+        mtp = join_experts(mtp, "mtp.layers.0.", text["num_experts"])
     save_file(tensors | mtp, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def _fuse(tensors: Tensors, experts: int) -> Tensors:
+def join_experts(tensors: Tensors, prefix: str, count: int) -> Tensors:
     """Join the experts of a layer as published checkpoints have them, the rows of the gate first."""
-    parts = {
-        part: torch.stack(
-            [tensors.pop(f"mtp.layers.0.mlp.experts.{number}.{part}_proj.weight") for number in range(experts)]
-        )
+    place = f"{prefix}mlp.experts."
+    gate, up, down = (
+        torch.stack([tensors[f"{place}{number}.{part}_proj.weight"] for number in range(count)])
         for part in ("gate", "up", "down")
-    }
-    tensors["mtp.layers.0.mlp.experts.gate_up_proj"] = torch.cat((parts["gate"], parts["up"]), 1)
-    tensors["mtp.layers.0.mlp.experts.down_proj"] = parts["down"]
-    return tensors
+    )
+    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(place)}
+    return rest | {f"{place}gate_up_proj": torch.cat((gate, up), 1), f"{place}down_proj": down}
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +339,8 @@ class PlainEagle3:
         query, key = (turn(x, angles.cos(), angles.sin()) for x in (query, key))
         copies = heads // key.shape[1]
         query, key, value = (
-            x.transpose(0, 1) for x in (query, key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1))
+            x.transpose(0, 1)
+            for x in (query, key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1))
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         mixed = mixed.transpose(0, 1).reshape(len(ids), -1) @ self["midlayer.self_attn.o_proj"].T
@@ -367,25 +365,17 @@ class PlainMTP:
         config = copy.deepcopy(target.decoder.config)
         config._attn_implementation = "eager"
         module = import_module(type(target.decoder).__module__)
-        kind = next(
-            getattr(module, name) for name in dir(module) if name.endswith("DecoderLayer") and "Vision" not in name
-        )
-        layer = kind(config, config.layer_types.index("full_attention")).eval()
+        names = [name for name in dir(module) if name.endswith("DecoderLayer")]
+        layer = getattr(module, names[0])(config, config.layer_types.index("full_attention")).eval()
         stored = {
             name.removeprefix("mtp."): tensor
             for name, tensor in load_file(target.folder / "model.safetensors").items()
             if name.startswith("mtp.")
         }
         self.own = {name: tensor for name, tensor in stored.items() if not name.startswith("layers.")}
-        inside = {name.removeprefix("layers.0."): tensor for name, tensor in stored.items() if name not in self.own}
-        count = getattr(config, "num_experts", 0)
-        if count and "mlp.experts.gate_up_proj" not in inside:
-            experts = {
-                part: torch.stack([inside.pop(f"mlp.experts.{n}.{part}_proj.weight") for n in range(count)])
-                for part in ("gate", "up", "down")
-            }
-            inside["mlp.experts.gate_up_proj"] = torch.cat((experts["gate"], experts["up"]), 1)
-            inside["mlp.experts.down_proj"] = experts["down"]
+        inside = {name[len("layers.0.") :]: tensor for name, tensor in stored.items() if name not in self.own}
+        if "mlp.experts.0.up_proj.weight" in inside:
+            inside = join_experts(inside, "", config.num_experts)
         layer.load_state_dict(inside)
         self.layer = layer
         self.eps = config.rms_norm_eps
@@ -411,40 +401,47 @@ class PlainMTP:
         return (output @ self.target.head.T).softmax(-1)
 
 
-@torch.inference_mode()
-def assert_drafts(
-    drafts: Sequence[Drafted], layer: Plain, read: Callable[[tuple[int, ...]], Text], tolerance: float = 1e-4
-) -> None:
-    """Assert that drafts are what the definition of their layer expects.
+class Definition:
+    """The plain definition of a layer, applied to whole texts of its target, each computed once."""
 
-    Each draft must be the most likely token after those before it, but for `tolerance`, and its probability
-    must be that of the definition.
+    def __init__(self, target: Target, layer: Plain) -> None:
+        self.target, self.layer = target, layer
+        self._texts: dict[tuple[int, ...], tuple[Text, Tensor, Tensor]] = {}
 
-    read: returns the target's view of a text that begins with the text of a draft.
-    """
-    assert drafts
-    for each in drafts:
-        text, count = read(each.text), len(each.text)
-        states, ids = layer.fuse(text)[: count - 1], text.ids[1:count]
-        assert (*text.ids[:1], *ids) == each.text
-        for token, chance in zip(each.tokens, each.chances, strict=True):
-            output = layer.rows(states, ids, text.positions[:, : len(ids)])[-1:]
-            probabilities = layer.choose(output[0])
-            assert float(probabilities.max() - probabilities[token]) < tolerance, each
-            assert float(abs(probabilities[token] - chance)) < tolerance, each
-            states, ids = torch.cat((states, output)), [*ids, token]
+    @torch.inference_mode()
+    def add(self, ids: Sequence[int], images: Sequence[Image] = ()) -> None:
+        """Compute a text: prompt and answer."""
+        text = self.target.read(ids, images)
+        states = self.layer.fuse(text)
+        outputs = self.layer.rows(states[:-1], text.ids[1:], text.positions[:, : len(ids) - 1])
+        self._texts[tuple(ids)] = text, states, outputs
 
+    @torch.inference_mode()
+    def check(self, drafts: Sequence[Drafted], tolerance: float = 1e-4, chains: int = 12) -> None:
+        """Assert that drafts are those of the definition.
 
-def longest_texts(
-    target: Target, texts: Mapping[tuple[int, ...], Sequence[Image]]
-) -> Callable[[tuple[int, ...]], Text]:
-    """Return the function `read` of `assert_drafts`. texts: all texts in full length, and their images."""
+        Each must be the most likely token after those before it, but for `tolerance`, and its probability
+        must be that of the definition.
 
-    @cache
-    def computed_text(ids: tuple[int, ...]) -> Text:
-        return target.read(ids, texts[ids])
+        drafts: they follow the beginnings of known texts.
+        chains: number of them of which all drafts are checked; of the others, the first one.
+        """
+        assert drafts
+        for number, each in enumerate(drafts):
+            whole = next(ids for ids in self._texts if ids[: len(each.text)] == each.text)
+            text, states, outputs = self._texts[whole]
+            count = len(each.text) - 1
+            self._assert_right(each, 0, outputs[count - 1], tolerance)
+            if number % (len(drafts) // chains + 1):
+                continue
+            states, output, ids = states[:count], outputs[count - 1 : count], list(whole[1 : count + 1])
+            for place, token in enumerate(each.tokens[:-1], 1):
+                states, ids = torch.cat((states, output)), [*ids, token]
+                output = self.layer.rows(states, ids, text.positions[:, : len(ids)])[-1:]
+                self._assert_right(each, place, output[0], tolerance)
 
-    def read(ids: tuple[int, ...]) -> Text:
-        return computed_text(next(whole for whole in texts if whole[: len(ids)] == ids))
-
-    return read
+    def _assert_right(self, each: Drafted, place: int, output: Tensor, tolerance: float) -> None:
+        probabilities = self.layer.choose(output)
+        chance = float(probabilities[each.tokens[place]])
+        assert float(probabilities.max()) - chance < tolerance, (place, each)
+        assert abs(each.chances[place] - chance) < tolerance, (place, each)
