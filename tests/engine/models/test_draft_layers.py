@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 
 from fovea import Engine
 from fovea.core.media import Image
 from fovea.core.types import ChatPrompt
 from fovea.engine.job import SequenceInputs
+from fovea.engine.layers.mixers import mrope_axes
+from fovea.engine.load import resolve
 from fovea.engine.sequence import Sequence as Answer
 from fovea.engine.speculate.texts import Continuation
 from tests.support.checkpoints import write
@@ -30,6 +33,7 @@ from tests.support.draft_layers import (
     eagle3,
 )
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
+from tests.support.programs import need_kernels
 from tests.support.thorough import examples, others_slow
 
 TOKENS = 12
@@ -209,3 +213,48 @@ def test_drafts_under_any_schedule(
                 assert together(machine, names, apart=True) == {name: case.answers[name] for name in names}
             assert_idle(machine)
         case.definition.check(log.take())
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("architecture", ["bundled", "qwen3_5"])
+def test_drafts_on_the_kernels_for_cpus(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16: answers and their logprobs keep their bits, and drafts are near the definition."""
+    need_kernels()
+    plain: Plain
+    options: dict[str, Any] = {}
+    if architecture == "bundled":
+        files = eagle3("fovea-tiny", vocabulary=200)
+        options = {"draft_layer": str(files.write(tmp_path))}
+        folder = resolve("fovea-tiny")
+        target = Target(folder)
+        axes = mrope_axes((12, 10, 10), interleaved=True)
+        plain = PlainEagle3(target, files, (1, 3, 4), axes)
+    else:
+        folder = add_mtp(write(architecture, tmp_path, dtype=torch.bfloat16))
+        target = Target(folder)
+        plain = PlainMTP(target)
+    definition, found, texts = Definition(target, plain), [], []
+    native = {"dtype": "bfloat16", "kernels": "native", "device": "cpu", "threads": 1, "kv_blocks": 256}
+    for speculation in ({"speculate": "off"}, {"speculate": "layer", "speculative_tokens": 3, **options}):
+        with Engine.from_pretrained(str(folder), **native, **speculation) as machine:
+            log = None
+            if speculation["speculate"] != "off":
+                log = draft_always(machine, monkeypatch)
+                assert machine.parts.speculator is not None
+                machine.parts.speculator.drafters = (Known(texts),)
+            written = []
+            for name in ("picture", "text"):
+                answer = machine.generate(prompt(name), **GREEDY, logprobs=True)
+                written.append([(token.id, token.logprob) for token in answer.logprobs[0]])
+                if log is None:
+                    ids = machine.parts.preparer.builder.build(prompt(name)).ids
+                    texts.append((*ids, *answer.token_ids[0]))
+            found.append(written)
+            assert_idle(machine)
+    assert found[0] == found[1]
+    assert log is not None
+    for text, name in zip(texts, ("picture", "text"), strict=True):
+        definition.add(text, QUESTIONS[name][1])
+    definition.check(log.take(), tolerance=0.02)

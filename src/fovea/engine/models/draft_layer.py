@@ -31,7 +31,7 @@ from fovea.engine.layers.mixers import QueryKeyValue
 from fovea.engine.layers.step import Step
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.stored import StoredWeights
-from fovea.engine.models.text.parts import head_dim, mrope, rotary
+from fovea.engine.models.text.parts import STATIC_ROPE, head_dim, mrope, rotary
 from fovea.engine.models.tokenizer import reason
 from fovea.engine.models.weights import load_weights
 
@@ -312,17 +312,20 @@ def _text_values(content: Mapping[str, Any], whole: DecoderConfig) -> dict[str, 
     """Return the values of the layer, which speculators' configurations nest, with defaults of Llama."""
     values = {**content, **(content.get("transformer_layer_config") or {})}
     defaults = {"num_hidden_layers": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6, "head_dim": None}
-    needed = ("hidden_size", "intermediate_size", "num_attention_heads")
-    missing = [name for name in needed if not isinstance(values.get(name), int)]
-    if missing:
-        raise CheckpointError(f"config.json of the EAGLE-3 layer: {', '.join(missing)} must be whole numbers")
-    values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    values = {**defaults, **values}
+    values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    wrong = [name for name in sizes if type(values.get(name)) is not int or values[name] < 1]
+    if wrong:
+        raise CheckpointError(f"config.json of the EAGLE-3 layer: {', '.join(wrong)} must be whole numbers")
+    if not isinstance(values["rms_norm_eps"], int | float):
+        raise CheckpointError("config.json of the EAGLE-3 layer: rms_norm_eps must be a number")
     scaling = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
     scaling.setdefault("rope_theta", values.get("rope_theta") or 10000.0)
     scaling["rope_type"] = scaling.get("rope_type") or scaling.pop("type", None) or "default"
     if scaling["rope_type"] == "mrope":
         scaling["rope_type"] = "default"
-    return {**defaults, **values, "rope_parameters": scaling}
+    return {**values, "rope_parameters": scaling}
 
 
 def _rotary(text: Any, size: int, whole: DecoderConfig) -> Rotary:
@@ -334,7 +337,15 @@ def _rotary(text: Any, size: int, whole: DecoderConfig) -> Rotary:
     if text.rope_parameters.get("mrope_section") and axes is not None:
         interleaved = text.rope_parameters.get("mrope_interleaved", list(axes) != sorted(axes))
         return mrope(text, size, (), interleaved=bool(interleaved))
-    return rotary(text, size)
+    kind = text.rope_parameters["rope_type"]
+    if kind in ("default", "dynamic") or kind not in STATIC_ROPE:
+        return rotary(text, size)
+    from transformers import LlamaConfig
+
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "rope_parameters")
+    longest = getattr(text, "max_position_embeddings", None) or whole.max_positions
+    own = {name: getattr(text, name) for name in names}
+    return rotary(LlamaConfig(**own, head_dim=size, max_position_embeddings=longest), size)
 
 
 def _taps(content: Mapping[str, Any], count: int) -> tuple[int, ...]:
@@ -356,4 +367,5 @@ def _taps(content: Mapping[str, Any], count: int) -> tuple[int, ...]:
 
 def _are_taps(taps: Iterable[Any], count: int) -> bool:
     numbers = list(taps)
-    return numbers == sorted(numbers) and all(isinstance(n, int) and 0 <= n <= count for n in numbers)
+    whole = all(type(number) is int and 0 <= number <= count for number in numbers)
+    return bool(numbers) and whole and numbers == sorted(numbers)
