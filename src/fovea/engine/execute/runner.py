@@ -58,8 +58,6 @@ NO_VISUAL: Visual = None, None, []
 States = tuple[list[Work], Tensor]
 """The rows of a step, and the states between layers that were read at taps, (rows, n)."""
 log = logging.getLogger("fovea.engine")
-FAILED = "drafts failed; from now on there is no speculation"
-"""Message when a drafter fails. Drafts only save time, so the engine goes on without them."""
 
 
 class Runner:
@@ -185,7 +183,7 @@ class Runner:
         self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs, seq.spans)
         forced = self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words, inputs.grammar_after)
         if self._speculator is not None:
-            self._speculator.add(seq, inputs)
+            self._safely(partial(self._speculator.add, seq, inputs), None)
         for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
         return forced
@@ -195,7 +193,7 @@ class Runner:
         self.kept.forget(seq.id)
         self.sampler.remove(seq)
         if self._speculator is not None:
-            self._speculator.remove(seq)
+            self._safely(partial(self._speculator.remove, seq), None)
         if not self._prompts:  # no further step would drop the images
             self._encoder.drop()
 
@@ -245,7 +243,8 @@ class Runner:
         result = StepResult()
         if plan.moves:
             self.moves.run(plan.moves)
-            self._move_drafts(plan)
+            if self._layer is not None:
+                self._safely(partial(self._layer.move, plan.moves), None)
         self._encode(plan, encode_s, result)
         launched = self._compute(plan, result)
         if plan.encode and encode_s >= 0:
@@ -303,31 +302,33 @@ class Runner:
         return None if tapped is None else (work, tapped.clone() if self._padded is not None else tapped)
 
     def _propose(self, states: States | None, got: Seq[tuple[Sequence, list[int]]]) -> Mapping[str, Drafts]:
-        """Return drafts for sequences that got tokens in a step. A drafter that fails is not asked again.
+        """Return drafts for sequences that got tokens in a step.
 
         states: rows of the step with what taps read. got: sequences and their new tokens.
         """
-        speculator = self._speculator
+        speculator, layer = self._speculator, self._layer
         if speculator is None:
             return {}
-        try:
-            if self._layer is not None and states is not None:
-                new = {seq.id: tokens for seq, tokens in got}
-                self._layer.note(*states, new, keep=speculator.worthwhile)
-            return speculator.propose([Asked(*each) for each in got])
-        except Exception:
-            log.exception(FAILED)
-            self._speculator = self._layer = None
-            return {}
 
-    def _move_drafts(self, plan: StepPlan) -> None:
-        """Carry out the moves of a plan in the memory of a drafter whose blocks are those of the model."""
-        if self._layer is not None:
-            try:
-                self._layer.move(plan.moves)
-            except Exception:
-                log.exception(FAILED)
-                self._speculator = self._layer = None
+        def propose() -> Mapping[str, Drafts]:
+            if layer is not None and states is not None:
+                new = {seq.id: tokens for seq, tokens in got}
+                layer.note(*states, new, keep=speculator.worthwhile)
+            return speculator.propose([Asked(*each) for each in got])
+
+        return self._safely(propose, {})
+
+    def _safely(self, work: Callable[[], T], otherwise: T) -> T:
+        """Do something for drafts. They only save time: if it fails, the engine goes on without speculation.
+
+        otherwise: what is returned then.
+        """
+        try:
+            return work()
+        except Exception:
+            log.exception("drafts failed; from now on there is no speculation")
+            self._speculator = self._layer = None
+            return otherwise
 
     def _positions(self, seq: Sequence, start: int, stop: int) -> NDArray[np.int64]:
         return self._prompts[seq.id].positions_of(start, stop)
