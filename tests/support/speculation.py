@@ -117,7 +117,7 @@ def eager(engine: Engine, *drafters: Drafter, predictions: Known | None = None) 
     assert speculator is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.loop.stepper.drafts, "choose", lambda sequences: None)
-        patch.setattr(engine.loop.stepper.drafts, "token_s", 1e9)  # computed drafts save as much
+        patch.setattr(engine.loop.stepper.drafts, "pays_to_compute", lambda *figures: True)
         for computed in speculator.computed:
             patch.setattr(computed, "least_chance", 0.0)
         patch.setattr(speculators, "LEAST_CHANCE", 0.0)

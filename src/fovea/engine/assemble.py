@@ -108,8 +108,8 @@ def assemble(
     Raises ConfigError if max_context is more than the model or the KV pool allows.
     """
     model, tokenizer = loaded.model, loaded.tokenizer
-    slots, decoder = host_slots(config, model), model.decoder.config
     drafting = load_drafting(loaded, config)  # before the rest of the memory is divided
+    slots, decoder = host_slots(config, model, drafting.layer_bytes), model.decoder.config
     longest = min(loaded.info.max_context, config.kv.max_context or loaded.info.max_context)
     padding = decode_padding(config, model, longest)
     parts = _measure(loaded, config, slots, longest, padding)
@@ -289,7 +289,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
     scheduler = scheduler_stats(parts.scheduler)
     state = runner.memory.state_nbytes
     return parts.slower.stats() | {
-        "speculating": parts.speculator is not None and parts.loop.stepper.drafts.worthwhile,
+        "speculating": runner.speculates and parts.loop.stepper.drafts.worthwhile,
         "region_cache_bytes": regions.bytes,
         "region_cache_capacity_bytes": regions.capacity,
         "region_cache_entries": len(regions),

@@ -27,11 +27,18 @@ class Drafting(NamedTuple):
     model: VisionLanguageModel | None = None
 
     @property
+    def layer_bytes(self) -> int:
+        """Bytes of the layer's keys and values for each token."""
+        layer = self.layer
+        return 0 if layer is None else layer.config.kv_bytes_per_token(layer.dtype.itemsize)
+
+    @property
     def token_bytes(self) -> int:
-        """Bytes of its keys and values for each token."""
-        layer = 0 if self.layer is None else self.layer.config.kv_bytes_per_token(self.layer.dtype.itemsize)
-        model = self.model
-        return layer + (0 if model is None else model.decoder.config.kv_bytes_per_token(model.dtype.itemsize))
+        """Bytes of all keys and values for each token."""
+        if self.model is None:
+            return self.layer_bytes
+        own = self.model.decoder.config.kv_bytes_per_token(self.model.dtype.itemsize)
+        return self.layer_bytes + own
 
 
 def load_drafting(loaded: LoadedModel, config: EngineConfig) -> Drafting:

@@ -18,7 +18,7 @@ from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence
 from fovea.engine.speculate import speculator as speculators
 from fovea.engine.speculate.acceptance import MEMORY, PRIOR, Acceptance, RequestAcceptance, compare
 from fovea.engine.speculate.drafter import Drafter
-from fovea.engine.speculate.speculator import LEAST_CHANCE, LOOK_AFTER, Asked, Speculator
+from fovea.engine.speculate.speculator import LEAST_CHANCE, LOOK_AFTER, REFUSALS, REST, Asked, Speculator
 from fovea.engine.speculate.texts import NOTHING, Continuation
 
 INPUTS = SequenceInputs()
@@ -297,6 +297,7 @@ class Computing(Planned):
     def __init__(self, name: str, found: Continuation) -> None:
         super().__init__(name, found)
         self.asked: list[list[str]] = []
+        self.resting = False
 
     def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:  # type: ignore[override]
         self.asked.append([each.seq.id for each in asked])
@@ -308,7 +309,6 @@ def test_a_computed_drafter_is_asked_where_texts_have_little() -> None:
     """Those for which it was asked get the better of both."""
     text, layer = Planned("prompt", sure(1, 2, 3)), Computing("layer", sure(7, 8, share=0.9))
     budget, good, poor = DraftBudget(StepTimes()), sequence("good"), sequence("poor")
-    budget.token_s = 1.0
     speculator = Speculator([text], 5, budget)
     speculator.use(layer)
     for seq in (good, poor):
@@ -336,16 +336,24 @@ def test_a_computed_drafter_that_takes_longer_than_it_saves_is_left_out_and_trie
             now += 1.0
             return super().draft(asked, most)
 
-    budget, layer = DraftBudget(StepTimes()), Slow("layer", sure(7, share=0.5))
-    budget.token_s = 0.02
+    step_s = 0.02
+    budget, layer = DraftBudget(StepTimes()), Slow("layer", sure(7))
+    monkeypatch.setattr(budget, "seconds", lambda rows, context: step_s)
     speculator, seq = Speculator([], 5, budget), sequence()
     speculator.use(layer)
     speculator.add(seq, INPUTS)
-    for _ in range(400):
-        advance(speculator, seq, 7)
-    assert 2 < len(layer.asked) < 40
-    budget.token_s = 10.0
-    before = len(layer.asked)
-    for _ in range(20):
-        advance(speculator, seq, 7)
-    assert len(layer.asked) == before + 20, "it is worth its time now"
+    drafts = NO_DRAFTS
+
+    def steps(count: int) -> int:
+        """Let every draft be right. Returns how often the drafter was asked."""
+        nonlocal drafts
+        before = len(layer.asked)
+        for _ in range(count):
+            drafts = advance(speculator, seq, *([7, 7] if drafts.tokens else [7]))
+        return len(layer.asked) - before
+
+    assert steps(600) == 2, "its second drafts told that they do not pay, and then it rests"
+    assert layer.resting
+    step_s = 10.0
+    steps(REST + REFUSALS)
+    assert steps(20) == 20, "it is worth its time now"

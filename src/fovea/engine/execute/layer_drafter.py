@@ -1,8 +1,9 @@
 """Drafts by a trained layer that reads the target's states (`layers.draft`).
 
-The layer's keys and values lie in a pool of their own, in blocks with the numbers of the target's. So a
-prefix that the prefix cache has is there for the layer, too. What is missing or wrong in the layer's memory
-makes drafts worse, and never an answer.
+The layer's keys and values lie in a pool of their own, in blocks with the numbers of the target's, which are
+copied with them. So a prefix that the prefix cache has is there for the layer, too. Its last row was computed
+with the token that followed in the earlier text, and rows are missing of a sequence that ended before they
+were computed. What is missing or wrong in the layer's memory makes drafts worse, and never an answer.
 
 A prompt's rows are computed with the second token of its answer, so that the first one is not later.
 """
@@ -18,8 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.engine.execute.attention_plan import DecoderPlanner, by_length
+from fovea.engine.execute.attention_plan import DecoderPlanner, by_length, slots
+from fovea.engine.execute.block_moves import BlockMoves, move_streams
 from fovea.engine.job import SequenceInputs
+from fovea.engine.kv.manager import Compaction, Move
 from fovea.engine.layers.draft import DraftLayer
 from fovea.engine.layers.step import DecoderMemory, Step
 from fovea.engine.schedule.plan import Work
@@ -41,11 +44,13 @@ Positions = Callable[[Sequence, int, int], NDArray[np.int64]]
 class _Waiting:
     """The rows of one sequence that are not computed yet.
 
+    seq: the sequence.
     start: place of the first one.
     parts: the target's states, (count, n) each, one after the other.
     lost: some rows are missing, so the sequence gets no drafts.
     """
 
+    seq: Sequence
     start: int = 0
     parts: list[Tensor] = field(default_factory=list)
     lost: bool = False
@@ -55,17 +60,22 @@ class _Waiting:
         return sum(len(part) for part in self.parts)
 
     def add(self, start: int, part: Tensor) -> None:
-        """Add rows. After a preemption they begin anew."""
-        if not self.parts or start != self.start + self.count:
+        """Add rows. After a preemption, some are there a second time, or all begin anew."""
+        if not self.parts or not self.start < start <= self.start + self.count:
             self.start, self.parts = start, []
+        elif start < self.start + self.count:
+            # The rows before may be in the prefix cache of the target, and not in the layer's memory.
+            self.parts = [torch.cat(self.parts)[: start - self.start]]
         self.parts.append(part)
         if self.count > MOST_WAITING:
             self.lost, self.parts = True, []
 
-    def take(self) -> tuple[int, Tensor]:
+    def take(self, stop: int) -> tuple[Work, Tensor]:
+        """Return the rows before place `stop`, which is after the first one, and forget them."""
         start, rows = self.start, self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
-        self.start, self.parts = start + len(rows), []
-        return start, rows
+        count = min(len(rows), stop - start)
+        self.start, self.parts = start + count, [rows[count:]] if count < len(rows) else []
+        return Work(self.seq, start, count), rows[:count]
 
 
 class LayerDrafter:
@@ -78,19 +88,26 @@ class LayerDrafter:
     name = "layer"
     least_chance = LEAST_CHANCE
 
-    def __init__(self, layer: DraftLayer, blocks: int, block_size: int, positions: Positions) -> None:
+    def __init__(
+        self, layer: DraftLayer, blocks: int, block_size: int, positions: Positions, host_blocks: int = 0
+    ) -> None:
+        """blocks, block_size: size of the target's KV pool. host_blocks: its blocks in host memory."""
         target = layer.target
         self.layer = layer
         self._size, self._positions = block_size, positions
         device, dtype = target.device, target.dtype
         self._planner = DecoderPlanner(target.kernels, layer.config, block_size, device, dtype)
         self._memory = DecoderMemory.allocate(layer.config, (blocks,), block_size, 0, dtype, device)
+        self._moves = BlockMoves(self._memory.kv, host_blocks, move_streams(device))
+        kv = self._memory.layer_kv(0)
+        assert isinstance(kv, Tensor)
+        self._kv = kv.view(-1, *kv.shape[2:])
         self._waiting: dict[str, _Waiting] = {}
         self._resting = False
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
         if seq.keep is None:  # otherwise rows would have to move with those of the target
-            self._waiting[seq.id] = _Waiting(lost=self.resting)
+            self._waiting[seq.id] = _Waiting(seq, lost=self.resting)
 
     @property
     def resting(self) -> bool:
@@ -102,10 +119,30 @@ class LayerDrafter:
         if value and not self._resting:
             for waiting in self._waiting.values():
                 waiting.lost, waiting.parts = True, []
+        elif self._resting and not value:
+            self._kv.zero_()  # what was computed meanwhile was not noted
         self._resting = value
 
     def remove(self, seq: Sequence) -> None:
         self._waiting.pop(seq.id, None)
+
+    def move(self, moves: Seq[Move | Compaction]) -> None:
+        """Carry out the moves of the target's blocks, before its step.
+
+        Rows of blocks that are copied, and that wait, are computed before.
+        """
+        own = [move for move in moves if isinstance(move, Move) and not move.windowed]
+        read = {move.source for move in own if move.kind != "load"}
+        behind = [
+            waiting
+            for waiting in self._waiting.values()
+            if waiting.parts
+            and waiting.start < waiting.seq.length - 1
+            and read.intersection(waiting.seq.blocks[waiting.start // self._size :])
+        ]
+        if behind:
+            self._compute_waiting([(each, ()) for each in behind])
+        self._moves.run(own)
 
     def note(self, work: Seq[Work], states: Tensor, new: dict[str, list[int]], *, keep: bool) -> None:
         """Take in the target's states of a step.
@@ -113,6 +150,8 @@ class LayerDrafter:
         work: its rows. states: (rows, n), at the taps. new: tokens that the sequences have got.
         keep: drafts are worthwhile. Otherwise these sequences get none from now on: states take memory.
         """
+        # Blocks are used again. A row that is never computed must not show an earlier sequence's keys.
+        self._kv.index_fill_(0, to_device(torch.from_numpy(slots(work, self._size)), self._kv.device), 0)
         for item in sorted_rows(work):
             waiting = self._waiting.get(item.work.seq.id)
             if waiting is not None and not waiting.lost:
@@ -120,8 +159,9 @@ class LayerDrafter:
                     waiting.lost, waiting.parts = True, []
                     continue
                 seq = item.work.seq
-                # The row of a token needs the one after it, and refused drafts are no tokens.
-                known = seq.length + len(new.get(seq.id, ())) - 1
+                # The row of a token needs the one after it, and refused drafts are no tokens. A sequence
+                # without a new token may get it late, and then its drafts with the one after it.
+                known = seq.length + max(len(new.get(seq.id, ())), 1) - 1
                 count = min(item.work.count, known - item.work.start)
                 if count > 0:
                     part = states[item.row : item.row + count]
@@ -145,21 +185,9 @@ class LayerDrafter:
 
     def _chain(self, rows: list[Asked], found: dict[str, Continuation], most: int) -> None:
         """Compute the waiting rows, and then one row for each further draft."""
-        new = {each.seq.id: each.new for each in rows}
-        pieces: dict[str, Tensor] = {}
-        work: list[Work] = []
-        for each in rows:
-            start, states = self._waiting[each.seq.id].take()
-            pieces[each.seq.id] = states
-            work.append(Work(each.seq, start, len(states)))
-        work = by_length(work)
-        states = self.layer.fuse(torch.cat([pieces[item.seq.id] for item in work]))
-        ids = np.concatenate(
-            [_tokens(item.seq, new[item.seq.id], item.start + 1, item.stop + 1) for item in work]
-        )
+        work, outputs = self._compute_waiting([(self._waiting[each.seq.id], each.new) for each in rows])
         ends = np.cumsum([item.count for item in work]) - 1
         alive = {item.seq.id: 1.0 for item in work}
-        outputs = self._compute(work, ids, states)
         outputs = outputs[row_index(ends.tolist(), outputs.device)]
         while True:
             tokens, chances = (values.tolist() for values in self.layer.expect(outputs))
@@ -179,6 +207,19 @@ class LayerDrafter:
             work = [item for _, item, _ in going_on]
             outputs = outputs[row_index([row for row, _, _ in going_on], outputs.device)]
             outputs = self._compute(work, np.array([token for _, _, token in going_on]), outputs)
+
+    def _compute_waiting(self, waiting: Seq[tuple[_Waiting, Seq[int]]]) -> tuple[list[Work], Tensor]:
+        """Compute the rows of some sequences that wait, and whose next token is known.
+
+        waiting: rows, and tokens that the sequence has just got. Returns the work, and the rows' outputs.
+        """
+        new = {each.seq.id: tokens for each, tokens in waiting}
+        taken = [each.take(each.seq.length + len(tokens) - 1) for each, tokens in waiting]
+        states = {work.seq.id: rows for work, rows in taken}
+        work = by_length([item for item, _ in taken])
+        ids = [_tokens(item.seq, new[item.seq.id], item.start + 1, item.stop + 1) for item in work]
+        fused = self.layer.fuse(torch.cat([states[item.seq.id] for item in work]))
+        return work, self._compute(work, np.concatenate(ids), fused)
 
     def _compute(self, work: list[Work], ids: NDArray[np.int64], states: Tensor) -> Tensor:
         device = states.device

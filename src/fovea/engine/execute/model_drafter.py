@@ -12,6 +12,7 @@ the elastic compressor of SpecVLM (arXiv 2509.11815) learns it.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.core.errors import UnsupportedModel
+from fovea.core.errors import FoveaError, UnsupportedModel
 from fovea.engine.execute.attention_plan import DecoderPlanner, by_length
 from fovea.engine.execute.layer_drafter import LEAST_CHANCE, Positions
 from fovea.engine.job import SequenceInputs
@@ -59,7 +60,7 @@ def check_draft_model(model: VisionLanguageModel) -> None:
 class _Shadow:
     """A sequence as the draft model sees it.
 
-    form: see FORMS.
+    form: see FORMS; None: there are no images, or none can be seen.
     own: the sequence for the planner. Its prompt has a token for each row, and its blocks are of this pool.
         Its answer ends with drafts.
     positions: of the prompt's rows, as the target has them: (rows,) or (3, rows).
@@ -69,7 +70,7 @@ class _Shadow:
     right, steps: drafts that were right, and steps, for the average of the form.
     """
 
-    form: int
+    form: int | None
     own: Sequence
     positions: NDArray[np.int64]
     images: list[tuple[int, Tensor]]
@@ -98,6 +99,7 @@ class ModelDrafter:
         self.free = list(range(blocks))
         self._size, self._vocabulary, self._positions = block_size, vocabulary, positions
         config = model.decoder.config
+        self._rows_of_table = config.vocab_size + config.extra_embeddings
         self._planner = DecoderPlanner(model.kernels, config, block_size, model.device, model.dtype)
         self._memory = DecoderMemory.allocate(config, (blocks,), block_size, 0, model.dtype, model.device)
         self._inputs: dict[str, SequenceInputs] = {}
@@ -172,6 +174,7 @@ class ModelDrafter:
     def _compute(self, work: list[Work], rows: list[int]) -> Tensor:
         device, decoder = self.model.device, self.model.decoder
         ids = np.concatenate([item.seq.tokens(item.start, item.stop) for item in work])
+        ids[ids >= self._rows_of_table] = 0  # a token that only the target has
         positions = np.concatenate([self._places(item) for item in work], axis=-1)
         tokens = to_device(torch.from_numpy(ids.astype(np.int64)), device)
         x = decoder.embed(tokens)
@@ -220,7 +223,8 @@ class ModelDrafter:
         shadow.answer, shadow.drafts = answer, []
         own.output_ids[:] = answer
         own.length = len(own.prompt_ids) + len(answer)
-        own.computed_tokens = min(own.computed_tokens, len(own.prompt_ids) + common)
+        # The newest token is computed again if it was a draft that the step did not verify.
+        own.computed_tokens = min(own.computed_tokens, len(own.prompt_ids) + common, own.length - 1)
 
     def _extend(self, own: Sequence, rows: int) -> bool:
         needed = -(-rows // self._size) - len(own.blocks)
@@ -236,8 +240,9 @@ class ModelDrafter:
         known = self._shadows.get(seq.id)
         if known is not None:
             return known
-        sees = self.model.image_token_id is not None and seq.spans
-        form = self._choose() if sees else 0
+        held = self._pixels.pop(seq.id, {})
+        form = self._choose() if held else None
+        rows_of = {key: self._image(pixels, form) for key, pixels in held.items()} if form else {}
         ids: list[int] = []
         columns: list[NDArray[np.int64]] = []
         images: list[tuple[int, Tensor]] = []
@@ -247,7 +252,7 @@ class ModelDrafter:
             ids += seq.prompt_ids[at : span.start]
             columns.append(positions[..., at : span.start])
             at = span.end
-            rows = self._image(seq.id, span.key, form) if form else None
+            rows = rows_of.get(span.key)
             if rows is not None:
                 images.append((len(ids), rows))
                 ids += [self.model.image_token_id or 0] * len(rows)
@@ -263,15 +268,16 @@ class ModelDrafter:
     def _hold_pixels(self, seq: Sequence) -> None:
         """Keep the pixels of a sequence's images for the next step. After its first token they are gone."""
         if self.model.image_token_id is not None and seq.spans:
-            sources = self._inputs[seq.id].pixels
-            keys = {span.key for span in seq.spans if span.key in sources and not span.full_tokens}
-            self._pixels[seq.id] = {key: sources[key]() for key in keys}
+            sources, held = self._inputs[seq.id].pixels, {}
+            for key in {span.key for span in seq.spans if not span.full_tokens}:
+                source = sources.get(key)
+                if source is not None:
+                    with suppress(FoveaError):  # a client that has left, for example
+                        held[key] = source()
+            self._pixels[seq.id] = held
 
-    def _image(self, name: str, key: str, form: int) -> Tensor | None:
-        """Return the draft model's tokens of an image, each the mean of some; None: it has no pixels."""
-        pixels = self._pixels.get(name, {}).pop(key, None)
-        if pixels is None:
-            return None
+    def _image(self, pixels: ProcessedImage, form: int) -> Tensor:
+        """Return the draft model's tokens of an image, each the mean of some."""
         embeds = self.model.encode(pixels).embeds
         return torch.stack([part.float().mean(0) for part in torch.split(embeds, form)]).to(embeds.dtype)
 
@@ -283,7 +289,7 @@ class ModelDrafter:
         return max(self._forms, key=lambda form: self._forms[form][1])
 
     def _judge(self, shadow: _Shadow) -> None:
-        if not shadow.steps:
+        if not shadow.steps or shadow.form is None:
             return
         values = self._forms[shadow.form]
         gain = shadow.right / shadow.steps

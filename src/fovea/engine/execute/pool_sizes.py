@@ -157,9 +157,10 @@ def state_slots(config: EngineConfig, model: VisionLanguageModel, room: int | No
     return slots
 
 
-def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
+def host_slots(config: EngineConfig, model: VisionLanguageModel, beside: int = 0) -> int:
     """Return the number of host memory blocks for image prefixes that the pool evicts.
 
+    beside: bytes for each token that lie beside the model's, for drafts.
     Raises ConfigError when not even one fits, or when prefixes are not cached.
     """
     if not config.kv.kv_host_mib:
@@ -172,7 +173,7 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
         raise ConfigError(
             "kv_host_mib is for models without sliding windows; accepted here: 0", param="kv_host_mib"
         )
-    block = block_bytes(config, model)
+    block = block_bytes(config, model) + beside * config.kv.block_size
     slots = config.kv.kv_host_mib * MIB // block
     if slots < 1:
         raise ConfigError(

@@ -134,7 +134,7 @@ class Runner:
         self._planner = DecoderPlanner(model.kernels, config, block_size, device, dtype)
         self._layer: LayerDrafter | None = None
         if draft_layer is not None and speculator is not None:
-            self._layer = LayerDrafter(draft_layer, pools[0], block_size, self._positions)
+            self._layer = LayerDrafter(draft_layer, pools[0], block_size, self._positions, host_blocks)
             speculator.use(self._layer)
         if draft_model is not None and speculator is not None:
             vocabulary = config.vocab_size
@@ -152,6 +152,11 @@ class Runner:
     def block_bytes(self) -> int:
         """Size of one KV block, all layers together; of layers with a sliding window, of one block, too."""
         return sum(pool.block_bytes for pool in self.memory.kv)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether there are drafters, and none of them has failed."""
+        return self._speculator is not None
 
     @property
     def encoding(self) -> bool:
@@ -184,7 +189,7 @@ class Runner:
         self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs, seq.spans)
         forced = self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words, inputs.grammar_after)
         if self._speculator is not None:
-            self._speculator.add(seq, inputs)
+            self._safely(partial(self._speculator.add, seq, inputs), None)
         for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
         return forced
@@ -194,7 +199,7 @@ class Runner:
         self.kept.forget(seq.id)
         self.sampler.remove(seq)
         if self._speculator is not None:
-            self._speculator.remove(seq)
+            self._safely(partial(self._speculator.remove, seq), None)
         if not self._prompts:  # no further step would drop the images
             self._encoder.drop()
 
@@ -244,6 +249,8 @@ class Runner:
         result = StepResult()
         if plan.moves:
             self.moves.run(plan.moves)
+            if self._layer is not None:
+                self._safely(partial(self._layer.move, plan.moves), None)
         self._encode(plan, encode_s, result)
         launched = self._compute(plan, result)
         if plan.encode and encode_s >= 0:
@@ -301,23 +308,33 @@ class Runner:
         return None if tapped is None else (work, tapped.clone() if self._padded is not None else tapped)
 
     def _propose(self, states: States | None, got: Seq[tuple[Sequence, list[int]]]) -> Mapping[str, Drafts]:
-        """Return drafts for sequences that got tokens in a step. A drafter that fails is not asked again.
+        """Return drafts for sequences that got tokens in a step.
 
         states: rows of the step with what taps read. got: sequences and their new tokens.
         """
-        speculator = self._speculator
+        speculator, layer = self._speculator, self._layer
         if speculator is None:
             return {}
-        try:
-            if self._layer is not None and states is not None and not self._layer.resting:
+
+        def propose() -> Mapping[str, Drafts]:
+            if layer is not None and states is not None and not layer.resting:
                 new = {seq.id: tokens for seq, tokens in got}
-                self._layer.note(*states, new, keep=speculator.worthwhile)
+                layer.note(*states, new, keep=speculator.worthwhile)
             return speculator.propose([Asked(*each) for each in got])
+
+        return self._safely(propose, {})
+
+    def _safely(self, work: Callable[[], T], otherwise: T) -> T:
+        """Do something for drafts. They only save time: if it fails, the engine goes on without speculation.
+
+        otherwise: what is returned then.
+        """
+        try:
+            return work()
         except Exception:
-            # Drafts only save time. Without them the engine goes on as if there were no speculation.
             log.exception("drafts failed; from now on there is no speculation")
             self._speculator = self._layer = None
-            return {}
+            return otherwise
 
     def _positions(self, seq: Sequence, start: int, stop: int) -> NDArray[np.int64]:
         return self._prompts[seq.id].positions_of(start, stop)

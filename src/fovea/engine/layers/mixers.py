@@ -231,7 +231,8 @@ def mrope_axes(sections: Sequence[int], *, interleaved: bool) -> list[int]:
         return [axis for axis, count in enumerate(sections) for _ in range(count)]
     axes = [0] * sum(sections)
     for axis in (1, 2):
-        for index in range(axis, sections[axis] * 3, 3):
+        # Sections of the layout in runs, such as 16, 24 and 24, are longer than what is there to alternate.
+        for index in range(axis, min(sections[axis] * 3, len(axes)), 3):
             axes[index] = axis
     return axes
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fovea.core.errors import CheckpointError, UnsupportedModel
+from fovea.core.errors import CheckpointError, FoveaError, UnsupportedModel
 from fovea.engine.files import read_json
 from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig, Rotary
 from fovea.engine.layers.draft import DraftLayer
@@ -31,7 +31,8 @@ from fovea.engine.layers.mixers import QueryKeyValue
 from fovea.engine.layers.step import Step
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.stored import StoredWeights
-from fovea.engine.models.text.parts import head_dim, mrope, rotary
+from fovea.engine.models.text.parts import STATIC_ROPE, head_dim, mrope, rotary
+from fovea.engine.models.tokenizer import reason
 from fovea.engine.models.weights import load_weights
 
 MTP_PREFIX = "mtp."
@@ -152,6 +153,8 @@ class EagleShape:
         whole = target.decoder.config
         text = SimpleNamespace(**_text_values(content, whole))
         used = [name for name in VARIANTS if content.get(name)]
+        if (content.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
+            used.append("use_aux_hidden_state: false")
         if used:
             raise UnsupportedModel(f"EAGLE-3 with {', '.join(used)} is not supported")
         if text.num_hidden_layers != 1:
@@ -200,16 +203,16 @@ def load_eagle3(folder: Path, target: VisionLanguageModel) -> Eagle3:
             f"{', '.join(sorted(NAMES))}"
         )
     tensors = _read(folder)
-    shape = EagleShape(content, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, target)
-    with torch.device(target.device):
-        layer = _in_type(lambda: Eagle3(target, shape), target.dtype)
-    offsets = tensors.pop("d2t", None)
-    if offsets is not None:
-        layer.ids = (torch.arange(len(offsets)) + offsets.long()).to(target.device)
-        if int(layer.ids.max()) >= target.decoder.config.vocab_size or int(layer.ids.min()) < 0:
-            raise CheckpointError(f"{folder}: d2t names tokens outside of the model's vocabulary")
-    elif shape.vocabulary != target.decoder.config.vocab_size:
-        raise CheckpointError(f"{folder}: a head of {shape.vocabulary} rows needs the tensor d2t")
+    try:
+        shape = EagleShape(content, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, target)
+        with torch.device(target.device):
+            layer = _in_type(lambda: Eagle3(target, shape), target.dtype)
+    except FoveaError:
+        raise
+    except Exception as error:  # anybody may have written the file
+        raise CheckpointError(f"{folder}/config.json cannot be used: {reason(error)}") from error
+    ids = _ids(tensors.pop("d2t", None), shape.vocabulary, target.decoder.config.vocab_size, folder)
+    layer.ids = None if ids is None else ids.to(target.device)
     for name in UNREAD:
         tensors.pop(name, None)
     _fill(layer, tensors, str(folder))
@@ -228,6 +231,27 @@ def load_mtp(stored: StoredWeights, target: VisionLanguageModel) -> MTPLayer:
     load_weights(stored, checkpoint_targets(layer, MTP_PREFIX), others)
     layer.finish_loading()
     return layer
+
+
+def _ids(offsets: Tensor | None, rows: int, vocabulary: int, folder: Path) -> Tensor | None:
+    """Return the token id of each row of a head, from the tensor d2t; None: it is the row's number.
+
+    rows: of the head. vocabulary: of the target. Raises CheckpointError.
+    """
+    if offsets is None:
+        if rows != vocabulary:
+            raise CheckpointError(f"{folder}: a head of {rows} rows needs the tensor d2t")
+        return None
+    if offsets.shape != (rows,) or offsets.is_floating_point():
+        kind = str(offsets.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{folder}: d2t has shape {list(offsets.shape)} and type {kind}; expected a whole number for "
+            f"each of the {rows} rows of the head"
+        )
+    ids = torch.arange(rows) + offsets.long()
+    if int(ids.max()) >= vocabulary or int(ids.min()) < 0:
+        raise CheckpointError(f"{folder}: d2t names tokens outside of the model's vocabulary")
+    return ids
 
 
 Layered = TypeVar("Layered", bound=DraftLayer)
@@ -254,6 +278,9 @@ def _fill(layer: DraftLayer, tensors: Mapping[str, Tensor], where: str) -> None:
             raise CheckpointError(
                 f"{where}: {name} has shape {list(tensor.shape)}, expected {list(storage.shape)}"
             )
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(f"{where}: {name} has type {kind}; accepted: floating-point numbers")
         storage.copy_(tensor)
 
 
@@ -268,9 +295,11 @@ def _read(folder: Path) -> dict[str, Tensor]:
             for file in files:
                 tensors |= load_file(file)
         else:
-            tensors = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+            tensors = dict(torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True))
     except Exception as error:
         raise CheckpointError(f"{folder}: its weights cannot be read: {error}") from error
+    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()):
+        raise CheckpointError(f"{folder}: pytorch_model.bin holds other things than tensors")
     return {_name(name): tensor for name, tensor in tensors.items()}
 
 
@@ -283,25 +312,40 @@ def _text_values(content: Mapping[str, Any], whole: DecoderConfig) -> dict[str, 
     """Return the values of the layer, which speculators' configurations nest, with defaults of Llama."""
     values = {**content, **(content.get("transformer_layer_config") or {})}
     defaults = {"num_hidden_layers": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6, "head_dim": None}
-    needed = ("hidden_size", "intermediate_size", "num_attention_heads")
-    missing = [name for name in needed if not isinstance(values.get(name), int)]
-    if missing:
-        raise CheckpointError(f"config.json of the EAGLE-3 layer: {', '.join(missing)} must be whole numbers")
-    values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    values = {**defaults, **values}
+    values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    wrong = [name for name in sizes if type(values.get(name)) is not int or values[name] < 1]
+    if wrong:
+        raise CheckpointError(f"config.json of the EAGLE-3 layer: {', '.join(wrong)} must be whole numbers")
+    if not isinstance(values["rms_norm_eps"], int | float):
+        raise CheckpointError("config.json of the EAGLE-3 layer: rms_norm_eps must be a number")
     scaling = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
     scaling.setdefault("rope_theta", values.get("rope_theta") or 10000.0)
     scaling["rope_type"] = scaling.get("rope_type") or scaling.pop("type", None) or "default"
     if scaling["rope_type"] == "mrope":
         scaling["rope_type"] = "default"
-    return {**defaults, **values, "rope_parameters": scaling}
+    return {**values, "rope_parameters": scaling}
 
 
 def _rotary(text: Any, size: int, whole: DecoderConfig) -> Rotary:
-    """Return the rotary positions. With sections, they have three coordinates if the target's have."""
-    if text.rope_parameters.get("mrope_section") and whole.rotaries[0].axes is not None:
-        interleaved = bool(text.rope_parameters.get("mrope_interleaved", True))
-        return mrope(text, size, (), interleaved=interleaved)
-    return rotary(text, size)
+    """Return the rotary positions. With sections, they have three coordinates if the target's have.
+
+    Their layout is that of the target, unless the configuration names one.
+    """
+    axes = whole.rotaries[0].axes
+    if text.rope_parameters.get("mrope_section") and axes is not None:
+        interleaved = text.rope_parameters.get("mrope_interleaved", list(axes) != sorted(axes))
+        return mrope(text, size, (), interleaved=bool(interleaved))
+    kind = text.rope_parameters["rope_type"]
+    if kind in ("default", "dynamic") or kind not in STATIC_ROPE:
+        return rotary(text, size)
+    from transformers import LlamaConfig
+
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "rope_parameters")
+    longest = getattr(text, "max_position_embeddings", None) or whole.max_positions
+    own = {name: getattr(text, name) for name in names}
+    return rotary(LlamaConfig(**own, head_dim=size, max_position_embeddings=longest), size)
 
 
 def _taps(content: Mapping[str, Any], count: int) -> tuple[int, ...]:
@@ -323,4 +367,5 @@ def _taps(content: Mapping[str, Any], count: int) -> tuple[int, ...]:
 
 def _are_taps(taps: Iterable[Any], count: int) -> bool:
     numbers = list(taps)
-    return numbers == sorted(numbers) and all(isinstance(n, int) and 0 <= n <= count for n in numbers)
+    whole = all(type(number) is int and 0 <= number <= count for number in numbers)
+    return bool(numbers) and whole and numbers == sorted(numbers)

@@ -32,7 +32,7 @@ FIRST_GAIN = 1.0
 WEIGHT = 0.05
 """Weight of new drafts in the averages of a computed drafter."""
 REFUSALS, REST = 32, 512
-"""A computed drafter that did not pay so many times in a row rests for so many steps. Then it is tried again."""
+"""A computed drafter that did not pay so many times in a row rests for so many steps, and is tried again."""
 HOPE = 0.9
 """Factor of its expected seconds after a rest."""
 
