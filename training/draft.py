@@ -1,6 +1,6 @@
 """Trains the EAGLE-3 draft layer of fovea-tiny, which guesses the next tokens before the model computes them.
 
-    python draft.py --batches 700                         # train, measure, write to the assets folder
+    python draft.py --batches 1000                        # train, measure, write to the assets folder
     python draft.py --batches 0 --start FOLDER            # only measure the weights of a folder
 
 The draft layer reads the residual stream of the frozen model at the inputs of three of its layers. Row i of
@@ -19,6 +19,7 @@ One process draws batches and computes their features; another trains on each of
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import time
@@ -75,7 +76,7 @@ class Settings:
     out: folder for config.json and model.safetensors.
     """
 
-    batches: int = 700
+    batches: int = 1000
     uses: int = 3
     held: int = 40
     rate: float = 4e-3
@@ -145,7 +146,7 @@ class Draft(nn.Module):
 
     def __init__(self, target: Fovea) -> None:
         super().__init__()
-        config = target.config["text_config"]
+        self.text_config = config = target.config["text_config"]
         hidden = config["hidden_size"]
         text = target.model["language_model"]
         self.fc = nn.Linear(len(AUX_LAYERS) * hidden, hidden, bias=False)
@@ -243,7 +244,7 @@ def chains(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, chain
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def features(target: Fovea, batch: Batch) -> Tensors:
     """The inputs and targets of the draft layer for one batch.
 
@@ -316,8 +317,8 @@ def label_batch(rng: Random, packer: Packer, size: Size, count: int) -> Batch:
         if min(size) >= 448 and rng.random() < 0.4:
             scene = compose_small(rng, *size)
         else:
-            scene = compose(rng, *size, labels=rng.choice((0, 1, 1, 2, 3)))
-        turns = [*questions(rng, scene, 6), *(reading(rng, scene) for _ in range(3))]
+            scene = compose(rng, *size, labels=rng.choice((0, 1, 1, 1, 2, 3)))
+        turns = [*questions(rng, scene, 5), *(reading(rng, scene) for _ in range(4))]
         distinct = list({turn.question: turn for turn in turns if turn}.values())
         if distinct:
             sequences.append(branches(packer, distinct, PromptMedia((size[1] // 32, size[0] // 32)), system))
@@ -329,7 +330,7 @@ def any_batch(rng: Random, packer: Packer, images: int, embeds: Tower) -> Batch:
     """A batch of one of the kinds that the model was trained on."""
     kind = rng.choices(
         ("labels", "large", "talk", "still", "several", "tool", "parts", "text"),
-        (10, 2, 2, 1, 2, 2, 1, 0.3),
+        (10, 2, 1.5, 0.7, 2, 4, 1, 0.3),
     )[0]
     size = large_size(rng) if kind == "large" or kind == "tool" and rng.random() < 0.2 else small_size(rng)
     count = max(1, min(images, 1500 * 1024 // (size[0] * size[1])))
@@ -367,11 +368,14 @@ def produce(queue: mp.Queue, settings: Settings) -> None:
     time.sleep(86400)  # the tensors in the queue live as long as this process, which the trainer ends
 
 
-def train(draft: Draft, settings: Settings, batches: mp.Queue) -> None:
-    """Train on each new batch at once, and on random earlier ones. The draft ends with averaged weights."""
+def train(draft: Draft, settings: Settings, batches: mp.Queue) -> Draft:
+    """Train on each new batch at once, and on random earlier ones. Returns the draft with averaged weights.
+
+    These are also written from time to time.
+    """
     optimizer = Muon(draft, momentum=0.95, betas=(0.9, 0.98), decay=0.02, matrices=("midlayer", "fc."))
     parameters = list(draft.parameters())
-    averages = [p.detach().clone() for p in parameters]
+    averaged = copy.deepcopy(draft).requires_grad_(False)
     rng, held, running = Random(settings.seed), list[Tensors](), 0.0
     steps = settings.batches * settings.uses
     for step in range(steps):
@@ -390,14 +394,14 @@ def train(draft: Draft, settings: Settings, batches: mp.Queue) -> None:
         factor = min(1.0, (step + 1) / settings.warmup, left)
         optimizer.step(settings.rate * factor, settings.adam_rate * factor)
         average = min(settings.average, 1 - 1 / (step + 2))
-        torch._foreach_lerp_(averages, [p.detach() for p in parameters], 1 - average)
+        torch._foreach_lerp_(list(averaged.parameters()), [p.detach() for p in parameters], 1 - average)
         running += (float(value.detach()) - running) * max(0.02, 1 / (step + 1))
         if step % 30 == 29:
             line = {"step": step + 1, "loss": round(running, 4), "seconds": round(time.process_time())}
             print(json.dumps(line), flush=True)
-    with torch.no_grad():
-        for parameter, value in zip(parameters, averages, strict=True):
-            parameter.copy_(value)
+        if step % 300 == 299 or step == steps - 1:
+            export(averaged, Path(settings.out))
+    return averaged
 
 
 def measure(draft: Draft, batches: list[Tensors]) -> Counter[str]:
@@ -455,8 +459,9 @@ def table(draft: Draft, held_out: dict[str, list[Tensors]]) -> str:
     return "\n".join(lines)
 
 
-def export(draft: Draft, folder: Path, text_config: dict[str, Any]) -> None:
+def export(draft: Draft, folder: Path) -> None:
     """Write model.safetensors in bf16, and config.json."""
+    text_config = draft.text_config
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -504,9 +509,8 @@ def main() -> None:
         queue = context.Queue(maxsize=4)
         worker = context.Process(target=produce, args=(queue, settings), daemon=True)
         worker.start()
-        train(draft, settings, queue)
+        draft = train(draft, settings, queue)
         worker.terminate()
-        export(draft, Path(settings.out), target.config["text_config"])
     packer = Packer(str(ASSETS / "tokenizer.json"))
     batches = held_out_batches(packer, settings.samples)
     held_out = {kind: [features(target, batch) for batch in some] for kind, some in batches.items()}

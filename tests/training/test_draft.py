@@ -109,7 +109,7 @@ def test_decoding_counts_the_steps(training: SimpleNamespace) -> None:
 
 def test_the_export_has_the_names_of_eagle3(training: SimpleNamespace, small: Any, tmp_path: Path) -> None:
     draft = training.draft.Draft(small)
-    training.draft.export(draft, tmp_path, small.config["text_config"])
+    training.draft.export(draft, tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     assert sum(weight.numel() for weight in weights.values()) == 918_528
     assert weights["fc.weight"].shape == (256, 768)
