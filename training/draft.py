@@ -27,7 +27,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,10 +38,12 @@ from torch.nn import functional as F
 
 from batches import fit_image, questions, random_system, scene_batch, text_batch, tool_batch
 from common import ASSETS
+from dense import dense_targets, stack_dense
 from evaluate import held_out_batches
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.questions import reading
+from fovea.evaluation.scenes.scene import CODE_CHARACTERS
 from fovea.evaluation.scenes.small import compose_small
 from model import Fovea, TextMLP, rotate
 from muon import Muon
@@ -54,8 +56,9 @@ from varied import Tower, tower
 Tensors = dict[str, Tensor]
 AUX_LAYERS = (2, 3, 4)
 """The target's layers whose inputs are the features."""
-INTERMEDIATE, DRAFTS, STEP_DECAY = 512, 3, 0.8
-"""Width of the MLP; tokens guessed in one step; weight of each further guess in the loss."""
+INTERMEDIATE, DRAFTS, STEP_DECAY, LOOK = 512, 3, 0.8, 0.5
+"""Width of the MLP; tokens guessed in one step; weights in the loss of each further guess, and of attention
+to printed characters."""
 
 
 @dataclass
@@ -141,6 +144,17 @@ class DraftLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x)).float()
 
 
+class Guess(NamedTuple):
+    """The result of one step for all rows.
+
+    logits: (B, R, vocabulary).
+    weights: attention weights of the first head of each key and value, (B, kv_heads, R, L + steps before).
+    """
+
+    logits: Tensor
+    weights: Tensor
+
+
 class Draft(nn.Module):
     """The draft layer with the frozen model's table of embeddings. Parameters have their exported names."""
 
@@ -162,9 +176,8 @@ class Draft(nn.Module):
             self.fc.weight.mul_(0.1)[:, -hidden:].add_(torch.eye(hidden))
             self.norm.weight.copy_(text.norm.weight)
 
-    def forward(self, batch: Tensors, steps: int) -> list[Tensor]:
-        """The logits of each step, (B, R, vocabulary), for the rows that `features` names. The outputs for
-        row r of step s are valid where chain[r] >= s.
+    def forward(self, batch: Tensors, steps: int) -> list[Guess]:
+        """The guesses of each step for the rows that `features` names. They are valid where chain >= step.
 
         Only keys and values are computed of all rows; the rest is computed of the rows with a loss. In step
         s, row i sees the rows up to i - s as step 0 made them, and behind these one row of each step from 1
@@ -180,38 +193,38 @@ class Draft(nn.Module):
         x, embeddings = features[count, rows], embeddings[count, rows]
         rope = cos[count, 0, rows][:, None], sin[count, 0, rows][:, None]
         later: list[tuple[Tensor, Tensor]] = []
-        logits = []
+        guesses = []
         for step in range(steps):
             pair = layer.pair(embeddings, x)
             if step:
                 later.append(attention.keys(pair, rope))
             q = attention.queries(pair, rope)
             own = [tuple(t.roll(step - 1 - at, 2) for t in pair) for at, pair in enumerate(later)]
-            attended = attend_chain(q, keys, values, mask.roll(step, 1), own)
+            attended, weights = attend_chain(q, keys, values, mask.roll(step, 1), own)
             x = layer.finish(x, attended)
-            logits.append(F.linear(self.norm(x), self.embeddings).float())
+            guesses.append(Guess(F.linear(self.norm(x), self.embeddings).float(), weights[:, :, 0]))
             x = x.roll(1, 1)
-        return logits
+        return guesses
 
 
 def attend_chain(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, own: list[tuple[Tensor, Tensor]]
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Attention of rows to all rows of step 0 that `mask` allows, and to rows of their own chains.
 
     q: (B, kv_heads, groups, R, head_dim). keys, values: (B, kv_heads, L, head_dim). mask: (B, R, L).
     own: for each later step, the key and the value that each row sees, (B, kv_heads, R, head_dim).
-    Returns (B, R, heads * head_dim).
+    Returns (B, R, heads * head_dim), and the weights (B, kv_heads, groups, R, L + len(own)).
     """
     scores = (q.flatten(2, 3) @ keys.mT).unflatten(2, q.shape[2:4])
     scores = scores.float().masked_fill(~mask[:, None, None], float("-inf"))
     chain = [(q * k[:, :, None]).sum(-1, keepdim=True).float() for k, _ in own]
-    weights = torch.cat([scores, *chain], dim=-1).softmax(-1).to(values.dtype)
-    length = keys.shape[2]
+    exact = torch.cat([scores, *chain], dim=-1).softmax(-1)
+    weights, length = exact.to(values.dtype), keys.shape[2]
     result = (weights[..., :length].flatten(2, 3) @ values).unflatten(2, q.shape[2:4])
     for at, (_, v) in enumerate(own):
         result = result + weights[..., length + at, None] * v[:, :, None]
-    return result.permute(0, 3, 1, 2, 4).flatten(2)
+    return result.permute(0, 3, 1, 2, 4).flatten(2), exact
 
 
 def visible(segment: Tensor, rows: Tensor) -> Tensor:
@@ -244,8 +257,32 @@ def chains(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, chain
 
 
+def code_tokens(packer: Packer) -> Tensor:
+    """The class of each token that is a character of codes, as in `dense.py`; 0 for other tokens."""
+    classes = torch.zeros(packer.tokenizer.get_vocab_size(), dtype=torch.long)
+    for number, character in enumerate(CODE_CHARACTERS):
+        classes[packer.tokenizer.token_to_id(character)] = number + 1
+    return classes
+
+
+def printed(batch: Tensors, rows: Tensor, classes: Tensor) -> Tensor:
+    """The visual tokens that show the character that each row predicts, at its place in a code; (B, R, L)."""
+    tokens, ranks = batch["tokens"], batch["ranks"]
+    kinds, place = classes[tokens], torch.zeros_like(tokens)
+    for at in range(1, tokens.shape[1]):
+        place[:, at] = torch.where(kinds[:, at - 1] > 0, place[:, at - 1] + 1, 0)
+    shown = torch.zeros(tokens.numel(), ranks.shape[1], dtype=torch.long)
+    shown[batch["slots"]] = ranks
+    predicted = (rows + 2).clamp(max=tokens.shape[1] - 1)
+    place = place.gather(1, predicted).clamp(max=ranks.shape[1] - 1)
+    kinds = kinds.gather(1, predicted)[..., None]
+    count = torch.arange(len(rows))[:, None]
+    at_place = shown.view(*tokens.shape, -1).transpose(1, 2)[count, place]
+    return (at_place == kinds) & (kinds > 0)
+
+
 @torch.no_grad()
-def features(target: Fovea, batch: Batch) -> Tensors:
+def features(target: Fovea, batch: Batch, classes: Tensor | None = None) -> Tensors:
     """The inputs and targets of the draft layer for one batch.
 
     features: (B, L, 3 * hidden), bf16. following: the next token of each position, (B, L). The last token of
@@ -255,6 +292,8 @@ def features(target: Fovea, batch: Batch) -> Tensors:
     states: the target's last hidden states that predict the same token as the rows, (B, R, hidden).
     truth: that token in the true answer, (B, R).
     known: whether the target predicts the whole true answer, its first token included, (B, R).
+    printed: see `printed`; only for batches with dense targets.
+    classes: see `code_tokens`; None: without `printed`.
     """
     tensors = {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in batch.items()}
     taken: list[Tensor] = []
@@ -275,7 +314,10 @@ def features(target: Fovea, batch: Batch) -> Tensors:
     known[row, state] = ~torch.isin(key, wrong)
     rows, chain = (torch.from_numpy(value) for value in chains(batch["targets"]))
     count, tokens = torch.arange(len(rows))[:, None], tensors["tokens"]
-    return {
+    seen = {}
+    if classes is not None and "ranks" in tensors and len(tensors["ranks"]) == len(tensors["slots"]):
+        seen["printed"] = printed(tensors, rows, classes)
+    return seen | {
         "features": torch.cat(taken, dim=-1),
         "following": tokens.roll(-1, 1),
         "positions": tensors["positions"],
@@ -289,14 +331,22 @@ def features(target: Fovea, batch: Batch) -> Tensors:
 
 
 def loss(draft: Draft, batch: Tensors) -> Tensor:
-    """Cross-entropy to the target's distribution. An answer of n tokens has the weight of sqrt(n)."""
+    """Cross-entropy to the target's distribution. An answer of n tokens has the weight of sqrt(n).
+
+    The characters of a code are printed in few visual tokens, which a single layer finds late by itself. So a
+    second loss leads the first head of each key there, as far as the generator of the images knows the place.
+    """
     chain = batch["chain"]
     with torch.no_grad():
         goal = F.linear(batch["states"].float(), draft.embeddings).softmax(-1)
         weight = answer_lengths(chain).float().clamp(min=1) ** -0.5
     total = torch.zeros(())
-    for step, logits in enumerate(draft(batch, DRAFTS)):
-        each = -(goal * logits.log_softmax(-1)).sum(-1)
+    for step, guess in enumerate(draft(batch, DRAFTS)):
+        each = -(goal * guess.logits.log_softmax(-1)).sum(-1)
+        if "printed" in batch:
+            there = guess.weights[..., : batch["printed"].shape[-1]] * batch["printed"][:, None]
+            some = batch["printed"].any(-1)
+            each = each - LOOK * some * (there.sum(-1) + 1e-5).log().mean(1)
         total = total + STEP_DECAY**step * (each * weight * (chain >= step)).sum()
     return total / (weight * (chain >= 0)).sum()
 
@@ -312,7 +362,7 @@ def answer_lengths(chain: Tensor) -> Tensor:
 
 def label_batch(rng: Random, packer: Packer, size: Size, count: int) -> Batch:
     """`count` single images of one size, most of them with texts, which are asked for more often."""
-    system, sequences, pictures = random_system(rng), [], []
+    system, sequences, pictures, dense = random_system(rng), [], [], []
     while len(sequences) < count:
         if min(size) >= 448 and rng.random() < 0.4:
             scene = compose_small(rng, *size)
@@ -323,7 +373,8 @@ def label_batch(rng: Random, packer: Packer, size: Size, count: int) -> Batch:
         if distinct:
             sequences.append(branches(packer, distinct, PromptMedia((size[1] // 32, size[0] // 32)), system))
             pictures.append([fit_image(draw(scene), size)])
-    return collate(sequences, pictures)
+            dense.append(dense_targets(scene, size))
+    return collate(sequences, pictures) | stack_dense(dense)
 
 
 def any_batch(rng: Random, packer: Packer, images: int, embeds: Tower) -> Batch:
@@ -362,9 +413,10 @@ def produce(queue: mp.Queue, settings: Settings) -> None:
     os.nice(5)
     torch.set_num_threads(1)
     packer, embeds, target = Packer(str(ASSETS / "tokenizer.json")), tower(), load_target()
+    classes = code_tokens(packer)
     for number in range(settings.batches):
         rng = Random(f"{settings.seed}/draft/{number}")
-        queue.put(features(target, any_batch(rng, packer, settings.images, embeds)))
+        queue.put(features(target, any_batch(rng, packer, settings.images, embeds), classes))
     time.sleep(86400)  # the tensors in the queue live as long as this process, which the trainer ends
 
 
@@ -415,8 +467,8 @@ def measure(draft: Draft, batches: list[Tensors]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for batch in batches:
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            logits = draft(batch, DRAFTS)
-        hits = torch.stack([step.argmax(-1) == batch["truth"] for step in logits]).tolist()
+            guesses = draft(batch, DRAFTS)
+        hits = [(guess.logits.argmax(-1) == batch["truth"]).tolist() for guess in guesses]
         lengths = answer_lengths(batch["chain"])
         starts = ((batch["chain"] == 0) & batch["known"]).nonzero().tolist()
         for row, start in starts:

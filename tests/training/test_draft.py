@@ -85,7 +85,7 @@ def test_the_unrolled_steps_equal_drafting_row_by_row(training: SimpleNamespace,
     for slot, (row, place) in enumerate(zip(rows, chain, strict=True)):
         depth = min(3, place)
         expected = draft_row_by_row(draft, batch, row - depth, depth + 1)
-        torch.testing.assert_close(steps[depth][0, slot], expected[depth], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(steps[depth].logits[0, slot], expected[depth], rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
