@@ -56,9 +56,10 @@ from varied import Tower, tower
 Tensors = dict[str, Tensor]
 AUX_LAYERS = (2, 3, 4)
 """The target's layers whose inputs are the features."""
-INTERMEDIATE, DRAFTS, STEP_DECAY, LOOK = 512, 3, 0.8, 0.5
-"""Width of the MLP; tokens guessed in one step; weights in the loss of each further guess, and of attention
-to printed characters."""
+INTERMEDIATE, DRAFTS = 512, 3
+"""Width of the MLP; tokens guessed in one step."""
+STEP_DECAY, LOOK, SMALL_SCORES = 0.8, 0.3, 1e-3
+"""Weights in the loss: of each further guess, of attention to printed characters, and of large scores."""
 
 
 @dataclass
@@ -148,11 +149,11 @@ class Guess(NamedTuple):
     """The result of one step for all rows.
 
     logits: (B, R, vocabulary).
-    weights: attention weights of the first head of each key and value, (B, kv_heads, R, L + steps before).
+    scores: attention scores, (B, heads, R, L + steps before). The heads of one key are neighbours.
     """
 
     logits: Tensor
-    weights: Tensor
+    scores: Tensor
 
 
 class Draft(nn.Module):
@@ -200,9 +201,9 @@ class Draft(nn.Module):
                 later.append(attention.keys(pair, rope))
             q = attention.queries(pair, rope)
             own = [tuple(t.roll(step - 1 - at, 2) for t in pair) for at, pair in enumerate(later)]
-            attended, weights = attend_chain(q, keys, values, mask.roll(step, 1), own)
+            attended, scores = attend_chain(q, keys, values, mask.roll(step, 1), own)
             x = layer.finish(x, attended)
-            guesses.append(Guess(F.linear(self.norm(x), self.embeddings).float(), weights[:, :, 0]))
+            guesses.append(Guess(F.linear(self.norm(x), self.embeddings).float(), scores.flatten(1, 2)))
             x = x.roll(1, 1)
         return guesses
 
@@ -214,17 +215,17 @@ def attend_chain(
 
     q: (B, kv_heads, groups, R, head_dim). keys, values: (B, kv_heads, L, head_dim). mask: (B, R, L).
     own: for each later step, the key and the value that each row sees, (B, kv_heads, R, head_dim).
-    Returns (B, R, heads * head_dim), and the weights (B, kv_heads, groups, R, L + len(own)).
+    Returns (B, R, heads * head_dim), and the scores (B, kv_heads, groups, R, L + len(own)).
     """
     scores = (q.flatten(2, 3) @ keys.mT).unflatten(2, q.shape[2:4])
     scores = scores.float().masked_fill(~mask[:, None, None], float("-inf"))
     chain = [(q * k[:, :, None]).sum(-1, keepdim=True).float() for k, _ in own]
-    exact = torch.cat([scores, *chain], dim=-1).softmax(-1)
-    weights, length = exact.to(values.dtype), keys.shape[2]
+    scores = torch.cat([scores, *chain], dim=-1)
+    weights, length = scores.softmax(-1).to(values.dtype), keys.shape[2]
     result = (weights[..., :length].flatten(2, 3) @ values).unflatten(2, q.shape[2:4])
     for at, (_, v) in enumerate(own):
         result = result + weights[..., length + at, None] * v[:, :, None]
-    return result.permute(0, 3, 1, 2, 4).flatten(2), exact
+    return result.permute(0, 3, 1, 2, 4).flatten(2), scores
 
 
 def visible(segment: Tensor, rows: Tensor) -> Tensor:
@@ -335,20 +336,32 @@ def loss(draft: Draft, batch: Tensors) -> Tensor:
 
     The characters of a code are printed in few visual tokens, which a single layer finds late by itself. So a
     second loss leads the first head of each key there, as far as the generator of the images knows the place.
+    A third keeps scores small. Queries and keys have no norms, and without it scores grew to 300: then
+    a head sees one row, and learns no other.
     """
-    chain = batch["chain"]
+    chain, groups = batch["chain"], draft.midlayer.self_attn.groups
     with torch.no_grad():
         goal = F.linear(batch["states"].float(), draft.embeddings).softmax(-1)
         weight = answer_lengths(chain).float().clamp(min=1) ** -0.5
     total = torch.zeros(())
     for step, guess in enumerate(draft(batch, DRAFTS)):
         each = -(goal * guess.logits.log_softmax(-1)).sum(-1)
+        each = each + SMALL_SCORES * guess.scores.logsumexp(-1).square().mean(1)
         if "printed" in batch:
-            there = guess.weights[..., : batch["printed"].shape[-1]] * batch["printed"][:, None]
-            some = batch["printed"].any(-1)
-            each = each - LOOK * some * (there.sum(-1) + 1e-5).log().mean(1)
+            some = batch["printed"].any(-1) & (chain >= step)
+            share = log_share(guess.scores[:, ::groups].transpose(1, 2)[some], batch["printed"][some])
+            each = each.index_put(some.nonzero(as_tuple=True), -LOOK * share, accumulate=True)
         total = total + STEP_DECAY**step * (each * weight * (chain >= step)).sum()
     return total / (weight * (chain >= 0)).sum()
+
+
+def log_share(scores: Tensor, there: Tensor) -> Tensor:
+    """The logarithm of the share of attention that falls on some positions, (N,), as a mean over heads.
+
+    scores: (N, heads, L or more). there: (N, L).
+    """
+    inside = scores[..., : there.shape[1]].masked_fill(~there[:, None], float("-inf"))
+    return (inside.logsumexp(-1) - scores.logsumexp(-1)).mean(1)
 
 
 def answer_lengths(chain: Tensor) -> Tensor:
@@ -425,7 +438,7 @@ def train(draft: Draft, settings: Settings, batches: mp.Queue) -> Draft:
 
     These are also written from time to time.
     """
-    optimizer = Muon(draft, momentum=0.95, betas=(0.9, 0.98), decay=0.02, matrices=("midlayer", "fc."))
+    optimizer = Muon(draft, momentum=0.95, betas=(0.9, 0.98), decay=0.5, matrices=("midlayer", "fc."))
     parameters = list(draft.parameters())
     averaged = copy.deepcopy(draft).requires_grad_(False)
     rng, held, running = Random(settings.seed), list[Tensors](), 0.0
