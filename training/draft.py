@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -423,7 +422,6 @@ def load_target() -> Fovea:
 
 def produce(queue: mp.Queue, settings: Settings) -> None:
     """Put the features of all batches of a run into the queue."""
-    os.nice(5)
     torch.set_num_threads(1)
     packer, embeds, target = Packer(str(ASSETS / "tokenizer.json")), tower(), load_target()
     classes = code_tokens(packer)

@@ -100,6 +100,24 @@ def test_rows_predict_all_tokens_of_an_answer_but_the_first(training: SimpleName
     assert lengths.tolist() == [[3, 3, 3, 2, 2, 0]]
 
 
+def test_characters_of_codes_are_printed_in_one_token(training: SimpleNamespace, small: Any) -> None:
+    """The loss that leads the attention knows the visual token of each character of a label."""
+    rng = Random(2)
+    batch = training.draft.label_batch(rng, training.packer, SIZE, 3)
+    classes = training.draft.code_tokens(training.packer)
+    made = training.draft.features(small, batch, classes)
+    is_code = (classes[made["truth"]] > 0) & (made["chain"] >= 0)
+    shown = made["printed"].any(-1)
+    assert int(shown.sum()) > 4
+    assert not (shown & ~is_code & (made["chain"] >= 0)).any()
+    slots = set(batch["slots"].tolist())
+    length = batch["tokens"].shape[1]
+    assert {row * length + at for row, _, at in made["printed"].nonzero().tolist()} <= slots
+    assert torch.isfinite(
+        training.draft.loss(training.draft.Draft(small), made | {"features": made["features"].float()})
+    )
+
+
 def test_decoding_counts_the_steps(training: SimpleNamespace) -> None:
     right, wrong = [True] * 6, [False] * 6
     assert training.draft.decode([right, right, right], 0, 6)["steps"] == 2
