@@ -28,25 +28,31 @@ class Muon:
     """The optimizer; `step` applies the gradients of those of the model's parameters that require them."""
 
     def __init__(
-        self, model: nn.Module, *, momentum: float, betas: tuple[float, float], decay: float
+        self,
+        model: nn.Module,
+        *,
+        momentum: float,
+        betas: tuple[float, float],
+        decay: float,
+        matrices: tuple[str, ...] = (".blocks.", ".layers.", "merger"),
     ) -> None:
+        """Divide the parameters. matrices: parts of the names of the matrices that Muon is for."""
         self.momentum, self.betas, self.decay = momentum, betas, decay
         self.steps = 0
-        matrices, others = [], []
+        hidden, others = [], []
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            hidden = parameter.ndim == 2 and ".blocks." in name or ".layers." in name or "merger" in name
-            is_matrix = hidden and parameter.ndim == 2
-            (matrices if is_matrix else others).append(parameter)
+            is_hidden = parameter.ndim == 2 and any(part in name for part in matrices)
+            (hidden if is_hidden else others).append(parameter)
         self.groups: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
-        for parameter in matrices:
+        for parameter in hidden:
             self.groups[tuple(sorted(parameter.shape))].append(parameter)
-        self.matrices, self.others = matrices, others
-        self.buffers = [torch.zeros_like(p) for p in matrices]
+        self.matrices, self.others = hidden, others
+        self.buffers = [torch.zeros_like(p) for p in hidden]
         self.first = [torch.zeros_like(p) for p in others]
         self.second = [torch.zeros_like(p) for p in others]
-        self.index = {id(p): i for i, p in enumerate(matrices)}
+        self.index = {id(p): i for i, p in enumerate(hidden)}
 
     def state_dict(self) -> dict[str, object]:
         return {"steps": self.steps, "buffers": self.buffers, "first": self.first, "second": self.second}

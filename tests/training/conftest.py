@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "training"
-NAMES = ("batches", "common", "dense", "model", "packing", "several")
+NAMES = ("batches", "common", "dense", "draft", "model", "packing", "several")
 
 
 @pytest.fixture(scope="session")
