@@ -542,8 +542,10 @@ def export(draft: Draft, folder: Path) -> None:
         "draft_vocab_size": text_config["vocab_size"],
         "tie_word_embeddings": True,
         "dtype": "bfloat16",
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS), "use_aux_hidden_state": True},
-        "mrope": True,
+        "eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS),
+        "rope_scaling": {
+            key: value for key, value in text_config["rope_parameters"].items() if key != "rope_theta"
+        },
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
