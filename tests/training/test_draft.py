@@ -134,4 +134,4 @@ def test_the_export_has_the_names_of_eagle3(training: SimpleNamespace, small: An
     assert weights["midlayer.self_attn.q_proj.weight"].shape == (256, 512)
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
