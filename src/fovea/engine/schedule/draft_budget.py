@@ -58,15 +58,16 @@ class DraftBudget:
         decodes = [seq for seq in sequences if seq.decoding]
         if not decodes:
             return
-        self.token_s = self.seconds(len(decodes), self._context(decodes)) / len(decodes)
+        context = self._context(decodes)
+        self.token_s = self.seconds(len(decodes), context) / len(decodes)
         offers = sorted(
             ((chance, number) for number, seq in enumerate(decodes) for chance in seq.chances[seq.forced :]),
             reverse=True,
         )
         if not offers:
-            self.worthwhile = self._pays(len(decodes), decodes)
+            self.worthwhile = self._pays(len(decodes), context)
             return
-        taken = self._taken(decodes, [chance for chance, _ in offers])
+        taken = self._taken(decodes, [chance for chance, _ in offers], context)
         counts = [seq.forced for seq in decodes]
         for _, number in offers[:taken]:
             counts[number] += 1
@@ -74,11 +75,11 @@ class DraftBudget:
             if count < len(seq.drafts):
                 self.left_out += len(seq.drafts) - count
                 seq.keep_drafts(count)
-        self.worthwhile = taken > 0 or self._pays(len(decodes), decodes)
+        self.worthwhile = taken > 0 or self._pays(len(decodes), context)
 
-    def _taken(self, decodes: Seq[Sequence], chances: Seq[float]) -> int:
+    def _taken(self, decodes: Seq[Sequence], chances: Seq[float], context: float) -> int:
         """Return how many drafts the step computes. chances: of all of them, the highest first."""
-        rows, context = sum(1 + seq.forced for seq in decodes), self._context(decodes)
+        rows = sum(1 + seq.forced for seq in decodes)
         expected = float(rows)
         best, best_rate = 0, LEAST_GAIN * expected / self.seconds(rows, context)
         for count, chance in enumerate(chances, 1):
@@ -88,9 +89,8 @@ class DraftBudget:
                 best, best_rate = count, rate
         return best
 
-    def _pays(self, rows: int, decodes: Seq[Sequence]) -> bool:
+    def _pays(self, rows: int, context: float) -> bool:
         """Whether a draft for each sequence would be worth its row if all of them were certain."""
-        context = self._context(decodes)
         return 2 * self.seconds(rows, context) > LEAST_GAIN * self.seconds(2 * rows, context)
 
     def _context(self, decodes: Seq[Sequence]) -> float:
