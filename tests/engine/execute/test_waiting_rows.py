@@ -71,7 +71,7 @@ def test_a_sequence_with_too_many_rows_gets_no_drafts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(layer_drafter, "MOST_WAITING", 40)
     found = waiting()
     found.add(0, rows(0, 30))
-    assert not found.lost
+    states = [found.lost]
     found.add(30, rows(30, 50))
-    assert found.lost
+    assert [*states, found.lost] == [False, True]
     assert not found.parts
