@@ -20,10 +20,13 @@ from fovea import Engine
 from fovea.core.errors import EngineError
 from fovea.engine.request.detokenize import TextStream
 from fovea.engine.step import job_board
+from tests.support.draft_layers import computed, draft_always, eagle3
 from tests.support.engines import ask, assert_idle, engine
 
 MOST_CALLS = 56
 """Calls of Python functions for a further row in a step; there are 54, and there were 160."""
+MOST_DRAFT_CALLS = 78
+"""Calls for three drafts of a further answer; there are 75."""
 FEW, MANY = 2, 6
 Calls = Counter[tuple[str, str]]
 
@@ -135,3 +138,43 @@ def test_an_answer_that_cannot_be_read_fails_alone(
         assert "ZeroDivisionError" in caplog.text
         assert asyncio.run(texts(machine, 1, 8)) == [truth]
         assert_idle(machine)
+
+
+def test_a_further_draft_costs_few_calls(qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of a draft layer computes one row for each answer, whatever their number."""
+    files = eagle3(qwen, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+    settings = {"speculate": "layer", "draft_layer": str(files.write(tmp_path)), "speculative_tokens": 3}
+    calls: dict[int, Calls] = {}
+    for rows in (FEW, MANY):
+        with engine(qwen, **settings) as machine, monkeypatch.context() as patch:
+            draft_always(machine, patch)
+            drafter = computed(machine)
+            draft, seen = drafter.draft, Counter[tuple[str, str]]()
+
+            def note(frame: FrameType, event: str, _: object, seen: Calls = seen) -> None:
+                if event == "call":
+                    seen[Path(frame.f_code.co_filename).name, frame.f_code.co_name] += 1
+
+            def watched_draft(
+                asked: Any,
+                most: int,
+                rows: int = rows,
+                draft: Any = draft,
+                seen: Calls = seen,
+                note: Any = note,
+            ) -> Any:
+                seen.clear()
+                sys.setprofile(note)
+                try:
+                    found = draft(asked, most)
+                finally:
+                    sys.setprofile(None)
+                if [len(each.tokens) for each in found.values()] == [3] * rows:
+                    calls[rows] = min(calls.get(rows, seen), seen, key=Counter.total).copy()
+                return found
+
+            patch.setattr(drafter, "draft", watched_draft)
+            asyncio.run(texts(machine, rows, 16))
+            assert_idle(machine)
+    more = calls[MANY] - calls[FEW]
+    assert more.total() <= MOST_DRAFT_CALLS * (MANY - FEW), more.most_common(20)

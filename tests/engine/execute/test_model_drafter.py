@@ -142,7 +142,7 @@ def test_a_model_is_right_about_itself_under_any_schedule(
     """rows: of prompts that the draft model computes in a step. verified: drafts that a step verifies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_drafter, "MOST_ROWS", rows)
-        options = {"max_step_tokens": step, "block_size": size, "speculative_tokens": most}
+        options: dict[str, Any] = {"max_step_tokens": step, "block_size": size, "speculative_tokens": most}
         with drafting(qwen, kv_blocks=1024, **options) as machine:
             log = draft_always(machine, patch)
             verify(machine, verified)
@@ -194,7 +194,13 @@ def test_a_strange_model_is_mostly_wrong_and_changes_nothing(
 
 
 def test_sampled_answers_do_not_change(qwen: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"temperature": 1.1, "seed": 5, "max_tokens": TOKENS, "ignore_eos": True, "n": 2}
+    options: dict[str, Any] = {
+        "temperature": 1.1,
+        "seed": 5,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "n": 2,
+    }
     with engine(qwen) as machine:
         alone = machine.generate(PROMPTS["large"], **options).token_ids
     for draft in (qwen, stranger):
@@ -238,7 +244,7 @@ def test_a_client_that_leaves_frees_the_blocks(qwen: Path, monkeypatch: pytest.M
             count += 1
             if count == 4:
                 break
-        await stream.aclose()
+        await stream.aclose()  # type: ignore[attr-defined]
 
     async def all_leave(machine: Engine) -> None:
         await asyncio.gather(*(leave(machine, name) for name in PROMPTS))
@@ -264,7 +270,7 @@ def naive(draft: Path, prompt: Ids, images: int, form: int, answer: Ids, count: 
         source, loaded.processor.plan(source.width, source.height, PixelBudget())
     )
     rows = loaded.model.encode(pixels).embeds
-    means = torch.stack([part.mean(0) for part in rows.split(form)]) if form else rows[:0]
+    means = torch.stack([part.mean(0) for part in torch.split(rows, form)]) if form else rows[:0]
     image_token = target.reference.image_token
     columns: list[int] = []
     embeds: list[torch.Tensor] = []

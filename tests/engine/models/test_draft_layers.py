@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from fovea import Engine
+from fovea import AnswerFormat, Engine
 from fovea.core.media import Image
 from fovea.core.types import ChatPrompt
+from fovea.engine.grammar import guide
+from fovea.engine.grammar.guide import Guide
 from fovea.engine.job import SequenceInputs
 from fovea.engine.layers.mixers import mrope_axes
 from fovea.engine.load import resolve
@@ -169,6 +172,17 @@ def test_drafts_are_those_of_the_definition(
     case.definition.check(drafts)
 
 
+def test_drafts_after_a_prefix_that_was_in_host_memory(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = {"block_size": 4, "kv_blocks": 16, "kv_host_mib": 1, "embed_cache_mib": 0}
+    with case.engine(**tight) as machine:
+        log = draft_always(machine, monkeypatch)
+        for name in ("picture", "text", "two", "picture", "two"):
+            assert together(machine, [name], apart=True) == {name: case.answers[name]}
+        assert machine.stats()["kv_host_loads"] > 0
+        assert_idle(machine)
+    case.definition.check(log.take())
+
+
 def test_drafts_after_accepted_and_refused_ones(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     with case.engine(max_step_tokens=16) as machine:
         log = draft_always(machine, monkeypatch)
@@ -235,10 +249,18 @@ def test_drafts_on_the_kernels_for_cpus(
         folder = add_mtp(write(architecture, tmp_path, dtype=torch.bfloat16))
         target = Target(folder)
         plain = PlainMTP(target)
-    definition, found, texts = Definition(target, plain), [], []
-    native = {"dtype": "bfloat16", "kernels": "native", "device": "cpu", "threads": 1, "kv_blocks": 256}
-    for speculation in ({"speculate": "off"}, {"speculate": "layer", "speculative_tokens": 3, **options}):
-        with Engine.from_pretrained(str(folder), **native, **speculation) as machine:
+    definition, found = Definition(target, plain), []
+    texts: list[Ids] = []
+    native: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "kernels": "native",
+        "device": "cpu",
+        "threads": 1,
+        "kv_blocks": 256,
+    }
+    drafting = {"speculate": "layer", "speculative_tokens": 3, **options}
+    for speculation in ({"speculate": "off"}, drafting):
+        with Engine.from_pretrained(str(folder), **{**native, **speculation}) as machine:
             log = None
             if speculation["speculate"] != "off":
                 log = draft_always(machine, monkeypatch)
@@ -258,3 +280,27 @@ def test_drafts_on_the_kernels_for_cpus(
     for text, name in zip(texts, ("picture", "text"), strict=True):
         definition.add(text, QUESTIONS[name][1])
     definition.check(log.take(), tolerance=0.02)
+
+
+def test_drafts_after_tokens_that_a_guide_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their row was computed steps before they were known."""
+    files = eagle3("fovea-tiny", vocabulary=200)
+    target, look = Target(resolve("fovea-tiny")), Guide.look
+    axes = mrope_axes((12, 10, 10), interleaved=True)
+    definition = Definition(target, PlainEagle3(target, files, (1, 3, 4), axes))
+
+    def slow(guide: Guide, *args: Any) -> Any:
+        time.sleep(0.01)
+        return look(guide, *args)
+
+    monkeypatch.setattr(guide, "GRACE_S", 0.0)
+    monkeypatch.setattr(Guide, "look", slow)
+    layer = str(files.write(tmp_path))
+    with engine(resolve("fovea-tiny"), speculate="layer", speculative_tokens=3, draft_layer=layer) as machine:
+        log = draft_always(machine, monkeypatch)
+        form = AnswerFormat.regex("[a-z]{40}")
+        answer = machine.generate(prompt("picture"), temperature=0, max_tokens=TOKENS, format=form)
+        ids = machine.parts.preparer.builder.build(prompt("picture")).ids
+        assert_idle(machine)
+    definition.add((*ids, *answer.token_ids[0]), QUESTIONS["picture"][1])
+    definition.check(log.take())

@@ -67,7 +67,7 @@ class DraftBudget:
             reverse=True,
         )
         if not offers:
-            self.worthwhile = self._pays(len(decodes), decodes)
+            self.worthwhile = self._pays(len(decodes))
             return
         taken = self._taken(decodes, [chance for chance, _ in offers])
         counts = [seq.forced for seq in decodes]
@@ -77,11 +77,11 @@ class DraftBudget:
             if count < len(seq.drafts):
                 self.left_out += len(seq.drafts) - count
                 seq.keep_drafts(count)
-        self.worthwhile = taken > 0 or self._pays(len(decodes), decodes)
+        self.worthwhile = taken > 0 or self._pays(len(decodes))
 
     def _taken(self, decodes: Seq[Sequence], chances: Seq[float]) -> int:
         """Return how many drafts the step computes. chances: of all of them, the highest first."""
-        rows, context = sum(1 + seq.forced for seq in decodes), self._context(decodes)
+        rows, context = sum(1 + seq.forced for seq in decodes), self.context
         expected = float(rows)
         best, best_rate = 0, LEAST_GAIN * expected / self.seconds(rows, context)
         for count, chance in enumerate(chances, 1):
@@ -91,10 +91,9 @@ class DraftBudget:
                 best, best_rate = count, rate
         return best
 
-    def _pays(self, rows: int, decodes: Seq[Sequence]) -> bool:
+    def _pays(self, rows: int) -> bool:
         """Whether a draft for each sequence would be worth its row if all of them were certain."""
-        context = self._context(decodes)
-        return 2 * self.seconds(rows, context) > LEAST_GAIN * self.seconds(2 * rows, context)
+        return 2 * self.seconds(rows, self.context) > LEAST_GAIN * self.seconds(2 * rows, self.context)
 
     def pays_to_compute(
         self, answers: int, known: tuple[float, float], further: tuple[float, float], seconds: float
